@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import yaml
 
+from fl_lightning.catalogue import nearest_first
 from fl_lightning.cli import stop_ranks
 from fl_lightning.cli.commands import load, trained
 from fl_lightning.cli.settings import CommandLine, Layer, layers_of, read_config, read_line, values_of
@@ -87,7 +88,7 @@ class Run(RunResult):
             check("client", client, whole, "it must be a client's number, from 0, or its name")
             return int(client)
         names = {name: number for number, name in self.client_names.items()}
-        allowed = f"no such client; names: {', '.join(names) or 'clients have none here'}"
+        allowed = f"no such client; names: {nearest_first(client, names) or 'clients have none here'}"
         check("client", client, client in names, allowed)
         return names[client]
 
