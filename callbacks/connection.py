@@ -92,7 +92,7 @@ def answers(host: str, port: int) -> bool:
 
 
 def let_go(exit_code: int = 1) -> None:
-    """Part with a helper of W&B's that is gone, or W&B prints a traceback when the process ends; with its settings, too."""
+    """Part with W&B's helper, or where it is gone W&B prints a traceback at the end; and with W&B's settings."""
     import wandb
 
     with contextlib.suppress(Exception):

@@ -70,7 +70,7 @@ def launch_of(environment: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def check_torchrun_answers(environment: Mapping[str, str] = os.environ) -> None:
-    """Raise `BadInput` where torchrun's processes would wait for each other for ever: it is gone, its variables stayed."""
+    """Raise `BadInput` where torchrun is gone and its variables stayed: processes would wait for each other."""
     if environment.get(AGENT) != "True":
         return
     address, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
