@@ -354,6 +354,7 @@ def _guarded(
     global _note
     _note = note
     if note is not None:
+        log.outlive_readers()
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # unwind, as for Ctrl-C: close what is open
         # It ends with the process that started it. Torch asks for SIGINT, which a script's background jobs ignore.
         _prctl_pr_set_pdeathsig(signal.SIGTERM)

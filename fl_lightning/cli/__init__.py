@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from fl_lightning import __version__, signals
 from fl_lightning.errors import BadInput, RunFailed, redact
 from fl_lightning.extras import needs
+from fl_lightning.log import outlive_readers
 
 HELP = """usage: fl-train COMMAND [--key value ...]
 
@@ -72,9 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def guarded(work: Callable[[], None]) -> int:
     """Do `work`; the exit code of `main`, with one line on what is wrong."""
+    outlive_readers()
     try:
         with signals.unwinding():
             work()
+            sys.stdout.flush()
     except (BadInput, RunFailed) as error:
         print("fl-train: error:", redact(" ".join(str(error).split())), file=sys.stderr)
         return error.exit_code

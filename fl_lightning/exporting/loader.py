@@ -29,10 +29,9 @@ def main() -> None:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file)
-            rows = list(table)
+            header, rows = table.fieldnames or [], list(table)
     except (OSError, UnicodeError, csv.Error) as error:
         parser.error(f"{path} cannot be read: {error}")
-    header = table.fieldnames or []
     absent = [name for name in names if name not in header]
     if absent:
         parser.error(f"{path} lacks the columns {', '.join(absent)}; it has {', '.join(header) or 'none'}")
@@ -66,7 +65,8 @@ if __name__ == "__main__":
 """
 _FOUND = """
 if __name__ == "__main__" and not (HERE / {name!r}).is_file():
-    sys.exit(f"{{HERE / {name!r}}} is not there: this file loads it")
+    print(f"{{HERE / {name!r}}} is not there: this file loads it", file=sys.stderr)
+    sys.exit(2)
 """
 _GRAPHS = {
     "torch_export": "model = torch.export.load(HERE / {name!r}).module()\n",
