@@ -105,10 +105,12 @@ class Checkpoint(Observer):
     def may_be_none(self, rows: Sequence[Mapping[str, float]]) -> bool:
         """Whether a run that was broken off with these `rows` of metrics.csv may have no checkpoint yet.
 
-        Of the last row's round nothing is known; of those before, all that were due would have been saved.
+        Of the last row's round nothing is known; of those before, all that were due would have been saved. A run that
+        is resumed with fewer `seconds` may have begun with the default.
         """
         due = len(rows) - 1 - (len(rows) - 1) % self.every
-        return due <= 0 or sum(row["seconds"] for row in rows[:due]) < self.seconds
+        longest = max(self.seconds, Checkpoint.seconds)
+        return due <= 0 or sum(row["seconds"] for row in rows[:due]) < longest
 
     def _due(self, run: RunContext, round: int, score: float | None) -> bool:
         """Whether a round is saved: the same on every rank, by rank 0's clock and what it has kept."""

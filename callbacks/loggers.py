@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     import wandb
     from torch.utils.tensorboard import SummaryWriter
 
+PROJECT = "fl_lightning"
 MOST_OVERVIEWS, MOST_FURTHER = 700, 120
 """Pictures that W&B gets, each a file: of the relation in every round, of longer runs in so many rounds; of others
 about so many in all. With all else a run stays below the 1,000 files that W&B's documentation advises."""
@@ -92,7 +95,7 @@ class WandB(Observer):
 
     def __init__(
         self,
-        project: str = "fl_lightning",
+        project: str = PROJECT,
         entity: str | None = None,
         mode: Literal["auto", "online", "offline", "disabled"] = "auto",
         group: str | None = None,
@@ -104,9 +107,10 @@ class WandB(Observer):
     ) -> None:
         """`mode` auto: online where an API key is known and the server answers, else offline; WANDB_MODE is heeded.
 
-        `group` None: the method and a name of its setting, equal for runs that differ by their seed alone. `job_type`
-        None: the seed. `checkpoint`: upload the last one. `local`: run folder of a finished run of `local` on the same
-        split, for `gain/over_local` and `gain/share_harmed`.
+        `project` fl_lightning: WANDB_PROJECT, where it is set. `group` None: WANDB_RUN_GROUP, else the method and a
+        name of its setting, equal for runs that differ by their seed alone. `job_type` None: WANDB_JOB_TYPE, else the
+        seed. `checkpoint`: upload the last one. `local`: run folder of a finished run of `local` on the same split, for
+        `gain/over_local` and `gain/share_harmed`. Variables that name one run (`connection.OF_ONE_RUN`) are not heeded.
         """
         modes = ("auto", "online", "offline", "disabled")
         check("loggers.wandb.mode", mode, mode in modes, f"it must be one of {', '.join(modes)}")
@@ -114,6 +118,7 @@ class WandB(Observer):
         self.project, self.entity, self.mode, self.group, self.tags = project, entity, mode, group, tags
         self.job_type, self.notes, self.checkpoint, self.local = job_type, notes, checkpoint, local
         self._run: wandb.Run | None = None
+        self._agents_id: str | None = None
         self._gain: exhibits.Gain | None = None
         self._defined: set[str] = set()
         self._sent = 0  # the last round that W&B has
@@ -127,6 +132,12 @@ class WandB(Observer):
             self._gain = exhibits.Gain(self.local, run)
         if not run.is_main or self.mode == "disabled":
             return
+        self._agents_id = connection.id_of_agent()
+        other = connection.forget_other_runs(keep=connection.SWEEP if self._agents_id else ())
+        if other:
+            self._say(
+                f"{', '.join(other)} would name another run, and is not heeded: each run has its own id and folder"
+            )
         offline: tuple[connection.Mode, str] = ("offline", "")
         mode, reason = offline if self.mode == "offline" else connection.possible_mode()
         check("loggers.wandb.mode", self.mode, self.mode in ("auto", mode), f"{reason}; use auto or offline")
@@ -183,6 +194,8 @@ class WandB(Observer):
             self._say(f"not all is uploaded ({type(error).__name__}); upload it with: {self._sync()}")
             connection.let_go()
         self._run = None
+        if self._agents_id is not None:
+            connection.let_go(0 if self._ended else 1)  # W&B would give the agent's id to this process's next run, too
 
     def _open(self, run: RunContext, mode: connection.Mode) -> wandb.Run:
         import wandb
@@ -190,16 +203,17 @@ class WandB(Observer):
         id_file = run.folder / "wandb_id.txt"
         known = id_file.read_text(encoding="utf-8").strip() if run.resumed_from and id_file.exists() else None
         config = run.config
+        user = os.environ
         opened = wandb.init(
-            project=self.project,
+            project=user.get("WANDB_PROJECT") or PROJECT if self.project == PROJECT else self.project,
             entity=self.entity,
-            group=self.group or exhibits.group_of(config),
-            job_type=self.job_type or f"seed {config.seed}",
+            group=self.group or user.get("WANDB_RUN_GROUP") or exhibits.group_of(config),
+            job_type=self.job_type or user.get("WANDB_JOB_TYPE") or f"seed {config.seed}",
             tags=self.tags,
             notes=self.notes,
             name=title_of(config, run.folder.name),
             dir=run.folder,
-            id=known,
+            id=known or self._agents_id or secrets.token_hex(4),
             resume="allow" if known and mode == "online" else None,
             mode=mode,
             config=without_secrets(config.by_key()),
@@ -207,6 +221,7 @@ class WandB(Observer):
                 silent=True, console="off", init_timeout=30, finish_timeout=60, finish_timeout_raises=True
             ),
         )
+        connection.forget_other_runs()  # the agent's id is this run's: a second one in this process has its own
         with atomic_write(id_file) as aside:
             aside.write_text(f"{opened.id}\n", encoding="utf-8")
         opened.define_metric("round")

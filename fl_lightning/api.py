@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import yaml
 
+from fl_lightning.catalogue import nearest_first
 from fl_lightning.cli import stop_ranks
 from fl_lightning.cli.commands import load, trained
 from fl_lightning.cli.settings import CommandLine, Layer, layers_of, read_config, read_line, values_of
@@ -90,7 +91,7 @@ class Run(RunResult):
         from fl_lightning.data.named import composed
 
         names, client = {name: number for number, name in self.client_names.items()}, composed(client)
-        allowed = f"no such client; names: {', '.join(names) or 'clients have none here'}"
+        allowed = f"no such client; names: {nearest_first(client, names) or 'clients have none here'}"
         check("client", client, client in names, allowed)
         return names[client]
 

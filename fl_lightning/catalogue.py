@@ -71,6 +71,17 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
+def nearest_first(word: str, names: Iterable[str], most: int = 20) -> str:
+    """Names in words, those that are most like `word` first; 20: more fill the screen."""
+
+    def likeness(name: str) -> float:
+        return difflib.SequenceMatcher(None, word.casefold(), name.casefold()).ratio()
+
+    ordered = sorted(names, key=likeness, reverse=True)
+    more = f", and {len(ordered) - most} more" if len(ordered) > most else ""
+    return ", ".join(ordered[:most]) + more
+
+
 def shipped(kind: str, name: str) -> Path | None:
     """The file of the config or study that ships with the package as `name`, with or without `.yaml`."""
     file = _shipped_in(kind) / f"{name.removesuffix('.yaml')}.yaml"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import stat
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from fl_lightning.errors import BadInput, redact
 
@@ -33,6 +35,46 @@ def in_time(seconds: float) -> str:
     """Seconds in words, in the greatest unit of which there are two: `90 s`, `2.5 h`."""
     units = (("d", 86400), ("h", 3600), ("min", 60))
     return next((f"{seconds / size:.1f} {unit}" for unit, size in units if seconds >= 2 * size), f"{seconds:.0f} s")
+
+
+class _Outliving:
+    """A stream whose reader may go: what is written then goes nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write `text`."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._let_go()
+            return len(text)
+
+    def flush(self) -> None:
+        """Hand on what has been written."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+
+def outlive_readers() -> None:
+    """Have prints go nowhere once nobody reads them (`| head`): an error would end a run in the middle."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a stand-in for a stream has no file
+            is_new = not isinstance(stream, _Outliving)
+            if is_new and stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+                setattr(sys, name, _Outliving(stream))
 
 
 class Log:

@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 import warnings
@@ -21,16 +22,87 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators.accelerator import Accelerator
 from lightning.fabric.plugins import MixedPrecision
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
 from torch.nn import Module
 
-from fl_lightning import device, port
+from fl_lightning import device, launcher, port
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed, redact
 from fl_lightning.shared_memory import SharedMemory, joined
 
 T = TypeVar("T")
+
+
+class OwnProcesses(LightningEnvironment):
+    """This machine's processes, all started from here: what another job has left in the environment is not heeded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+        """Of this process among those of the run."""
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def main_address(self) -> str:
+        """This machine: the processes of several need a launcher."""
+        return "127.0.0.1"
+
+    @property
+    def main_port(self) -> int:
+        """A port that was free when it was first asked for."""
+        if self._main_port == -1:
+            with socket.socket() as free:
+                free.bind((self.main_address, 0))
+                self._main_port = free.getsockname()[1]
+        return self._main_port
+
+    def local_rank(self) -> int:
+        """As `global_rank`."""
+        return self.number
+
+    def node_rank(self) -> int:
+        """0."""
+        return 0
+
+    def teardown(self) -> None:
+        """Nothing is to be undone."""
+
+
+class TasksOfSrun(SLURMEnvironment):
+    """The tasks of a step of `srun`, however many were asked for, and under whatever name the job runs."""
+
+    @staticmethod
+    def _validate_srun_used() -> None:
+        """Nothing: `launch_of` has seen that srun was used."""
+
+    @staticmethod
+    def _validate_srun_variables() -> None:
+        """Nothing: `--ntasks` without `--ntasks-per-node` places the tasks as well."""
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Nothing: `fl_lightning.run.launch` compares the processes that are there with those that are wanted."""
+
+    def world_size(self) -> int:
+        """Tasks of this step; the job may have more."""
+        return int(os.environ["SLURM_STEP_NUM_TASKS"])
+
+
+def environment_of(launch: launcher.Launch | None) -> ClusterEnvironment:
+    """How processes find each other that `launch` has started (None: this package)."""
+    if launch is None:
+        return OwnProcesses()
+    return TorchElasticEnvironment() if launch.by == "torchrun" else TasksOfSrun(auto_requeue=False)
 
 
 class _Launcher(_MultiProcessingLauncher):
@@ -40,6 +112,14 @@ class _Launcher(_MultiProcessingLauncher):
     def is_interactive_compatible(self) -> bool:
         """True."""
         return True
+
+    def _wrapping_function(self, process_idx: int, *args: Any) -> None:
+        for name in launcher.OF_TORCH:
+            os.environ.pop(name, None)
+        environment = self._strategy.cluster_environment
+        assert isinstance(environment, OwnProcesses)
+        environment.number = process_idx
+        super()._wrapping_function(process_idx, *args)
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -123,7 +203,7 @@ class _Fabric(Fabric):
 
 
 def fabric_of(
-    kind: str, precision: Any, devices: int = 1, num_nodes: int = 1, start_method: Literal["popen", "spawn"] = "spawn"
+    kind: str, precision: Any, devices: int = 1, num_nodes: int = 1, launch: launcher.Launch | None = None
 ) -> Fabric:
     """Fabric with the client-parallel strategy.
 
@@ -132,13 +212,13 @@ def fabric_of(
         precision: `fabric.precision`.
         devices: processes on each node.
         num_nodes: machines.
-        start_method: popen: the processes are there already.
+        launch: what has started the processes; None: Fabric starts them.
 
     Raises:
         BadInput: the device cannot do this precision.
     """
-    if start_method == "spawn" and devices > 1:
-        port.leave_if_taken()
+    for name in launcher.OF_LIGHTNING:  # Fabric would take them instead of what it is given here
+        os.environ.pop(name, None)
     ours = kind == device.here() and kind != "cuda"
     plugins: list[Any] = []
     if ours and precision.endswith("-mixed"):  # Lightning takes every device that it does not know for CUDA
@@ -147,12 +227,13 @@ def fabric_of(
         except (RuntimeError, ValueError, NotImplementedError) as error:
             allowed = f"{kind} cannot scale losses ({error}): bf16-mixed, 32-true".replace("\n", " ")
             raise BadInput("fabric.precision", precision, allowed) from error
+    start_method: Literal["popen", "spawn"] = "spawn" if launch is None else "popen"
     return _Fabric(
         accelerator=TorchAccelerator() if ours else kind,
         devices=devices,
         num_nodes=num_nodes,
         precision=None if plugins else precision,
-        plugins=plugins or None,
+        plugins=[*plugins, environment_of(launch)],
         strategy=ClientParallelStrategy(start_method=start_method),
     )
 
@@ -164,12 +245,6 @@ def one_process(precision: Any, accelerator: str = "cpu") -> Fabric:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*srun.* command is available.*")
         return fabric_of(accelerator, precision)
-
-
-def launched_from_outside() -> bool:
-    """Whether SLURM or torchrun has started the processes already."""
-    interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")  # as Lightning sees it
-    return "TORCHELASTIC_RUN_ID" in os.environ or ("SLURM_NTASKS" in os.environ and not interactive)
 
 
 class Group:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import multiprocessing
 import os
 import pickle
 import signal
@@ -22,7 +23,7 @@ from lightning.fabric import Fabric
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from fl_lightning import device, log, provenance
+from fl_lightning import device, launcher, log, provenance
 from fl_lightning.callbacks.base import Callback, in_order
 from fl_lightning.callbacks.blurrelation import BlurRelation
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
@@ -47,7 +48,7 @@ from fl_lightning.heap import keep_freed
 from fl_lightning.methods.base import Method
 from fl_lightning.models import arguments_of, build
 from fl_lightning.models.base import inputs
-from fl_lightning.parallel import fabric_of, launched_from_outside
+from fl_lightning.parallel import fabric_of
 from fl_lightning.results.folder import RunFolder, best
 from fl_lightning.rng import key
 
@@ -129,10 +130,12 @@ def _logged(
         restore(fed.run, folder / "checkpoints")
     elif resume and (rows := writer.folder.read("metrics")):
         ended = (folder / "summary.json").is_file()  # such a run had a checkpoint, whose files are gone
-        if ended or not any(isinstance(c, Checkpoint) and c.may_be_none(rows) for c in callbacks.values()):
+        kept = [callback for callback in callbacks.values() if isinstance(callback, Checkpoint)]
+        if ended or not all(checkpoint.may_be_none(rows) for checkpoint in kept):
             raise BadInput("resume", True, "the run has no checkpoint, and would begin again over its own tables")
-        if fed.run.is_main and len(rows) > 1:
-            print("resume: the run was broken off before its first checkpoint; it begins again", file=sys.stderr)
+        if fed.run.is_main:
+            when = "was stopped before its first checkpoint" if kept else "keeps no checkpoints"
+            print(f"resume: the run {when}; it begins again, with the same numbers", file=sys.stderr)
     writer.folder.check_whole(fed.run.resumed_from)
     with fed.run.processes.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
         summary = fed.fit()
@@ -291,7 +294,7 @@ def instantiate(key_: str, component: Component) -> Any:
 
 def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
     """Run `task(fabric, config, *args)` on every process that the configuration asks for; rank 0's answer."""
-    outside = launched_from_outside()
+    outside = launcher.launch_of()
     clients = config.clients
     kind = device.resolved(config.fabric.accelerator)
     there = device.count() if kind == device.here() else None
@@ -304,9 +307,12 @@ def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> d
         raise BadInput("fabric.devices", devices, f"this machine has {there} {kind.upper()} devices")
     ranks = int(devices) * config.fabric.num_nodes
     check("fabric.devices", devices, ranks <= clients, f"at most one process for each of the {clients} clients")
-    started = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1) if outside else ranks
-    allowed = f"{started} processes were started from outside: devices times num_nodes must be as many"
-    check("fabric.devices", devices, started == ranks, allowed)
+    if outside is not None:
+        _check_outside(outside, devices, ranks)
+    elif left_over := launcher.left_over():
+        why = "since neither srun nor torchrun has started this process"
+        several = "several processes: --fabric.devices on this machine, or srun"
+        log.say(f"environment: {', '.join(left_over)} is not heeded, {why} ({several})")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if (config.fabric.threads or 1) > 4 * cores:
         raise BadInput("fabric.threads", config.fabric.threads, f"this process may use {cores} cores")
@@ -318,8 +324,7 @@ def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> d
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # a rank's error is said once, in one line
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*srun.* command is available.*")  # a login node is a fine place to run
-        method: Literal["popen", "spawn"] = "popen" if outside else "spawn"
-        fabric = fabric_of(kind, config.fabric.precision, int(devices), config.fabric.num_nodes, method)
+        fabric = fabric_of(kind, config.fabric.precision, int(devices), config.fabric.num_nodes, outside)
     work = cast(Callable[..., Any], _guarded)
     with tempfile.TemporaryDirectory() as notes:
         note = None if outside or ranks == 1 else Path(notes) / "failure"
@@ -332,6 +337,16 @@ def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> d
             died = MachineFailed(f"rank {error.error_index} died ({how}); the run can be continued with --resume")
             raise _failure_in(note) or died from None
     return result
+
+
+def _check_outside(launch: launcher.Launch, devices: int | str, ranks: int) -> None:
+    """Raise `BadInput` unless the `ranks` that the configuration asks for are those that `launch` has started."""
+    variable = "TORCHELASTIC_RUN_ID" if launch.by == "torchrun" else "SLURM_STEP_ID"
+    several = f"{launch.by} has started {launch.size} processes: devices times num_nodes must be as many"
+    alone = f"if it has started none, unset {variable}"
+    check("fabric.devices", devices, launch.size == ranks, f"{several} ({alone})")
+    if launch.by == "torchrun":
+        launcher.check_torchrun_answers()
 
 
 _note: Path | None = None  # where a rank that this package has started leaves its last words, for the parent process
@@ -350,9 +365,13 @@ def _guarded(
     _note = note
     log.print_anything()
     if note is not None:
+        log.outlive_readers()
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # unwind, as for Ctrl-C: close what is open
         # It ends with the process that started it. Torch asks for SIGINT, which a script's background jobs ignore.
         _prctl_pr_set_pdeathsig(signal.SIGTERM)
+        parent = multiprocessing.parent_process()
+        if parent is not None and not parent.is_alive():  # killed while this one was starting
+            _end(128 + signal.SIGTERM)
     keep_freed()
     device.deterministic(config.fabric.deterministic)
     before = torch.get_num_threads()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -25,6 +26,54 @@ def answered(answer: Callable[[int, FrameType | None], Any], *numbers: int) -> I
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+_came: list[int] = []
+"""Signals that `unwind` has been called with since `unwinding` was entered."""
+
+
+def unwind(number: int, frame: FrameType | None) -> None:
+    """Unwind the stack, so that what must be closed is closed: for Ctrl-C and SIGTERM."""
+    _came.append(number)
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+
+
+@contextlib.contextmanager
+def unwinding() -> Iterator[None]:
+    """Unwind the stack on Ctrl-C, unless this process ignores it (a background job of a shell), and on SIGTERM."""
+    _came.clear()
+    hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with answered(unwind, *([signal.SIGINT] if hears else []), signal.SIGTERM):
+        yield
+
+
+def came() -> int | None:
+    """The first signal that has come within `unwinding`; None: none."""
+    return _came[0] if _came else None
+
+
+def raise_swallowed() -> None:
+    """Raise once more what a signal has raised and a library has caught, as many do around an optional import."""
+    if _came and signal.getsignal(signal.SIGTERM) is unwind:
+        raise KeyboardInterrupt if _came[0] == signal.SIGINT else Terminated
+
+
+@contextlib.contextmanager
+def leaving(line: Callable[[], str]) -> Iterator[None]:
+    """Say `line` and end the process at once where a signal comes that would unwind the stack: no library can catch
+    that. For blocks that have nothing to close."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        os.write(2, f"{line()}\n".encode())
+        os._exit(128 + number)
+
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is unwind]
+    with answered(leave, *numbers):
+        yield
 
 
 @contextlib.contextmanager

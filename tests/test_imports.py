@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "fl_lightning"
 ORDER = (
     (PACKAGE, "errors", "heap", "metric", "names", "record", "rng", "shared_memory", "signals"),
-    ("log", "ranges"),
+    ("launcher", "log", "ranges"),
     ("components", "datakeys", "extras", "optimizerkeys", "search"),
     ("configuration",),
     ("catalogue", "config", "device", "files", "port"),

@@ -15,6 +15,7 @@ import pytest
 from fl_lightning import port
 from fl_lightning.cli import guarded
 from fl_lightning.errors import BadInput
+from fl_lightning.parallel import environment_of
 from fl_lightning.study.workers import run_all
 
 
@@ -56,29 +57,18 @@ def test_the_command_line_itself_prints_any_name(tmp_path: Path) -> None:
 @pytest.fixture
 def taken() -> Iterator[int]:
     """A port that something listens at."""
-    with socket.socket() as held:
-        held.bind(("", 0))
-        held.listen(1)
-        yield held.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen(1)
+        yield listener.getsockname()[1]
 
 
-def test_a_port_that_is_in_use_is_left(
-    taken: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_own_processes_meet_at_a_free_port_whatever_is_left_in_the_environment(
+    taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for value in (str(taken), "no port", "99999"):
-        monkeypatch.setenv(port.NAME, value)
-        port.leave_if_taken()
-        assert port.NAME not in os.environ
-        assert capsys.readouterr().err == f"MASTER_PORT={value}: no port that is free; this run takes another one\n"
-
-
-def test_a_port_that_is_free_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        free = str(probe.getsockname()[1])
-    monkeypatch.setenv(port.NAME, free)
-    port.leave_if_taken()
-    assert os.environ[port.NAME] == free and not capsys.readouterr().err
+    monkeypatch.setenv(port.NAME, str(taken))
+    environment = environment_of(None)
+    assert environment.main_port == environment.main_port != taken
 
 
 def test_processes_that_cannot_meet_are_one_line(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:

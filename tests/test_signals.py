@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
+from fl_lightning import signals
 from fl_lightning.signals import answered, undisturbed
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
@@ -47,3 +51,38 @@ def test_beside_the_main_thread_nothing_changes() -> None:
     thread.start()
     thread.join()
     assert seen == [signal.getsignal(signal.SIGINT)]
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, signals.Terminated)]
+)
+def test_what_a_library_swallows_is_raised_again(number: int, error: type[BaseException]) -> None:
+    """As torch and its like do around optional imports."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with signals.unwinding():
+            signals.raise_swallowed()  # nothing has come
+            with contextlib.suppress(BaseException):
+                signal.raise_signal(number)
+            with pytest.raises(error):
+                signals.raise_swallowed()
+        assert signals.came() == number
+        signals.raise_swallowed()  # outside, it is others' business
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("number", BOTH)
+def test_a_process_that_imports_is_left_at_once_with_its_line(number: int) -> None:
+    script = f"""
+import signal
+from fl_lightning import signals
+
+with signals.unwinding(), signals.leaving(lambda: "stopped: nothing is lost"):
+    try:
+        signal.raise_signal({number})
+    except BaseException:
+        pass
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (128 + number, "stopped: nothing is lost\n", "")

@@ -12,13 +12,11 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.process import BaseProcess
-from types import FrameType
 
-from fl_lightning import __version__
+from fl_lightning import __version__, signals
 from fl_lightning.errors import BadInput, RunFailed, redact
 from fl_lightning.extras import needs
-from fl_lightning.log import print_anything
-from fl_lightning.signals import answered
+from fl_lightning.log import outlive_readers, print_anything
 
 HELP = """usage: fl-train COMMAND [--key value ...]
 
@@ -75,9 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def guarded(work: Callable[[], None]) -> int:
     """Do `work`; the exit code of `main`, with one line on what is wrong."""
     print_anything()
+    outlive_readers()
     try:
-        with answered(_terminated, signal.SIGTERM):
+        with signals.unwinding():
             work()
+            sys.stdout.flush()
     except (BadInput, RunFailed) as error:
         print("fl-train: error:", redact(" ".join(str(error).split())), file=sys.stderr)
         return error.exit_code
@@ -90,15 +90,21 @@ def guarded(work: Callable[[], None]) -> int:
     except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        stop_ranks(notified=True)  # a terminal sends Ctrl-C to all of them
-        return 130
-    except _Terminated:
-        stop_ranks(notified=False)
-        return 143
+        return _stopped(signal.SIGINT)
+    except signals.Terminated:
+        return _stopped(signal.SIGTERM)
     except Exception:
+        if (number := signals.came()) is not None:  # what a library has made of it
+            return _stopped(number)
         print(redact(traceback.format_exc()), end="", file=sys.stderr)
         return BUG
     return 0
+
+
+def _stopped(number: int) -> int:
+    """End the ranks; returns the exit code of a process that signal `number` has stopped."""
+    stop_ranks(notified=number == signal.SIGINT)  # a terminal sends Ctrl-C to all of them
+    return 128 + number
 
 
 def _dispatch(argv: list[str]) -> None:
@@ -135,12 +141,3 @@ def stop_ranks(notified: bool, but: Collection[BaseProcess] = ()) -> None:
     for rank in ranks:
         rank.join(max(0.0, deadline - time.monotonic()))
         rank.kill()
-
-
-class _Terminated(BaseException):
-    """SIGTERM arrived."""
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    """SIGTERM unwinds the stack as Ctrl-C does, so that what must be closed is closed."""
-    raise _Terminated

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning import catalogue
+from fl_lightning import catalogue, launcher, signals
 from fl_lightning.cli import ends
 from fl_lightning.cli import folder as runs
-from fl_lightning.cli.resolve import complete, method_entry, plan, start_of, to_yaml
+from fl_lightning.cli.resolve import Start, complete, method_entry, plan, start_of, to_yaml
 from fl_lightning.cli.schema import SUFFIXES
 from fl_lightning.cli.settings import Layer, Settings, read_line
 from fl_lightning.config import check, flat
@@ -40,26 +41,39 @@ def trained(layers: list[Layer], first: str | None, words: list[str] | None = No
         The run folder.
     """
     start = start_of(layers)
-    saved = runs.saved_layer(Path(start.out) / start.name) if start.resume and start.name else None
-    # Resumed without a config, a run continues as it was, save for what the flags say.
-    config = plan([saved, *layers] if saved and not first else layers)
-    if not start.print_config:
-        runs.check_name(start)
-        runs.check_first_start(start, first is not None)
-    config = complete(config)
+    # To resolve a config takes seconds: it imports torch.
+    with signals.leaving(lambda: "fl-train: stopped before the run began; nothing is written"):
+        config = _config_to_train(layers, first, start)
     if start.print_config:
         print(to_yaml(config), end="")
         return None
+    again = ["fl-train", "fit", *words] if words and start.name and start.resume else None
+    stem = Path(first or "").stem or name_of(config)
+    with runs.opened(start, stem, config) as folder:
+        goes_on = partial(runs.goes_on, folder, again)
+        with signals.leaving(goes_on):  # it takes seconds
+            from fl_lightning.run import fit as engine
+        with runs.when_stopped(goes_on):
+            engine(config, folder, start.resume)
+    return folder
+
+
+def _config_to_train(layers: list[Layer], first: str | None, start: Start) -> Config:
+    """The config of a run that begins or goes on as `layers` say; `BadInput` where it may not.
+
+    Resumed without a config file (`first`), a run continues as it was, save for what the flags say.
+    """
+    saved = runs.saved_layer(Path(start.out) / start.name) if start.resume and start.name else None
+    config = plan([saved, *layers] if saved and not first else layers)
+    if start.print_config:
+        return complete(config)
+    runs.check_name(start)
+    runs.check_first_start(start, first is not None)
+    config = complete(config)
     runs.check_no_key(config)
     if saved:
         runs.check_goes_on(saved, config, Path(start.out) / str(start.name), start.accept_changed_code)
-    from fl_lightning.run import fit as engine
-
-    again = ["fl-train", "fit", *words] if words and start.name and start.resume else None
-    stem = Path(first or "").stem or name_of(config)
-    with runs.opened(start, stem, config) as folder, runs.when_stopped(lambda: runs.goes_on(folder, again)):
-        engine(config, folder, start.resume)
-    return folder
+    return config
 
 
 def test(argv: list[str]) -> None:
@@ -70,7 +84,7 @@ def test(argv: list[str]) -> None:
     from fl_lightning.run import test as engine
 
     scores = engine(config, folder, values.checkpoint)
-    if runs.outer_rank() > 0:
+    if launcher.rank() > 0:
         return
     for name, value in scores.items():
         if not isinstance(value, list):  # one number for each client is no table to read
@@ -85,7 +99,7 @@ def export(argv: list[str]) -> None:
     beside = _free(out, values.out, SUFFIXES[values.format])
     if (folder / ends.SITE).is_file():
         check("format", values.format, values.format == "safetensors", "of a site's folder safetensors alone")
-        number = int(values.client) if values.client.isdigit() else -1
+        number = int(values.client) if values.client.isdecimal() else -1
         check("client", values.client, number >= 0, "of a site's folder it must be the client's number")
         config, facts = ends.exported(folder, number, out)
     else:

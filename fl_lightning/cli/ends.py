@@ -19,7 +19,7 @@ from fl_lightning.cli.resolve import Start, complete, plan
 from fl_lightning.cli.settings import read_config
 from fl_lightning.config import Config, check
 from fl_lightning.deploy.app import fingerprint
-from fl_lightning.deploy.relay import REFUSED, read_frame, write_frame
+from fl_lightning.deploy.relay import REFUSED, end_with, read_frame, write_frame
 from fl_lightning.errors import BadInput, Damaged
 from fl_lightning.files import Taken, take, write_whole
 
@@ -36,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = _parser().parse_args(argv)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever is printed goes to the log: the pipe is for frames
+    belongs_to = os.getppid() if words.end == "center" else words.keeper
+    if belongs_to > 1:
+        end_with(belongs_to)
     return guarded(lambda: _center(words, out) if words.end == "center" else _site(words))
 
 
@@ -48,6 +51,7 @@ def _parser() -> ArgumentParser:
     for name, default in (("gather", 600.0), ("visit", 3600.0), ("again", 90.0), ("idle", IDLE)):
         parser.add_argument(f"--{name}", type=float, default=default)
     parser.add_argument("--client", type=int, default=-1)
+    parser.add_argument("--keeper", type=int, default=0)
     return parser
 
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fl_lightning import owncode
+from fl_lightning import launcher, owncode
 from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
 from fl_lightning.cli.settings import Layer, read_config
 from fl_lightning.config import Config, check, flat
@@ -34,14 +34,6 @@ MAY_CHANGE = (
 )  # fmt: skip
 
 
-def outer_rank() -> int:
-    """This process's rank if torchrun or SLURM started several; 0 if it was started by hand."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return int(os.environ["RANK"])
-    interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")  # as Lightning sees it
-    return 0 if interactive else int(os.environ.get("SLURM_PROCID", 0))
-
-
 def check_name(start: Start) -> None:
     """Raise `BadInput` for a name that is no folder name, for `resume` without one, for a run that exists already."""
     if start.name is None:
@@ -56,7 +48,7 @@ def check_name(start: Start) -> None:
         empty = not exists or {path.name for path in there.iterdir()} <= begun
     except (OSError, ValueError) as error:
         raise BadInput("name", start.name, f"it can be no folder: {error}") from None
-    if outer_rank() > 0:
+    if launcher.rank() > 0:
         return  # rank 0 may be making the folder right now
     other = "continue it with --resume" if is_run else f"it holds no {CONFIG}, so it is no run: remove it"
     check("name", start.name, start.resume or not exists, f"{there} exists; {other}, or choose another name")
@@ -91,7 +83,7 @@ def check_first_start(start: Start, configured: bool) -> None:
     if not start.resume or start.name is None or (Path(start.out) / start.name / CONFIG).exists():
         return
     if configured:
-        if outer_rank() == 0:
+        if launcher.rank() == 0:
             print(f"resume: there is no run {start.name!r} in {start.out} yet: it starts now", file=sys.stderr)
         return
     runs = sorted(file.parent.name for file in Path(start.out).glob(f"*/{CONFIG}"))
@@ -113,7 +105,7 @@ def check_no_key(config: Config) -> None:
 @contextlib.contextmanager
 def opened(start: Start, stem: str, config: Config) -> Iterator[Path]:
     """The run folder, with its config.yaml. Bad input that shows only within leaves the disk as it was."""
-    if outer_rank() > 0:
+    if launcher.rank() > 0:
         yield make(start, stem)
         return
     out = Path(start.out)
@@ -147,7 +139,7 @@ def when_stopped(line: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, Exception) and outer_rank() == 0:
+        if not isinstance(error, Exception) and launcher.rank() == 0:
             say(line())
         raise
 
@@ -156,15 +148,16 @@ def goes_on(folder: Path, line: list[str] | None) -> str:
     """How the run in `folder`, which has been stopped, goes on: with `line`, or with the shortest that does it."""
     out = [] if folder.parent == Path("runs") else ["--out", str(folder.parent)]
     line = line or ["fl-train", "fit", *out, "--name", folder.name, "--resume"]
-    kept = _content(folder / "metrics.csv") is None or any((folder / "checkpoints").glob("*"))
-    how = f"it goes on with: {shlex.join(line)}" if kept else "without a checkpoint it cannot go on"
-    return f"fl-train: stopped; {how}"
+    has_checkpoint = any((folder / "checkpoints").glob("manifest-*"))
+    begun = (folder / "metrics.csv").is_file()
+    where = " from its start, since it has no checkpoint yet," if begun and not has_checkpoint else ""
+    return f"fl-train: stopped; it goes on{where} with: {shlex.join(line)}"
 
 
 def make(start: Start, stem: str) -> Path:
     """Make the run folder (rank 0 only; other ranks learn from it which one it is) and return it."""
     out = Path(start.out)
-    if outer_rank() > 0:
+    if launcher.rank() > 0:
         return out / (start.name or stem)
     try:
         make_folder(out)
@@ -180,7 +173,7 @@ def make(start: Start, stem: str) -> Path:
 
 def write_config(folder: Path, config: Config) -> None:
     """Write config.yaml, whole or not at all."""
-    if outer_rank() == 0:
+    if launcher.rank() == 0:
         write_whole(folder / CONFIG, to_yaml(config))
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fl_lightning import owncode, provenance
+from fl_lightning import owncode, provenance, signals
 from fl_lightning.cli import folder as runs
 from fl_lightning.cli import schema, studyfile, together
 from fl_lightning.cli.queue import ALIVE, states_of
@@ -63,7 +63,8 @@ def start(definition: Study, over: Sequence[Layer], values: Any, line: list[str]
         RunFailed: runs have failed; the others have been run.
     """
     folder = StudyFolder(Path(values.out))
-    definition, base, all_runs, configs = grown(folder, definition, over)
+    with signals.leaving(lambda: "fl-train: stopped before the study began"):  # to resolve configs takes seconds
+        definition, base, all_runs, configs = grown(folder, definition, over)
     chosen = [(run, config) for run, config in zip(all_runs, configs, strict=True) if run in part]
     check("settings", getattr(values, "settings", None), len(chosen) > 0, "no setting of the study has these values")
     given = getattr(values, "together", None)

@@ -324,9 +324,9 @@ def number_of(data: FederatedData, client: str) -> int:
     names, client = data.client_names, composed(client)
     if client in names:
         return names.index(client)
-    known = client.isdigit() and int(client) < data.clients
-    near = catalogue.did_you_mean(client, names) if names else ""
-    check("client", client, known, f"it must lie in [0, {data.clients - 1}]{', or be a name' if names else ''}{near}")
+    known = client.isdecimal() and int(client) < data.clients
+    listed = f", or be a name: {catalogue.nearest_first(client, names)}" if names else ""
+    check("client", client, known, f"it must lie in [0, {data.clients - 1}]{listed}")
     return int(client)
 
 

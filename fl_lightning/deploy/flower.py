@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import threading
 from typing import IO, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -19,6 +20,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from fl_lightning.deploy.relay import COMMAND, HERE, answered, memory_for, node_of, python_of, read_frame, write_frame
 
+LAST_LINES = 5.0
+"""Seconds for the last lines of a centre that has ended: a process that it has left behind may hold the pipe."""
 PLAIN = "bytes"
 """How the array is serialized, as Flower asks: not at all."""
 
@@ -46,8 +49,10 @@ def center(grid: Grid, context: Context) -> None:
     for key in ("out", "name", "public", "gather", "visit", "again"):
         if config.get(key) not in (None, ""):
             command += [f"--{key}", str(config[key])]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
+    teller = threading.Thread(target=tell, args=(process.stderr,), daemon=True)
+    teller.start()
     try:
         serve(grid, process.stdout, process.stdin)
     finally:
@@ -57,8 +62,15 @@ def center(grid: Grid, context: Context) -> None:
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGTERM)
             code = process.wait()
+        teller.join(LAST_LINES)
     if code:
         raise RuntimeError(f"the centre's process ended with exit code {code}")
+
+
+def tell(lines: IO[bytes]) -> None:
+    """Print what the centre prints (each round with its scores): of its ServerApp's prints Flower makes the stream."""
+    for line in lines:
+        print(line.decode(errors="replace").rstrip(), flush=True)
 
 
 def serve(grid: Grid, source: IO[bytes], out: IO[bytes]) -> None:

@@ -11,15 +11,17 @@ import json
 import os
 import resource
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 START = 180.0
@@ -32,6 +34,14 @@ LENGTHS = struct.Struct(">IQ")
 """Of a frame: bytes of its JSON and of its body."""
 REFUSED = "refused.txt"
 """In a site's folder: the sentence that its process has left for the centre, where it could not start."""
+FLOWERS = ("flower-", "flwr-")
+"""How the names of Flower's commands begin."""
+KEEPERS = ("flower-supernode", "flwr-simulation")
+"""Commands of Flower that a site belongs to: it ends with them."""
+LOOK = 1.0
+"""Seconds between two looks whether the process that this one belongs to is still there (ours)."""
+GRACE = 10.0
+"""Seconds that a process then has to close what is open: as `fl-train` gives its ranks."""
 SLACK = 2**28
 """Bytes for whatever else a process does while it takes in an answer: threads, connections (ours)."""
 COMMAND = ("-m", "fl_lightning.cli.ends")
@@ -81,6 +91,61 @@ def python_of(config: Any) -> str:
         beside = Path(command).resolve().parent / "python"
         return str(beside) if beside.exists() else sys.executable
     return sys.executable
+
+
+# ---------------------------------------------------------------- processes that end with another
+
+
+class Process(NamedTuple):
+    """What the system says of a process."""
+
+    state: str
+    parent: int
+    command: str
+
+
+def process_of(pid: int) -> Process | None:
+    """The process with this number; None: there is none, or it cannot be looked at."""
+    place = Path("/proc")
+    try:
+        if (place / "self" / "stat").is_file():
+            state, parent, *_ = (place / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            command = (place / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        else:  # macOS
+            ps = ["ps", "-o", "stat=,ppid=,command=", "-p", str(pid)]
+            state, parent, command = subprocess.run(ps, capture_output=True, text=True).stdout.split(None, 2)
+        return Process(state, int(parent), command)
+    except (OSError, ValueError):
+        return None
+
+
+def keeper() -> int | None:
+    """The number of the SuperNode, or of the simulation, among whose descendants this process is; None: there is none.
+
+    Where SuperNodes do not start ClientApps themselves, it is the outermost command of Flower's.
+    """
+    outermost, pid = None, os.getppid()
+    while pid > 1 and (process := process_of(pid)) is not None:
+        names = [Path(word).name for word in process.command.split()[:3]]  # behind a Python's name, too
+        if any(name in KEEPERS for name in names):
+            return pid
+        if any(name.startswith(FLOWERS) for name in names):
+            outermost = pid
+        pid = process.parent
+    return outermost
+
+
+def end_with(pid: int) -> None:
+    """End this process soon after process `pid` has ended, however that came: `kill -9` tells nobody."""
+
+    def watch() -> None:
+        while (process := process_of(pid)) is not None and process.state[0] not in "ZX":
+            time.sleep(LOOK)
+        os.kill(os.getpid(), signal.SIGTERM)  # unwind: close what is open
+        time.sleep(GRACE)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 # ---------------------------------------------------------------- a site
@@ -157,12 +222,14 @@ def connect(folder: Path, config: Any) -> socket.socket | str:
 
 
 def started(folder: Path, path: Path, config: Any) -> subprocess.Popen[bytes]:
-    """The site's process, which outlives this one."""
+    """The site's process, which outlives this one, and ends with the SuperNode."""
     command = [python_of(config), *COMMAND, "site", "--app", str(HERE), "--socket", str(path)]
     command += ["--folder", str(folder)]
     for key in ("data", "client", "site", "idle"):
         if key in config:
             command += [f"--{key}", str(config[key])]
+    if (pid := keeper()) is not None:
+        command += ["--keeper", str(pid)]
     with (folder / "site.log").open("ab") as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=dict(os.environ)

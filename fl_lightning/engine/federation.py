@@ -21,6 +21,7 @@ from fl_lightning.errors import BadInput
 from fl_lightning.methods.common.adapters import check_ranks, product_error
 from fl_lightning.results.summary import merged
 from fl_lightning.rng import key
+from fl_lightning.signals import raise_swallowed
 
 
 class Federation:
@@ -35,6 +36,7 @@ class Federation:
         try:
             self.prepare()
             for t in range(run.server.round + 1, run.rounds + 1):
+                raise_swallowed()
                 self.tell("on_round_end", self.round(t))
             engine: Mapping[str, Any] = self.evaluator.everyone() | newcomers(self.worker)
             parts = [("the engine", engine)]

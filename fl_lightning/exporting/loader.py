@@ -18,18 +18,55 @@ def predict(rows):
     with torch.no_grad():
         return names(ABOUT, model(inputs(ABOUT, rows)))
 '''
+_OF_TABLE = '''
+
+def main() -> None:
+    """Print a prediction for each row of the table that the command line names."""
+    names = [name for name, _ in ABOUT["columns"]]
+    parser = argparse.ArgumentParser(description="Print a prediction for each row of a table.")
+    parser.add_argument("file", metavar="rows.csv", help=f"its header names the columns {', '.join(names)}")
+    path = parser.parse_args().file
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file)
+            header, rows = table.fieldnames or [], list(table)
+    except (OSError, UnicodeError, csv.Error) as error:
+        parser.error(f"{path} cannot be read: {error}")
+    absent = [name for name in names if name not in header]
+    if absent:
+        parser.error(f"{path} lacks the columns {', '.join(absent)}; it has {', '.join(header) or 'none'}")
+    for number, row in enumerate(rows, 1):
+        try:
+            inputs(ABOUT, [row])
+        except ValueError as error:
+            parser.error(f"{path}, row {number}: {error}")
+    for name in predict(rows):
+        print(name)
+'''
+_OF_OTHERS = '''
+
+def main() -> None:
+    """Say how this file is used: only rows of a table can be given on a command line."""
+    usage = f"from {Path(__file__).stem} import predict; predict(rows) answers each raw row"
+    argparse.ArgumentParser(usage=usage, description=inputs.__doc__).parse_args()
+    print(f"usage: {usage}")
+'''
 _MAIN = """
 
-if __name__ == "__main__":  # python THIS_FILE rows.csv: a prediction for each row of a table
-    import csv
-    import sys
-
-    if len(sys.argv) != 2:
-        sys.exit(f"usage: python {sys.argv[0]} rows.csv")
-    sys.stdout.reconfigure(errors="backslashreplace")
-    with open(sys.argv[1], newline="", encoding="utf-8-sig") as file:
-        for name in predict(list(csv.DictReader(file))):
-            print(name)
+if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="backslashreplace")  # a name that this terminal cannot show
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # who read has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+_FOUND = """
+if __name__ == "__main__" and not (HERE / {name!r}).is_file():
+    print(f"{{HERE / {name!r}}} is not there: this file loads it", file=sys.stderr)
+    sys.exit(2)
 """
 _GRAPHS = {
     "torch_export": "model = torch.export.load(HERE / {name!r}).module()\n",
@@ -65,7 +102,10 @@ def loader(folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str
     if "scored_as" in facts:
         scored = f"# The run scored it by the method's own rule, not by model(x) alone: {facts['scored_as']}\n"
     head = f"# Model of {whose} ({MODELS[facts['kind']]}), round {facts['round']} of {folder}.\n{scored}"
-    here = "from pathlib import Path\n\nimport torch\n\nHERE = Path(globals().get('__file__', '.')).parent\n"
+    predicts = "about" in facts
+    standard = "import argparse\nimport csv\nimport os\nimport sys\n" if predicts else ""
+    here = f"{standard}from pathlib import Path\n\nimport torch\n\nHERE = Path(globals().get('__file__', '.')).parent\n"
+    here += _FOUND.format(name=out.name) if predicts else ""
     if kind == "safetensors":
         imports, made = _made(facts)
         load = f'load_model(model, str(HERE / "{out.name}"))\nmodel.eval()\n'
@@ -73,13 +113,13 @@ def loader(folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str
     else:
         body = _GRAPHS[kind].format(name=out.name)
     text = f"{head}from __future__ import annotations\n\n{here}\n{body}"
-    if "about" not in facts:
+    if not predicts:
         return text
     known = f"ABOUT = {pprint.pformat(facts['about'], width=120, compact=True, sort_dicts=False)}\n"
     functions = inspect.getsource(plain).partition("import torch\n")[2]
     imports = "import math\nimport unicodedata\nfrom collections.abc import Mapping, Sequence\nfrom typing import Any\n"
-    main = _MAIN if facts["about"]["input"] == "table" else ""
-    return f"{text}{known}\n{imports}{functions}{_END}{main}"
+    main = _OF_TABLE if facts["about"]["input"] == "table" else _OF_OTHERS
+    return f"{text}{known}\n{imports}{functions}{_END}{main}{_MAIN}"
 
 
 def _made(facts: dict[str, Any]) -> tuple[str, str]:

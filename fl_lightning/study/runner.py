@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from fl_lightning.errors import RunFailed
+from fl_lightning.signals import raise_swallowed
 from fl_lightning.study.board import Board, State, called, words
 from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.grid import Run
@@ -81,6 +82,7 @@ class Runner:
 
     def _show(self, running: list[int], last: bool = False) -> None:
         """Draw the table anew, where there is a terminal."""
+        raise_swallowed()
         now = time.monotonic()
         if self._live is None or (now - self._shown < SECONDS and not last):
             return

@@ -179,6 +179,7 @@ def _serve(pipe: Connection, parents: Connection, serve: Serve, log: Path, paren
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent tells us
     signal.signal(signal.SIGTERM, end)  # unwind: close what is open
     _prctl_pr_set_pdeathsig(signal.SIGKILL)  # an orphan would hold its run against the study that goes on with it
+    os.environ.pop("WANDB_SWEEP_PARAM_PATH", None)  # an agent of W&B has started one run, and these are several
     parents.close()
     log.parent.mkdir(exist_ok=True)
     into = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

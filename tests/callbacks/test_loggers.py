@@ -498,3 +498,51 @@ def test_the_address_is_the_proxys_where_there_is_one(monkeypatch) -> None:
     assert connection.address("https://api.wandb.ai") == ("proxy.example", 3128)
     monkeypatch.setenv("no_proxy", "api.wandb.ai")
     assert connection.address("https://api.wandb.ai") == ("api.wandb.ai", 443)
+
+
+# ---------------------------------------------------------------- variables of other runs
+
+OTHERS = {"WANDB_RUN_ID": "theirs", "WANDB_RESUME": "must", "WANDB_NAME": "theirs", "WANDB_SWEEP_ID": "sw"}
+
+
+def identity(folder: Path) -> str:
+    """Id of the offline run in a run folder: of its file, which W&B has named after it."""
+    assert [run.name.rpartition("-")[2] for run in offline_runs(folder)] == [(folder / "wandb_id.txt").read_text()[:-1]]
+    return (folder / "wandb_id.txt").read_text().strip()
+
+
+@pytest.mark.usefixtures("wandb_alone")
+def test_a_run_has_its_own_id_whatever_the_environment_holds(tmp_path, monkeypatch, capfd) -> None:
+    for name, value in (OTHERS | {"WANDB_DIR": str(tmp_path / "theirs")}).items():
+        monkeypatch.setenv(name, value)
+    log(WandB(mode="offline"), run_of(tmp_path / "a"), [1])
+    told = capfd.readouterr().err
+    assert "W&B: WANDB_SWEEP_ID, WANDB_RUN_ID, WANDB_RESUME, WANDB_NAME, WANDB_DIR would name another run" in told
+    log(WandB(mode="offline"), run_of(tmp_path / "b"), [1])
+    assert len({identity(tmp_path / "a"), identity(tmp_path / "b"), "theirs"}) == 3
+    assert not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # W&B leaves the agent's file open
+@pytest.mark.usefixtures("wandb_alone")
+def test_the_run_that_an_agent_has_started_has_the_agents_id(tmp_path, monkeypatch) -> None:
+    """The next one of the same process has its own."""
+    file = tmp_path / "wandb" / "sweep-sw" / "config-trial1.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("seed:\n  value: 1\n")
+    for name, value in zip(connection.SWEEP, ("sw", "trial1", str(file)), strict=True):
+        monkeypatch.setenv(name, value)
+    log(WandB(mode="offline"), run_of(tmp_path / "a"), [1])
+    log(WandB(mode="offline"), run_of(tmp_path / "b"), [1])
+    assert identity(tmp_path / "a") == "trial1"
+    assert identity(tmp_path / "b") != "trial1"
+
+
+def test_the_users_variables_are_heeded(tmp_path, online, monkeypatch) -> None:
+    for name in ("PROJECT", "RUN_GROUP", "JOB_TYPE"):
+        monkeypatch.setenv(f"WANDB_{name}", f"my {name}")
+    server = online(Online({}))
+    log(WandB(), run_of(tmp_path / "a"), [1])
+    log(WandB(project="p", group="g", job_type="j"), run_of(tmp_path / "b"), [1])
+    chosen = [(one["project"], one["group"], one["job_type"]) for one in server.asked]
+    assert chosen == [("my PROJECT", "my RUN_GROUP", "my JOB_TYPE"), ("p", "g", "j")]

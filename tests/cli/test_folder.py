@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fl_lightning import launcher
 from fl_lightning.cli import main
 from fl_lightning.cli.folder import MAY_CHANGE
 from fl_lightning.errors import MachineFailed
@@ -57,14 +58,19 @@ def test_ctrl_c_says_how_to_go_on(engine: Any, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == f"fl-train: stopped; it goes on with: {said}\n"
 
 
-def test_ctrl_c_promises_nothing_without_a_checkpoint(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_before_a_checkpoint_says_that_the_run_begins_again(
+    engine: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     def stop() -> None:
         rows("runs/a", 3)
         raise KeyboardInterrupt
 
     engine.action = stop
     assert main(["fit", "--name", "a"]) == 130
-    assert capsys.readouterr().err == "fl-train: stopped; without a checkpoint it cannot go on\n"
+    assert capsys.readouterr().err == (
+        "fl-train: stopped; it goes on from its start, since it has no checkpoint yet, with: "
+        "fl-train fit --name a --resume\n"
+    )
 
 
 def test_config_yaml_gives_the_same_run_again(engine: Any) -> None:
@@ -198,9 +204,14 @@ def test_resume_cannot_undo_rounds(engine: Any, refused: Callable[..., str]) -> 
     assert main([*line, "--federation.rounds", "8"]) == 0
 
 
+def started_by_torchrun(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """As one of two processes."""
+    for name in launcher.TORCHRUN:
+        monkeypatch.setenv(name, "2" if name == "WORLD_SIZE" else str(rank))
+
+
 def test_other_ranks_leave_the_folder_to_rank_0(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    monkeypatch.setenv("RANK", "1")
+    started_by_torchrun(monkeypatch, rank=1)
     Path("runs/a").mkdir(parents=True)
     assert main(["fit", "--name", "a"]) == 0
     assert main(["fit"]) == 0
@@ -217,8 +228,7 @@ def test_other_ranks_do_not_judge_the_folder(engine: Any, monkeypatch: pytest.Mo
     Path("runs/a/notes.txt").touch()
     line = ["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume"]
     assert main(line) == 2
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    monkeypatch.setenv("RANK", "1")
+    started_by_torchrun(monkeypatch, rank=1)
     assert main(line) == 0
 
 

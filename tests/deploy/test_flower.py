@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +73,35 @@ def test_flowers_simulation_engine_comes_to_the_simulators_bits(machines: Machin
     assert differences(simulate(config_of(tmp_path / "app" / PACKAGE), tmp_path), run) == []
     own, out_file = str(tmp_path / "sites" / "site-7" / "app"), str(tmp_path / "seven.safetensors")
     assert main(["export", "--run", own, "--client", "7", "--out", out_file]) == 0
+
+
+def of_sites(machines: Machines) -> list[int]:
+    """Process ids of the sites."""
+    return [pid for pid, command in machines.processes() if "cli.ends site" in command]
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_the_stream_has_the_rounds_and_a_site_ends_with_its_supernode(machines: Machines) -> None:
+    """Both however they end: told to, or killed; and the centre with its SuperLink."""
+    machines.open(2, *SMALL.replace("clients 3", "clients 2").split(), "--method", "fedavg", "--callbacks", "progress")
+    out = machines.flwr(*machines.run())
+    assert [t for t in (1, 2) if f"round {t}/2: mean accuracy 0." in out] == [1, 2], out[-3000:]
+    assert "run folder: " in out
+    assert len(of_sites(machines)) == 2
+    for name, number in (("node0", signal.SIGKILL), ("node1", signal.SIGTERM)):
+        before = of_sites(machines)
+        machines.running[name].send_signal(number)
+        machines.running[name].wait(60)
+        wait_for(lambda: len(of_sites(machines)) < len(before))
+    machines.running["superlink"].kill()
+    machines.running["superlink"].wait()
+    wait_for(lambda: not [*machines.processes()])
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    """Some seconds: of a busy machine."""
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)

@@ -283,7 +283,7 @@ def test_what_cannot_be_exported_is_one_line(
     assert "data.scale: 'sklearn.preprocessing.PowerTransformer' is not allowed; it does more" in refused(
         "--client", "0"
     )
-    assert "client: 'Basle' is not allowed; it must lie in [0, 2], or be a name (did you mean Basel?)" in refused(
+    assert "client: 'Basle' is not allowed; it must lie in [0, 2], or be a name: Basel, Aarau, Chur" in refused(
         "--client", "Basle"
     )
 
