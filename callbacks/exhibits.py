@@ -34,7 +34,7 @@ MOST_TABLES = 10
 MOST_CHECKPOINTS = 100
 """Further tables, of rounds that are saved: a run of any length stays below W&B's 1,000 files."""
 _ELSEWHERE = ("seed", "fabric", "loggers")
-_SHOWING = ("heatmaps", "ledger", "progress", "checkpoint")
+_SHOWING = ("heatmaps", "progress", "checkpoint")
 _BY_ALPHA = ("dirichlet", "hsu")
 _PLACES = ("root", "public_root", "download", "resident")
 

@@ -27,7 +27,7 @@ method: ditto
 method.lam: {LAM}
 federation: {{rounds: 1, clients: 3, local_epochs: 1}}
 data: {{fraction: 0.1, min_samples: 2}}
-callbacks: {{progress: null, heatmaps: null, ledger: null}}
+callbacks: {{progress: null, heatmaps: null}}
 fabric: {{accelerator: cpu, devices: 1}}
 """
 
