@@ -12,7 +12,6 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.parameter import is_lazy
 
 from fl_lightning.components import Network, Text
 from fl_lightning.config import Component, check
@@ -165,43 +164,29 @@ def _try_out(
     rows = (2, *input_shape) if text is not None and text.per_position else (2,)
     shape = (*rows, num_classes)
     samples = inputs(2, input_shape, text)
+    modes = [(module, module.training) for module in model.modules()]
     try:
-        output = _output(model, samples, training=False)
+        model.eval()
+        with no_draws(torch.device("cpu")):
+            output = _passed(model, samples)
     # A model that does not fit can fail in any way.
     except Exception as error:
         raise BadInput("model", class_path, f"{data}, on which its forward fails: {_line(error)}") from error
+    finally:
+        for module, mode in modes:
+            module.training = mode
     if (other := _misfit(output, shape)) is not None:
         raise BadInput("model", class_path, f"{data}, but for two samples it gives {other}")
     if getattr(type(model), "training_step", None) not in (None, LightningModule.training_step):
         return
     try:
-        output = _output(model, samples, training=True)
+        with torch.no_grad(), no_draws(torch.device("cpu")):
+            output = copy.deepcopy(model).train()(samples)
     except Exception:  # two zeros may not be enough to train on; where samples fail, the client is named
         return
     if (other := _misfit(output, shape)) is not None:
         allowed = " (torchvision: aux_logits false), or make it a LightningModule whose training_step takes the rest"
         raise BadInput("model", class_path, f"while it trains it gives {other}{allowed}")
-
-
-def _output(model: nn.Module, samples: Tensor, *, training: bool) -> Any:
-    """What the model gives for `samples`, traced in evaluation; modes, buffers and generators are left as they were."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
-    kept = [(module, name, buffer) for module, name, buffer in buffers if not is_lazy(buffer)]
-    try:
-        for module, name, buffer in kept:
-            module._buffers[name] = buffer.clone()
-        model.train(training)
-        with no_draws(torch.device("cpu")):
-            if not training:
-                return _passed(model, samples)
-            with torch.no_grad():
-                return model(samples)
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for module, name, buffer in kept:
-            module._buffers[name] = buffer
 
 
 def _misfit(output: Any, shape: tuple[int, ...]) -> str | None:

@@ -126,7 +126,7 @@ class StandIn:
     @property
     def training(self) -> bool:
         """Whether a local step is being taken."""
-        return self._last.epoch is not None  # type: ignore[no-any-return]
+        return self._last.epoch is not None
 
     @property
     def logger(self) -> DummyLogger:
