@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,11 @@ from fl_lightning.cli.ends import config_of
 from fl_lightning.deploy.app import PACKAGE
 from fl_lightning.deploy.exchange import Exchange
 from fl_lightning.deploy.rehearsal import differences, simulate
+from fl_lightning.deploy.relay import process_of
 from fl_lightning.errors import RunFailed
 
 from .kills import of_sites
-from .processes import configs_of, end_all, run_of
+from .processes import NAME, configs_of, end_all, pid_of, run_of
 from .test_equal import SMALL
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -150,3 +154,38 @@ def test_own_code_travels_with_the_app(tmp_path: Path, monkeypatch: pytest.Monke
         end_all(configs)
     assert (run / "summary.json").is_file()
     assert differences(simulate(config_of(tmp_path / "app" / PACKAGE), tmp_path), run) == []
+
+
+CLIENT_APP = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from fl_app import relay
+print(type(relay.connect(relay.Path(sys.argv[2]), json.loads(sys.argv[3]))).__name__, flush=True)
+"""
+SUPERNODE = f"""
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {CLIENT_APP.replace("fl_app", PACKAGE)!r}, *sys.argv[1:]], check=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_a_site_ends_with_the_supernode_that_it_was_started_for(
+    app: Path, sites: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Which is killed, and so tells nobody."""
+    (tmp_path / "flower-supernode").write_text(SUPERNODE)
+    folder = tmp_path / "at-north" / NAME
+    folder.mkdir(parents=True)
+    words = [sys.executable, "flower-supernode", str(app.parent), str(folder), json.dumps(sites[0])]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        assert node.stdout.readline() == "socket\n"
+        site = pid_of(sites[0])
+        started = process_of(site)
+        assert started is not None and f"--keeper {node.pid} " in f"{started.command} "
+        node.kill()
+    deadline = time.monotonic() + 30
+    while (started := process_of(site)) is not None and started.state != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from fl_lightning.cli import main
 from fl_lightning.config import DataConfig
 from fl_lightning.data import prepare
 from fl_lightning.exporting import plain
+from fl_lightning.exporting.formats import write
+from fl_lightning.exporting.loader import loader
 from fl_lightning.exporting.source import standalone
 
 QUICK = "--federation.rounds 2 --federation.local_epochs 2 --loggers null --callbacks.heatmaps null --method fedper"
@@ -321,3 +325,54 @@ def test_a_class_of_a_script_is_refused_with_the_way_out(
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(words) == 0
     assert "from my_parts_of_a_script import Net" in (tmp_path / "m.py").read_text()
+
+
+ABOUT = {
+    "input": "table", "shape": [2], "angle": 0, "class_names": ["ill", "w\u00f6hl"], "empty": None, "scale": None,
+    "columns": [["age", None], ["dose", None]], "mean": [0.0, 0.0], "std": [1.0, 1.0], "tokens": None,
+}  # fmt: skip
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The exported file of a model whose scores are a row's two columns; called with a command line."""
+    model = tmp_path / "m.pt2"
+    rows = torch.zeros(2, 2)
+    write(torch.nn.Identity(), "torch_export", model, rows, ABOUT)
+    text = loader(tmp_path / "run", "client 0", model, {"kind": "after", "round": 1, "about": ABOUT}, "torch_export")
+    (tmp_path / "m.py").write_text(text, encoding="utf-8")
+
+    def call(words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        line = f"set -o pipefail; {sys.executable} m.py {words}"
+        env = {**os.environ, **variables}
+        return subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False, env=env)
+
+    return call
+
+
+@pytest.mark.slow
+def test_the_exported_file_is_a_command(
+    script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """What is wrong is one line below its usage; a reader that has read enough ends it well."""
+    (tmp_path / "t.csv").write_text("dose,age,site\n" + "2,1,a\n1,2,b\n" * 20_000)
+    asked = script("t.csv | head -2", PYTHONIOENCODING="ascii")
+    assert (asked.returncode, asked.stdout, asked.stderr) == (0, "w\\xf6hl\nill\n", "")
+    helped = script("--help")
+    assert helped.returncode == 0 and "usage: m.py [-h] rows.csv" in helped.stdout
+    (tmp_path / "other.csv").write_text("years,dose\n1,2\n")
+    (tmp_path / "words.csv").write_text("age,dose\n1,2\n1,none\n")
+    (tmp_path / "empty.csv").touch()
+    wrong = {
+        "": "the following arguments are required: rows.csv",
+        "absent.csv": "absent.csv cannot be read: [Errno 2] No such file or directory: 'absent.csv'",
+        "other.csv": "other.csv lacks the columns age; it has years, dose",
+        "words.csv": "words.csv, row 2: 'none' in the column dose is no number",
+        "empty.csv": "empty.csv lacks the columns age, dose; it has none",
+    }
+    for words, line in wrong.items():
+        done = script(words)
+        assert (done.returncode, done.stderr) == (2, f"usage: m.py [-h] rows.csv\nm.py: error: {line}\n")
+    (tmp_path / "m.pt2").unlink()
+    done = script("t.csv")
+    assert (done.returncode, done.stderr) == (2, f"{tmp_path}/m.pt2 is not there: this file loads it\n")
