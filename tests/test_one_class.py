@@ -109,11 +109,12 @@ def test_a_run_its_test_its_report_and_a_comparison_say_so(
 
 
 def test_a_comparison_counts_runs_by_row() -> None:
-    def cell(label: str, words: str, **more: Any) -> Any:
-        run = SimpleNamespace(judge="after", one_class=words)
+    def cell(label: str, *shares: float, **more: Any) -> Any:
+        rows = [{"client": c, "largest_class_share": share} for c, share in enumerate(shares)] or [{"client": 0}]
+        run = SimpleNamespace(judge="after", rows=lambda table: rows, called=str, setting=lambda key: None)
         return SimpleNamespace(**{"label": label, "metric": "accuracy", "judge": "after", "run": run, **more})
 
-    cells = [cell("local", "some"), cell("local", ""), cell("ditto", ""), cell("other", "some", judge="global")]
+    cells = [cell("local", 0.9), cell("local"), cell("ditto"), cell("other", 0.8, judge="global")]
     [note] = _one_class(cells)
     assert ": local (1 of 2 runs); accuracy does not show it" in note
-    assert _one_class([cell("local", "some", metric="auroc")]) == []
+    assert _one_class([cell("local", 0.9, metric="auroc")]) == []

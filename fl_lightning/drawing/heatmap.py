@@ -146,7 +146,7 @@ def _print(frame: _Frame, values: np.ndarray, form: str) -> None:
 
     look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "transform": frame.axes.transData}
     for (row, column), value in np.ndenumerate(values):
-        bright = np.isfinite(value) and float(frame.cells.norm(value)) > 0.6
+        bright = np.isfinite(value) and np.asarray(frame.cells.norm(value)) > 0.6
         text = Text(column, row, format(value, form), color="black" if bright else "white", **look)
         text.set_figure(frame.axes.figure)
         frame.axes.draw_artist(text)

@@ -67,8 +67,7 @@ class Evaluator:
         digest = self._ready(kind, client, vector)
         measured = remembered.get(scoring.measured, kind, client, vector, client.data.test, digest)
         scores = {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
-        validation = client.data.validation
-        if kind == judge and len(validation):
+        if kind == judge and len(validation := client.data.validation):
             scores[metric.by("validation")] = remembered.get(scoring.score, kind, client, vector, validation, digest)
         return scores | self._on_global_test(kind, client, vector, digest)
 
@@ -218,9 +217,7 @@ class Evaluator:
             raise RunFailed("no client's final model can be judged")
         named: dict[str, str] = {name: name for name in run.config.evaluation.metrics or ()}
         further = [scoring.set_apart(c["further"], [*named, ONE_CLASS])[1] for c in everyone]
-        if run.is_main:
-            scoring.tell_left_out(further, named, run.data.client_names)
-            scoring.tell_one_class(further, run.data.client_names, [*named])
+        scoring.tell_of_finals(run, further, [*named])
         metric = run.data.metric
         counts = Counter(kind for kind in models if kind)
         begins_with_global = run.policy.starts_from_server and self.has_global and not run.method.adapts

@@ -275,6 +275,13 @@ def tell_one_class(rows: Sequence[Mapping[str, float]], clients: Sequence[str], 
         log.say(f"predictions: {one_class_words(shares, len(rows), metrics)}")
 
 
+def tell_of_finals(run: RunContext, rows: Sequence[Mapping[str, float]], metrics: Sequence[str]) -> None:
+    """Say what must be known of the scores of final models, `rows` of all clients by `metrics`."""
+    if run.is_main:
+        tell_left_out(rows, metrics, run.data.client_names)
+        tell_one_class(rows, run.data.client_names, metrics)
+
+
 def set_apart(values: Mapping[str, Any], named: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """`values` without the columns `named`, and those of them that are defined (not NaN)."""
     apart = {name: values[name] for name in named if name in values and values[name] == values[name]}

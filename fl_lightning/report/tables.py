@@ -15,7 +15,7 @@ from fl_lightning.report import words
 from fl_lightning.report.words import NONE, model_words, text
 from fl_lightning.results.columns import COLUMNS
 from fl_lightning.results.folder import CLIENT_FLOPS, final_words
-from fl_lightning.results.result import MIB, RunResult
+from fl_lightning.results.result import MIB, RunResult, one_class
 from fl_lightning.results.runs import Comparison, differing, differing_keys, same_seeds
 
 MOST_TARGETS = 8
@@ -73,8 +73,8 @@ def remarks(runs: list[RunResult]) -> list[str]:
             lines.append(f"{run.name} was trained on made-up data: its accuracies mean nothing.")
         elif run.setting("smoke"):
             lines.append(f"{run.name} is a smoke run (a few samples and steps): its accuracies mean little.")
-        if run.one_class:
-            lines.append(f"{run.name}: {run.one_class}.")
+        if words := one_class(run):
+            lines.append(f"{run.name}: {words}.")
     return lines + judges(runs)
 
 

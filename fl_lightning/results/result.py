@@ -231,13 +231,6 @@ class RunResult:
         return {int(row["client"]): row[column] for row in judged if row["round"] == last}, words
 
     @property
-    def one_class(self) -> str:
-        """Names, in words, the clients whose final model predicts one class; empty without any."""
-        final = self.rows("final")
-        shares = {self.called(int(row["client"])): row[ONE_CLASS] for row in final if ONE_CLASS in row}
-        return one_class_words(shares, len(final), self.setting("evaluation.metrics") or ()) if shares else ""
-
-    @property
     def _judged_clients(self) -> list[Row]:
         """The rows of clients.csv up to the last round of metrics.csv."""
         return [row for row in self.rows("clients") if row["round"] <= self.rounds_done]
@@ -342,3 +335,10 @@ def _spent(row: Row, name: str) -> float:
     """
     spent = sum(row[column] for column in _SUMMED[name])
     return max(0.0, spent - row.get("seconds_evaluation", 0.0)) if name == "wall" else spent
+
+
+def one_class(run: RunResult) -> str:
+    """Names, in words, the clients whose final model predicts one class; empty without any."""
+    final = run.rows("final")
+    shares = {run.called(int(row["client"])): row[ONE_CLASS] for row in final if ONE_CLASS in row}
+    return one_class_words(shares, len(final), run.setting("evaluation.metrics") or ()) if shares else ""

@@ -13,6 +13,7 @@ import numpy as np
 
 from fl_lightning.metric import ACCURACY, MODELS, SHOWS_ONE_CLASS
 from fl_lightning.report.tables import reached, scored_seldom, worst_tenth
+from fl_lightning.results.result import one_class
 from fl_lightning.study import statistics
 from fl_lightning.study.cells import Cell
 from fl_lightning.study.groups import ALL, Group, Unit, choose_baseline, complete, grouped, no_pairs, training_alone
@@ -275,7 +276,7 @@ def _one_class(cells: Iterable[Cell]) -> list[str]:
     flags: dict[str, list[bool]] = {}
     for cell in cells:
         if cell.metric == ACCURACY.name and cell.judge == cell.run.judge:
-            flags.setdefault(cell.label, []).append(bool(cell.run.one_class))
+            flags.setdefault(cell.label, []).append(bool(one_class(cell.run)))
     rows = [f"{label} ({sum(of_runs)} of {len(of_runs)} runs)" for label, of_runs in flags.items() if any(of_runs)]
     if not rows:
         return []

@@ -100,11 +100,15 @@ def test_a_legend_covers_no_bar(make_run: MakeRun) -> None:
     assert legend.get_window_extent().y0 >= axes.get_window_extent().y1
 
 
-@pytest.mark.parametrize(("high", "end"), [(0.5, "max"), (1.0, "neither"), (None, "neither")])
-def test_a_scale_says_that_colours_go_beyond_it(high: float | None, end: str) -> None:
+@pytest.mark.parametrize(("value", "end"), [(1.0, "neither"), (1.5, "max"), (-0.5, "min")])
+@pytest.mark.parametrize("weights", [True, False])
+def test_scales_run_from_zero_to_one_and_say_what_lies_beyond(weights: bool, value: float, end: str) -> None:
     axes = Figure().add_subplot()
-    vector._heat(axes, vector._Heat(np.eye(2), "ab", "cd", "x", "y", "weight", high))
-    assert axes.images[0].colorbar.extend == end
+    vector._heat(axes, vector._Heat(value * np.eye(2), "ab", "cd", "x", "y", "weight", weights))
+    [picture] = axes.images
+    assert picture.colorbar.extend == end
+    assert picture.get_clim() == (0.0, 1.0)
+    assert float(picture.norm(0.25)) == (0.5 if weights else 0.25)
 
 
 def test_runs_on_other_data_are_no_seeds_of_one_method(make_run: MakeRun) -> None:
