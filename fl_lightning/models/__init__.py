@@ -12,6 +12,7 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 
 from fl_lightning.components import Network, Text
 from fl_lightning.config import Component, check
