@@ -243,8 +243,9 @@ class WandB(Observer):
             t = int(row.pop("round"))
             view = folder.read_relation(t) if folder.relation_file(t).exists() else None
             images: dict[str, np.ndarray] = {}
-            for callback in run.callbacks if view is not None else ():
-                images |= callback.pictures(run, view, t) if isinstance(callback, Heatmaps) else {}
+            for callback in run.callbacks:
+                if view is not None and isinstance(callback, Heatmaps):
+                    images |= callback.pictures(run, view, t)
             self._send(run, t, row, clients[t], images, view)
 
     def _send(

@@ -25,6 +25,19 @@ def draw(values: Any, rows: Any = None, cols: Any = None, **kwargs: Any) -> np.n
     return heatmap(values, rows, cols, "title", "source client", "layer", **kwargs)
 
 
+def forget() -> None:
+    """Layouts that are kept."""
+    drawing._labelled.cache_clear()
+    drawing._frame.cache_clear()
+
+
+def labels_of(axis: str, rows: list[Any], columns: list[Any]) -> list[str]:
+    """What is written along an axis of a picture."""
+    forget()
+    frame, _ = drawing._labelled(tuple(rows), tuple(columns), "x", "y", None, "neither")
+    return [label.get_text() for label in getattr(frame.axes, f"get_{axis}ticklabels")()]
+
+
 def count(image: np.ndarray, colour: tuple[int, int, int]) -> int:
     return int((image == np.array(colour)).all(axis=-1).sum())
 
@@ -78,9 +91,19 @@ def test_a_kept_layout_gives_the_same_picture_as_a_new_one() -> None:
     drawn = draw(first)
     assert (draw(other) != drawn).any()
     again = draw(first)
-    drawing._frame.cache_clear()
+    forget()
     np.testing.assert_array_equal(drawn, again)
     np.testing.assert_array_equal(drawn, draw(first))
+
+
+def test_another_cohort_takes_the_layout_of_the_last_one_with_its_own_numbers() -> None:
+    """A round with 10 of 100 clients must not lay out its picture anew."""
+    forget()
+    one, other = (draw(np.eye(4), rows=cohort, cols=cohort) for cohort in ([10, 20, 33, 47], [11, 12, 13, 99]))
+    assert drawing._frame.cache_info().misses == 1
+    assert one.shape == other.shape and (one != other).any()
+    forget()
+    np.testing.assert_array_equal(other, draw(np.eye(4), rows=[11, 12, 13, 99], cols=[11, 12, 13, 99]))
 
 
 def test_the_greatest_of_a_block_stands_for_many_cells() -> None:
@@ -104,10 +127,8 @@ def test_few_columns_have_their_numbers_where_they_are_asked_for() -> None:
 def test_every_layer_is_named_and_crowded_numbers_are_thinned() -> None:
     layers = draw(np.zeros((62, 20)))
     assert layers.shape[0] > 62 * 15
-    frame = drawing._frame(tuple(range(100)), tuple(range(100)), "x", "y", None, "neither")
-    assert [label.get_text() for label in frame.axes.get_yticklabels()] == [str(5 * k) for k in range(20)]
-    named = drawing._frame(tuple(f"l{k}" for k in range(62)), (0,), "x", "y", None, "neither")
-    assert len(named.axes.get_yticklabels()) == 62
+    assert labels_of("y", list(range(100)), [0]) == [str(5 * k) for k in range(20)]
+    assert labels_of("y", [f"l{k}" for k in range(62)], [0]) == [f"l{k}" for k in range(62)]
 
 
 def test_long_names_keep_their_end_and_are_turned_below() -> None:
@@ -117,8 +138,7 @@ def test_long_names_keep_their_end_and_are_turned_below() -> None:
     names = ["Zürich", "Universitätsspital Basel", "a$b$c"]
     turned, short = (heatmap(np.eye(3), ["a", "b", "c"], of, "t", "x", "y") for of in (names, ["a", "b", "c"]))
     assert turned.shape[0] - short.shape[0] > 100
-    frame = drawing._frame(("a", "b", "c"), tuple(names), "x", "y", None, "neither")
-    assert [label.get_rotation() for label in frame.axes.get_xticklabels()] == [90] * 3
+    assert labels_of("x", ["a", "b", "c"], names) == ["Zürich", "Universitätsspital Basel", r"a\$b\$c"]
 
 
 @pytest.mark.parametrize("values", [np.zeros((2, 3)), np.full((2, 3), np.nan), np.full((2, 3), -1.0)])

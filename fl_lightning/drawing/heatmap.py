@@ -1,4 +1,4 @@
-"""Heatmaps drawn by matplotlib as arrays of pixels. A layout is kept, so that the next round costs one drawing."""
+"""Heatmaps drawn by matplotlib as arrays of pixels. Layouts are kept, so that another round costs its cells alone."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def heatmap(
     blocks = in_blocks(values, down, across)
     ends = (float(np.nanmin(blocks, initial=0.0)), float(np.nanmax(blocks, initial=0.0)))
     high = max(ends[1], 1.0) if counts else None
-    extend = extension(*ends, high or 1.0)
-    frame = _frame(tuple(row_labels)[::down], tuple(col_labels)[::across], x_label, y_label, high, extend)
+    rows, columns = tuple(row_labels)[::down], tuple(col_labels)[::across]
+    frame, background = _labelled(rows, columns, x_label, y_label, high, extension(*ends, high or 1.0))
     note = f"; each cell: the greatest of {down} x {across}" if max(down, across) > 1 else ""
     frame.cells.set_data(blocks)
     frame.title.set_text(_literal(title + note))
-    frame.canvas.restore_region(frame.background)
-    frame.axes.draw_artist(frame.cells)
-    frame.axes.draw_artist(frame.title)
+    frame.canvas.restore_region(background)
+    for artist in (frame.cells, frame.title):
+        frame.axes.draw_artist(artist)
     if numbers and blocks.shape[1] <= _PRINTED_COLUMNS and blocks.shape[0] <= _PRINTED_ROWS:
         _print(frame, blocks, ".0f" if counts else ".2f")
     return np.asarray(frame.canvas.buffer_rgba())[..., :3].copy()
@@ -101,43 +101,89 @@ def save_png(image: np.ndarray, path: Path) -> None:
         Image.fromarray(image).save(aside, format="PNG", compress_level=1)
 
 
+class _Side(NamedTuple):
+    """What the layout of one side of the cells depends on: pictures of other clients can have the same."""
+
+    places: int
+    letters: int
+    """Of the longest label."""
+    named: bool
+    """Whether labels are names, not numbers."""
+
+    @classmethod
+    def of(cls, labels: Labels) -> _Side:
+        """The side with these labels."""
+        longest = max(len(_shortened(str(label))) for label in labels)
+        return cls(len(labels), longest, any(isinstance(label, str) for label in labels))
+
+    @property
+    def inches(self) -> float:
+        """The room for names, about; 0 of numbers."""
+        return 0.07 * self.letters * self.named
+
+    @property
+    def examples(self) -> Labels:
+        """Labels of this length."""
+        return ("n" * self.letters if self.named else 10 ** (self.letters - 1),) * self.places
+
+
 class _Frame(NamedTuple):
-    """All of a picture but its values and title, drawn."""
+    """All of a picture but its values, labels and title, drawn."""
 
     canvas: FigureCanvasAgg
     background: Any
     axes: Axes
+    inches: tuple[float, float]
+    """Width and height of the cells, about."""
     cells: AxesImage
     title: Text
 
 
 @functools.lru_cache(maxsize=8)
-def _frame(rows: Labels, columns: Labels, x_label: str, y_label: str, high: float | None, extend: str) -> _Frame:
-    """Axes, names and colour bar; `high`: end of the colours of counts, None for weights."""
+def _labelled(
+    rows: Labels, columns: Labels, x_label: str, y_label: str, high: float | None, extend: str
+) -> tuple[_Frame, Any]:
+    """The frame, and its background with the labels of both sides."""
+    sides = _Side.of(rows), _Side.of(columns)
+    frame = _frame(*sides, x_label, y_label, high, extend)
+    width, height = frame.inches
+    _name(frame.axes.yaxis, rows, int(height / _NAME_HEIGHT))
+    _name(frame.axes.xaxis, columns, int(width / (_NAME_HEIGHT if sides[1].named else 0.3)))
+    frame.canvas.restore_region(frame.background)
+    for axis in (frame.axes.xaxis, frame.axes.yaxis):
+        frame.axes.draw_artist(axis)
+    return frame, frame.canvas.copy_from_bbox(frame.canvas.figure.bbox)
+
+
+@functools.lru_cache(maxsize=8)
+def _frame(rows: _Side, columns: _Side, x_label: str, y_label: str, high: float | None, extend: str) -> _Frame:
+    """Axes and colour bar; `high`: end of the colours of counts, None for weights."""
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-    wide, tall = (_widest(labels) for labels in (rows, columns))
-    height = max(_SMALLEST, min(len(rows) * 0.3, _LARGEST), min(len(rows) * _NAME_HEIGHT, _NAMED) if wide else 0.0)
-    width = min(max(_SMALLEST, len(columns) * 0.42), _LARGEST)
-    figure = Figure(figsize=(width + wide + 2.0, height + tall + 1.2), dpi=_DPI, layout="constrained")
+    height = max(_SMALLEST, min(rows.places * 0.3, _LARGEST))
+    height = max(height, min(rows.places * _NAME_HEIGHT, _NAMED)) if rows.named else height
+    width = min(max(_SMALLEST, columns.places * 0.42), _LARGEST)
+    size = (width + rows.inches + 2.0, height + columns.inches + 1.2)
+    figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
     canvas, axes = FigureCanvasAgg(figure), figure.add_subplot()
     norm = weight_scale() if high is None else Normalize(0.0, high)
     colours = colormaps["viridis"].with_extremes(bad=MISSING, under=NEGATIVE)
-    empty = np.zeros((len(rows), len(columns)))
+    empty = np.zeros((rows.places, columns.places))
     cells = axes.imshow(empty, norm=norm, cmap=colours, aspect="auto", interpolation="nearest")
     ticks: dict[str, Any] = {"ticks": WEIGHT_TICKS, "format": "%g"} if high is None else {}
     figure.colorbar(cells, ax=axes, extend=extend, **ticks).minorticks_off()
-    _name(axes.yaxis, rows, int(height / _NAME_HEIGHT))
-    _name(axes.xaxis, columns, int(width / (_NAME_HEIGHT if tall else 0.3)))
+    _name(axes.yaxis, rows.examples, 1)
+    _name(axes.xaxis, columns.examples, 1)
     axes.set(xlabel=x_label, ylabel=y_label)
     title = figure.suptitle("Round", fontsize=10, x=0.02, ha="left")
-    for artist in (cells, title):
+    for artist in (cells, axes.xaxis, axes.yaxis, title):
         artist.set_animated(True)  # drawn over the background
     canvas.draw()
-    return _Frame(canvas, canvas.copy_from_bbox(figure.bbox), axes, cells, title)
+    figure.set_layout_engine("none")  # it has been laid out
+    return _Frame(canvas, canvas.copy_from_bbox(figure.bbox), axes, (width, height), cells, title)
 
 
 def _print(frame: _Frame, values: np.ndarray, form: str) -> None:
@@ -157,13 +203,8 @@ def _name(axis: Any, labels: Labels, room: int) -> None:
     steps = (factor * 10**power for power in range(7) for factor in (1, 2, 5))
     step = next(step for step in steps if len(labels) <= step * max(room, 1))
     texts = [_literal(_shortened(str(label))) for label in labels[::step]]
-    turned = axis.axis_name == "x" and _widest(labels) > 0
+    turned = axis.axis_name == "x" and any(isinstance(label, str) for label in labels)
     axis.set_ticks(range(0, len(labels), step), texts, fontsize=8, rotation=90 if turned else 0)
-
-
-def _widest(labels: Labels) -> float:
-    """Inches of the longest name; 0 of numbers."""
-    return max((0.07 * len(_shortened(label)) for label in labels if isinstance(label, str)), default=0.0)
 
 
 def _shortened(name: str) -> str:

@@ -244,7 +244,7 @@ class Evaluator:
         values = {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
         values |= self._on_global_test(kind, client, vector, digest)
         columns = scoring.columns(self.run.config.evaluation.metrics, kind)
-        further = {name: values.pop(column) for name, column in columns.items() if column in values}
+        further: dict[str, Any] = {n: values.pop(column) for n, column in columns.items() if column in values}
         further |= scoring.one_class(client, measured)
         scores = {"kind": kind, "score": values.pop(self.run.data.metric.by(kind)), "further": further, **values}
         on_global = self.run.config.data.global_test and self.has_global and self.wants("global")
