@@ -98,7 +98,7 @@ def gains(losses: Tensor, begun: int) -> dict[tuple[int, int], float]:
     Least squares: loss = client + round + candidate + error, with equal errors.
 
     Args:
-        losses: (TRIED, N), of the rounds after `begun`; NaN: not measured.
+        losses: (TRIED, N), of the rounds after `begun`; infinite: not measured.
         begun: the round after which the trial began.
 
     Returns:
@@ -123,7 +123,7 @@ def gains(losses: Tensor, begun: int) -> dict[tuple[int, int], float]:
     for pair, weights in contrasts.items():
         contrast = torch.tensor(weights, dtype=torch.float64)
         error = float((variance * (contrast @ inverse[-2:, -2:] @ contrast)).sqrt())
-        scores[pair] = float(contrast @ effects[-2:]) / max(error, least, 1e-300)
+        scores[pair] = float(contrast @ effects[-2:]) / max(error, least, 1e-30)
     return scores
 
 
@@ -154,9 +154,9 @@ class CrossFittedCube(Relation):
         """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise`; `averaged` (N,), who is in FedAvg's
         model; `told` (N,), who has its share; `cosines` (2, N, N), sums and counts; `near` (N, N), who is of one group;
         `losses` (2, TRIED, N), before and after training; `state` (4,): the last round, stage, choice, the last round
-        before the trial; `evidence`, by `EVIDENCE` (NaN: none yet)."""
+        before the trial; `evidence`, by `EVIDENCE`. Infinite: none yet."""
         n, layers = run.clients, len(run.layer_names)
-        nothing = math.nan
+        nothing = math.inf
         return {
             "cross.noise": torch.zeros(2, layers, dtype=torch.float64),
             "cross.averaged": torch.zeros(n, dtype=torch.int64),
@@ -336,7 +336,7 @@ class CrossFittedCube(Relation):
             named = zip(run.layer_names, shares.tolist(), strict=True)
             self._measured = {f"noise_share_{name}": share for name, share in named}
         evidence = zip(EVIDENCE, memory["cross.evidence"].tolist(), strict=True)
-        self._measured |= {f"groups_{name}": value for name, value in evidence if not math.isnan(value)}
+        self._measured |= {f"groups_{name}": value for name, value in evidence if math.isfinite(value)}
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
         """`noise_share_LAYER`: of a client's step, mean over the round's; `groups_...`: what groups go by."""

@@ -22,7 +22,8 @@ from fl_lightning.planning.memory import Products, Setup
 from fl_lightning.planning.setting import DataSizes, Hardware
 
 WITH_PRODUCTS = (
-    "cfl", "confree", "fedamp", "fedapa", "heurfedamp", "kapc", "ktpflmodels", "pfedgraph", "pfedla", "selfkapc",
+    "cfl", "confree", "crosskapc", "fedamp", "fedapa", "heurfedamp", "kapc", "ktpflmodels", "pfedgraph", "pfedla",
+    "selfkapc",
 )  # fmt: skip
 COUNTED: list[tuple[str, dict[str, str]]] = [*((name, {}) for name in NAMES), ("confree", {"by": "layer"})]
 
