@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,8 +87,8 @@ def components(near: Tensor) -> list[list[int]]:
     return list(groups.values())
 
 
-def candidate(clients: Tensor, t: int) -> Tensor:
-    """What each of `clients` tries in round t."""
+def candidate(clients: Tensor, t: int | Tensor) -> Tensor:
+    """What each of `clients` tries in round t (of each, or of all)."""
     return (clients + t) % 3
 
 
@@ -97,7 +98,7 @@ def gains(losses: Tensor, begun: int) -> dict[tuple[int, int], float]:
     Least squares: loss = client + round + candidate + error, with equal errors.
 
     Args:
-        losses: (TRIED, N), of the rounds after `begun`; NaN: not measured.
+        losses: (TRIED, N), of the rounds after `begun`; infinite: not measured.
         begun: the round after which the trial began.
 
     Returns:
@@ -122,7 +123,7 @@ def gains(losses: Tensor, begun: int) -> dict[tuple[int, int], float]:
     for pair, weights in contrasts.items():
         contrast = torch.tensor(weights, dtype=torch.float64)
         error = float((variance * (contrast @ inverse[-2:, -2:] @ contrast)).sqrt())
-        scores[pair] = float(contrast @ effects[-2:]) / max(error, least, 1e-300)
+        scores[pair] = float(contrast @ effects[-2:]) / max(error, least, 1e-30)
     return scores
 
 
@@ -150,14 +151,15 @@ class CrossFittedCube(Relation):
         self._layers = {HEAD: head, FIRST: sorted({block.layer for block in blocks} - set(head))[:1]}
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
-        """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise`; `told` (N,), who has its share;
-        `cosines` (2, N, N), sums and counts; `near` (N, N), who is of one group; `losses` (2, TRIED, N), before and
-        after training; `state` (4,): the last round, stage, choice, the last round before the trial; `evidence`, by
-        `EVIDENCE` (NaN: none yet)."""
+        """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise`; `averaged` (N,), who is in FedAvg's
+        model; `told` (N,), who has its share; `cosines` (2, N, N), sums and counts; `near` (N, N), who is of one group;
+        `losses` (2, TRIED, N), before and after training; `state` (4,): the last round, stage, choice, the last round
+        before the trial; `evidence`, by `EVIDENCE`. Infinite: none yet."""
         n, layers = run.clients, len(run.layer_names)
-        nothing = math.nan
+        nothing = math.inf
         return {
             "cross.noise": torch.zeros(2, layers, dtype=torch.float64),
+            "cross.averaged": torch.zeros(n, dtype=torch.int64),
             "cross.told": torch.zeros(n, dtype=torch.int64),
             "cross.cosines": torch.zeros(2, n, n, dtype=torch.float64),
             "cross.near": torch.zeros(n, n, dtype=torch.int64),
@@ -176,20 +178,27 @@ class CrossFittedCube(Relation):
     def sent(self, server: Server) -> dict[int, Payload]:
         """FedAvg's model for everybody, or each client's own mix. Beside it once the `share` of noise (L,) in its step,
         and in a trial `trial` ()."""
-        group, memory = server.only, server.memory
-        if self.own_mixes(server):
-            payloads = group.mix_by(self)
-        else:
-            who = sorted(server.run.server.uploaded) or server.cohort
-            rows = server.shares(who).expand(1, len(server.cohort), -1)
-            group.weighed = Weights(group.group, rows, list(server.cohort), who)
-            payloads = group.send(dict.fromkeys(group.here, group["model"]))
+        memory = server.memory
+        payloads = server.only.mix_by(self) if self.own_mixes(server) else self._one_for_all(server)
         for c, payload in payloads.items():
             if server.run.server.uploaded and not memory["cross.told"][c]:
-                shares = noise_shares(*memory["cross.noise"], server.samples([c])[:, None])
+                sums, count = memory["cross.noise"]
+                shares = noise_shares(sums, count, server.samples([c])[:, None])
                 payload.statistics["share"] = shares[0].float()
             if int(memory["cross.state"][1]) == TRIES:
                 payload.statistics[TRIAL] = torch.ones(())
+        return payloads
+
+    def _one_for_all(self, server: Server) -> dict[int, Payload]:
+        """FedAvg's model: one vector, so that all begin with the same bits."""
+        group = server.only
+        averaged = server.memory["cross.averaged"].nonzero()[:, 0].tolist() or server.cohort
+        row = server.shares(averaged)
+        group.weighed = Weights(group.group, row.expand(1, len(server.cohort), -1), list(server.cohort), averaged)
+        payloads = group.send(dict.fromkeys(group.here, group["model"]))
+        own = dict(zip(averaged, row.tolist(), strict=True))
+        for c, payload in payloads.items():
+            payload.own_weights = np.full(len(group.layout.layers), own.get(c, 0.0), np.float32)
         return payloads
 
     def weights(self, inputs: RelationInputs) -> Tensor:
@@ -219,6 +228,9 @@ class CrossFittedCube(Relation):
         state, t = server.memory["cross.state"], server.round
         first = int(state[0]) == 0
         state[0] = t
+        if server.answered:
+            averaged = server.memory["cross.averaged"].zero_()
+            averaged[server.answered] = 1
         self._learn_noise(server, first)
         if t <= COMPARED:
             self._compare(server)
@@ -324,7 +336,7 @@ class CrossFittedCube(Relation):
             named = zip(run.layer_names, shares.tolist(), strict=True)
             self._measured = {f"noise_share_{name}": share for name, share in named}
         evidence = zip(EVIDENCE, memory["cross.evidence"].tolist(), strict=True)
-        self._measured |= {f"groups_{name}": value for name, value in evidence if not math.isnan(value)}
+        self._measured |= {f"groups_{name}": value for name, value in evidence if math.isfinite(value)}
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
         """`noise_share_LAYER`: of a client's step, mean over the round's; `groups_...`: what groups go by."""

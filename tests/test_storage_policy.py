@@ -39,8 +39,8 @@ CALLBACKS = {
     "localprivacy": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",
     "stepprivacy": "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1",
 }
-MAKES = {"pfedhn", "fedfomo"}
-"""Methods whose server makes each client's model anew, or sends others' as they are: no vector to mix into."""
+MAKES = {"crosskapc", "pfedhn", "fedfomo"}
+"""Methods whose server makes each client's model anew, or sends others' or one as they are: no vector to mix into."""
 WATCHING = {"checkpoint", "heatmaps", "progress"}
 
 

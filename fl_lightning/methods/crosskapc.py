@@ -57,8 +57,7 @@ class CrossKAPC(Method):
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """FedAvg's model, or the client's own mix; once its share of noise, and whether it is to report losses."""
-        relation: CrossFittedCube = server.run.relation
-        return relation.sent(server)
+        return cast(CrossFittedCube, server.run.relation).sent(server)
 
     def aggregate(self, server: Server) -> None:
         """What the relation learns, and FedAvg's model."""

@@ -67,6 +67,7 @@ def test_a_hook_that_reads_what_does_not_travel_is_named(method: str, tmp_path: 
     ("method", "flags"),
     [
         ("selfkapc", "--federation.participation 0.67 --federation.rounds 4"),
+        ("crosskapc", "--method.guard 0 --federation.clients 4 --federation.rounds 8"),
         ("fedavg", "--evaluation.judge before --federation.participation 0.67 --federation.rounds 3"),
         ("fedavg", "--fabric.precision bf16-true"),
         ("fedper", "--evaluation.judge finetuned"),

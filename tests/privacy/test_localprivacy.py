@@ -34,7 +34,7 @@ from fl_lightning.results.folder import RunFolder
 from fl_lightning.rng import ENTROPY, unrepeatable
 
 Make = Callable[..., Federation]
-REFUSED = ("fedcac", "fedfomo", "fedora", "flayer", "ifca")
+REFUSED = ("crosskapc", "fedcac", "fedfomo", "fedora", "flayer", "ifca")
 BOUNDED = [name for name in NAMES if name not in REFUSED]
 
 
@@ -169,6 +169,10 @@ def test_noise_from_the_system_is_never_the_same(federation: Make) -> None:
 # ---------------------------------------------------------------- what is declared
 
 
+LATER = {"crosskapc": {"losses"}}
+"""What three rounds do not see."""
+
+
 class Names(Transform):
     """Keeps the names of what travels beside models."""
 
@@ -190,7 +194,7 @@ class Names(Transform):
 def test_a_method_declares_what_travels_beside_models(federation: Make, name: str) -> None:
     names, method = Names(), quick(name)
     federation(method, net_of(name), [names], data_of(name), rounds=3).fit()
-    assert names.up == method.beside().keys()
+    assert names.up == method.beside().keys() - LATER.get(name, set())
     assert names.down == bool(downloads(method))
 
 
