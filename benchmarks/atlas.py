@@ -28,11 +28,11 @@ import yaml
 
 from fl_lightning import __version__
 from fl_lightning.cli import main, studyfile
-from fl_lightning.csvtable import as_csv
-from fl_lightning.files import write_whole
-from fl_lightning.report.tables import worst_tenth
-from fl_lightning.study.cells import Cell, read
-from fl_lightning.study.harm import share_harmed
+from fl_lightning.foundation.csvtable import as_csv
+from fl_lightning.foundation.files import write_whole
+from fl_lightning.lab.report.tables import worst_tenth
+from fl_lightning.lab.study.cells import Cell, read
+from fl_lightning.lab.study.harm import share_harmed
 
 ROOT = Path(__file__).resolve().parents[1]
 ATLAS = ROOT / "atlas"

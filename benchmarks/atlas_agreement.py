@@ -24,10 +24,10 @@ from fl_lightning.callbacks.graphs import cosines
 from fl_lightning.callbacks.relations import Relation, SampleCounts
 from fl_lightning.cli import main, studyfile
 from fl_lightning.core import RelationInputs, RunContext
-from fl_lightning.csvtable import as_csv
-from fl_lightning.files import write_whole
+from fl_lightning.foundation.csvtable import as_csv
+from fl_lightning.foundation.files import write_whole
+from fl_lightning.lab.study.cells import read
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.study.cells import read
 
 
 class Measured(SampleCounts):

@@ -19,12 +19,12 @@ import numpy as np
 from measure import markdown
 from pandas import DataFrame, concat, read_csv
 
-from fl_lightning.report.tables import reached
-from fl_lightning.study import statistics
-from fl_lightning.study.cells import Cell
-from fl_lightning.study.cells import read as cells_of
-from fl_lightning.study.compare import Ranks
-from fl_lightning.study.picture import draw_ranks
+from fl_lightning.lab.report.tables import reached
+from fl_lightning.lab.study import statistics
+from fl_lightning.lab.study.cells import Cell
+from fl_lightning.lab.study.cells import read as cells_of
+from fl_lightning.lab.study.compare import Ranks
+from fl_lightning.lab.study.picture import draw_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONE, RIVAL = "local", "fedavg after"

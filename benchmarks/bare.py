@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fl_lightning.config import Config
+from fl_lightning.configuration.config import Config
 from fl_lightning.core.run import cohort_of
 from fl_lightning.data import FederatedData, ResidentPart
 from fl_lightning.data.sampling import batch_sizes
-from fl_lightning.device import sent
-from fl_lightning.rng import generator
+from fl_lightning.foundation.device import sent
+from fl_lightning.foundation.rng import generator
 
 Stepper = Literal["torch.optim.SGD", "autograd.grad + foreach"]
 STEPPERS: tuple[Stepper, ...] = ("torch.optim.SGD", "autograd.grad + foreach")

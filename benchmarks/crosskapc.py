@@ -22,10 +22,10 @@ from measure import markdown
 
 from atlas import ATLAS, KINDS
 from fl_lightning.cli import main, studyfile
-from fl_lightning.csvtable import as_csv
-from fl_lightning.files import write_whole
-from fl_lightning.study.cells import Cell
-from fl_lightning.study.cells import read as cells_of
+from fl_lightning.foundation.csvtable import as_csv
+from fl_lightning.foundation.files import write_whole
+from fl_lightning.lab.study.cells import Cell
+from fl_lightning.lab.study.cells import read as cells_of
 
 OURS, LABEL = "crosskapc", "fedavg shrunk"
 SHRUNK = {"name": OURS, "label": LABEL, "optimizer.lr": 0.25, "init_args": {"guard": 1e6}}

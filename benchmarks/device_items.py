@@ -31,11 +31,11 @@ from together import config_of, one_by_one, seconds, together
 from torch.profiler import ProfilerActivity, profile
 from workloads import Rounds, Workload, data_root, launched, workloads
 
-from fl_lightning.config import Config
+from fl_lightning.configuration.config import Config
 from fl_lightning.data import prepare
-from fl_lightning.device import synchronize
 from fl_lightning.engine.federation import Federation
-from fl_lightning.heap import keep_freed
+from fl_lightning.foundation.device import synchronize
+from fl_lightning.foundation.heap import keep_freed
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.models import build
 from fl_lightning.models.mlp import MLP

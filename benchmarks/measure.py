@@ -20,7 +20,7 @@ from typing import TypeVar
 import torch
 from scipy.stats import binom
 
-from fl_lightning.device import module_of, peak_bytes, synchronize
+from fl_lightning.foundation.device import module_of, peak_bytes, synchronize
 
 
 def interleaved(

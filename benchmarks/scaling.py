@@ -32,7 +32,7 @@ from measure import PeakMemory, Row, command, compared, interleaved
 from speed import benchmarks, callbacks, main
 from workloads import Rounds, Workload, callback_round, data_root, workloads
 
-from fl_lightning.heap import keep_freed
+from fl_lightning.foundation.heap import keep_freed
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
 

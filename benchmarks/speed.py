@@ -37,14 +37,14 @@ from fl_lightning.callbacks.channel import Wireless
 from fl_lightning.callbacks.checkpoint import Checkpoint
 from fl_lightning.callbacks.heatmaps import Heatmaps
 from fl_lightning.callbacks.progress import Progress
-from fl_lightning.config import Component
+from fl_lightning.configuration.config import Component
 from fl_lightning.core import GroupServer, Payload
 from fl_lightning.core.payload import KINDS
 from fl_lightning.engine import record
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.writer import RunFolderWriter
-from fl_lightning.errors import BadInput
-from fl_lightning.heap import keep_freed
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.heap import keep_freed
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.kapc import KAPC

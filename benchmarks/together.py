@@ -24,8 +24,8 @@ import torch
 from fl_lightning.cli.resolve import complete, plan
 from fl_lightning.cli.study import QUIET, run_safely
 from fl_lightning.cli.together import driven
-from fl_lightning.config import Config
-from fl_lightning.files import make_folder
+from fl_lightning.configuration.config import Config
+from fl_lightning.foundation.files import make_folder
 from fl_lightning.run import fit
 from fl_lightning.training.executors.together import Together
 

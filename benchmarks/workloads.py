@@ -18,7 +18,7 @@ from measure import interleaved
 from torch import nn
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.config import (
+from fl_lightning.configuration.config import (
     Component,
     Config,
     DataConfig,
@@ -32,12 +32,12 @@ from fl_lightning.data import FederatedData, prepare
 from fl_lightning.engine.build import federation as assembled
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.trainer import choose_executors, count_costs
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.parallel import one_process
+from fl_lightning.foundation.rng import key
+from fl_lightning.lab.planning.made_up import DataSizes, made_up
 from fl_lightning.methods.base import Method
 from fl_lightning.models import build
-from fl_lightning.parallel import one_process
-from fl_lightning.planning.made_up import DataSizes, made_up
-from fl_lightning.rng import key
 from fl_lightning.training.executors.together import Together
 
 SEED, CPU = 0, torch.device("cpu")

@@ -32,10 +32,10 @@ from scipy import stats
 from torch import Tensor
 
 from fl_lightning.data.sampling import in_turn
-from fl_lightning.gains.measure import measure
-from fl_lightning.gains.silos import Answer, Silo
-from fl_lightning.gains.statistics import Samples, Scores, verdict
-from fl_lightning.gains.words import narrower
+from fl_lightning.lab.worth.measure import measure
+from fl_lightning.lab.worth.silos import Answer, Silo
+from fl_lightning.lab.worth.statistics import Samples, Scores, verdict
+from fl_lightning.lab.worth.words import narrower
 
 SIZES = (20, 60, 60, 200, 200, 200, 1000, 2000)
 WORLDS = ((8, 1.2), (24, 0.7), (96, 0.3))

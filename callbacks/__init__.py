@@ -2,6 +2,6 @@
 
 from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transform
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.record import RelationView, RoundRecord
+from fl_lightning.results.record import RelationView, RoundRecord
 
 __all__ = ["Aggregator", "Callback", "Observer", "Relation", "RelationView", "RoundRecord", "Transform"]

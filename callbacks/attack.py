@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.config import are_numbers, check
+from fl_lightning.configuration.config import are_numbers, check
+from fl_lightning.configuration.ranges import NonNegativeFloat, UnitInterval
 from fl_lightning.core import Client, Payload, RunContext
-from fl_lightning.errors import BadInput
-from fl_lightning.metric import NO_TARGET
-from fl_lightning.ranges import NonNegativeFloat, UnitInterval
-from fl_lightning.rng import numpy_rng
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.metric import NO_TARGET
+from fl_lightning.foundation.rng import numpy_rng
 
 
 @dataclass

@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning import log
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
+from fl_lightning.configuration.ranges import check_ranges
 from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunContext
 from fl_lightning.core.mixing import mean_of
 from fl_lightning.core.protocols import Method
 from fl_lightning.core.server import GroupServer
-from fl_lightning.errors import BadInput
-from fl_lightning.ranges import check_ranges
+from fl_lightning.foundation import log
+from fl_lightning.foundation.errors import BadInput
 
 STAGES = ("observe", "draw", "show", "write", "log", "save", "send")
 """When the hooks of callbacks run: all of one stage, then those of the next."""

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
+from fl_lightning.configuration.ranges import PositiveFloat, PositiveInt, Range
 from fl_lightning.core import RoundRecord, RunContext
-from fl_lightning.ranges import PositiveFloat, PositiveInt, Range
-from fl_lightning.rng import generator
+from fl_lightning.foundation.rng import generator
 
 
 def blurred(rows: Tensor, own: Tensor, decimals: int | None, noise: Tensor | None, top: int | None) -> Tensor:

@@ -16,12 +16,12 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.callbacks.central import CLIP, CentralPrivacy
 from fl_lightning.callbacks.privacy import LocalPrivacy
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
+from fl_lightning.configuration.ranges import PositiveShare
 from fl_lightning.core import Client, ModelGroup, Payload, RoundRecord, RunContext
+from fl_lightning.foundation.rng import generator, numpy_rng
 from fl_lightning.privacy.bound import lower_bound, share_right
 from fl_lightning.privacy.mechanism import MODEL
-from fl_lightning.ranges import PositiveShare
-from fl_lightning.rng import generator, numpy_rng
 
 SCORE, ROUNDS = "canary.score", "canary.rounds"
 LONG = 1e4

@@ -18,15 +18,15 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Observer, Transform, Unweighted
 from fl_lightning.callbacks.privacy import INPUTS, check_account, check_noise_stays, uploads
 from fl_lightning.callbacks.relations import SampleCounts
-from fl_lightning.config import Config, check
+from fl_lightning.configuration.config import Config, check
+from fl_lightning.configuration.optimizerkeys import check_noise
+from fl_lightning.configuration.ranges import Range
 from fl_lightning.core import Client, Payload, RoundRecord, RunContext
 from fl_lightning.core.server import GroupServer
-from fl_lightning.errors import BadInput
-from fl_lightning.optimizerkeys import check_noise
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.rng import ENTROPY, generator, unrepeatable
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, epsilon
 from fl_lightning.privacy.mechanism import MODEL, clipped, moved, repaired
-from fl_lightning.ranges import Range
-from fl_lightning.rng import ENTROPY, generator, unrepeatable
 
 CLIP, NOISE, TAKEN = "privacy.clip", "privacy.noise", "privacy.taken"
 """Tensors of the server's memory: the clip and the noise of the next round, and how many rounds each client was in."""

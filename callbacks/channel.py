@@ -13,12 +13,12 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fl_lightning.callbacks.base import Observer
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
+from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveFloat, Range
 from fl_lightning.core import RoundRecord, RunContext
-from fl_lightning.csvtable import Row
-from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, Range
+from fl_lightning.foundation.csvtable import Row
+from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
-from fl_lightning.rng import numpy_rng
 
 Decibel = Annotated[float, Range(-500, 500)]
 PARTS = ("channel_download_s", "channel_compute_s", "channel_upload_s")

@@ -15,15 +15,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning import log
 from fl_lightning.callbacks.base import Observer, client_memory
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
+from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt
 from fl_lightning.core import RoundRecord, RunContext
-from fl_lightning.errors import BadInput
-from fl_lightning.files import writing
-from fl_lightning.ranges import NonNegativeFloat, PositiveInt
+from fl_lightning.foundation import log
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.files import writing
+from fl_lightning.foundation.signals import undisturbed
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.signals import undisturbed
 from fl_lightning.storage import manifest as disk
 from fl_lightning.storage.manifest import Damaged, Manifest
 from fl_lightning.storage.state import MODEL, ClientState, spent_by

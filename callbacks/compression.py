@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Transform
+from fl_lightning.configuration.ranges import PositiveShare
 from fl_lightning.core import Client, Payload, RunContext
-from fl_lightning.device import sent
-from fl_lightning.errors import BadInput
-from fl_lightning.ranges import PositiveShare
+from fl_lightning.foundation.device import sent
+from fl_lightning.foundation.errors import BadInput
 
 
 def quantised(x: Tensor, bits: int, draws: torch.Generator) -> Tensor:

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning import log
 from fl_lightning.callbacks.measured import add_noise, noise_shares
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.core import Payload, RelationInputs, RunContext, Server
 from fl_lightning.core.relation import Weights
+from fl_lightning.foundation import log
 
 COMPARED = 3
 """Rounds whose steps are compared. After 3, 12 of 12 seeds had the planted groups (ours, validation data)."""

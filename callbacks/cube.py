@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning import log
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.callbacks.simplex import simplex_rows, to_simplex
+from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Gram, RelationInputs, RunContext
-from fl_lightning.errors import RunFailed
-from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt
-from fl_lightning.rng import numpy_rng
-from fl_lightning.search import LogRange, searched
+from fl_lightning.foundation import log
+from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.foundation.rng import numpy_rng
 
 
 def gradient(R: Tensor, gram: Gram, prior: Tensor, lam: float, beta: float | Tensor, places: Tensor) -> Tensor:

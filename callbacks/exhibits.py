@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.callbacks.checkpoint import Checkpoint
-from fl_lightning.config import Config, check
+from fl_lightning.configuration.config import Config, check
 from fl_lightning.core.run import RunContext
-from fl_lightning.csvtable import Row
-from fl_lightning.errors import SECRET
-from fl_lightning.metric import Metric
-from fl_lightning.provenance import data_name
-from fl_lightning.record import RelationView
+from fl_lightning.foundation.csvtable import Row
+from fl_lightning.foundation.errors import SECRET
+from fl_lightning.foundation.metric import Metric
 from fl_lightning.results.columns import spread
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.provenance import data_name
+from fl_lightning.results.record import RelationView
 from fl_lightning.storage.manifest import files_of, intact, rounds
 
 MOST_ROWS = 10_000

@@ -11,8 +11,8 @@ from torch import Tensor
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.callbacks.simplex import simplex_rows
 from fl_lightning.core import RelationInputs, RunContext
-from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.rng import numpy_rng
+from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.rng import numpy_rng
 
 TINY = 1e-3
 """A vector so much shorter than the longest has no direction that inner products of 32 bits could tell: they round at

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning import log
 from fl_lightning.callbacks.base import Observer
-from fl_lightning.config import are_numbers, check
+from fl_lightning.configuration.config import are_numbers, check
 from fl_lightning.core import RelationView, RoundRecord, RunContext
 from fl_lightning.drawing.curves import draw_scores
 from fl_lightning.drawing.heatmap import save_png
 from fl_lightning.drawing.relation import draw_client, draw_overview, draw_split
-from fl_lightning.errors import MachineFailed
-from fl_lightning.extras import missing
+from fl_lightning.foundation import log
+from fl_lightning.foundation.errors import MachineFailed
+from fl_lightning.foundation.extras import missing
 from fl_lightning.results.columns import spread
 from fl_lightning.results.folder import RunFolder
 

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fl_lightning import log
 from fl_lightning.callbacks import connection, exhibits
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.exhibits import Cells, without_secrets
 from fl_lightning.callbacks.heatmaps import DRAWN, OVERVIEW, Heatmaps
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 from fl_lightning.core.run import RunContext
-from fl_lightning.csvtable import Row
-from fl_lightning.errors import RunFailed
-from fl_lightning.extras import require
-from fl_lightning.files import atomic_write
-from fl_lightning.provenance import title_of
-from fl_lightning.record import RelationView, RoundRecord
+from fl_lightning.foundation import log
+from fl_lightning.foundation.csvtable import Row
+from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.files import atomic_write
 from fl_lightning.results.columns import COLUMNS, CumulativeCosts, in_summary, renamed, shown, spread
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.provenance import title_of
+from fl_lightning.results.record import RelationView, RoundRecord
 
 if TYPE_CHECKING:
     import wandb

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning import log
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.callbacks.simplex import simplex_rows
 from fl_lightning.core import RelationInputs, RunContext, Server
-from fl_lightning.errors import RunFailed
+from fl_lightning.foundation import log
+from fl_lightning.foundation.errors import RunFailed
 
 RIDGE = 1e-7
 """Of a layer's mean squared distance from the mean model: makes rows unique where sources are more than dimensions."""

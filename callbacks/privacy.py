@@ -16,15 +16,15 @@ from fl_lightning.callbacks.blurrelation import BlurRelation
 from fl_lightning.callbacks.compression import Quantize, TopK
 from fl_lightning.callbacks.keepuploads import KeepUploads
 from fl_lightning.callbacks.robust import NormBound
-from fl_lightning.config import Config, check
+from fl_lightning.configuration.config import Config, check
+from fl_lightning.configuration.optimizerkeys import check_noise
 from fl_lightning.core import Client, Payload, RoundRecord, RunContext
 from fl_lightning.core.run import cohort_of
-from fl_lightning.errors import BadInput
-from fl_lightning.extras import require
-from fl_lightning.optimizerkeys import check_noise
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.rng import unrepeatable
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, check_delta, epsilon
 from fl_lightning.privacy.mechanism import Noise, kinds, kinds_of, protect
-from fl_lightning.rng import unrepeatable
 
 UPLOADS, NOISE = "privacy.uploads", "privacy.noise"
 """Tensors of a client's memory: how many uploads of each kind have left it, and the noise of each kind."""

@@ -14,9 +14,9 @@ from rich.table import Table
 
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.core import RoundRecord, RunContext
-from fl_lightning.csvtable import Row
-from fl_lightning.log import in_bytes
-from fl_lightning.metric import MODELS, of_rows
+from fl_lightning.foundation.csvtable import Row
+from fl_lightning.foundation.log import in_bytes
+from fl_lightning.foundation.metric import MODELS, of_rows
 from fl_lightning.results.folder import RunFolder, best, final_words
 
 

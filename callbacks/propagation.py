@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.graphs import random_graph
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 from fl_lightning.core import Client, RelationInputs, RunContext
 from fl_lightning.data.part import Part
 

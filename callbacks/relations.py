@@ -15,7 +15,7 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.core import RelationInputs, RunContext, Server
 from fl_lightning.data.part import Part
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.foundation.errors import BadInput, RunFailed
 
 
 class Relation(Callback):

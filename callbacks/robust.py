@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Aggregator, Transform, Unweighted
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
+from fl_lightning.configuration.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Range
 from fl_lightning.core import Client, Payload, RelationInputs, RunContext
 from fl_lightning.core.mixing import mean_of
-from fl_lightning.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Range
 
 
 def trimmed_mean(W: Tensor, cut: int) -> Tensor:

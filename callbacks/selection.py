@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
+from fl_lightning.configuration.ranges import NonNegativeFloat
 from fl_lightning.core import Client, Layout, Payload, RunContext
-from fl_lightning.device import wide
-from fl_lightning.errors import BadInput
-from fl_lightning.ranges import NonNegativeFloat
+from fl_lightning.foundation.device import wide
+from fl_lightning.foundation.errors import BadInput
 
 
 @dataclass(frozen=True)

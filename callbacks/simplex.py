@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.errors import RunFailed
+from fl_lightning.foundation.errors import RunFailed
 
 PIVOTS = 20
 """Steps of block pivoting at most. It ends within a few, or it may cycle, as where sources are more than dimensions."""

@@ -14,13 +14,13 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.callbacks.privacy import BEHIND, INPUTS, check_account, check_noise_stays, rounds_of
-from fl_lightning.config import Config, check
+from fl_lightning.configuration.config import Config, check
 from fl_lightning.core import Client, ModelGroup, Payload, Phase, RoundRecord, RunContext
-from fl_lightning.device import no_draws
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.device import no_draws
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.rng import generator, unrepeatable
 from fl_lightning.privacy.accounting import Mechanism, calibrated, check_delta, epsilon, sampling_rate
 from fl_lightning.privacy.steps import Private, clipped_sum
-from fl_lightning.rng import generator, unrepeatable
 
 STEPS, NOISE = "privacy.steps", "privacy.step_noise"
 """Tensors: of a client's memory, the private steps that it has taken; of the server's, the noise of the run."""

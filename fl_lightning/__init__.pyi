@@ -6,8 +6,8 @@ from fl_lightning.api import fit as fit
 from fl_lightning.api import study as study
 from fl_lightning.api import tune as tune
 from fl_lightning.api import worth as worth
-from fl_lightning.errors import BadInput as BadInput
-from fl_lightning.errors import RunFailed as RunFailed
+from fl_lightning.foundation.errors import BadInput as BadInput
+from fl_lightning.foundation.errors import RunFailed as RunFailed
 
 __version__: str
 __all__ = ["BadInput", "Run", "RunFailed", "Worth", "__version__", "compare", "fit", "study", "tune", "worth"]

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import yaml
 
-from fl_lightning.catalogue import nearest_first
 from fl_lightning.cli import stop_ranks
 from fl_lightning.cli.commands import load, trained
 from fl_lightning.cli.settings import CommandLine, Layer, layers_of, read_config, read_line, values_of
-from fl_lightning.config import check
-from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.gains.answer import Worth
-from fl_lightning.log import print_anything
+from fl_lightning.configuration.catalogue import nearest_first
+from fl_lightning.configuration.config import check
+from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.log import print_anything
+from fl_lightning.lab.worth.answer import Worth
 from fl_lightning.results.result import RunResult
 
 if TYPE_CHECKING:
@@ -184,9 +184,9 @@ def study(
         BadInput: it cannot work, before anything is written.
         RunFailed: runs have failed; the others have been run.
     """
+    from fl_lightning.lab.study.folder import StudyFolder
+    from fl_lightning.lab.study.grid import by_key
     from fl_lightning.results.runs import tidy, words
-    from fl_lightning.study.folder import StudyFolder
-    from fl_lightning.study.grid import by_key
 
     _command("study", definition, out, data, model, keys)
     folder = StudyFolder(Path(out))
@@ -348,7 +348,7 @@ def _command(
     """
     from fl_lightning.cli import studyfile
     from fl_lightning.cli.study import resolve
-    from fl_lightning.study.grid import Study
+    from fl_lightning.lab.study.grid import Study
 
     with _given({"data": data, "model": model}, Path(out).parent) as over:
         content = studyfile.read(os.fspath(definition)) if not isinstance(definition, Mapping) else _plain(definition)

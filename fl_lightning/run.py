@@ -23,12 +23,11 @@ from lightning.fabric import Fabric
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from fl_lightning import device, launcher, log, provenance
 from fl_lightning.callbacks.base import Callback, in_order
 from fl_lightning.callbacks.blurrelation import BlurRelation
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.config import Component, Config, check
+from fl_lightning.configuration.config import Component, Config, check
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.data.columns import NEWCOMER
 from fl_lightning.data.federated import number_of, samples_digest
@@ -40,17 +39,19 @@ from fl_lightning.engine.joining import join as join_client
 from fl_lightning.engine.predictor import Predictor
 from fl_lightning.engine.probe import try_evaluation
 from fl_lightning.engine.writer import RunFolderWriter
-from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.exporting.about import about
 from fl_lightning.exporting.formats import Format, write
-from fl_lightning.files import join as join_lock
-from fl_lightning.heap import keep_freed
+from fl_lightning.foundation import device, launcher, log
+from fl_lightning.foundation.errors import BadInput, MachineFailed, RunFailed
+from fl_lightning.foundation.files import join as join_lock
+from fl_lightning.foundation.heap import keep_freed
+from fl_lightning.foundation.parallel import fabric_of
+from fl_lightning.foundation.rng import key
 from fl_lightning.methods.base import Method
 from fl_lightning.models import arguments_of, build
 from fl_lightning.models.base import inputs
-from fl_lightning.parallel import fabric_of
+from fl_lightning.results import provenance
 from fl_lightning.results.folder import RunFolder, best
-from fl_lightning.rng import key
 
 
 def fit(

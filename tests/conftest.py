@@ -22,7 +22,7 @@ from torchvision.models.resnet import BasicBlock
 
 from fl_lightning.callbacks.base import Callback, Transform
 from fl_lightning.cli import main
-from fl_lightning.config import (
+from fl_lightning.configuration.config import (
     Component,
     Config,
     DataConfig,
@@ -38,12 +38,12 @@ from fl_lightning.core.run import RunContext
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.engine.build import federation as build
 from fl_lightning.engine.federation import Federation
+from fl_lightning.foundation.parallel import ClientParallelStrategy
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedsalora import FedSALoRA
 from fl_lightning.methods.ffalora import FFALoRA
 from fl_lightning.models import head_of
 from fl_lightning.models.prepared import adapt
-from fl_lightning.parallel import ClientParallelStrategy
 from fl_lightning.storage.state import MODEL, ClientState
 
 # Images of containers often forbid Python to keep compiled files: each of hundreds of processes would compile anew.

@@ -8,7 +8,7 @@ import torch
 
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Mixer
-from fl_lightning.parallel import Group
+from fl_lightning.foundation.parallel import Group
 
 
 class Alone(Group):

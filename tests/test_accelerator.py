@@ -15,10 +15,10 @@ import pytest
 import torch
 from lightning.fabric.accelerators import ACCELERATOR_REGISTRY, CPUAccelerator
 
-from fl_lightning import device, parallel
 from fl_lightning.cli import main
-from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.parallel import Group, Heartbeat, TorchAccelerator, fabric_of
+from fl_lightning.foundation import device, parallel
+from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.parallel import Group, Heartbeat, TorchAccelerator, fabric_of
 
 CPU = torch.device("cpu")
 

@@ -36,8 +36,8 @@ from fl_lightning.methods.kapc import KAPC
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.models.resnet18 import ResNet18
-from fl_lightning.record import RoundRecord
 from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
+from fl_lightning.results.record import RoundRecord
 from fl_lightning.training.module import ClientModule
 
 Make = Callable[..., Federation]

@@ -17,7 +17,7 @@ from fl_lightning.core.run import RunContext
 from fl_lightning.engine.build import members_of
 from fl_lightning.engine.costs import SampleCost
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedavg import FedAvg

@@ -17,7 +17,7 @@ import torch
 from scipy import stats
 
 from fl_lightning.cli import studyfile
-from fl_lightning.csvtable import as_csv
+from fl_lightning.foundation.csvtable import as_csv
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_lightning import catalogue
 from fl_lightning.callbacks.base import Callback, Transform
 from fl_lightning.callbacks.compression import Quantize, TopK
 from fl_lightning.callbacks.selection import LayerSelection
-from fl_lightning.config import Component
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import Component
 from fl_lightning.core import Client, Payload, Phase, RunContext
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult
-from fl_lightning.errors import BadClient, RunFailed
+from fl_lightning.foundation.errors import BadClient, RunFailed
 from fl_lightning.methods import Method
 from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.common.alignment import MeanPull

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from fl_lightning import rng
-from fl_lightning.config import Component
+from fl_lightning.configuration.config import Component
+from fl_lightning.foundation import rng
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.models.mlp import MLP
 

@@ -14,7 +14,7 @@ from fl_lightning.callbacks.robust import Krum
 from fl_lightning.core import Client, Objective, Payload, Phase, Server
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.cfl import CFL

@@ -6,9 +6,9 @@ import inspect
 import pytest
 from torch import nn
 
-from fl_lightning import catalogue
 from fl_lightning.callbacks.base import Callback, Observer
-from fl_lightning.errors import BadInput
+from fl_lightning.configuration import catalogue
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 
 

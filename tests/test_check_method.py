@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.checking.checks import NAMES
 from fl_lightning.cli import main
 from fl_lightning.cli.checking import _config
 from fl_lightning.cli.settings import read_line
-from fl_lightning.components import Component
+from fl_lightning.configuration.components import Component
+from fl_lightning.lab.check.checks import NAMES
 
 OWN = '''
 """Methods of somebody's own: the first is sound."""

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fl_lightning.catalogue import table
 from fl_lightning.cli import main
 from fl_lightning.cli.settings import Settings, read_config
 from fl_lightning.cli.study import resolve
-from fl_lightning.study.grid import Study
+from fl_lightning.configuration.catalogue import table
+from fl_lightning.lab.study.grid import Study
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
 FILES = sorted(set(FOLDER.rglob("*.yaml")) - set((FOLDER / "studies").rglob("*.yaml")))

@@ -19,15 +19,14 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from fl_lightning import catalogue
 from fl_lightning.cli import BUG, main, parser
 from fl_lightning.cli.parser import keys, parser_of
 from fl_lightning.cli.resolve import BASES, _import
-from fl_lightning.config import GROUPS
-from fl_lightning.configuration import describe
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.configuration import catalogue, describe
+from fl_lightning.configuration.config import GROUPS
+from fl_lightning.configuration.optimizerkeys import StepPrivacyConfig
+from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.methods import Method
-from fl_lightning.optimizerkeys import StepPrivacyConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")

@@ -13,7 +13,7 @@ from PIL import Image
 from fl_lightning.drawing import heatmap as drawing
 from fl_lightning.drawing.curves import draw_scores
 from fl_lightning.drawing.heatmap import MOST_CELLS, extension, heatmap, in_blocks, save_png, weight_scale
-from fl_lightning.metric import ACCURACY, MAE
+from fl_lightning.foundation.metric import ACCURACY, MAE
 
 YELLOW, VIOLET, GREY, RED = (0xFD, 0xE7, 0x24), (0x44, 0x01, 0x54), (0xC8, 0xC8, 0xC8), (0xD6, 0x27, 0x28)
 

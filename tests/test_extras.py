@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning import extras
 from fl_lightning.cli import BUG, main
 from fl_lightning.cli import compare as compare  # what is absent is looked for by the command, not by its imports
-from fl_lightning.extras import command, needs, require
+from fl_lightning.foundation import extras
+from fl_lightning.foundation.extras import command, needs, require
 
 FIT = "fit --config kapc_exact_digits --federation.rounds 1 --fabric.accelerator cpu --loggers null"
 

@@ -20,7 +20,7 @@ from fl_lightning.core.phase import Phase
 from fl_lightning.engine.build import _check_same_start
 from fl_lightning.engine.build import federation as build
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedcp import FedCP

@@ -17,13 +17,13 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 from torch import Tensor
 
 from fl_lightning.cli import main
-from fl_lightning.config import Component, Config, DataConfig, EvaluationConfig, ModelConfig
+from fl_lightning.configuration.config import Component, Config, DataConfig, EvaluationConfig, ModelConfig
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.metric import FURTHER, by_shares, recalls
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
-from fl_lightning.metric import FURTHER, by_shares, recalls
 from fl_lightning.results.columns import COLUMNS
 
 Make = Callable[..., Federation]

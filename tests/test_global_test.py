@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.cfl import CFL
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer

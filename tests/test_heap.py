@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from fl_lightning.heap import keep_freed
+from fl_lightning.foundation.heap import keep_freed
 
 MEASURE = """
 import resource, sys
 import torch
-from fl_lightning.heap import keep_freed
+from fl_lightning.foundation.heap import keep_freed
 
 kept = keep_freed()
 assert kept is (sys.argv[1] == "kept"), kept

@@ -15,7 +15,7 @@ from fl_lightning.callbacks.base import Callback, Transform
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server, Slot
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedora import FEDORA

@@ -111,11 +111,14 @@ def test_no_circle_of_imports() -> None:
         ("fl_lightning.methods.mine", "from fl_lightning.engine.federation import Federation"),
         ("fl_lightning.callbacks.mine", "import fl_lightning.training.local"),
         ("fl_lightning.core.mine", "def f():\n    from fl_lightning.callbacks import relations"),
-        ("fl_lightning.files", "if TYPE_CHECKING:\n    from fl_lightning.config import Config"),
+        (
+            "fl_lightning.foundation.files",
+            "if TYPE_CHECKING:\n    from fl_lightning.configuration.config import Config",
+        ),
         ("fl_lightning.methods.mine", "from fl_lightning.nowhere import anything"),
     ],
 )
 def test_what_is_wrong_is_seen(module: str, text: str) -> None:
     known = frozenset(modules())
     assert len(wrong(module, text, known)) == 1
-    assert wrong(module, "from fl_lightning.errors import BadInput\nimport torch", known) == []
+    assert wrong(module, "from fl_lightning.foundation.errors import BadInput\nimport torch", known) == []

@@ -12,7 +12,7 @@ from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.core import RunContext
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.cfl import CFL

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.errors import BadInput
-from fl_lightning.launcher import Launch, check_torchrun_answers, launch_of, left_over
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.launcher import Launch, check_torchrun_answers, launch_of, left_over
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "GROUP_RANK": "1",

@@ -9,7 +9,7 @@ from torch import nn
 
 from fl_lightning.core.layout import ALIGN, Binding, Layout, copy_columns
 from fl_lightning.core.payload import Payload
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 
 def small() -> nn.Module:

@@ -17,6 +17,10 @@ from fl_lightning.callbacks.robust import Krum
 from fl_lightning.core import Client, Payload, Phase, Server
 from fl_lightning.engine.phases import _belongs, _prefix, job_of
 from fl_lightning.engine.writer import RunFolderWriter
+from fl_lightning.lab.report.clients import MOST_CLIENTS, split_words, splits
+from fl_lightning.lab.study import statistics
+from fl_lightning.lab.study.board import Board
+from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.methods import Method
 from fl_lightning.methods.common.lipschitz import stretch
 from fl_lightning.methods.fedavg import FedAvg
@@ -26,11 +30,7 @@ from fl_lightning.methods.gpfl import GPFL
 from fl_lightning.methods.ktpflmodels import KTPFLModels
 from fl_lightning.methods.pfedfda import PFedFDA
 from fl_lightning.methods.pfedhn import PFedHN
-from fl_lightning.report.clients import MOST_CLIENTS, split_words, splits
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.study import statistics
-from fl_lightning.study.board import Board
-from fl_lightning.study.folder import StudyFolder
 from fl_lightning.training.schedule import stream
 
 Make = Callable[..., Any]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning import metric
 from fl_lightning.engine.record import spread
-from fl_lightning.metric import ACCURACY, MAE
+from fl_lightning.foundation import metric
+from fl_lightning.foundation.metric import ACCURACY, MAE
 from fl_lightning.results.columns import COLUMNS
 from fl_lightning.results.folder import best
 

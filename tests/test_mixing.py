@@ -13,7 +13,7 @@ import torch
 
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import TILE, Mixer, mean_of
-from fl_lightning.parallel import Group, assign_homes
+from fl_lightning.foundation.parallel import Group, assign_homes
 from tests.mixes import mixed
 
 

@@ -15,17 +15,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_lightning import catalogue
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.cli import main
-from fl_lightning.config import Component, DataConfig
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import Component, DataConfig
 from fl_lightning.core import Client, Payload, Rule
 from fl_lightning.data import ClientData, FederatedData, ResidentPart, normalisation, prepare
 from fl_lightning.data.newcomers import few, from_file, labelled
 from fl_lightning.engine import scoring
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join, newcomers
-from fl_lightning.errors import BadClient, BadInput
+from fl_lightning.foundation.errors import BadClient, BadInput
+from fl_lightning.foundation.metric import FURTHER
 from fl_lightning.methods import Method
 from fl_lightning.methods.cfl import CFL
 from fl_lightning.methods.fedavg import FedAvg
@@ -48,7 +49,6 @@ from fl_lightning.methods.local import Local
 from fl_lightning.methods.perfedavg import PerFedAvg
 from fl_lightning.methods.pfedhn import PFedHN
 from fl_lightning.methods.pfedla import PFedLA
-from fl_lightning.metric import FURTHER
 from fl_lightning.run import instantiate
 
 Make = Callable[..., Federation]

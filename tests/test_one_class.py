@@ -13,12 +13,12 @@ import torch
 
 from fl_lightning.cli import main
 from fl_lightning.engine.federation import Federation
+from fl_lightning.foundation.metric import one_class_words, predicted_classes
+from fl_lightning.lab.report import tables
+from fl_lightning.lab.study.compare import _one_class
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.local import Local
-from fl_lightning.metric import one_class_words, predicted_classes
-from fl_lightning.report import tables
 from fl_lightning.results.result import RunResult
-from fl_lightning.study.compare import _one_class
 
 Make = Callable[..., Federation]
 RATE, SITES = 9, ("Aarau", "Basel", "Chur", "Zug")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning import owncode
-from fl_lightning.config import Component, Config, DataConfig, ModelConfig
-from fl_lightning.errors import BadInput
+from fl_lightning.configuration.config import Component, Config, DataConfig, ModelConfig
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.results import owncode
 
 FEDAVG = Component("fl_lightning.methods.fedavg.FedAvg")
 

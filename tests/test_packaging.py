@@ -21,7 +21,7 @@ import setuptools
 import yaml
 
 import fl_lightning
-from fl_lightning.extras import MODULES, command
+from fl_lightning.foundation.extras import MODULES, command
 
 ROOT = Path(__file__).resolve().parents[1]
 MAPPED = {"callbacks", "configs", "slurm"}

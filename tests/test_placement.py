@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fl_lightning.engine.placement import WORTH, move, moves
-from fl_lightning.parallel import Group
+from fl_lightning.foundation.parallel import Group
 from fl_lightning.storage.state import ClientState
 from fl_lightning.storage.store import Place, VectorStore
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from fl_lightning import device
 from fl_lightning.cli import main
-from fl_lightning.config import Component, Config, DataConfig, FederationConfig, ModelConfig
+from fl_lightning.configuration.config import Component, Config, DataConfig, FederationConfig, ModelConfig
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.worker import Worker
-from fl_lightning.planning import rehearsal
+from fl_lightning.foundation import device
+from fl_lightning.lab.planning import rehearsal
 
 LINE = (
     "--config kapc_exact_digits --loggers null --fabric.accelerator cpu --data.fraction 0.4 --federation.local_epochs 1"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning import port
 from fl_lightning.cli import guarded
-from fl_lightning.errors import BadInput
-from fl_lightning.parallel import environment_of
-from fl_lightning.study.workers import run_all
+from fl_lightning.foundation import port
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.parallel import environment_of
+from fl_lightning.lab.study.workers import run_all
 
 
 @pytest.mark.parametrize(("encoding", "name"), [("ascii", "\\u0141\\xf3d\\u017a"), ("latin-1", "\\u0141ód\\u017a")])

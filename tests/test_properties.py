@@ -18,13 +18,13 @@ from fl_lightning.callbacks.robust import trimmed_mean
 from fl_lightning.cli.parser import keys, parser_of
 from fl_lightning.cli.resolve import complete, plan, to_yaml
 from fl_lightning.cli.settings import read_config
-from fl_lightning.config import Config, DataConfig
+from fl_lightning.configuration.config import Config, DataConfig
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.mixing import mean_of
 from fl_lightning.core.payload import Payload
-from fl_lightning.csvtable import CsvTable
 from fl_lightning.data import partition
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.csvtable import CsvTable
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.models.mlp import MLP
 from tests.mixes import mixed
 

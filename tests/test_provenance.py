@@ -16,10 +16,11 @@ import pytest
 import yaml
 
 import fl_lightning
-from fl_lightning import log, owncode, provenance
 from fl_lightning.cli import main
-from fl_lightning.config import Component, Config, DataConfig
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.configuration.config import Component, Config, DataConfig
+from fl_lightning.foundation import log
+from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.results import owncode, provenance
 
 OWN = '''
 from torch import nn

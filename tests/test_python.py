@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fl_lightning
 from fl_lightning import BadInput, Run, fit
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import arrays
 from fl_lightning.data.given import keep
 from fl_lightning.methods.ditto import Ditto
@@ -192,9 +192,9 @@ def test_a_study_and_its_comparison(workplace: Path, capsys: pytest.CaptureFixtu
     definition = {"base": base, "methods": ["fedavg", Ditto(lam=0.5)], "seeds": [0, 1], "forced": False}
     wrong = {**definition, "methods": ["fedavgg"]}
     with pytest.raises(BadInput, match=r"^methods\[0\]: 'fedavgg' is not allowed"):
-        fl_lightning.study(wrong, "studies/a", data=(X, Y, SITES))
+        fl_lightning.lab.study(wrong, "studies/a", data=(X, Y, SITES))
     assert list(workplace.iterdir()) == []
-    scores = fl_lightning.study(definition, "studies/a", data=(X, Y, SITES), workers=1)
+    scores = fl_lightning.lab.study(definition, "studies/a", data=(X, Y, SITES), workers=1)
     assert set(scores.groupby(["method", "seed"]).size()) == {3} and set(scores["seed"]) == {0, 1}
     assert "study: 4 of 4 runs finished" in capsys.readouterr().out
     table = fl_lightning.compare("studies/a", baseline="fedavg", judge="after").set_index("method")
@@ -236,7 +236,7 @@ def test_keys_of_a_study_are_passed_on_whole(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_a_study_refuses_in_its_process_is_bad_input(workplace: Path) -> None:
     definition = {"base": "digits", "methods": ["fedavg"], "seeds": [0]}
     with pytest.raises(BadInput, match=r"^methods: 'ditto' is not allowed; the study has no such method"):
-        fl_lightning.study(definition, "studies/a", methods="ditto")
+        fl_lightning.lab.study(definition, "studies/a", methods="ditto")
     assert not (workplace / "studies").exists()
 
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from fl_lightning.cli import main
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.core import server
 from fl_lightning.core.relation import agreement
 from fl_lightning.data import prepare
-from fl_lightning.record import RelationView
-from fl_lightning.report.tables import scores
+from fl_lightning.lab.report.tables import scores
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.record import RelationView
 from fl_lightning.results.runs import load
 
 GROUPS = [0, 1, 0, 1, 2, 2]
@@ -185,7 +185,7 @@ def test_a_run_that_has_drifted_is_resumed(
 
 
 def test_drift_needs_planted_groups() -> None:
-    from fl_lightning.errors import BadInput
+    from fl_lightning.foundation.errors import BadInput
 
     with pytest.raises(BadInput, match=r"data\.drift_every: 3 .*data\.planted"):
         DataConfig(drift_every=3).validate()

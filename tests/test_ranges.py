@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pytest
 
-from fl_lightning import catalogue
-from fl_lightning.errors import BadInput
-from fl_lightning.methods import Method
-from fl_lightning.ranges import (
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.ranges import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -24,6 +22,8 @@ from fl_lightning.ranges import (
     allowed,
     limit,
 )
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.methods import Method
 
 if TYPE_CHECKING:
     from decimal import Decimal

@@ -7,10 +7,10 @@ import pickle
 import numpy as np
 import pytest
 
-from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.files import write_whole
-from fl_lightning.record import RelationView, RoundRecord
+from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.files import write_whole
 from fl_lightning.results.folder import CLIENT_FLOPS, CLIENT_LOSSES, RunFolder, best, mean_of_bests, save_arrays
+from fl_lightning.results.record import RelationView, RoundRecord
 
 
 def record(round: int, **metrics: float) -> RoundRecord:
@@ -43,7 +43,7 @@ def test_a_file_that_cannot_be_written_leaves_no_part_on_the_full_disk(tmp_path,
     def full(*paths: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fl_lightning.files.flush", full)
+    monkeypatch.setattr("fl_lightning.foundation.files.flush", full)
     with pytest.raises(RunFailed, match=r"cannot write .*a\.html: No space left on device"):
         write_whole(tmp_path / "a.html", "page")
     assert list(tmp_path.iterdir()) == []
@@ -212,10 +212,10 @@ def test_a_disk_that_refuses_is_named_in_one_line(folder, monkeypatch) -> None:
         raise OSError(28, "No space left on device")
 
     folder.append(record(4))
-    monkeypatch.setattr("fl_lightning.files.os.fsync", full)
+    monkeypatch.setattr("fl_lightning.foundation.files.os.fsync", full)
     with pytest.raises(RunFailed, match=r"^cannot write .*round-0004.npz: No space left on device$"):
         folder.flush(3, 4)
-    monkeypatch.setattr("fl_lightning.files.os.replace", lambda *_: full(0))
+    monkeypatch.setattr("fl_lightning.foundation.files.os.replace", lambda *_: full(0))
     with pytest.raises(RunFailed, match=r"^cannot write .*round-0005.npz: No space left on device$"):
         folder.append(record(5))
 
@@ -224,7 +224,7 @@ def test_flush_waits_for_the_tables_and_for_the_files_of_the_rounds_asked_for(fo
     for t in (1, 2, 3):
         folder.append(record(t))
     flushed: list[str] = []
-    monkeypatch.setattr("fl_lightning.files.flush", lambda path: flushed.append(path.name))
+    monkeypatch.setattr("fl_lightning.foundation.files.flush", lambda path: flushed.append(path.name))
     folder.flush(1, 3)
     files = [name for name in flushed if name.startswith("round")]
     assert sorted(files) == ["round-0002.npz", "round-0002.npz", "round-0003.npz", "round-0003.npz"]
@@ -234,7 +234,9 @@ def test_flush_waits_for_the_tables_and_for_the_files_of_the_rounds_asked_for(fo
 def test_nobody_waits_for_the_disk_before_a_flush_but_for_rows_that_it_has(tmp_path, monkeypatch) -> None:
     """A new table is not flushed: nothing counts on it yet. One that is written anew is: a crash would take it all."""
     waited: list[str] = []
-    monkeypatch.setattr("fl_lightning.files.flush", lambda path: waited.append(path.name.strip(".").split(".part")[0]))
+    monkeypatch.setattr(
+        "fl_lightning.foundation.files.flush", lambda path: waited.append(path.name.strip(".").split(".part")[0])
+    )
     folder = RunFolder(tmp_path)
     folder.write_split([1], [1], None)
     for t in (1, 2):

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from fl_lightning.parallel import Group
-from fl_lightning.shared_memory import SharedMemory, joined
+from fl_lightning.foundation.parallel import Group
+from fl_lightning.foundation.shared_memory import SharedMemory, joined
 
 
 def on_ranks(

@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from fl_lightning import signals
-from fl_lightning.signals import answered, undisturbed
+from fl_lightning.foundation import signals
+from fl_lightning.foundation.signals import answered, undisturbed
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
@@ -76,7 +76,7 @@ def test_what_a_library_swallows_is_raised_again(number: int, error: type[BaseEx
 def test_a_process_that_imports_is_left_at_once_with_its_line(number: int) -> None:
     script = f"""
 import signal
-from fl_lightning import signals
+from fl_lightning.foundation import signals
 
 with signals.unwinding(), signals.leaving(lambda: "stopped: nothing is lost"):
     try:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning import catalogue
 from fl_lightning.cli.resolve import complete, plan
 from fl_lightning.cli.settings import read_line
+from fl_lightning.configuration import catalogue
 from fl_lightning.engine.federation import Federation
-from fl_lightning.parallel import one_process
+from fl_lightning.foundation.parallel import one_process
 from fl_lightning.run import assemble, instantiate
 from fl_lightning.storage.state import MODEL
 

@@ -21,7 +21,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import RunContext
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import RunFailed
+from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedora import FEDORA

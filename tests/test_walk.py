@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.components import Component
+from fl_lightning.configuration.components import Component
 from fl_lightning.methods.ditto import Ditto
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,10 +13,11 @@ import traceback
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.process import BaseProcess
 
-from fl_lightning import __version__, signals
-from fl_lightning.errors import BadInput, RunFailed, redact
-from fl_lightning.extras import needs
-from fl_lightning.log import outlive_readers, print_anything
+from fl_lightning import __version__
+from fl_lightning.foundation import signals
+from fl_lightning.foundation.errors import BadInput, RunFailed, redact
+from fl_lightning.foundation.extras import needs
+from fl_lightning.foundation.log import outlive_readers, print_anything
 
 HELP = """usage: fl-train COMMAND [--key value ...]
 
@@ -114,8 +115,8 @@ def _dispatch(argv: list[str]) -> None:
     if argv[0] == "--version":
         print(f"fl-train {__version__}")
         return
-    from fl_lightning.catalogue import did_you_mean
     from fl_lightning.cli import parser, schema
+    from fl_lightning.configuration.catalogue import did_you_mean
 
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no message on its font cache
     name, *rest = argv

@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fl_lightning import catalogue
 from fl_lightning.cli import folder as runs
 from fl_lightning.cli.resolve import complete, plan
 from fl_lightning.cli.settings import Layer, read_line
 from fl_lightning.cli.study import train
-from fl_lightning.config import check
-from fl_lightning.errors import RunFailed
-from fl_lightning.files import whole_folder
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import check
+from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.foundation.files import whole_folder
+from fl_lightning.lab.study import archive as archives
+from fl_lightning.lab.study.folder import StudyFolder, is_search
 from fl_lightning.results.runs import damage
-from fl_lightning.study import archive as archives
-from fl_lightning.study.folder import StudyFolder, is_search
 
 SUFFIX = ".zip"
 

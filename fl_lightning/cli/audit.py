@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from fl_lightning.cli.commands import load
 from fl_lightning.cli.folder import check_out
 from fl_lightning.cli.settings import read_line
-from fl_lightning.config import check
-from fl_lightning.errors import RunFailed
-from fl_lightning.files import write_whole
-from fl_lightning.study.folder import StudyFolder
+from fl_lightning.configuration.config import check
+from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.foundation.files import write_whole
+from fl_lightning.lab.study.folder import StudyFolder
 
 if TYPE_CHECKING:
-    from fl_lightning.audit.attacks import Row
-    from fl_lightning.audit.claims import Claim
-    from fl_lightning.audit.observe import Observed
+    from fl_lightning.lab.audit.attacks import Row
+    from fl_lightning.lab.audit.claims import Claim
+    from fl_lightning.lab.audit.observe import Observed
 
 FILES = ("audit.json", "audit.csv", "audit.html")
 
@@ -31,9 +31,9 @@ def audit(argv: list[str]) -> None:
     check("audit", str(folder), folder.is_dir(), "there is no such folder")
     check("out", str(out), not out.exists() or out.is_dir(), "it is no folder")
     listed = _runs(folder)
-    from fl_lightning.audit import attacks, page
-    from fl_lightning.audit.claims import claimed
-    from fl_lightning.audit.observe import observed
+    from fl_lightning.lab.audit import attacks, page
+    from fl_lightning.lab.audit.claims import claimed
+    from fl_lightning.lab.audit.observe import observed
 
     _check_out(out, page.MARKER)
     rows: list[Row] = []

@@ -6,12 +6,12 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from fl_lightning import catalogue
-from fl_lightning.catalogue import did_you_mean
 from fl_lightning.cli.resolve import complete, plan
 from fl_lightning.cli.settings import Layer, read_line
-from fl_lightning.config import Config, check
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.catalogue import did_you_mean
+from fl_lightning.configuration.config import Config, check
+from fl_lightning.foundation.errors import BadInput, RunFailed
 
 BASE: Layer = {
     "model": {"name": "mlp", "hidden": [16]},
@@ -44,7 +44,7 @@ def check_method(argv: list[str]) -> None:
     config = _config(words[0], [{"federation": {"rounds": 3}}, *line.layers] if values.quick else line.layers)
     new = values.out is None or not Path(values.out).exists()
     check("out", values.out, new, "it exists; the runs need a new folder")
-    from fl_lightning.checking.checks import NAMES
+    from fl_lightning.lab.check.checks import NAMES
 
     check("quick", values.quick, not (values.quick and values.only), "beside only, which names the checks")
     names = [name.strip() for name in (values.only or ",".join(QUICK if values.quick else NAMES)).split(",")]
@@ -78,8 +78,8 @@ def _without_others(layer: Layer, class_path: str) -> Layer:
 
 def _checked(config: Config, folder: Path, names: list[str]) -> list[str]:
     """Make the checks and print their results; gives the names of those that fail."""
-    from fl_lightning.checking.bench import Bench, Wrong
-    from fl_lightning.checking.checks import CHECKS
+    from fl_lightning.lab.check.bench import Bench, Wrong
+    from fl_lightning.lab.check.checks import CHECKS
 
     bench, failed = Bench(config, folder), []
     for each in CHECKS:

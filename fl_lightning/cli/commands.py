@@ -8,22 +8,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning import catalogue, launcher, signals
 from fl_lightning.cli import ends
 from fl_lightning.cli import folder as runs
 from fl_lightning.cli.resolve import Start, complete, method_entry, plan, start_of, to_yaml
 from fl_lightning.cli.schema import SUFFIXES
 from fl_lightning.cli.settings import Layer, Settings, read_line
-from fl_lightning.config import check, flat
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import check, flat
 from fl_lightning.configuration.explain import explained
-from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.extras import require
-from fl_lightning.files import write_whole
-from fl_lightning.metric import BY_TASK, FURTHER
-from fl_lightning.provenance import name_of
+from fl_lightning.foundation import launcher, signals
+from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.files import write_whole
+from fl_lightning.foundation.metric import BY_TASK, FURTHER
+from fl_lightning.results.provenance import name_of
 
 if TYPE_CHECKING:
-    from fl_lightning.config import Config
+    from fl_lightning.configuration.config import Config
 
 
 def fit(argv: list[str]) -> None:
@@ -117,7 +118,7 @@ def export(argv: list[str]) -> None:
 
 def report(argv: list[str]) -> None:
     """Write one HTML page on the named run folders; prints where it is."""
-    from fl_lightning.study.folder import StudyFolder
+    from fl_lightning.lab.study.folder import StudyFolder
 
     line = read_line(argv, "report")
     words, values = line.words, line.values
@@ -131,14 +132,14 @@ def report(argv: list[str]) -> None:
         report_study(words[0], values)
         return
     require("report", "report", words[0])
-    from fl_lightning.report import MARKER, load, render, run_folders
+    from fl_lightning.lab.report import MARKER, load, render, run_folders
 
     loaded = load(run_folders([Path(word) for word in words]))
     given = str(Path(words[0] if len(words) == 1 else ".") / "report.html") if values.out is None else values.out
     out = runs.check_out("out", given, ".html", MARKER, "report")
     page, figures = render(loaded), out.with_name(f"{out.stem}-figures")
     if values.figures is not None:
-        from fl_lightning.report import vector
+        from fl_lightning.lab.report import vector
 
         vector.write(loaded, figures, values.figures)
     write_whole(out, page)

@@ -13,19 +13,19 @@ from rich.console import Console
 
 from fl_lightning.cli.folder import check_out
 from fl_lightning.cli.settings import read_line, values_of
-from fl_lightning.config import check
-from fl_lightning.errors import BadInput
-from fl_lightning.extras import require
-from fl_lightning.files import write_whole
-from fl_lightning.report.vector import image
-from fl_lightning.study import cells, clients, picture, tables
-from fl_lightning.study.chosen import chosen as values_chosen
-from fl_lightning.study.compare import MIN_METHODS, Compared
-from fl_lightning.study.compare import compare as of_methods
-from fl_lightning.study.sheet import FORMATS, Sheet, choose
-from fl_lightning.study.sheet import table as as_table
-from fl_lightning.study.statistics import MIN_PAIRS
-from fl_lightning.study.tables import MARK
+from fl_lightning.configuration.config import check
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.files import write_whole
+from fl_lightning.lab.report.vector import image
+from fl_lightning.lab.study import cells, clients, picture, tables
+from fl_lightning.lab.study.chosen import chosen as values_chosen
+from fl_lightning.lab.study.compare import MIN_METHODS, Compared
+from fl_lightning.lab.study.compare import compare as of_methods
+from fl_lightning.lab.study.sheet import FORMATS, Sheet, choose
+from fl_lightning.lab.study.sheet import table as as_table
+from fl_lightning.lab.study.statistics import MIN_PAIRS
+from fl_lightning.lab.study.tables import MARK
 
 
 def compare(argv: list[str]) -> None:
@@ -105,7 +105,7 @@ def read(words: list[str], values: Any) -> Iterator[tuple[list[cells.Cell], list
     folders = [Path(word) for word in words]
     with contextlib.ExitStack() as until:
         if len(folders) == 1 and folders[0].is_file():
-            from fl_lightning.study import archive
+            from fl_lightning.lab.study import archive
 
             folders = [until.enter_context(archive.unpacked(folders[0]))]
         scored, notes = cells.read(folders, values.judge, values.metric, values.accept_changed_code)

@@ -6,8 +6,8 @@ import json
 
 from fl_lightning.cli.folder import check_out
 from fl_lightning.cli.settings import read_line
-from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.files import write_whole
+from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.files import write_whole
 
 VIEW_MARK = '"type": "project-view"'
 """Near the beginning of each view that is kept as a file."""
@@ -16,7 +16,7 @@ VIEW_MARK = '"type": "project-view"'
 def dashboard(argv: list[str]) -> None:
     """Save the workspace at W&B where it has changed, or write it (`--json`) to a file."""
     values = read_line(argv, "dashboard").values
-    from fl_lightning.report import workspace
+    from fl_lightning.lab.report import workspace
 
     if values.json is not None:
         file = check_out("json", values.json, "", VIEW_MARK, "view of W&B")

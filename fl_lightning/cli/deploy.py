@@ -6,12 +6,12 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from fl_lightning import owncode
 from fl_lightning.cli.resolve import complete, plan, to_yaml
 from fl_lightning.cli.settings import read_line
-from fl_lightning.config import Component, Config, check
-from fl_lightning.errors import RunFailed
-from fl_lightning.files import whole_folder
+from fl_lightning.configuration.config import Component, Config, check
+from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.foundation.files import whole_folder
+from fl_lightning.results import owncode
 
 CHECKPOINT = Component("fl_lightning.callbacks.checkpoint.Checkpoint", {"every": 1, "seconds": 0.0})
 """Of the centre: after every round, so that a centre that goes on asks for no round that a site has left behind."""
@@ -34,11 +34,11 @@ def deploy(argv: list[str]) -> None:
     saved = Component(CHECKPOINT.class_path, kept.init_args | CHECKPOINT.init_args)
     config = replace(config, callbacks=config.callbacks | {"checkpoint": saved})
     from fl_lightning.data import prepare
-    from fl_lightning.deploy import app
-    from fl_lightning.deploy.center import check_deployable
-    from fl_lightning.deploy.data import Facts, with_loop, write_sites
-    from fl_lightning.deploy.rehearsal import repeatable
     from fl_lightning.run import instantiate
+    from fl_lightning.sites import app
+    from fl_lightning.sites.center import check_deployable
+    from fl_lightning.sites.data import Facts, with_loop, write_sites
+    from fl_lightning.sites.rehearsal import repeatable
 
     check_deployable(config, [instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()])
     config = with_loop(config)
@@ -66,7 +66,7 @@ def _rehearse(config: Config) -> None:
         BadInput: a hook reads what does not travel; it is named.
         RunFailed: they differ.
     """
-    from fl_lightning.deploy.rehearsal import differences, rehearse, short, simulate
+    from fl_lightning.sites.rehearsal import differences, rehearse, short, simulate
 
     config = short(config)
     with tempfile.TemporaryDirectory() as made:

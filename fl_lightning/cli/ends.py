@@ -17,11 +17,11 @@ from fl_lightning.cli import folder as runs
 from fl_lightning.cli import guarded
 from fl_lightning.cli.resolve import Start, complete, plan
 from fl_lightning.cli.settings import read_config
-from fl_lightning.config import Config, check
-from fl_lightning.deploy.app import fingerprint
-from fl_lightning.deploy.relay import REFUSED, end_with, read_frame, write_frame
-from fl_lightning.errors import BadInput, Damaged
-from fl_lightning.files import Taken, take, write_whole
+from fl_lightning.configuration.config import Config, check
+from fl_lightning.foundation.errors import BadInput, Damaged
+from fl_lightning.foundation.files import Taken, take, write_whole
+from fl_lightning.sites.app import fingerprint
+from fl_lightning.sites.relay import REFUSED, end_with, read_frame, write_frame
 
 CENTER, SITE = "deployed.json", "site.json"
 """What says in a run folder that its clients are elsewhere, or that it is one site's."""
@@ -67,11 +67,11 @@ def config_of(app: Path) -> Config:
 
 
 def _center(words: Namespace, out: BinaryIO) -> None:
-    from fl_lightning.deploy.center import federation_of
-    from fl_lightning.deploy.data import Facts
-    from fl_lightning.deploy.exchange import Exchange, Limits
-    from fl_lightning.deploy.pipes import PipeTransport
     from fl_lightning.run import fit_on_rank, launch
+    from fl_lightning.sites.center import federation_of
+    from fl_lightning.sites.data import Facts
+    from fl_lightning.sites.exchange import Exchange, Limits
+    from fl_lightning.sites.pipes import PipeTransport
 
     config = config_of(words.app)
     mark = fingerprint(words.app, config)
@@ -142,8 +142,8 @@ def _site(words: Namespace) -> None:
 
 
 def _answer_all(words: Namespace, folder: Path) -> None:
-    from fl_lightning.deploy.data import Facts, Unfit, at_site
     from fl_lightning.run import launch
+    from fl_lightning.sites.data import Facts, Unfit, at_site
 
     config = config_of(words.app)
     mark = fingerprint(words.app, config)
@@ -160,7 +160,7 @@ def _answer_all(words: Namespace, folder: Path) -> None:
     write_whole(folder / SITE, json.dumps(known | {"data": about["data"]}))
 
     def serve(fabric: Any, config: Config) -> dict[str, Any]:
-        from fl_lightning.deploy.site import Site
+        from fl_lightning.sites.site import Site
 
         site = Site(fabric, config, folder, data, words.client, mark, words.site)
         (folder / REFUSED).unlink(missing_ok=True)
@@ -176,8 +176,8 @@ def exported(folder: Path, client: int, out: Path) -> tuple[Config, dict[str, An
     Raises:
         BadInput: it is another client's, or its data or its state cannot be read.
     """
-    from fl_lightning.deploy.data import Facts, at_site
     from fl_lightning.run import launch
+    from fl_lightning.sites.data import Facts, at_site
 
     known = _kept(folder / SITE, _ABOUT)
     check("client", client, client == known["client"], f"it is the site of client {known['client']}")
@@ -185,7 +185,7 @@ def exported(folder: Path, client: int, out: Path) -> tuple[Config, dict[str, An
     data = at_site(Facts.read(folder / "facts.json"), config, client, Path(known["data"]))
 
     def write(fabric: Any, config: Config) -> dict[str, Any]:
-        from fl_lightning.deploy.site import Site
+        from fl_lightning.sites.site import Site
 
         site = Site(fabric, config, folder, data, client, known["fingerprint"])
         check("run", str(folder), site.round > 0, "it holds no checkpoint yet")

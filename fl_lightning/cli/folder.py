@@ -14,13 +14,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fl_lightning import launcher, owncode
 from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
 from fl_lightning.cli.settings import Layer, read_config
-from fl_lightning.config import Config, check, flat
-from fl_lightning.errors import BadInput
-from fl_lightning.files import Taken, aside_of, flush, make_folder, take, write_whole
-from fl_lightning.log import now, say
+from fl_lightning.configuration.config import Config, check, flat
+from fl_lightning.foundation import launcher
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.files import Taken, aside_of, flush, make_folder, take, write_whole
+from fl_lightning.foundation.log import now, say
+from fl_lightning.results import owncode
 
 CONFIG = "config.yaml"
 LOCK = "lock"

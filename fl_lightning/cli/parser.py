@@ -12,13 +12,13 @@ from typing import Any, Literal, get_args, get_origin
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
-from fl_lightning import catalogue
 from fl_lightning.cli.schema import COMMANDS, REQUIRED
-from fl_lightning.config import GROUPS, DataConfig, check
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import GROUPS, DataConfig, check
 from fl_lightning.configuration.describe import words
 from fl_lightning.configuration.explain import as_text, bounded
-from fl_lightning.errors import BadInput
-from fl_lightning.ranges import Range, allowed, bare, limit
+from fl_lightning.configuration.ranges import Range, allowed, bare, limit
+from fl_lightning.foundation.errors import BadInput
 
 COMPONENTS = {
     "method": "Method by name or import path (default: selfkapc); its arguments: --method.ARG VALUE.",

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 from fl_lightning.cli.resolve import complete
 from fl_lightning.cli.resolve import plan as resolved
 from fl_lightning.cli.settings import read_line
-from fl_lightning.log import in_bytes
+from fl_lightning.foundation.log import in_bytes
 
 if TYPE_CHECKING:
-    from fl_lightning.planning.rehearsal import Plan
+    from fl_lightning.lab.planning.rehearsal import Plan
 
 
 def plan(argv: list[str]) -> None:
     """Print what a rehearsed round took, and what a run of it comes to."""
     line = read_line(argv, "plan")
     config = complete(resolved(line.layers))
-    from fl_lightning.planning.rehearsal import rehearse
+    from fl_lightning.lab.planning.rehearsal import rehearse
 
     planned = rehearse(config, line.values.samples)
     if line.values.json:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fl_lightning.files import write_whole
-from fl_lightning.log import now
+from fl_lightning.foundation.files import write_whole
+from fl_lightning.foundation.log import now
 
 State = Literal["queued", "starting", "submitted", "gone"]
 """In the queue; the job runs, its run does not yet; nobody here can ask SLURM; the job has left the queue."""

@@ -11,12 +11,12 @@ from fl_lightning.cli import studyfile
 from fl_lightning.cli.resolve import to_settings
 from fl_lightning.cli.settings import Layer
 from fl_lightning.cli.study import resolve, start, study_line
-from fl_lightning.config import check, flat
-from fl_lightning.errors import RunFailed
-from fl_lightning.study.folder import PLACE, StudyFolder, default
-from fl_lightning.study.grid import Study
-from fl_lightning.study.papers import cells_of
-from fl_lightning.study.part import part_of
+from fl_lightning.configuration.config import check, flat
+from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.lab.study.folder import PLACE, StudyFolder, default
+from fl_lightning.lab.study.grid import Study
+from fl_lightning.lab.study.papers import cells_of
+from fl_lightning.lab.study.part import part_of
 
 
 def reproduce(argv: list[str]) -> None:
@@ -37,7 +37,7 @@ def reproduce(argv: list[str]) -> None:
         over += [{"federation": {"rounds": values.rounds}}] if values.rounds is not None else []
         folder, failed = _run(whole, over, values, ["fl-train", "reproduce", *argv])
     from fl_lightning.cli.compare import write
-    from fl_lightning.study.reproduce import beside, sheet_of
+    from fl_lightning.lab.study.reproduce import beside, sheet_of
 
     changed = _changed(whole, folder)
     notes = [*changed, *_other_seeds(whole, folder)]

@@ -26,16 +26,15 @@ try:
 except ImportError:  # PyYAML was built without libyaml
     from yaml import SafeDumper  # type: ignore[assignment]
 
-from fl_lightning import catalogue
 from fl_lightning.cli.parser import parser_of, typed
 from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Layer, Settings, values_of
-from fl_lightning.components import AdaptersConfig, Network
-from fl_lightning.config import GROUPS, Component, Config, ModelConfig, check, check_finite
-from fl_lightning.configuration import index
+from fl_lightning.configuration import catalogue, index
+from fl_lightning.configuration.components import AdaptersConfig, Network
+from fl_lightning.configuration.config import GROUPS, Component, Config, ModelConfig, check, check_finite
 from fl_lightning.configuration.describe import described
-from fl_lightning.errors import BadInput
-from fl_lightning.extras import needs
-from fl_lightning.ranges import Needs, bare, check_limit, check_ranges
+from fl_lightning.configuration.ranges import Needs, bare, check_limit, check_ranges
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.extras import needs
 
 EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 """A number that PyYAML takes for text where it has no dot or no sign: 1e-3."""

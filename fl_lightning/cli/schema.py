@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from fl_lightning.ranges import NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare, Range
+from fl_lightning.configuration.ranges import NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare, Range
 
 REQUIRED: Any = object()
 """The default of a key that must be given."""

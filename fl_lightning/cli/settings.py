@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 from jsonargparse import Namespace
 
-from fl_lightning import catalogue
 from fl_lightning.cli.parser import (
     COMPONENTS,
     fit_keys,
@@ -30,10 +29,11 @@ from fl_lightning.cli.parser import (
 )
 from fl_lightning.cli.schema import COMMANDS
 from fl_lightning.cli.yamltext import NAMED, read
-from fl_lightning.components import Network
-from fl_lightning.config import GROUPS, Component, Config, ModelConfig, check, check_finite
-from fl_lightning.errors import NO_VALUE, BadInput
-from fl_lightning.ranges import check_limit
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.components import Network
+from fl_lightning.configuration.config import GROUPS, Component, Config, ModelConfig, check, check_finite
+from fl_lightning.configuration.ranges import check_limit
+from fl_lightning.foundation.errors import NO_VALUE, BadInput
 
 Layer = dict[str, Any]
 

@@ -17,13 +17,13 @@ from rich.table import Table
 
 from fl_lightning.cli.folder import CONFIG, LOCK, check_path
 from fl_lightning.cli.queue import ALIVE, Queued, queued
-from fl_lightning.config import check
-from fl_lightning.errors import BadInput
-from fl_lightning.log import in_time
-from fl_lightning.metric import ACCURACY, Metric
+from fl_lightning.configuration.config import check
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.log import in_time
+from fl_lightning.foundation.metric import ACCURACY, Metric
+from fl_lightning.lab.study.board import Board
+from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.results.result import RunResult
-from fl_lightning.study.board import Board
-from fl_lightning.study.folder import StudyFolder
 
 State = Literal["finished", "running", "starting", "queued", "submitted", "gone", "stopped", "failed", "waiting",
                 "unreadable"]  # fmt: skip

@@ -15,19 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fl_lightning import owncode, provenance, signals
 from fl_lightning.cli import folder as runs
 from fl_lightning.cli import schema, studyfile, together
 from fl_lightning.cli.queue import ALIVE, states_of
 from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
 from fl_lightning.cli.settings import Layer, layer_of, own_layers, read_config, read_line
 from fl_lightning.cli.submit import MOST_RUNS, check_cluster, check_job, check_ranks, script, send
-from fl_lightning.config import Config, check, flat
-from fl_lightning.errors import BadInput, RunFailed, redact
-from fl_lightning.study import code, samples
-from fl_lightning.study.folder import StudyFolder
-from fl_lightning.study.grid import Run, Study, check_together
-from fl_lightning.study.part import Part, part_of, with_seeds
+from fl_lightning.configuration.config import Config, check, flat
+from fl_lightning.foundation import signals
+from fl_lightning.foundation.errors import BadInput, RunFailed, redact
+from fl_lightning.lab.study import code, samples
+from fl_lightning.lab.study.folder import StudyFolder
+from fl_lightning.lab.study.grid import Run, Study, check_together
+from fl_lightning.lab.study.part import Part, part_of, with_seeds
+from fl_lightning.results import owncode, provenance
 
 QUIET: Layer = {
     "method": "kapc", "callbacks": {"heatmaps": None, "progress": None}, "fabric": {"threads": 1},
@@ -244,8 +245,8 @@ def _run(
 ) -> None:  # fmt: skip
     """Run what is missing of the chosen runs. `whole`: how many the study has."""
     import fl_lightning.run  # noqa: F401  before the workers are forked: they need not import it again
-    from fl_lightning.study.runner import Runner
-    from fl_lightning.study.workers import one_by_one
+    from fl_lightning.lab.study.runner import Runner
+    from fl_lightning.lab.study.workers import one_by_one
 
     provenance.look()  # likewise
     count = worker_count(workers, chosen[0][1])
@@ -292,7 +293,7 @@ def fetch(configs: list[Config]) -> None:
 
 def _absent(config: Config) -> str | None:
     """None, or what is wrong with the data."""
-    from fl_lightning.study.workers import in_a_process
+    from fl_lightning.lab.study.workers import in_a_process
 
     try:
         in_a_process(_load, config)
@@ -313,7 +314,7 @@ def worker_count(number: int | None, config: Config) -> int:
     """How many processes: as many as cores, but for runs of several processes, and for GPUs, which runs would share."""
     if number is not None:
         return number
-    from fl_lightning import device
+    from fl_lightning.foundation import device
 
     if config.fabric.accelerator != "cpu" and device.count():
         return 1

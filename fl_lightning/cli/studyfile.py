@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.cli import yamltext
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 
 
 def read(name: str, beside: Path = Path(), taken: tuple[Path, ...] = ()) -> Any:

@@ -20,9 +20,9 @@ from fl_lightning.cli import folder as folders
 from fl_lightning.cli import queue
 from fl_lightning.cli.resolve import complete, plan, start_of
 from fl_lightning.cli.settings import CommandLine, read_line
-from fl_lightning.config import Config, check
-from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.provenance import name_of
+from fl_lightning.configuration.config import Config, check
+from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.results.provenance import name_of
 
 FIXED = ("fabric.num_nodes", "fabric.devices", "resume")
 """Keys of `fit` that the job itself sets."""
@@ -45,7 +45,7 @@ def submit(argv: list[str]) -> None:
     places = [folder for folder, *_ in runs]
     twice = next((folder.name for k, folder in enumerate(places) if folder in places[:k]), None)
     check("array", values.array, twice is None, f"two of its runs would be called {twice}: give other values")
-    from fl_lightning.planning.start import check_starts
+    from fl_lightning.lab.planning.start import check_starts
 
     check_starts(configs)
     out = places[0].parent

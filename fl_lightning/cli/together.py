@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from fl_lightning import log
-from fl_lightning.config import Config
-from fl_lightning.errors import BadInput, RunFailed, redact
-from fl_lightning.files import write_whole
-from fl_lightning.study.grid import by_key
+from fl_lightning.configuration.config import Config
+from fl_lightning.foundation import log
+from fl_lightning.foundation.errors import BadInput, RunFailed, redact
+from fl_lightning.foundation.files import write_whole
+from fl_lightning.lab.study.grid import by_key
 
 if TYPE_CHECKING:
     from fl_lightning.engine.federation import Federation
-    from fl_lightning.study.folder import StudyFolder
-    from fl_lightning.study.grid import Run
-    from fl_lightning.study.workers import More
+    from fl_lightning.lab.study.folder import StudyFolder
+    from fl_lightning.lab.study.grid import Run
+    from fl_lightning.lab.study.workers import More
     from fl_lightning.training.executors.base import Name
     from fl_lightning.training.executors.together import Together
 
@@ -57,8 +57,8 @@ def within_memory(most: int, workers: int, configs: Sequence[Config]) -> int:
         return most
     import torch
 
-    from fl_lightning import device
-    from fl_lightning.study.workers import in_a_process
+    from fl_lightning.foundation import device
+    from fl_lightning.lab.study.workers import in_a_process
 
     room = SHARE * device.free_bytes(torch.device("cpu")) / workers
     one_of_each = {kind_of(config): config for config in configs}
@@ -79,7 +79,7 @@ def within_memory(most: int, workers: int, configs: Sequence[Config]) -> int:
 
 
 def _measured_bytes(config: Config) -> tuple[float, float]:
-    from fl_lightning.planning.rehearsal import run_bytes
+    from fl_lightning.lab.planning.rehearsal import run_bytes
 
     stacked = replace(config, fabric=replace(config.fabric, executor="vmap"))
     return run_bytes(stacked)
@@ -162,7 +162,7 @@ def _record(path: Path) -> dict[str, str] | None:
 
 def _measured(config: Config) -> str:
     """`vmap`, where clients of several runs train faster beside each other, else `loop`: in a process of its own."""
-    from fl_lightning.study.workers import in_a_process
+    from fl_lightning.lab.study.workers import in_a_process
 
     executor, line = in_a_process(_gain, config)
     log.say(f"together auto: {executor} for {line}")

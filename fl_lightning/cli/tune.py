@@ -15,29 +15,29 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from rich.console import Console
 
-from fl_lightning import owncode
 from fl_lightning.cli import study as studies
 from fl_lightning.cli import studyfile
 from fl_lightning.cli.folder import when_stopped
 from fl_lightning.cli.resolve import complete, plan, to_settings, to_yaml
 from fl_lightning.cli.settings import Layer
-from fl_lightning.config import Config, check
-from fl_lightning.csvtable import as_csv
-from fl_lightning.errors import BadInput, MachineFailed, RunFailed
-from fl_lightning.extras import require
-from fl_lightning.files import aside_of, write_whole
-from fl_lightning.metric import BY_TASK, Metric
+from fl_lightning.configuration.config import Config, check
+from fl_lightning.foundation.csvtable import as_csv
+from fl_lightning.foundation.errors import BadInput, MachineFailed, RunFailed
+from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.files import aside_of, write_whole
+from fl_lightning.foundation.metric import BY_TASK, Metric
+from fl_lightning.lab.study import samples
+from fl_lightning.lab.study.chosen import UNTUNED, words
+from fl_lightning.lab.study.folder import PLACE, Busy, StudyFolder
+from fl_lightning.lab.study.grid import LONGEST, Entry, Run, Study, safe
+from fl_lightning.lab.study.sheet import WIDTH
+from fl_lightning.lab.study.space import Dimension, space
+from fl_lightning.results import owncode
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.study import samples
-from fl_lightning.study.chosen import UNTUNED, words
-from fl_lightning.study.folder import PLACE, Busy, StudyFolder
-from fl_lightning.study.grid import LONGEST, Entry, Run, Study, safe
-from fl_lightning.study.sheet import WIDTH
-from fl_lightning.study.space import Dimension, space
 
 if TYPE_CHECKING:
-    from fl_lightning.study.trials import Claim, Ended, Trials
-    from fl_lightning.study.tuned import Tuned
+    from fl_lightning.lab.study.trials import Claim, Ended, Trials
+    from fl_lightning.lab.study.tuned import Tuned
 
 BENEATH: Layer = {"data": {"validation": 0.2}}
 """Unless the base says otherwise. 0.2: FedFomo's and PFLlib's share: with less, small clients would have but a few
@@ -89,13 +89,13 @@ class Search:
 
     def trials(self) -> Trials:
         """As the journal has them."""
-        from fl_lightning.study.trials import Trials
+        from fl_lightning.lab.study.trials import Trials
 
         return Trials(self.folder, self.entry.label, self.dimensions, self.number, self.seed)
 
     def config(self, values: dict[str, Any], setting: dict[str, Any]) -> Config:
         """Of a trial's run in one setting; test data are not read. `BadInput` where the method refuses the values."""
-        from fl_lightning.study.tuned import split_values
+        from fl_lightning.lab.study.tuned import split_values
 
         arguments, own = split_values(values)
         entry = dataclasses.replace(
@@ -110,7 +110,7 @@ def tune(argv: list[str]) -> None:
     name, values, over = studies.study_line(argv, "tune")
     for extra in ("tune", "study"):
         require(extra, "tune", name)
-    from fl_lightning.study.tuned import Tuned, few
+    from fl_lightning.lab.study.tuned import Tuned, few
 
     study = Study.of(studyfile.read(name))
     check("seed", values.seed, values.seed not in study.seeds, "the study has it, and is to judge on seeds unseen")
@@ -221,9 +221,7 @@ def _search(searches: list[Search], out: Path, count: int, line: str) -> None:
     A worker has a method to itself until its trials are done, so that what they try does not depend on how many
     workers there are; where there are more workers than methods, several share one.
     """
-    import fl_lightning.run
-    import fl_lightning.study.trials  # noqa: F401  before the workers are forked: they need not import it again
-    from fl_lightning.study.workers import run_all
+    from fl_lightning.lab.study.workers import run_all
 
     jobs = searches * -(-count // len(searches))
     teller, failures = _Teller(searches), {}
@@ -306,7 +304,7 @@ def _run_trial(search: Search, claim: Claim) -> None:
 def _choose(out: Path, base: str, study: Study, tuned_methods: list[Tuned], values: Any) -> None:
     """Write and print what was found. `BadInput`, and nothing is written, where the study of the choices would refuse
     the folder `study`: it has trained rows that are no longer listed, whose choices the tables would lose."""
-    from fl_lightning.study import tuned
+    from fl_lightning.lab.study import tuned
 
     texts = {
         "tuned.csv": as_csv([one.row() for one in tuned_methods]),

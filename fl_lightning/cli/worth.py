@@ -12,23 +12,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning import catalogue
 from fl_lightning.cli.folder import when_stopped
 from fl_lightning.cli.resolve import to_settings, to_yaml
 from fl_lightning.cli.settings import CommandLine, Layer, read_line
 from fl_lightning.cli.study import resolve, run_safely, train, worker_count
-from fl_lightning.config import Config, check
-from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.extras import require
-from fl_lightning.gains import FOLDS
-from fl_lightning.study import code, samples
-from fl_lightning.study.folder import StudyFolder
-from fl_lightning.study.grid import Run, Study
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import Config, check
+from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.extras import require
+from fl_lightning.lab.study import code, samples
+from fl_lightning.lab.study.folder import StudyFolder
+from fl_lightning.lab.study.grid import Run, Study
+from fl_lightning.lab.worth import FOLDS
 
 if TYPE_CHECKING:
-    from fl_lightning.gains.further import Task
-    from fl_lightning.gains.page import Section
-    from fl_lightning.gains.silos import Facts, Measured
+    from fl_lightning.lab.worth.further import Task
+    from fl_lightning.lab.worth.page import Section
+    from fl_lightning.lab.worth.silos import Facts, Measured
 
 CYCLES, MOST_CYCLES = 4, 10
 """Without --repeats; with --minutes at most. More than 4 hardly narrow an interval: samples decide then (simulated)."""
@@ -75,7 +75,7 @@ class TooSlow(Exception):
 
 def worth(argv: list[str]) -> None:
     """Run what is missing in the folder `--out`, and write and print the answer."""
-    from fl_lightning.gains import output
+    from fl_lightning.lab.worth import output
 
     line = read_line(argv, "worth")
     measured = answer(line, ["fl-train", "worth", *argv])
@@ -96,7 +96,7 @@ def answer(line: CommandLine, again: Sequence[str]) -> Measured:
     """
     plan = _plan(line, shlex.join(again), time.monotonic())
     first, facts = _prepared(plan)
-    from fl_lightning.gains import output
+    from fl_lightning.lab.worth import output
 
     with plan.folder.locked():
         cycles = _train(plan, facts)
@@ -166,8 +166,8 @@ def _prepared(plan: Plan) -> tuple[dict[str, tuple[Config, dict[str, Any]]], Fac
     allowed = f"runs in {plan.folder.path} were trained with another version: change it back, or give another --out"
     check("code", changed, not changed, allowed)
     samples.check_same(plan.folder, runs, runs)
-    from fl_lightning.gains.runs import look
-    from fl_lightning.study.workers import in_a_process
+    from fl_lightning.lab.study.workers import in_a_process
+    from fl_lightning.lab.worth.runs import look
 
     first = {str(cell["label"]): (config, cell) for run, config in runs if run.seed == 0 for cell in run.cells()}
     return first, in_a_process(look, runs[0][1])
@@ -178,7 +178,7 @@ def _prepared(plan: Plan) -> tuple[dict[str, tuple[Config, dict[str, Any]]], Fac
 
 def _train(plan: Plan, facts: Facts) -> int:
     """Run what is missing, with `minutes` cycle by cycle; the number of cycles that have ended."""
-    from fl_lightning.gains import words
+    from fl_lightning.lab.worth import words
 
     for note in words.beforehand(facts.names, facts.sizes, plan.cycles, facts.counts, plan.values.metric):
         print(f"worth: {note}", file=sys.stderr)
@@ -228,9 +228,9 @@ def _run_all(plan: Plan, tasks: Sequence[Task], limit: float = math.inf) -> int:
         TooSlow: they would take longer.
         RunFailed: runs have failed; the others have been run.
     """
-    import fl_lightning.gains.runs  # noqa: F401  before the workers are forked: they need not import it again
-    from fl_lightning import provenance
-    from fl_lightning.study.workers import run_all
+    import fl_lightning.lab.worth.runs  # noqa: F401  before the workers are forked: they need not import it again
+    from fl_lightning.lab.study.workers import run_all
+    from fl_lightning.results import provenance
 
     provenance.look()  # likewise
     jobs = [task for task in tasks if not _done(task)]
@@ -262,7 +262,7 @@ def _run_all(plan: Plan, tasks: Sequence[Task], limit: float = math.inf) -> int:
 
 
 def _done(task: Task) -> bool:
-    from fl_lightning.gains.scores import place
+    from fl_lightning.lab.worth.scores import place
 
     config, folder, out, rows = task
     scored = out is None or all(place(out, label, config.seed).is_file() for label in rows)
@@ -271,7 +271,7 @@ def _done(task: Task) -> bool:
 
 def _train_and_score(task: Task) -> str | None:
     """Do one task; None, or one line that says why it failed."""
-    from fl_lightning.gains.runs import score
+    from fl_lightning.lab.worth.runs import score
 
     config, folder, out, rows = task
 
@@ -312,9 +312,9 @@ def _bar(total: int) -> Iterator[Any]:
 
 
 def _measured(plan: Plan, first: dict[str, tuple[Config, dict[str, Any]]], facts: Facts, cycles: int) -> Measured:
-    from fl_lightning.gains.measure import measure
-    from fl_lightning.gains.scores import read
-    from fl_lightning.gains.training import training
+    from fl_lightning.lab.worth.measure import measure
+    from fl_lightning.lab.worth.scores import read
+    from fl_lightning.lab.worth.training import training
     from fl_lightning.training.schedule import Length
 
     out = plan.folder.path
@@ -333,7 +333,7 @@ def _further(
     plan: Plan, first: dict[str, tuple[Config, dict[str, Any]]], facts: Facts, measured: Measured
 ) -> list[Section]:
     """Train and read what is asked beyond the gain; tables of the page. What they hold is in `measured.consortium`."""
-    from fl_lightning.gains import further
+    from fl_lightning.lab.worth import further
 
     out, method, silos = plan.folder.path, measured.method, len(facts.names)
     rows = {label: (config, cell.get("judge")) for label, (config, cell) in first.items()}

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from fl_lightning import catalogue
-from fl_lightning.errors import BadInput
+from fl_lightning.configuration import catalogue
+from fl_lightning.foundation.errors import BadInput
 
 NAMED = ("callbacks", "loggers")
 """The sections whose entries go by names."""

@@ -21,7 +21,7 @@ from docstring_parser import parse, parse_from_object
 from fl_lightning.configuration import viewers
 from fl_lightning.configuration.explain import keys
 from fl_lightning.configuration.index import FILE, TYPES
-from fl_lightning.ranges import Range, allowed, limit
+from fl_lightning.configuration.ranges import Range, allowed, limit
 
 Entry = dict[str, Any]
 BEGIN, END = "<!-- generated -->", "<!-- end -->"
@@ -164,7 +164,7 @@ def write() -> None:
 def keys_of_a_run() -> str:
     """A table of the keys of each group of a configuration, in Markdown; inherited ones come last."""
     tables = []
-    for name, group in importlib.import_module("fl_lightning.config").GROUPS.items():
+    for name, group in importlib.import_module("fl_lightning.configuration.config").GROUPS.items():
         own = group.__annotations__
         known = sorted(arguments(group).items(), key=lambda item: item[0].partition(".")[0] not in own)
         tables.append(keys(name, (group.__doc__ or "").partition("\n")[0], dict(known)))

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fl_lightning.ranges import Range
+from fl_lightning.configuration.ranges import Range
 
 WIDTH = 110
 HEAD = """# Arguments of methods

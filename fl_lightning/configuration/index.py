@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fl_lightning.ranges import Range
+from fl_lightning.configuration.ranges import Range
 
 FILE = Path(__file__).with_name("index.json")
 TYPES: dict[str, Any] = {"number": float, "integer": int, "boolean": bool, "text": str}

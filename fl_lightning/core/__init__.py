@@ -21,5 +21,5 @@ from fl_lightning.core.run import ModelGroup as ModelGroup
 from fl_lightning.core.run import RunContext as RunContext
 from fl_lightning.core.server import GroupServer as GroupServer
 from fl_lightning.core.server import Server as Server
-from fl_lightning.record import RelationView as RelationView
-from fl_lightning.record import RoundRecord as RoundRecord
+from fl_lightning.results.record import RelationView as RelationView
+from fl_lightning.results.record import RoundRecord as RoundRecord

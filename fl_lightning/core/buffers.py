@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 MOST_STEPS = 300
 """Power iterations. Ours: where two singular values are so close that these do not tell them apart, either will do."""

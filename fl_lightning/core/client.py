@@ -17,8 +17,8 @@ from fl_lightning.core.phase import Fit
 from fl_lightning.core.run import ModelGroup, RunContext
 from fl_lightning.data.federated import ClientData
 from fl_lightning.data.part import Part
-from fl_lightning.errors import BadInput
-from fl_lightning.rng import generator
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.rng import generator
 from fl_lightning.storage.state import MODEL, ClientState
 
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 from fl_lightning.core.buffers import spectral_weights
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 NORMALISATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Found by type, never by name: ResNet's `downsample.1` is a BatchNorm too (the cards' section 0)."""

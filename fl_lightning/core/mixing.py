@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.layout import Segment
-from fl_lightning.device import wide
-from fl_lightning.parallel import Group
+from fl_lightning.foundation.device import wide
+from fl_lightning.foundation.parallel import Group
 
 TILE = 1 << 15
 """Columns in a tile. 10 to 100 rows of it stay in cache; results depend on it (in the last bits), so it is fixed."""

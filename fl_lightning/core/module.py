@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning.core.layout import Binding, Layout
 from fl_lightning.data.part import Part
-from fl_lightning.metric import Metric
+from fl_lightning.foundation.metric import Metric
 
 Batch = tuple[Tensor, Tensor]
 """x (n, ...) and y (n,)."""

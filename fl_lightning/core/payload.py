@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fl_lightning.core.layout import Layout
-from fl_lightning.record import KINDS
+from fl_lightning.results.record import KINDS
 
 
 @dataclass

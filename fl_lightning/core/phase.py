@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 from fl_lightning.core.module import Batch as Batch
 from fl_lightning.core.objective import Objective
 from fl_lightning.data.part import Part
-from fl_lightning.metric import MODELS
+from fl_lightning.foundation.metric import MODELS
 
 PLAIN = Objective()
 """The task loss alone."""

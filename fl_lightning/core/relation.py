@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.run import ModelGroup
-from fl_lightning.record import RelationView
+from fl_lightning.results.record import RelationView
 
 
 @dataclass

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.config import Config
+from fl_lightning.configuration.config import Config
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.module import Module
 from fl_lightning.core.protocols import Configured, Cost, Method, Relation
 from fl_lightning.data import FederatedData
-from fl_lightning.errors import BadInput
-from fl_lightning.parallel import Group
-from fl_lightning.rng import numpy_rng
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.parallel import Group
+from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import ClientState, ServerState
 from fl_lightning.storage.store import VectorStore

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning import log
+from fl_lightning.configuration.ranges import allowed
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Gram, Mixer, mean_of
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.protocols import Reducer, Relation, RelationInputs
 from fl_lightning.core.relation import Weights, one_view
 from fl_lightning.core.run import ModelGroup, RunContext
-from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.ranges import allowed
-from fl_lightning.record import RelationView
+from fl_lightning.foundation import log
+from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.results.record import RelationView
 from fl_lightning.storage.state import MODEL
 
 Since = Literal["zero", "initial", "sent"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning.core.mixing import Mixer
 from fl_lightning.core.server import GroupServer
-from fl_lightning.device import wide
+from fl_lightning.foundation.device import wide
 from fl_lightning.storage.state import MODEL
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_lightning.config import DataConfig, check, held_out
+from fl_lightning.configuration.config import DataConfig, check, held_out
 from fl_lightning.data import identity, newcomers, owntest, partition, planted, public
 from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.federated import ClientData, FederatedData
@@ -19,9 +19,9 @@ from fl_lightning.data.named import composed
 from fl_lightning.data.part import Part, ResidentPart, Samples
 from fl_lightning.data.sampling import stratified
 from fl_lightning.data.source import HeldOut, Pool, Source
-from fl_lightning.errors import BadInput
-from fl_lightning.extras import require
-from fl_lightning.rng import numpy_rng
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.rng import numpy_rng
 
 __all__ = ["ClientData", "FederatedData", "Part", "ResidentPart", "prepare"]
 

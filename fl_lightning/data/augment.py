@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.device import sent
+from fl_lightning.foundation.device import sent
 
 PAD = 4
 """Black pixels around an image before a random crop of its own size: the usual recipe for CIFAR (He et al., 2016)."""

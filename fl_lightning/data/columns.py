@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning import log
-from fl_lightning.components import Component
-from fl_lightning.config import FLOAT32, DataConfig, check
+from fl_lightning.configuration.components import Component
+from fl_lightning.configuration.config import FLOAT32, DataConfig, check
 from fl_lightning.data.named import some
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation import log
+from fl_lightning.foundation.errors import BadInput
 
 SCALERS = {
     "standard": "sklearn.preprocessing.StandardScaler",

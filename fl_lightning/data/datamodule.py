@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.components import Component
-from fl_lightning.config import DataConfig, check
+from fl_lightning.configuration.components import Component
+from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data import loaders
 from fl_lightning.data.columns import say_merged_samples
 from fl_lightning.data.named import composed
 from fl_lightning.data.source import Pool, Source, check_class_names, source_of
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 LAYOUT = "a data set of known length whose samples are (x, y) or (x, y, client): tensors, a class from 0, a name"
 

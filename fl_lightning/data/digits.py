@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data.source import Pool, Source, source_of
 
 FILE = "datasets/data/digits.csv.gz"

@@ -12,13 +12,13 @@ import numpy as np
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 from fl_lightning.data import loaders
 from fl_lightning.data.arrays import channels_of
 from fl_lightning.data.columns import say_merged_samples
 from fl_lightning.data.named import composed
-from fl_lightning.errors import BadInput
-from fl_lightning.files import write_whole
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.files import write_whole
 
 FILE = "given.npz"
 LAYOUT = "give (x, y) or (x, y, client), a Dataset of such samples, or a LightningDataModule"

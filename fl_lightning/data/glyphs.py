@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.config import DataConfig, check
+from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data.named import composed, is_hidden
 from fl_lightning.data.source import Absent, Pool, Source, source_of
-from fl_lightning.errors import BadInput
-from fl_lightning.extras import require
-from fl_lightning.rng import numpy_rng
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.rng import numpy_rng
 
 CLASSES = string.digits + string.ascii_uppercase + string.ascii_lowercase
 SIDE, VARIANTS = 28, 5

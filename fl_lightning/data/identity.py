@@ -10,7 +10,7 @@ import json
 import numpy as np
 import xxhash
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import public
 from fl_lightning.data.load import load
 from fl_lightning.data.source import Pool, Source

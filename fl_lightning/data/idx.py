@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_lightning.data.source import Absent, Pool, Source
-from fl_lightning.errors import BadInput, check
+from fl_lightning.foundation.errors import BadInput, check
 
 PARTS = ("train", "t10k")
 WHOLE = 60_000

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning import log
-from fl_lightning.config import FLOAT32, DataConfig, check
+from fl_lightning.configuration.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
 from fl_lightning.data.columns import say_merged
 from fl_lightning.data.named import composed, entries, some
 from fl_lightning.data.source import Absent, Pool, Reading, Source, Tokens, at_root, source_of
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation import log
+from fl_lightning.foundation.errors import BadInput
 
 LAYOUT = "a folder with train/*.json and test/*.json, or with *.json alone (split 80/20 within each user)"
 Samples = dict[str, tuple[list[Any], list[Any]]]

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.config import DataConfig, check
+from fl_lightning.configuration.config import DataConfig, check
+from fl_lightning.configuration.names import SOURCES
 from fl_lightning.data.named import composed
 from fl_lightning.data.partition import NATURAL
 from fl_lightning.data.source import Absent, Pool, Source
-from fl_lightning.errors import BadInput
-from fl_lightning.names import SOURCES
-from fl_lightning.rng import numpy_rng
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.rng import numpy_rng
 
 SMOKE_TRAIN, SMOKE_TEST = 64, 8
 """Samples per client in a smoke run, about."""

@@ -22,8 +22,8 @@ from torch.utils.data import (
     default_convert,
 )
 
-from fl_lightning import log
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation import log
+from fl_lightning.foundation.errors import BadInput
 
 UNHEEDED = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 """Hooks that a Lightning Trainer calls for every batch. A module that changes batches in one is refused."""

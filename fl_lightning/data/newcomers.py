@@ -12,8 +12,8 @@ from fl_lightning.data import arrays
 from fl_lightning.data.federated import ClientData, FederatedData
 from fl_lightning.data.part import ResidentPart
 from fl_lightning.data.source import HeldOut
-from fl_lightning.errors import BadInput
-from fl_lightning.rng import generator, numpy_rng
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.rng import generator, numpy_rng
 
 Shares = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fl_lightning.config import DataConfig, check
+from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data import partition, windows
 from fl_lightning.data.sampling import in_turn, stratified
 from fl_lightning.data.source import Pool
-from fl_lightning.errors import BadInput
-from fl_lightning.rng import numpy_rng
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.rng import numpy_rng
 
 Shares = partition.Shares
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning.data.augment import Augmentation
 from fl_lightning.data.sampling import batch_sizes
-from fl_lightning.device import sent
+from fl_lightning.foundation.device import sent
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 Relabelling = Callable[[Tensor], Tensor]

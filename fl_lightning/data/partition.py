@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fl_lightning.components import Component
-from fl_lightning.config import DataConfig, check
+from fl_lightning.configuration.components import Component
+from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data.counts import class_sizes, fill_in_turn, holders, share_out, top_up
 from fl_lightning.data.sampling import apportion, draw, stratified, systematic
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 NATURAL = "natural"
 Shares = list[np.ndarray]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fl_lightning.config import DataConfig, check
+from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data.source import Source
-from fl_lightning.metric import NO_TARGET
-from fl_lightning.rng import numpy_rng
+from fl_lightning.foundation.metric import NO_TARGET
+from fl_lightning.foundation.rng import numpy_rng
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.config import DataConfig, check
+from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data import windows
 from fl_lightning.data.load import OVERRIDES, check_name, read
 from fl_lightning.data.source import Absent, Pool
-from fl_lightning.errors import BadInput
-from fl_lightning.rng import numpy_rng
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.rng import numpy_rng
 
 HELD_BACK = "held_back"
 HELD_BACK_SHARE = 0.1

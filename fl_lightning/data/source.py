@@ -9,11 +9,11 @@ from typing import Literal
 
 import numpy as np
 
-from fl_lightning.config import DataConfig, check
+from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.sampling import split
-from fl_lightning.errors import BadInput
-from fl_lightning.rng import numpy_rng
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.rng import numpy_rng
 
 TEST_SHARE = 0.2
 """Test share of data that come without a test part."""

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.config import FLOAT32, DataConfig, check
+from fl_lightning.configuration.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
 from fl_lightning.data.columns import EMPTY, Columns, columns_of, number, say_merged
 from fl_lightning.data.images import decoder, marks, opened
 from fl_lightning.data.named import composed
 from fl_lightning.data.source import Pool, Reading, Source, at_root, source_of
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 LAYOUT = "a CSV file with a line of column names, then a sample a line"
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import idx
 from fl_lightning.data.images import SIZE, decoder
 from fl_lightning.data.source import Absent, Pool, Source, source_of
-from fl_lightning.extras import require
+from fl_lightning.foundation.extras import require
 
 DEFAULT_ROOT = "data"
 """Where torchvision's files lie, or go, when data.root is not given."""

@@ -11,11 +11,11 @@ from pickle import UnpicklingError
 
 import numpy as np
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import windows
 from fl_lightning.data.source import Absent, Pool, Source
-from fl_lightning.errors import BadInput
-from fl_lightning.extras import needs
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.extras import needs
 
 WINDOW, STEP = 100, 50
 """Samples in a window, and from one to the next. 2 s: about one repetition; half of a window is usual (ours)."""

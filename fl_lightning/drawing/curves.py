@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fl_lightning.metric import MODELS, Metric
+from fl_lightning.foundation.metric import MODELS, Metric
 
 COLOURS = {
     "before": "#e8672c",

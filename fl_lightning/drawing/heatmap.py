@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fl_lightning.files import atomic_write
+from fl_lightning.foundation.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

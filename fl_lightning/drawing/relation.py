@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fl_lightning.drawing.heatmap import heatmap
-from fl_lightning.record import RelationView
+from fl_lightning.results.record import RelationView
 
 
 def draw_split(counts: np.ndarray, names: Sequence[str] = (), classes: Sequence[str] = ()) -> np.ndarray:

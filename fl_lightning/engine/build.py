@@ -13,24 +13,24 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transform
-from fl_lightning.components import Network
-from fl_lightning.config import Config, check
+from fl_lightning.configuration.components import Network
+from fl_lightning.configuration.config import Config, check
 from fl_lightning.core.buffers import check_modules
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.run import ModelGroup, RunContext, layer_axis
 from fl_lightning.data import FederatedData
-from fl_lightning.device import digest, seeded, wide
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.engine.worker import Worker
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.device import digest, seeded, wide
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.parallel import Group, assign_homes
+from fl_lightning.foundation.rng import key
 from fl_lightning.methods.base import Method
 from fl_lightning.models import another, frozen_in, frozen_when_built, head_of
-from fl_lightning.parallel import Group, assign_homes
-from fl_lightning.rng import key
 from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import MODEL
 from fl_lightning.storage.store import VectorStore

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning import log
 from fl_lightning.core import Client, Phase, RunContext, Server
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.core.protocols import Reducer
@@ -20,8 +19,9 @@ from fl_lightning.engine.failures import Guard, finite
 from fl_lightning.engine.phases import job_of
 from fl_lightning.engine.record import Results, means, numbers, spread
 from fl_lightning.engine.trainer import Trainer
-from fl_lightning.errors import BadClient, BadInput, RunFailed
-from fl_lightning.metric import MODELS, ONE_CLASS, PREDICTED
+from fl_lightning.foundation import log
+from fl_lightning.foundation.errors import BadClient, BadInput, RunFailed
+from fl_lightning.foundation.metric import MODELS, ONE_CLASS, PREDICTED
 from fl_lightning.storage.state import MODEL, ClientState
 
 _START = "received."

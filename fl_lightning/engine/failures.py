@@ -11,10 +11,10 @@ from typing import Protocol
 from torch import Tensor
 
 from fl_lightning.core.run import RunContext
-from fl_lightning.device import lost
 from fl_lightning.engine.record import ClientResult, numbers
-from fl_lightning.errors import BadClient, BadInput, MachineFailed, RunFailed, redact
-from fl_lightning.files import writing
+from fl_lightning.foundation.device import lost
+from fl_lightning.foundation.errors import BadClient, BadInput, MachineFailed, RunFailed, redact
+from fl_lightning.foundation.files import writing
 
 _CHECKS = (
     ("train_loss", "training", "its loss"),

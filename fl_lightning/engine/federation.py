@@ -9,7 +9,6 @@ from fl_lightning.callbacks.base import Aggregator
 from fl_lightning.core import RoundRecord, RunContext, Server
 from fl_lightning.core.protocols import Configured
 from fl_lightning.core.run import cohort_of
-from fl_lightning.device import seed_all
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.joining import newcomers
 from fl_lightning.engine.pool import Pool
@@ -17,11 +16,12 @@ from fl_lightning.engine.probe import try_evaluation
 from fl_lightning.engine.record import Timer, gather
 from fl_lightning.engine.trainer import choose_executors, count_costs, say_unused
 from fl_lightning.engine.worker import Worker
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.device import seed_all
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.rng import key
+from fl_lightning.foundation.signals import raise_swallowed
 from fl_lightning.methods.common.adapters import check_ranks, product_error
 from fl_lightning.results.summary import merged
-from fl_lightning.rng import key
-from fl_lightning.signals import raise_swallowed
 
 
 class Federation:

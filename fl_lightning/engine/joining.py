@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning import log
 from fl_lightning.callbacks.base import Aggregator, client_memory
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 from fl_lightning.core import Client, ModelGroup, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.core.newcomer import ALONE, GLOBAL, MIX, PERSONAL
 from fl_lightning.data.federated import ClientData
@@ -31,8 +30,9 @@ from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import Timer
 from fl_lightning.engine.visit import Parts, Steps, Visit
 from fl_lightning.engine.worker import Worker
-from fl_lightning.errors import BadClient, BadInput
-from fl_lightning.metric import PREDICTED
+from fl_lightning.foundation import log
+from fl_lightning.foundation.errors import BadClient, BadInput
+from fl_lightning.foundation.metric import PREDICTED
 from fl_lightning.storage.state import MODEL, ClientState, ServerState
 from fl_lightning.storage.store import VectorStore
 from fl_lightning.training.executors.base import LocalJob

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fl_lightning.parallel import Group
+from fl_lightning.foundation.parallel import Group
 from fl_lightning.storage.state import ClientState
 from fl_lightning.storage.store import VectorStore
 

@@ -11,7 +11,7 @@ from fl_lightning.core.run import RunContext
 from fl_lightning.engine.placement import move, moves
 from fl_lightning.engine.record import Results
 from fl_lightning.engine.trainer import Trainer
-from fl_lightning.errors import RunFailed
+from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.storage.state import MODEL, ClientState, spent_by
 
 

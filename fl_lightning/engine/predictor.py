@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.core.client import Client
-from fl_lightning.errors import BadInput
 from fl_lightning.exporting import plain
 from fl_lightning.exporting.about import about
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.base import Method
 
 

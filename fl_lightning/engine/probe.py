@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fl_lightning import log
 from fl_lightning.core import RunContext
 from fl_lightning.core.layout import Layout
-from fl_lightning.device import no_draws, random_states, same_states
 from fl_lightning.engine.trainer import Trainer
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation import log
+from fl_lightning.foundation.device import no_draws, random_states, same_states
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.models import head_doubt
 from fl_lightning.models.base import inputs
 

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning import log
 from fl_lightning.core import RoundRecord, RunContext, Server
 from fl_lightning.core.relation import agreement
-from fl_lightning.device import peak_bytes, wide
 from fl_lightning.engine.scoring import averaged, columns, set_apart
-from fl_lightning.errors import BadClient
-from fl_lightning.metric import MODELS, Metric
-from fl_lightning.record import KINDS
+from fl_lightning.foundation import log
+from fl_lightning.foundation.device import peak_bytes, wide
+from fl_lightning.foundation.errors import BadClient
+from fl_lightning.foundation.metric import MODELS, Metric
 from fl_lightning.results.folder import CLIENT_FLOPS, CLIENT_LOSSES
+from fl_lightning.results.record import KINDS
 
 
 @dataclass

@@ -12,14 +12,13 @@ import torch
 import xxhash
 from torch import Tensor
 
-from fl_lightning import log
 from fl_lightning.core.client import Client
 from fl_lightning.core.run import RunContext
 from fl_lightning.data.part import Part
-from fl_lightning.device import seed_all
 from fl_lightning.engine.trainer import Trainer
-from fl_lightning.methods.base import Method
-from fl_lightning.metric import (
+from fl_lightning.foundation import log
+from fl_lightning.foundation.device import seed_all
+from fl_lightning.foundation.metric import (
     ACCURACY,
     CLASS_SHARE,
     FURTHER,
@@ -34,7 +33,8 @@ from fl_lightning.metric import (
     predicted_classes,
     recalls,
 )
-from fl_lightning.rng import key
+from fl_lightning.foundation.rng import key
+from fl_lightning.methods.base import Method
 from fl_lightning.training.executors.base import ScoreJob
 
 T = TypeVar("T")

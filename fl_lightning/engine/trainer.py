@@ -14,12 +14,12 @@ from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
-from fl_lightning import log
 from fl_lightning.core import PLAIN, ModelGroup, RunContext
-from fl_lightning.device import digest, no_draws
 from fl_lightning.engine.costs import Meter, SampleCost, sample_cost
 from fl_lightning.engine.phases import schedule_of
-from fl_lightning.errors import redact
+from fl_lightning.foundation import log
+from fl_lightning.foundation.device import digest, no_draws
+from fl_lightning.foundation.errors import redact
 from fl_lightning.methods.base import Method
 from fl_lightning.training.constants import constants
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name

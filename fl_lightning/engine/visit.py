@@ -15,7 +15,6 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.core import Client, Fit, Payload, Phase, PureLoss, RunContext
 from fl_lightning.core.layout import copy_columns
-from fl_lightning.device import seed_all, wide
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.phases import job_of, keep_optimizer, on_own_data
@@ -23,8 +22,9 @@ from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import ClientResult, Timer
 from fl_lightning.engine.scoring import ToScore
 from fl_lightning.engine.trainer import Trainer
-from fl_lightning.errors import BadClient, BadInput
-from fl_lightning.rng import key
+from fl_lightning.foundation.device import seed_all, wide
+from fl_lightning.foundation.errors import BadClient, BadInput
+from fl_lightning.foundation.rng import key
 from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
 

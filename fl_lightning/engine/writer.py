@@ -6,13 +6,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from fl_lightning import __version__, log, owncode, provenance
+from fl_lightning import __version__
 from fl_lightning.callbacks.base import Observer
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 from fl_lightning.core import RoundRecord, RunContext
 from fl_lightning.data import heterogeneity, imbalance
 from fl_lightning.data.federated import samples_digest
-from fl_lightning.metric import MODELS
+from fl_lightning.foundation import log
+from fl_lightning.foundation.metric import MODELS
+from fl_lightning.results import owncode, provenance
 from fl_lightning.results.folder import RunFolder, best, mean_of_bests
 
 

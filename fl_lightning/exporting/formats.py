@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.extras import require
-from fl_lightning.files import atomic_write
+from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.files import atomic_write
 
 Format = Literal["safetensors", "torch_export", "onnx"]
 METADATA = "fl_lightning"

@@ -9,7 +9,7 @@ from typing import Any
 
 from fl_lightning.exporting import plain
 from fl_lightning.exporting.source import standalone
-from fl_lightning.metric import MODELS
+from fl_lightning.foundation.metric import MODELS
 
 _END = '''
 
@@ -130,7 +130,9 @@ def _made(facts: dict[str, Any]) -> tuple[str, str]:
         lines, made = _called(path, facts["arguments"])
         return standalone(path) or lines, made
     kinds = ["Network"] + ["Text"] * (facts["text"] is not None)
-    imports = f"from fl_lightning.components import {', '.join(kinds)}\nfrom fl_lightning.models import build\n"
+    imports = (
+        f"from fl_lightning.configuration.components import {', '.join(kinds)}\nfrom fl_lightning.models import build\n"
+    )
     component = f"Network({path!r}, {facts['arguments']!r}, adapters={adapters!r})"
     text = f", {facts['text']!r}" if facts["text"] is not None else ""
     made = f"build({component}, {facts['input_shape']!r}, {facts['classes']}{text})"

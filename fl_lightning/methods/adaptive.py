@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import PositiveAdamRate, PositiveFloat, ShareBelow1
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import RunContext, Server
 from fl_lightning.methods.serveroptimizer import ServerOptimizer
-from fl_lightning.ranges import PositiveAdamRate, PositiveFloat, ShareBelow1
-from fl_lightning.search import LogRange, searched
 
 STEPS = "server.steps"
 """In the server's memory: how many steps the server has taken, of which the bias correction depends."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import UnitInterval
+from fl_lightning.configuration.search import Range, searched
 from fl_lightning.core import Batch, Client, Payload, Phase, RunContext, Slot
 from fl_lightning.methods.base import Method, check_plain_steps
-from fl_lightning.ranges import UnitInterval
-from fl_lightning.search import Range, searched
 
 
 @dataclass(frozen=True)

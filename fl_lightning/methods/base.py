@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.callbacks.relations import Alone, Relation, SampleCounts, Uniform
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
+from fl_lightning.configuration.ranges import Needs, check_ranges
 from fl_lightning.core import Beside, Block, Client, GroupServer, Payload, Phase, Rule, RunContext, Server, Slot
 from fl_lightning.methods.common.basics import check_classes
 from fl_lightning.methods.common.beside import declared
 from fl_lightning.methods.common.samples import Phases, private_phases
-from fl_lightning.ranges import Needs, check_ranges
 
 Scope = Literal["shared", "personal", "uploaded"]
 """shared: sent both ways. personal: never sent. uploaded: sent to the server only."""

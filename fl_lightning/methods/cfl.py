@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt
+from fl_lightning.configuration.search import LogRange, Whole, searched
 from fl_lightning.core import Server
 from fl_lightning.methods.clustered import Clustered
 from fl_lightning.methods.common.clusters import average
-from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt
-from fl_lightning.search import LogRange, Whole, searched
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, mean_relation
+from fl_lightning.configuration.ranges import PositiveInt
 from fl_lightning.core import Client, GroupServer, Payload, Rule, RunContext, Server
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.clusters import model_of, settle
-from fl_lightning.ranges import PositiveInt
 
 
 @dataclass(frozen=True)

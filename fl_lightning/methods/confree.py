@@ -9,11 +9,11 @@ from typing import Literal
 
 import torch
 
+from fl_lightning.configuration.ranges import ShareBelow1
+from fl_lightning.configuration.search import Range, searched
 from fl_lightning.core import Block, Server
 from fl_lightning.methods.base import PlainMean, Scope
 from fl_lightning.methods.common.conflicts import conflict_free
-from fl_lightning.ranges import ShareBelow1
-from fl_lightning.search import Range, searched
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.crossfitted import TRIAL, CrossFittedCube
+from fl_lightning.configuration.ranges import NonNegativeFloat
 from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server, Slot
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.halves import measured, shrunk, train_halves
-from fl_lightning.ranges import NonNegativeFloat
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveShare
+from fl_lightning.configuration.search import LogRange, Range, searched
 from fl_lightning.core import Block, Client, Objective, Payload, Phase, RunContext, Server
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.alignment import MeanPull
 from fl_lightning.methods.common.classifiers import NewClassifier, Shifted, is_personal
-from fl_lightning.ranges import NonNegativeFloat, PositiveShare
-from fl_lightning.search import LogRange, Range, searched
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt, PositiveShare
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Batch, Client, Payload, Phase, Rule, RunContext, Slot
 from fl_lightning.methods.base import Method, check_no_scaling
-from fl_lightning.ranges import NonNegativeFloat, PositiveInt, PositiveShare
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveShare
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, PureLoss, RunContext, Tensors
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.lipschitz import check_block, last_block, stretch_gap, watched
-from fl_lightning.ranges import NonNegativeFloat, PositiveShare
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fl_lightning.callbacks.relations import Attention, Relation
-from fl_lightning.config import FLOAT32, check
+from fl_lightning.configuration.config import FLOAT32, check
+from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveFloat
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.methods.base import OwnStatistics
-from fl_lightning.ranges import NonNegativeFloat, PositiveFloat
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.configuration.ranges import NonNegativeFloat, ShareBelow1
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Block, Payload, Rule, Server
 from fl_lightning.core.vectors import last_received, products
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.stepped_rows import SteppedRows
-from fl_lightning.ranges import NonNegativeFloat, ShareBelow1
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Literal
 
 import torch
 
+from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Objective, Payload, Phase, PureLoss, RunContext, Server
 from fl_lightning.core.relation import Weights
 from fl_lightning.methods.base import OwnClassifier, check_no_scaling
 from fl_lightning.methods.common.basics import check_batches, fisher
 from fl_lightning.methods.common.class_means import class_means, distance_by_class
-from fl_lightning.ranges import NonNegativeFloat, PositiveInt
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

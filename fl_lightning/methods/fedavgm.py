@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import ShareBelow1
+from fl_lightning.configuration.search import Range, searched
 from fl_lightning.core import Server
 from fl_lightning.methods.serveroptimizer import ServerOptimizer
-from fl_lightning.ranges import ShareBelow1
-from fl_lightning.search import Range, searched
 
 
 @dataclass(frozen=True)

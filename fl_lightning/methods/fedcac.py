@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
+from fl_lightning.configuration.ranges import PositiveInt, UnitInterval
+from fl_lightning.configuration.search import Choice, Range, searched
 from fl_lightning.core import Block, Client, Payload, Rule, RunContext, Server
 from fl_lightning.core.relation import Weights
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.critical import alike, critical, overlaps, packed, unpacked
-from fl_lightning.ranges import PositiveInt, UnitInterval
-from fl_lightning.search import Choice, Range, searched
 
 
 @dataclass(frozen=True)

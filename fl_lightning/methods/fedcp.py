@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from fl_lightning.configuration.ranges import NonNegativeFloat
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Batch, Block, Client, Module, Objective, Payload, Phase, PureLoss, Tensors
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.basics import mmd
 from fl_lightning.methods.common.classifiers import NewClassifier, Separated, is_personal
-from fl_lightning.ranges import NonNegativeFloat
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Literal
 import torch
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts, Uniform
+from fl_lightning.configuration.ranges import AdamRate, NonNegativeInt, PositiveInt
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import RunContext, Server
+from fl_lightning.foundation.rng import generator
 from fl_lightning.methods.base import Method, check_no_scaling
 from fl_lightning.methods.common import predictions as public
 from fl_lightning.methods.common.fusion import distilled, scores_of
-from fl_lightning.ranges import AdamRate, NonNegativeInt, PositiveInt
-from fl_lightning.rng import generator
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

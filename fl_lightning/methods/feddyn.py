@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
+from fl_lightning.configuration.ranges import PositiveFloat
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, GroupServer, Payload, Phase, RunContext, Server, Slot
 from fl_lightning.methods.base import PlainMean
-from fl_lightning.ranges import PositiveFloat
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

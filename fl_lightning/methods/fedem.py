@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.configuration.ranges import PositiveInt
 from fl_lightning.core import Client, Module, Objective, Payload, Phase, PureLoss, Rule, RunContext, Tensors
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.mixture import Mixture, fitted_weights, mixed, responsibilities
-from fl_lightning.ranges import PositiveInt
 
 
 @dataclass(frozen=True)

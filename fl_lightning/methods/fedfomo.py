@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
+from fl_lightning.configuration.ranges import NonNegativeInt, UnitInterval
+from fl_lightning.configuration.search import Whole, searched
 from fl_lightning.core import Client, Payload, Rule, RunContext, Server, Slot
 from fl_lightning.core.relation import Weights
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common import candidates
-from fl_lightning.ranges import NonNegativeInt, UnitInterval
-from fl_lightning.search import Whole, searched
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveAdamRate, PositiveFloat, PositiveInt, Range
+from fl_lightning.configuration.search import Choice, LogRange, searched
 from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server
+from fl_lightning.foundation.rng import generator
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.generator import Generator, lesson, teach, tell
-from fl_lightning.ranges import NonNegativeFloat, PositiveAdamRate, PositiveFloat, PositiveInt, Range
-from fl_lightning.rng import generator
-from fl_lightning.search import Choice, LogRange, searched
 
 
 @dataclass(frozen=True)

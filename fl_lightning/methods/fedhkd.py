@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveFloat, Range, UnitInterval
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Batch, Client, Module, RunContext, Tensors
-from fl_lightning.extras import require
+from fl_lightning.foundation.extras import require
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common import class_means
-from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, Range, UnitInterval
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

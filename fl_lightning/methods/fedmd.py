@@ -9,12 +9,12 @@ from typing import Literal
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Module, Payload, Phase, Rule, RunContext, Server, Tensors
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.methods.common import predictions as public
 from fl_lightning.methods.common.basics import check_batches
-from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

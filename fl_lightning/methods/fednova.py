@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 from fl_lightning.core import Client, Payload, RelationInputs, RunContext, Server
 from fl_lightning.methods.base import Method, check_no_scaling, move_on
 

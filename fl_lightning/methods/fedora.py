@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 
 from fl_lightning.callbacks.propagation import Propagation, told_basis
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.configuration.ranges import Needs, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.methods.base import OwnStatistics
-from fl_lightning.ranges import Needs, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

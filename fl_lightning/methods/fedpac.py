@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts
+from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveFloat, ShareBelow1
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Batch, Client, Module, Payload, Phase, Rule, RunContext, Server, Tensors
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common import collaboration
 from fl_lightning.methods.common.class_means import distance_to_means
-from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, ShareBelow1
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

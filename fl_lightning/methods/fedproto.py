@@ -10,10 +10,10 @@ from typing import Literal
 
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import NonNegativeFloat
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Rule
 from fl_lightning.methods.prototypes import Prototypes
-from fl_lightning.ranges import NonNegativeFloat
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fl_lightning.configuration.ranges import NonNegativeFloat
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.methods.base import Method
-from fl_lightning.ranges import NonNegativeFloat
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
+from fl_lightning.configuration.ranges import NonNegativeFloat
 from fl_lightning.core import Client, Payload, Phase, RunContext
 from fl_lightning.methods.base import OwnClassifier
-from fl_lightning.ranges import NonNegativeFloat
 
 
 @dataclass(frozen=True)

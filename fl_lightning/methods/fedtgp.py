@@ -9,13 +9,13 @@ from typing import Literal
 
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Rule, RunContext, Server
+from fl_lightning.foundation.rng import generator
 from fl_lightning.methods.common.class_means import last_uploads
 from fl_lightning.methods.common.trained_prototypes import learn, untrained
 from fl_lightning.methods.prototypes import Prototypes
-from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
-from fl_lightning.rng import generator
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

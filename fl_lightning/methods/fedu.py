@@ -9,9 +9,9 @@ from typing import Literal
 
 from fl_lightning.callbacks.graphs import Laplacian
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.configuration.ranges import NonNegativeFloat
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.methods.base import OwnStatistics
-from fl_lightning.ranges import NonNegativeFloat
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import PositiveInt
+from fl_lightning.configuration.search import Whole, searched
 from fl_lightning.core import Client, Rule, RunContext, Server
 from fl_lightning.core.vectors import distances
+from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.methods.clustered import KClusters
 from fl_lightning.methods.common.clusters import average, centre, settle
-from fl_lightning.ranges import PositiveInt
-from fl_lightning.rng import numpy_rng
-from fl_lightning.search import Whole, searched
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.methods.base import Method, check_plain_steps
 from fl_lightning.methods.common.critical import packed
 from fl_lightning.methods.common.layerwise import mean_of_uploaders, most_changed, own_accuracy, phase_by_layer
-from fl_lightning.ranges import NonNegativeFloat, PositiveInt
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

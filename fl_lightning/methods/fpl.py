@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import PositiveFloat
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Batch, Client, Module, Objective, Payload, RunContext, Server, Tensors
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.cluster_prototypes import cluster_losses, cluster_prototypes
-from fl_lightning.ranges import PositiveFloat
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from fl_lightning.configuration.ranges import NonNegativeFloat
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Batch, Block, Client, Module, Objective, Payload, Phase, PureLoss, Tensors
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.basics import norms
 from fl_lightning.methods.common.classifiers import Conditioned, NewClassifier, is_personal
-from fl_lightning.ranges import NonNegativeFloat
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
+from fl_lightning.configuration.ranges import PositiveInt
+from fl_lightning.configuration.search import Whole, searched
 from fl_lightning.core import Client, Payload, Server
+from fl_lightning.foundation.rng import key
 from fl_lightning.methods.clustered import KClusters
 from fl_lightning.methods.common.clusters import average, name_of
-from fl_lightning.ranges import PositiveInt
-from fl_lightning.rng import key
-from fl_lightning.search import Whole, searched
 
 
 @dataclass(frozen=True)

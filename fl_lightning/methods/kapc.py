@@ -10,9 +10,9 @@ from typing import Literal
 
 from fl_lightning.callbacks.cube import CubeSettings, LearnedCube
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.configuration.ranges import Needs
 from fl_lightning.core import Block, Client, Payload, Phase
 from fl_lightning.methods.base import Method, Scope
-from fl_lightning.ranges import Needs
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
+from fl_lightning.configuration.ranges import PositiveFloat, PositiveInt, UnitInterval
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Rule, RunContext
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.basics import wide
 from fl_lightning.methods.common.neighbours import Kernel, vote
-from fl_lightning.ranges import PositiveFloat, PositiveInt, UnitInterval
-from fl_lightning.search import LogRange, searched
 
 GRID = torch.linspace(0, 1, 11)
 """What `lam: null` chooses from."""

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.simplex import to_simplex
+from fl_lightning.configuration.ranges import Needs, NonNegativeFloat, PositiveInt
+from fl_lightning.configuration.search import Range, searched
 from fl_lightning.core import RunContext, Server
 from fl_lightning.methods.common.predictions import code_step, paper_step, put_back, sum_to_one
 from fl_lightning.methods.fedmd import FedMD
-from fl_lightning.ranges import Needs, NonNegativeFloat, PositiveInt
-from fl_lightning.search import Range, searched
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Literal
 
 from fl_lightning.callbacks.cube import CubeSettings, LearnedMatrix
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.configuration.ranges import NonNegativeFloat
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.methods.base import Method
-from fl_lightning.ranges import NonNegativeFloat
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fl_lightning.configuration.ranges import PositiveFloat
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.methods.base import WithoutModels
-from fl_lightning.ranges import PositiveFloat
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, PureLoss, Slot, Tensors
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.basics import contrast
 from fl_lightning.methods.common.classifiers import NewClassifier, Projected
-from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Batch, Client, Payload, Phase, Rule, RunContext
 from fl_lightning.methods.base import PlainMean, check_plain_steps
-from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

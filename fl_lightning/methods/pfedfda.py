@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import NonNegativeFloat, UnitInterval
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.methods.base import OwnClassifier
 from fl_lightning.methods.common.gaussians import LEAST, Gaussians, adapted, check_classifier, first_gaussians, headed
-from fl_lightning.ranges import NonNegativeFloat, UnitInterval
-from fl_lightning.search import LogRange, searched
 
 NAMES = ("means", "covariance")
 """What is told."""

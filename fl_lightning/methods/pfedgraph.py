@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fl_lightning.callbacks.graphs import CollaborationGraph
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.config import FLOAT32
+from fl_lightning.configuration.config import FLOAT32
+from fl_lightning.configuration.ranges import NonNegativeFloat, Range
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, PureLoss, Server, Tensors
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.alignment import alignment, mean_directions
-from fl_lightning.ranges import NonNegativeFloat, Range
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

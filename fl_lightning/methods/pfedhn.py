@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
+from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ShareBelow1
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, GroupServer, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.methods.base import OwnStatistics
 from fl_lightning.methods.common.hypernetwork import Hypernetwork, first_hypernetwork, fit_embedding
-from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ShareBelow1
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Payload, Rule, Server
 from fl_lightning.core.vectors import last_received, products
 from fl_lightning.methods.base import OwnStatistics
 from fl_lightning.methods.common.layer_rows import LayerRows
-from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt
+from fl_lightning.configuration.search import Choice, LogRange, searched
 from fl_lightning.core import Batch, Client, Payload, Phase, RunContext, Server, Slot
 from fl_lightning.methods.base import PlainMean, check_plain_steps, move_on
-from fl_lightning.ranges import NonNegativeFloat, PositiveInt
-from fl_lightning.search import Choice, LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import NonNegativeFloat
 from fl_lightning.core import Batch, Client, Module, RunContext, Tensors
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.basics import wide
 from fl_lightning.methods.common.class_means import distance_to_means, no_uploads
-from fl_lightning.ranges import NonNegativeFloat
 
 
 @dataclass(frozen=True)

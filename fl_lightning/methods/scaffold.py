@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from fl_lightning.callbacks.base import Aggregator
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
+from fl_lightning.configuration.ranges import PositiveFloat
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server, Slot
 from fl_lightning.methods.base import PlainMean, check_no_scaling, move_on
-from fl_lightning.ranges import PositiveFloat
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from fl_lightning.callbacks.measured import MeasuredCube
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.configuration.ranges import NonNegativeFloat, UnitInterval
+from fl_lightning.configuration.search import Range, searched
 from fl_lightning.core import Client, Payload, Phase, Rule
 from fl_lightning.methods.base import OwnStatistics
 from fl_lightning.methods.common.halves import noise_of, step_of, train_halves
-from fl_lightning.ranges import NonNegativeFloat, UnitInterval
-from fl_lightning.search import Range, searched
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import PositiveFloat
+from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Server
 from fl_lightning.methods.base import Method
-from fl_lightning.ranges import PositiveFloat
-from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)

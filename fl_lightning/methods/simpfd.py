@@ -9,10 +9,10 @@ from typing import Literal
 
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import PositiveInt
 from fl_lightning.core import Server
 from fl_lightning.methods.common.predictions import cosines, shifted
 from fl_lightning.methods.fedmd import FedMD
-from fl_lightning.ranges import PositiveInt
 
 
 @dataclass(frozen=True)

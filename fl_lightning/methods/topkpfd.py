@@ -9,11 +9,11 @@ from typing import Literal
 
 from torch import Tensor
 
+from fl_lightning.configuration.ranges import PositiveInt
+from fl_lightning.configuration.search import Whole, searched
 from fl_lightning.core import Server
 from fl_lightning.methods.common.predictions import cosines, nearest
 from fl_lightning.methods.fedmd import FedMD
-from fl_lightning.ranges import PositiveInt
-from fl_lightning.search import Whole, searched
 
 
 @dataclass(frozen=True)

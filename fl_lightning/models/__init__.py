@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from fl_lightning.components import Network, Text
-from fl_lightning.config import Component, check
-from fl_lightning.device import no_draws
-from fl_lightning.errors import BadInput
+from fl_lightning.configuration.components import Network, Text
+from fl_lightning.configuration.config import Component, check
+from fl_lightning.foundation.device import no_draws
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.models.base import inputs
 from fl_lightning.models.head import TRACED, last_linear, trace
 from fl_lightning.models.prepared import adapt, read_weights

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 
 
 class AlexNet(nn.Module):

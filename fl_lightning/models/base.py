@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.components import Text
-from fl_lightning.config import check
+from fl_lightning.configuration.components import Text
+from fl_lightning.configuration.config import check
 
 
 def inputs(n: int, shape: Sequence[int], text: Text | None, draws: torch.Generator | None = None) -> Tensor:

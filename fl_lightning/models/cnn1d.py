@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 from fl_lightning.models.base import check_sizes
 
 

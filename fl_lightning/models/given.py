@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fl_lightning.config import check
-from fl_lightning.errors import BadInput
-from fl_lightning.files import write_whole
+from fl_lightning.configuration.config import check
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.files import write_whole
 
 
 def load(file: str) -> nn.Module:

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 from torch import nn
 
-from fl_lightning.components import AdaptersConfig
-from fl_lightning.config import check
-from fl_lightning.errors import BadInput
-from fl_lightning.extras import require
+from fl_lightning.configuration.components import AdaptersConfig
+from fl_lightning.configuration.config import check
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.extras import require
 
 SHOWN = 3
 """Names of tensors that a message lists."""

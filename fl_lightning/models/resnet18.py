@@ -8,8 +8,8 @@ from typing import Literal
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from fl_lightning.config import check
-from fl_lightning.errors import BadInput
+from fl_lightning.configuration.config import check
+from fl_lightning.foundation.errors import BadInput
 
 
 class ResNet18(ResNet):

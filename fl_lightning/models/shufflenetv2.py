@@ -8,8 +8,8 @@ from typing import Literal
 from torch import Tensor, nn
 from torchvision.models.shufflenetv2 import ShuffleNetV2 as Torchvision
 
-from fl_lightning.config import check
-from fl_lightning.errors import BadInput
+from fl_lightning.configuration.config import check
+from fl_lightning.foundation.errors import BadInput
 
 
 class ShuffleNetV2(Torchvision):

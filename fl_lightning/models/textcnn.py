@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 
 
 class TextCNN(nn.Module):

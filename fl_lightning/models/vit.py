@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 from fl_lightning.models.base import SelfAttention, check_heads
 
 

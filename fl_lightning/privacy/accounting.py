@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 DELTA = 1e-5
 """The default of every `delta`: the field's habit, below one over the samples of a small data set."""

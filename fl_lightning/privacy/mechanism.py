@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fl_lightning.core import Beside, Client, Payload, RunContext
 from fl_lightning.core.layout import Layout, Segment
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 MODEL = "model"
 LEAST = 1e-6

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from fl_lightning.metric import BY_TASK, FURTHER, MODELS, ONE_CLASS, Metric
+from fl_lightning.foundation.metric import BY_TASK, FURTHER, MODELS, ONE_CLASS, Metric
 
 JUDGE = "judge"
 """The model of a column that speaks of the run's judge, whichever kind that is."""

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning import metric as metrics
-from fl_lightning.csvtable import CsvTable, Row
-from fl_lightning.errors import BadInput, Damaged
-from fl_lightning.files import flush_all, write_whole
-from fl_lightning.record import KINDS, RelationView, RoundRecord
+from fl_lightning.foundation import metric as metrics
+from fl_lightning.foundation.csvtable import CsvTable, Row
+from fl_lightning.foundation.errors import BadInput, Damaged
+from fl_lightning.foundation.files import flush_all, write_whole
 from fl_lightning.results.columns import COLUMNS, Column, declarations
+from fl_lightning.results.record import KINDS, RelationView, RoundRecord
 
 CLIENT_FLOPS = ("flops_forward", "flops_backward", "flops_extra", "flops_penalty")
 """Columns of what clients compute. They are always there: a cell is empty where it could not be counted."""

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import yaml
 
-from fl_lightning.config import check
-from fl_lightning.csvtable import Row
-from fl_lightning.errors import BadInput
-from fl_lightning.extras import require
-from fl_lightning.metric import ACCURACY, BY_TASK, MODELS, ONE_CLASS, Metric, one_class_words
-from fl_lightning.record import RelationView
+from fl_lightning.configuration.config import check
+from fl_lightning.foundation.csvtable import Row
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.metric import ACCURACY, BY_TASK, MODELS, ONE_CLASS, Metric, one_class_words
 from fl_lightning.results.columns import COLUMNS, Column
 from fl_lightning.results.folder import UNREADABLE, RunFolder, best, final_kind, final_words, mean_of_bests
 from fl_lightning.results.ledger import Ledger, read_ledger, unread
+from fl_lightning.results.record import RelationView
 from fl_lightning.results.summary import Summary
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.config import check, flat
-from fl_lightning.metric import ACCURACY, Metric
+from fl_lightning.configuration.config import check, flat
+from fl_lightning.foundation.metric import ACCURACY, Metric
 from fl_lightning.results.result import RunResult
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fl_lightning.errors import RunFailed
+from fl_lightning.foundation.errors import RunFailed
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-from fl_lightning.files import AT_ONCE, aside_of, flush, make_folder, write_whole, writing
+from fl_lightning.foundation.files import AT_ONCE, aside_of, flush, make_folder, write_whole, writing
 
 _NAMES = r"initial\.safetensors|server-round-\d+\.safetensors|rows/client-\d+-round-\d+\.safetensors"
 

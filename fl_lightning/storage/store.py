@@ -18,8 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.device import empty_beside, has_streams, module_of
-from fl_lightning.files import writing
+from fl_lightning.foundation.device import empty_beside, has_streams, module_of
+from fl_lightning.foundation.files import writing
 from fl_lightning.storage.state import ClientState
 
 Place = Literal["memory", "host", "disk"]

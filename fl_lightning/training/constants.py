@@ -10,7 +10,7 @@ from weakref import ref
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from fl_lightning.device import digest
+from fl_lightning.foundation.device import digest
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Parameters, buffers, modules, hooks and the mode."""

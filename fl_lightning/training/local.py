@@ -10,11 +10,11 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from fl_lightning.config import OptimizerConfig
+from fl_lightning.configuration.config import OptimizerConfig
 from fl_lightning.core.phase import Batch, Fit
 from fl_lightning.data import Part
-from fl_lightning.device import seed, seed_all
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.device import seed, seed_all
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.privacy.steps import Private, clipped_sum, noised, sampled
 from fl_lightning.training.module import ClientModule, Skipped
 from fl_lightning.training.optimizers import FastSGD, LocalOptimizer, step_sizes

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from fl_lightning.core import PLAIN, Batch, Layout, Objective
 from fl_lightning.core.layout import Binding
 from fl_lightning.data import Part
-from fl_lightning.device import wide
-from fl_lightning.errors import BadInput, check
-from fl_lightning.metric import ACCURACY, Metric
+from fl_lightning.foundation.device import wide
+from fl_lightning.foundation.errors import BadInput, check
+from fl_lightning.foundation.metric import ACCURACY, Metric
 from fl_lightning.training.kernels import Columns, Terms, max_pool
 from fl_lightning.training.standin import Last, stand_in
 

@@ -11,8 +11,8 @@ from lightning.fabric import Fabric
 from lightning.fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
 
-from fl_lightning.config import OptimizerConfig, check
-from fl_lightning.errors import BadInput
+from fl_lightning.configuration.config import OptimizerConfig, check
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.training.kernels import clip_factor, direction
 from fl_lightning.training.module import ClientModule
 

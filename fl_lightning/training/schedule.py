@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from fl_lightning.config import FederationConfig
+from fl_lightning.configuration.config import FederationConfig
 from fl_lightning.core.phase import Batch
 from fl_lightning.data import Part
 from fl_lightning.data.sampling import batch_sizes
-from fl_lightning.rng import generator, key, keys
+from fl_lightning.foundation.rng import generator, key, keys
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from lightning import LightningModule
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor, nn
 
-from fl_lightning import log
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation import log
+from fl_lightning.foundation.errors import BadInput
 
 INSTEAD = {
     "self.optimizers()": "there is no optimiser to step by hand: set the keys of `optimizer`",

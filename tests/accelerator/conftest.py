@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fl_lightning.device import here, lost
+from fl_lightning.foundation.device import here, lost
 
 DEVICE = os.environ.get("FL_TEST_DEVICE") or here()
 HERE = Path(__file__).resolve().parent

@@ -20,9 +20,9 @@ from golden import SINGLE, Numbers, numbers
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.cli import main
 from fl_lightning.cli.commands import load
-from fl_lightning.device import count, module_of, wide
 from fl_lightning.engine.federation import Federation
-from fl_lightning.parallel import fabric_of
+from fl_lightning.foundation.device import count, module_of, wide
+from fl_lightning.foundation.parallel import fabric_of
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.run import assemble
 

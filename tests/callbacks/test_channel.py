@@ -17,10 +17,10 @@ from torch import nn
 from fl_lightning.callbacks.channel import PARTS, FixedRate, Table4, Wireless, rate
 from fl_lightning.cli import main
 from fl_lightning.core.run import RunContext
-from fl_lightning.errors import BadInput
-from fl_lightning.record import RelationView, RoundRecord
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
-from fl_lightning.rng import numpy_rng
+from fl_lightning.results.record import RelationView, RoundRecord
 
 MIB = 2**20
 

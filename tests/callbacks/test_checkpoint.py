@@ -21,10 +21,10 @@ from fl_lightning.callbacks.base import Observer, Transform, client_memory
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.core import ModelGroup, RunContext, Slot
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.base import Method
-from fl_lightning.record import RelationView, RoundRecord
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.record import RelationView, RoundRecord
 from fl_lightning.run import _restore
 from fl_lightning.storage.state import MODEL, ClientState
 from fl_lightning.storage.store import VectorStore

@@ -17,7 +17,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import RunContext
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.results.folder import RunFolder
 

@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 from fl_lightning.callbacks.cube import CubeSettings, LearnedCube, exact, gradient, normalised, to_simplex
 from fl_lightning.core.mixing import Gram
 from fl_lightning.core.protocols import RelationInputs
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.methods.kapc import KAPC
 
 

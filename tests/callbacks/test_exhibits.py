@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from fl_lightning.callbacks import exhibits
-from fl_lightning.config import Component, Config, DataConfig, FabricConfig, ModelConfig
-from fl_lightning.errors import BadInput
-from fl_lightning.metric import ACCURACY
-from fl_lightning.record import RelationView
+from fl_lightning.configuration.config import Component, Config, DataConfig, FabricConfig, ModelConfig
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.record import RelationView
 
 PLAIN = Config(Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.5}), [ModelConfig(Component("a.MLP"))])
 

@@ -13,10 +13,10 @@ from fl_lightning.callbacks.heatmaps import Heatmaps
 from fl_lightning.cli import main
 from fl_lightning.drawing.heatmap import save_png
 from fl_lightning.drawing.relation import draw_split
-from fl_lightning.errors import BadInput
-from fl_lightning.metric import ACCURACY
-from fl_lightning.record import RelationView, RoundRecord
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.record import RelationView, RoundRecord
 
 
 def run_of(

@@ -15,12 +15,12 @@ from fl_lightning.callbacks import connection, exhibits, loggers
 from fl_lightning.callbacks.checkpoint import Checkpoint
 from fl_lightning.callbacks.heatmaps import Heatmaps
 from fl_lightning.callbacks.loggers import TensorBoard, WandB
-from fl_lightning.config import Component, Config, DataConfig, FederationConfig, ModelConfig
-from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.metric import ACCURACY
-from fl_lightning.record import RelationView, RoundRecord
+from fl_lightning.configuration.config import Component, Config, DataConfig, FederationConfig, ModelConfig
+from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.results.columns import spread
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.record import RelationView, RoundRecord
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 PICTURE = np.arange(40 * 50 * 3, dtype=np.uint8).reshape(40, 50, 3)

@@ -9,10 +9,10 @@ from rich.console import Console
 
 from fl_lightning.callbacks import progress
 from fl_lightning.callbacks.progress import Progress, _closing_lines
-from fl_lightning.config import DataConfig
-from fl_lightning.log import in_bytes
-from fl_lightning.record import RelationView, RoundRecord
+from fl_lightning.configuration.config import DataConfig
+from fl_lightning.foundation.log import in_bytes
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.record import RelationView, RoundRecord
 
 
 class KAPC:

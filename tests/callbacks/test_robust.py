@@ -16,7 +16,7 @@ from fl_lightning.callbacks.attack import Attack
 from fl_lightning.callbacks.base import Aggregator, Callback
 from fl_lightning.callbacks.compression import Quantize, TopK
 from fl_lightning.callbacks.robust import Krum, Median, NormBound, TrimmedMean, trimmed_mean
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Mixer
@@ -25,7 +25,9 @@ from fl_lightning.core.protocols import RelationInputs
 from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.data import FederatedData, prepare
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.metric import NO_TARGET
+from fl_lightning.foundation.parallel import Group
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbn import FedBN
@@ -33,8 +35,6 @@ from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.kapc import KAPC
-from fl_lightning.metric import NO_TARGET
-from fl_lightning.parallel import Group
 from fl_lightning.results.folder import RunFolder
 
 MakeRun = Callable[..., RunContext]

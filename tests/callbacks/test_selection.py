@@ -19,12 +19,12 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import RunContext
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.models.resnet18 import ResNet18
-from fl_lightning.record import RoundRecord
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.record import RoundRecord
 
 MakeRun = Callable[..., RunContext]
 MakeClient = Callable[..., Client]

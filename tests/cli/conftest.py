@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.config import Component, Config
+from fl_lightning.configuration.config import Component, Config
 
 
 class Engine(ModuleType):

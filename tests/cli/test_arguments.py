@@ -16,15 +16,14 @@ import pytest
 import yaml
 
 import fl_lightning.methods
-from fl_lightning import catalogue
 from fl_lightning.cli import main
 from fl_lightning.cli.parser import keys, parser_of
 from fl_lightning.cli.resolve import check_arguments
 from fl_lightning.cli.schema import COMMANDS
-from fl_lightning.config import Component
-from fl_lightning.configuration import describe, index
+from fl_lightning.configuration import catalogue, describe, index
+from fl_lightning.configuration.config import Component
 from fl_lightning.configuration.explain import explained, page
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 
 
@@ -36,8 +35,8 @@ def test_the_index_is_fresh() -> None:
 TOY = """
 from dataclasses import dataclass
 from fl_lightning.methods.base import Method
-from fl_lightning.ranges import NonNegativeFloat
-from fl_lightning.search import LogRange, searched
+from fl_lightning.configuration.ranges import NonNegativeFloat
+from fl_lightning.configuration.search import LogRange, searched
 
 @dataclass(frozen=True)
 class Toy(Method):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.errors import RunFailed
+from fl_lightning.foundation.errors import RunFailed
 
 QUICK = """
 import sys

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from fl_lightning.catalogue import KINDS, families, table
 from fl_lightning.cli import COMMANDS, main
-from fl_lightning.config import EvaluationConfig
+from fl_lightning.configuration.catalogue import KINDS, families, table
+from fl_lightning.configuration.config import EvaluationConfig
 
 
 def test_print_config_prints_and_does_nothing_else(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +93,7 @@ def test_an_export_that_the_disk_refuses_can_be_repeated(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as disk:
-        disk.setattr("fl_lightning.files.os.replace", full)
+        disk.setattr("fl_lightning.foundation.files.os.replace", full)
         assert main(line) == 1
     assert capsys.readouterr().err == "fl-train: error: cannot write m.py: No space left on device\n"
     assert sorted(Path().iterdir()) == before

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from fl_lightning import launcher
 from fl_lightning.cli import main
 from fl_lightning.cli.folder import MAY_CHANGE
-from fl_lightning.errors import MachineFailed
+from fl_lightning.foundation import launcher
+from fl_lightning.foundation.errors import MachineFailed
 
 
 def saved(folder: str) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def test_a_full_disk_leaves_the_config_of_a_run_that_is_resumed(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def stop() -> None:
-        monkeypatch.setattr("fl_lightning.files.os.replace", full)
+        monkeypatch.setattr("fl_lightning.foundation.files.os.replace", full)
         monkeypatch.setattr(Path, "write_bytes", full)
         raise MachineFailed("cannot write runs/a/split.csv: No space left on device")
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from fl_lightning.catalogue import table
 from fl_lightning.cli.parser import hint, keys
 from fl_lightning.cli.resolve import BASES, _parser, complete, plan, to_yaml
 from fl_lightning.cli.settings import read_line
-from fl_lightning.config import Component, Config
-from fl_lightning.errors import BadInput
+from fl_lightning.configuration.catalogue import table
+from fl_lightning.configuration.config import Component, Config
+from fl_lightning.foundation.errors import BadInput
 
 
 def planned(*argv: str) -> Config:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Settings, layer_of, read_config, read_line
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 
 def merged(*layers: dict[str, Any] | str) -> Settings:

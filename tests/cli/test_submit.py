@@ -12,7 +12,7 @@ import pytest
 
 from fl_lightning.cli import main
 from fl_lightning.cli.submit import _seconds, grid
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 BASE = "submit --config kapc_exact_digits.yaml --time 01:00:00"
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import yaml
 
-from fl_lightning import catalogue
 from fl_lightning.cli import studyfile
 from fl_lightning.cli.resolve import to_yaml
 from fl_lightning.cli.study import resolve
-from fl_lightning.config import Config
-from fl_lightning.study.grid import Study
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import Config
+from fl_lightning.lab.study.grid import Study
 
 FILE = Path(__file__).with_name("resolved.json")
 FOLDER = Path(__file__).resolve().parents[2] / "configs"

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import arrays
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 
 def good(shape: tuple[int, ...] = (8, 9, 3), dtype: type = np.uint8) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from sklearn.base import BaseEstimator
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import RobustScaler, StandardScaler
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.data.columns import Columns
-from fl_lightning.errors import BadInput
 from fl_lightning.exporting import plain as exported
 from fl_lightning.exporting.about import about
+from fl_lightning.foundation.errors import BadInput
 
 HERE = "data.test_columns"
 NOTHING: dict[str, Any] = {"impute": None, "scale": None, "columns": ["row"], "one_hot": None}

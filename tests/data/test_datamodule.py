@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import datamodule, prepare
 from fl_lightning.data.load import read
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 CODE = """
 import torch

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import digits
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import domains, prepare
 from fl_lightning.data.source import Absent
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 DOMAINS, KINDS = ("art", "photo", "sketch"), ("dog", "guitar", "horse")
 

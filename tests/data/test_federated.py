@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import FederatedData, Part, prepare
 from fl_lightning.data import federated as module
 from fl_lightning.data.part import LoadedPart, ResidentPart, TargetPart

@@ -11,11 +11,11 @@ import torch
 
 from fl_lightning import Run
 from fl_lightning.cli import main
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import FederatedData, owntest, prepare, windows
 from fl_lightning.data.load import load
 from fl_lightning.data.sampling import in_turn
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 SIZES = {"Aarau": 40, "Basel": 23, "Chur": 31}
 

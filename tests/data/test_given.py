@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fl_lightning.data.given import FILE, keep
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 LABELS = np.arange(60) % 2
 

@@ -7,10 +7,10 @@ import matplotlib
 import numpy as np
 import pytest
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import glyphs, prepare
 from fl_lightning.data.source import Absent
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import hub, prepare
 from fl_lightning.data.load import load
 from fl_lightning.data.source import Absent
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
 from fl_lightning.data.identity import current
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import images
-from fl_lightning.errors import BadInput
 from fl_lightning.exporting import plain
+from fl_lightning.foundation.errors import BadInput
 
 
 def fill(folder: Path, classes: dict[str, int], count: int = 5) -> Path:

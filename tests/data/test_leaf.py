@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import leaf, prepare
 from fl_lightning.data.source import Absent
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 
 def write(folder: Path, part: str, users: dict[str, tuple[list[Any], list[Any]]], name: str = "all_data_0") -> None:

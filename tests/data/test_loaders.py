@@ -27,10 +27,10 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import datamodule
 from fl_lightning.data.given import keep
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 NUMBERS = torch.arange(40)
 ALL = TensorDataset(NUMBERS[:, None].float(), NUMBERS % 2)

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
+from fl_lightning.configuration.names import PARTITIONS
 from fl_lightning.data import partition
-from fl_lightning.errors import BadInput
-from fl_lightning.names import PARTITIONS
+from fl_lightning.foundation.errors import BadInput
 
 TRAIN = np.random.default_rng(0).permutation(np.arange(6000) % 10)
 TEST = np.random.default_rng(1).permutation(np.arange(1000) % 10)
@@ -330,7 +330,7 @@ def test_too_many_clients_says_the_most_there_can_be() -> None:
         ({"partition": "dirichlett"}, "data.partition: 'dirichlett' .* choose among dirichlet, hsu, pathological"),
         ({"partition": "no_such_module.f"}, "data.partition: .*No module named"),
         ({"partition": "fl_lightning.data.partition.PAD"}, "data.partition: .*PAD"),
-        ({"partition": "fl_lightning.errors.__doc__"}, "data.partition: .*is not a function"),
+        ({"partition": "fl_lightning.foundation.errors.__doc__"}, "data.partition: .*is not a function"),
         ({"partition": "pathological", "classes_per_client": 11}, "data.classes_per_client: 11 .*10 classes"),
         ({"partition": "pathological", "classes_per_client": 1, "min_samples": 301}, "data.min_samples: 301"),
     ],
@@ -364,11 +364,11 @@ def test_a_users_function(spoil: Any, message: str | None, monkeypatch: pytest.M
         train, test = halves(*arguments)
         return spoil(train), test
 
-    monkeypatch.setattr("fl_lightning.errors.theirs", theirs, raising=False)
+    monkeypatch.setattr("fl_lightning.foundation.errors.theirs", theirs, raising=False)
     if message is None:
-        train, test = deal(2, partition="fl_lightning.errors.theirs")
+        train, test = deal(2, partition="fl_lightning.foundation.errors.theirs")
         assert train[1][0] == 3000
         assert len(test[1]) == 500
     else:
         with pytest.raises(BadInput, match=message):
-            deal(2, partition="fl_lightning.errors.theirs")
+            deal(2, partition="fl_lightning.foundation.errors.theirs")

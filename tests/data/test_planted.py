@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import Part, planted, prepare
-from fl_lightning.errors import BadInput
-from fl_lightning.metric import NO_TARGET
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.metric import NO_TARGET
 
 PARTS = ("train", "validation", "test")
 PLAIN = DataConfig(partition="iid", validation=0.2)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning import names
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration import names
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import FederatedData, digits, normalisation, prepare
 from fl_lightning.data.source import Pool, Source
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 
 def everything(data: FederatedData, part: str = "train") -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import FederatedData, prepare, public
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 
 def arrays(folder: Path, name: str = "a.npz", shape: tuple[int, ...] = (4, 4), dtype: Any = np.uint8) -> str:

@@ -13,12 +13,12 @@ import pytest
 import torchvision
 from PIL import Image
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import FederatedData, imbalance, partition, prepare
 from fl_lightning.data.federated import samples_digest
 from fl_lightning.data.load import load
 from fl_lightning.data.sampling import systematic
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 COUNT = 40
 """Samples of each source here, of two classes; the first number of a sample is its own."""

@@ -8,11 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare, table
 from fl_lightning.data.federated import number_of
 from fl_lightning.data.load import read
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 FARMS = "farm,b1,b2,label\n" + "".join(f"{(i % 3) * 5},{i},{i * i},{'wheat' if i % 2 else 'oats'}\n" for i in range(90))
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fl_lightning.cli import main
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare, table, text
 from fl_lightning.data.load import made_up
 from fl_lightning.data.source import Absent
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 VERSE = "to be, or not to be: that is the question.\n"
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 import torchvision.datasets
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
+from fl_lightning.configuration.names import SOURCES
 from fl_lightning.data import idx, vision
 from fl_lightning.data.load import LOADERS
 from fl_lightning.data.source import Absent
 from fl_lightning.data.vision import RECIPES
-from fl_lightning.errors import BadInput
-from fl_lightning.names import SOURCES
+from fl_lightning.foundation.errors import BadInput
 
 
 def test_every_listed_source_has_a_recipe() -> None:

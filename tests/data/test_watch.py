@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import FederatedData, prepare, watch, windows
 from fl_lightning.data.source import Absent
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 RNG = np.random.default_rng(0)
 

@@ -33,8 +33,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from fl_lightning.cli import main as fl_train
 from fl_lightning.cli.ends import config_of
 from fl_lightning.cli.resolve import to_yaml
-from fl_lightning.deploy.app import PACKAGE
-from fl_lightning.deploy.rehearsal import differences, simulate
+from fl_lightning.sites.app import PACKAGE
+from fl_lightning.sites.rehearsal import differences, simulate
 
 from .kept import lost_rounds, other_model
 from .machines import PATIENCE, Machines, environment

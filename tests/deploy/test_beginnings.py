@@ -13,11 +13,11 @@ import pytest
 
 from fl_lightning import __version__
 from fl_lightning.cli import ends, main
-from fl_lightning.deploy import wire
-from fl_lightning.deploy.app import PACKAGE
-from fl_lightning.deploy.rehearsal import LocalTransport, rehearse
-from fl_lightning.errors import Damaged, RunFailed
+from fl_lightning.foundation.errors import Damaged, RunFailed
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.sites import wire
+from fl_lightning.sites.app import PACKAGE
+from fl_lightning.sites.rehearsal import LocalTransport, rehearse
 
 from .test_equal import SMALL, config_of
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from fl_lightning import catalogue
 from fl_lightning.cli.resolve import complete, plan
 from fl_lightning.cli.settings import read_line
-from fl_lightning.config import Config
-from fl_lightning.deploy.rehearsal import LocalTransport, differences, rehearse, simulate
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import Config
+from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.sites.rehearsal import LocalTransport, differences, rehearse, simulate
 from tests.methods.every import FEW
 
 SMALL = """
@@ -155,7 +155,7 @@ def test_messages_lost_and_doubled_change_no_number(tmp_path: Path) -> None:
 
     config = config_of("ditto")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fl_lightning.deploy.rehearsal.LIMITS", (10.0, 10.0, 0.05))
+        patch.setattr("fl_lightning.sites.rehearsal.LIMITS", (10.0, 10.0, 0.05))
         run = rehearse(config, tmp_path, made)
     assert max(seen.values()) > 1
     assert differences(simulate(config, tmp_path), run) == []
@@ -193,7 +193,7 @@ def _spoilt(how: Callable[[bytes], bytes], at: int) -> Callable[..., LocalTransp
 
 
 def _rewritten(change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
-    from fl_lightning.deploy import wire
+    from fl_lightning.sites import wire
 
     def of(answer: bytes) -> bytes:
         header, tensors = wire.unpack(answer)

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from fl_lightning.deploy import rehearsal, wire
-from fl_lightning.deploy.exchange import Exchange, Limits
-from fl_lightning.deploy.pipes import PipeTransport
-from fl_lightning.deploy.rehearsal import LocalTransport, differences, rehearse, simulate
-from fl_lightning.deploy.relay import read_frame, write_frame
 from fl_lightning.engine.visit import Visit
-from fl_lightning.errors import RunFailed
+from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.sites import rehearsal, wire
+from fl_lightning.sites.exchange import Exchange, Limits
+from fl_lightning.sites.pipes import PipeTransport
+from fl_lightning.sites.rehearsal import LocalTransport, differences, rehearse, simulate
+from fl_lightning.sites.relay import read_frame, write_frame
 
 from .test_equal import config_of
 
@@ -326,8 +326,8 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         made = ModuleType(name)
         made.__dict__.update(parts | {"ServerApp": app, "ClientApp": app})
         monkeypatch.setitem(sys.modules, name, made)
-    yield importlib.import_module("fl_lightning.deploy.flower")
-    sys.modules.pop("fl_lightning.deploy.flower")
+    yield importlib.import_module("fl_lightning.sites.flower")
+    sys.modules.pop("fl_lightning.sites.flower")
 
 
 def test_an_answer_of_ten_gigabytes_is_neither_copied_nor_passed_on(ends: Any) -> None:

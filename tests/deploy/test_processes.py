@@ -16,11 +16,11 @@ import pytest
 
 from fl_lightning.cli import main
 from fl_lightning.cli.ends import config_of
-from fl_lightning.deploy.app import PACKAGE
-from fl_lightning.deploy.exchange import Exchange
-from fl_lightning.deploy.rehearsal import differences, simulate
-from fl_lightning.deploy.relay import process_of
-from fl_lightning.errors import RunFailed
+from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.sites.app import PACKAGE
+from fl_lightning.sites.exchange import Exchange
+from fl_lightning.sites.rehearsal import differences, simulate
+from fl_lightning.sites.relay import process_of
 
 from .kills import of_sites
 from .processes import NAME, configs_of, end_all, pid_of, run_of

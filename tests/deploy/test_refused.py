@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning import catalogue
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.cli import main
-from fl_lightning.config import Component
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import Component
 
 from .test_equal import PAGE, SMALL
 
@@ -110,7 +110,7 @@ def test_an_app_that_the_disk_refuses_leaves_its_names_free(
             raise OSError(errno.ENOSPC, "No space left on device")
         move(aside, path)
 
-    monkeypatch.setattr("fl_lightning.files.os.replace", full)
+    monkeypatch.setattr("fl_lightning.foundation.files.os.replace", full)
     line = ["deploy", *SMALL.split(), "--method", "fedavg", "--rehearse", "false", "--out", "app", "--sites", "sites"]
     assert main(line) == 1
     assert capsys.readouterr().err == "fl-train: error: cannot write sites/site-1.npz: No space left on device\n"

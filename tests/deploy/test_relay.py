@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.deploy import relay
+from fl_lightning.sites import relay
 
 LISTENS = "import socket, sys, time; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); time.sleep(20)"
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"

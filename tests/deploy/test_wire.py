@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning import catalogue
-from fl_lightning.deploy import wire
-from fl_lightning.deploy.rehearsal import LocalTransport, rehearse
+from fl_lightning.configuration import catalogue
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.sites import wire
+from fl_lightning.sites.rehearsal import LocalTransport, rehearse
 
 from .test_equal import REFUSED, config_of
 

@@ -19,10 +19,11 @@ import yaml
 from safetensors.torch import load_file
 from torch import nn
 
-from fl_lightning import __version__, catalogue
-from fl_lightning.catalogue import KINDS, table
+from fl_lightning import __version__
 from fl_lightning.cli import main
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.catalogue import KINDS, table
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
 from fl_lightning.methods import Method
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fl_lightning import catalogue
+from fl_lightning.configuration import catalogue
 
 PUBLIC = "--data.public held_back --method.samples 24"
 NEEDS = {

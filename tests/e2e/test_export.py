@@ -16,9 +16,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from fl_lightning import Run, catalogue
+from fl_lightning import Run
 from fl_lightning.cli import main
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
 from fl_lightning.exporting import plain
 from fl_lightning.exporting.formats import write

@@ -13,13 +13,13 @@ import pytest
 import fl_lightning
 from fl_lightning.callbacks import loggers
 from fl_lightning.cli import main
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
 from fl_lightning.drawing.heatmap import heatmap
-from fl_lightning.errors import BadInput
-from fl_lightning.report import load, render
-from fl_lightning.report.clients import split_table, splits
-from fl_lightning.report.clients import table as client_table
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.lab.report import load, render
+from fl_lightning.lab.report.clients import split_table, splits
+from fl_lightning.lab.report.clients import table as client_table
 
 SITES = ("Chur, old town", "Aarau", "Bülach")
 FLAGS = (

@@ -36,10 +36,10 @@ from typing import Any
 
 import yaml
 
-from fl_lightning import catalogue
 from fl_lightning.cli import main
 from fl_lightning.cli.parser import keys, parser_of
 from fl_lightning.cli.resolve import _import
+from fl_lightning.configuration import catalogue
 
 PATIENCE = 120
 """Seconds until a run counts as one that hangs; the slowest take some 3 on a quiet core."""

@@ -12,7 +12,7 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from fl_lightning import catalogue
+from fl_lightning.configuration import catalogue
 
 # ---------------------------------------------------------------- models, which a config names by cases.NAME
 

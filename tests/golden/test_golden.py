@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from fl_lightning import catalogue
 from fl_lightning.callbacks import cube, relations, robust
+from fl_lightning.configuration import catalogue
 
 FOLDER = Path(__file__).parent
 METHODS = list(catalogue.table("methods"))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fl_lightning import catalogue
 from fl_lightning.cli import main
+from fl_lightning.configuration import catalogue
 
 FOLDER = Path(__file__).parent
 sys.path += [str(FOLDER.parent / "study")]

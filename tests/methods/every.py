@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fl_lightning import catalogue
 from fl_lightning.cli.resolve import complete, plan
 from fl_lightning.cli.settings import read_line
+from fl_lightning.configuration import catalogue
 from fl_lightning.methods import Method
 from fl_lightning.run import instantiate
 

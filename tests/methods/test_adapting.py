@@ -19,7 +19,7 @@ from watching import Make, client_of, global_model, models, module_of, payload_o
 from fl_lightning.core import Client, Phase
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.common import gaussians, mixture
 from fl_lightning.methods.common.gaussians import Gaussians

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from watching import Make, Watch, client_of, global_model, models, payload_of, run_all, same, server_of, train, trained
 
 from fl_lightning.core import Client
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.common import critical as masks
 from fl_lightning.methods.fedas import FedAS
 from fl_lightning.methods.fedavg import FedAvg

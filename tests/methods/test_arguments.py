@@ -11,8 +11,8 @@ import pytest
 from every import BESIDE, NAMES, method_of
 from watching import Make
 
-from fl_lightning import catalogue
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.configuration import catalogue
+from fl_lightning.foundation.errors import BadInput, RunFailed
 
 BAD = ("-1", "0", "1.5", "nan", "inf", "-inf", "1e39", "-1e39", "x", "", "[1]", "{}")
 """As they are typed."""

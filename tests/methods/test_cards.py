@@ -16,7 +16,7 @@ from watching import Make, Watch, client_of, run_all, server_of
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.core import Client, Layout, RunContext
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.common.mixture import Mixture
 from fl_lightning.methods.common.two_heads import TwoHeads

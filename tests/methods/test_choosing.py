@@ -14,7 +14,7 @@ from watching import Make, Watch, client_of, models, payload_of, run_all, same, 
 
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.core import Client
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.common.candidates import epsilon_greedy, first_order_gains, positive_shares, towards
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedfomo import FedFomo

@@ -18,7 +18,8 @@ from watching import Make, client_of, payload_of, run_all, same, server_of, trai
 
 from fl_lightning.core import Layout
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.rng import generator
 from fl_lightning.methods.common.class_means import (
     distance_to_means,
     gaussian_epsilon,
@@ -29,7 +30,6 @@ from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedhkd import FedHKD
 from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.local import Local
-from fl_lightning.rng import generator
 from fl_lightning.training.module import ClientModule
 
 THREE = {"rounds": 3}

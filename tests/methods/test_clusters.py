@@ -13,7 +13,7 @@ from watching import Make, Watch, client_of, global_model, models, run_all, same
 
 from fl_lightning.core.vectors import distances
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fesem import FeSEM
 from fl_lightning.methods.ifca import IFCA

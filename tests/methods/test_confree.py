@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from watching import Make, Watch, global_model, run_all
 
-from fl_lightning.errors import RunFailed
+from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.methods.common.conflicts import conflict_free, guidance, worst_off
 from fl_lightning.methods.confree import ConFREE
 

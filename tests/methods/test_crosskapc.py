@@ -26,10 +26,10 @@ from fl_lightning.callbacks.crossfitted import (
     split,
 )
 from fl_lightning.cli import main
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.core import Payload, RelationInputs, Server
 from fl_lightning.data import prepare
-from fl_lightning.errors import RunFailed
+from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.methods.common.halves import shrunk
 from fl_lightning.methods.crosskapc import CrossKAPC
 from fl_lightning.methods.fedavg import FedAvg

@@ -18,7 +18,7 @@ from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.engine import scoring
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.phases import job_of
-from fl_lightning.errors import BadClient, BadInput, RunFailed
+from fl_lightning.foundation.errors import BadClient, BadInput, RunFailed
 from fl_lightning.methods.common import predictions as d
 from fl_lightning.methods.fedmd import FedMD
 from fl_lightning.methods.ktpfl import KTPFL

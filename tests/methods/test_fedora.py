@@ -27,7 +27,7 @@ from fl_lightning.cli import main
 from fl_lightning.data.part import ResidentPart
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedora import FEDORA
 from fl_lightning.methods.fedu import FedU
@@ -52,7 +52,7 @@ def trained(make: Make, method: Method, alone: bool = False, **changes: Any) -> 
 @pytest.fixture
 def make(federation: Make) -> Make:
     def made(method: Method, data: Any = None, **changes: Any) -> Federation:
-        from fl_lightning.config import DataConfig
+        from fl_lightning.configuration.config import DataConfig
         from fl_lightning.data import prepare
 
         loaded = prepare(DataConfig(**VALIDATED), changes.get("clients", 4), 0)

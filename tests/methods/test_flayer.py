@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from watching import Make, Watch, client_of, global_model, server_of
 
 from fl_lightning.core import Layout, RunContext
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.common import layerwise
 from fl_lightning.methods.common.critical import packed
 from fl_lightning.methods.common.layerwise import layer_rates, most_changed

@@ -10,7 +10,7 @@ from torch import Tensor
 from watching import Make, global_model, models, module_of, run_all, server_of
 
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.common import fusion
 from fl_lightning.methods.common import predictions as public
 from fl_lightning.methods.fedavg import FedAvg

@@ -15,7 +15,7 @@ from fl_lightning.callbacks.graphs import CollaborationGraph, CosineAttention, L
 from fl_lightning.callbacks.simplex import to_simplex
 from fl_lightning.core import Gram, RelationInputs
 from fl_lightning.core.vectors import products
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.methods.common.alignment import alignment
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedu import FedU

@@ -8,10 +8,10 @@ import pytest
 from every import BESIDE, NAMES, method_of
 from watching import Make
 
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,12 @@ from watching import (
     trained,
 )
 
-from fl_lightning import catalogue
 from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.config import Component
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import Component
 from fl_lightning.core import Block
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method, Scope
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedavg import FedAvg

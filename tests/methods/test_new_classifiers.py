@@ -20,7 +20,7 @@ from watching import Make, Watch, client_of, global_model, models, payload_of, r
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.simplex import simplex_minimum
 from fl_lightning.core import Client, Payload, Phase
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.common import collaboration
 from fl_lightning.methods.common.basics import mmd

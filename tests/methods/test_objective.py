@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from watching import Make, client_of, models, module_of, run_all, server_of
 
-from fl_lightning import catalogue
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.propagation import Propagation
 from fl_lightning.callbacks.relations import Attention
 from fl_lightning.callbacks.simplex import to_simplex
-from fl_lightning.config import Component
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import Component
 from fl_lightning.core import Client, Gram, Payload
 from fl_lightning.engine.federation import Federation
 from fl_lightning.methods.fedamp import FedAMP

@@ -14,7 +14,7 @@ from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.robust import Median
 from fl_lightning.core import Client, Payload
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.scaffold import SCAFFOLD
 
 

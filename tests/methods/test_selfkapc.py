@@ -16,11 +16,11 @@ from watching import Make, client_of, models, run_all, same, server_of
 from fl_lightning.callbacks.measured import RIDGE, MeasuredCube, measured_rows
 from fl_lightning.callbacks.simplex import simplex_rows
 from fl_lightning.cli import main
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.core import Client, Payload
 from fl_lightning.data import prepare
 from fl_lightning.data.part import ResidentPart
-from fl_lightning.errors import BadClient
+from fl_lightning.foundation.errors import BadClient
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.selfkapc import SelfKAPC
 from fl_lightning.results.folder import RunFolder

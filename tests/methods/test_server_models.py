@@ -13,7 +13,7 @@ from fl_lightning.callbacks.robust import Median
 from fl_lightning.core.run import RunContext
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.cfl import CFL, halves
 from fl_lightning.methods.common.hypernetwork import Hypernetwork
 from fl_lightning.methods.fedavg import FedAvg

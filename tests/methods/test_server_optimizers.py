@@ -12,7 +12,7 @@ from reckoning import WHOLE, batch_of, slope, uploads
 from torch import Tensor
 from watching import Make, Watch, client_of, global_model, run_all
 
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedavgm import FedAvgM

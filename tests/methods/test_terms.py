@@ -15,7 +15,7 @@ from torchvision.models.resnet import BasicBlock
 from watching import Make, client_of, global_model, module_of, payload_of, run_all, same, server_of, train, trained
 
 from fl_lightning.core import Client
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.common.basics import contrast
 from fl_lightning.methods.common.generator import (

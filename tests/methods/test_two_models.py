@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from watching import Make, client_of, global_model, run_all, trained
 
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.ditto import Ditto

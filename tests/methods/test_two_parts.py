@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from watching import Make, Watch, client_of, global_model, models, payload_of, run_all, same, train, trained
 
 from fl_lightning.core import Client, Fit, Payload, Phase
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedala import FedALA
 from fl_lightning.methods.fedavg import FedAvg

@@ -16,11 +16,11 @@ from fl_lightning.callbacks.selection import LayerSelection
 from fl_lightning.cli import main as cli
 from fl_lightning.cli.resolve import complete, plan, to_settings
 from fl_lightning.cli.settings import layer_of, read_line
-from fl_lightning.components import AdaptersConfig, Network
-from fl_lightning.config import Component
+from fl_lightning.configuration.components import AdaptersConfig, Network
+from fl_lightning.configuration.config import Component
 from fl_lightning.engine.build import federation as federate
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedem import FedEM
@@ -31,7 +31,7 @@ from fl_lightning.models.vit import ViT
 
 pytest.importorskip("peft")
 
-HERE = "fl_lightning.errors"  # an importable module into which the tests put their users' classes
+HERE = "fl_lightning.foundation.errors"  # an importable module into which the tests put their users' classes
 MLP = "fl_lightning.models.mlp.MLP"
 VIT = "fl_lightning.models.vit.ViT"
 SMALL = {"depth": 2, "width": 16, "heads": 2}

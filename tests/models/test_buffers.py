@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn.utils import spectral_norm as hooked
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
-from fl_lightning.config import Component
+from fl_lightning.configuration.config import Component
 from fl_lightning.core import Layout
 from fl_lightning.core.layout import Binding
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.predictor import Predictor
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.moon import MOON
@@ -24,7 +24,7 @@ from fl_lightning.models import build, head_of
 
 Make = Callable[..., Federation]
 Wrap = Callable[[nn.Linear], nn.Module]
-HERE = "fl_lightning.errors"
+HERE = "fl_lightning.foundation.errors"
 
 
 class Net(nn.Module):

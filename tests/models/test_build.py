@@ -11,12 +11,12 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from fl_lightning.config import Component
-from fl_lightning.errors import BadInput
+from fl_lightning.configuration.config import Component
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.common.mixture import Mixture
 from fl_lightning.models import another, build, head_doubt, head_of
 
-HERE = "fl_lightning.errors"  # an importable module into which the tests put their users' classes
+HERE = "fl_lightning.foundation.errors"  # an importable module into which the tests put their users' classes
 BUILT_IN = [
     "fl_lightning.models.cnn.CNN",
     "fl_lightning.models.mlp.MLP",
@@ -357,7 +357,7 @@ def test_what_is_no_class_scores_is_named(what: str, always: bool, monkeypatch: 
     monkeypatch.setattr(f"{HERE}.Branching", Branching, raising=False)
     when = "but for two samples" if always else "while it trains"
     line = rf"{when} it gives {re.escape(what)} instead of "
-    with pytest.raises(BadInput, match=rf"^model: 'fl_lightning.errors.Branching' is not allowed; .*{line}"):
+    with pytest.raises(BadInput, match=rf"^model: 'fl_lightning.foundation.errors.Branching' is not allowed; .*{line}"):
         build(Component(f"{HERE}.Branching", {"what": what, "always": always}), (1, 8, 8), 10)
 
 

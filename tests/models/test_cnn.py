@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fl_lightning.core.layout import Layout
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.models.cnn import CNN, CNN5
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fl_lightning.config import Component
-from fl_lightning.errors import BadInput
+from fl_lightning.configuration.config import Component
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.models import build, head_of
 from fl_lightning.models.cnn1d import CNN1D
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.models.lenet import LeNet
 
 

@@ -13,7 +13,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.perfedavg import PerFedAvg
 from fl_lightning.training.module import Skipped

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.models.cnn import CNN
 from fl_lightning.models.cnn1d import CNN1D
 from fl_lightning.models.mlp import MLP

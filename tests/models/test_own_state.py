@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fl_lightning.core import Layout
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.feddf import FedDF
 from fl_lightning.methods.fedper import FedPer

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fl_lightning.core.layout import Layout
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.models import head_of
 from fl_lightning.models.resnet18 import ResNet18
 from fl_lightning.models.shufflenetv2 import ShuffleNetV2

@@ -11,23 +11,23 @@ import torch
 from sklearn.metrics import balanced_accuracy_score
 from torch.nn.functional import cross_entropy
 
-from fl_lightning.components import Component, Text
+from fl_lightning.configuration.components import Component, Text
 from fl_lightning.data.federated import FederatedData
 from fl_lightning.data.newcomers import few
 from fl_lightning.data.source import HeldOut
 from fl_lightning.engine.build import federation as federate
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.metric import ACCURACY, NO_TARGET
+from fl_lightning.lab.planning.made_up import DataSizes, made_up
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedora import FEDORA
 from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.moon import MOON
-from fl_lightning.metric import ACCURACY, NO_TARGET
 from fl_lightning.models import build, head_of
 from fl_lightning.models.base import SelfAttention
 from fl_lightning.models.vit import ViT
-from fl_lightning.planning.made_up import DataSizes, made_up
 
 Make = Callable[..., Federation]
 SMALL: dict[str, dict[str, Any]] = {

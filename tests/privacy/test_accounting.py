@@ -11,7 +11,7 @@ from dp_accounting.pld import PLDAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.privacy.accounting import Mechanism, calibrated, check_delta, epsilon
 
 DRAWS = np.random.default_rng(0)

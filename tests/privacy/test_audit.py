@@ -14,12 +14,12 @@ import yaml
 from scipy.stats import norm, spearmanr
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from fl_lightning.audit import attacks, page
-from fl_lightning.audit.claims import Claim
-from fl_lightning.audit.observe import VIEWS, Observed, Samples, log_odds, observed
 from fl_lightning.cli import main
 from fl_lightning.cli.commands import load
-from fl_lightning.metric import NO_TARGET
+from fl_lightning.foundation.metric import NO_TARGET
+from fl_lightning.lab.audit import attacks, page
+from fl_lightning.lab.audit.claims import Claim
+from fl_lightning.lab.audit.observe import VIEWS, Observed, Samples, log_odds, observed
 
 VIEW = next(iter(VIEWS))
 

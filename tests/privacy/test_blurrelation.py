@@ -17,7 +17,7 @@ from fl_lightning.callbacks.relations import Attention
 from fl_lightning.cli import main
 from fl_lightning.core import Payload, Server
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.kapc import KAPC

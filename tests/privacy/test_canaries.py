@@ -12,14 +12,14 @@ import pytest
 import torch
 from scipy.stats import beta, binom
 
-from fl_lightning.audit.claims import Claim, claimed
 from fl_lightning.callbacks.canaries import Canaries, coin, direction
 from fl_lightning.callbacks.central import CentralPrivacy
 from fl_lightning.callbacks.privacy import LocalPrivacy
 from fl_lightning.cli import main
 from fl_lightning.core import Client, Payload
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.lab.audit.claims import Claim, claimed
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.bound import lower_bound, share_right
 

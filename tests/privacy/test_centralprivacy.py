@@ -22,7 +22,7 @@ from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.callbacks.privacy import INPUTS, LocalPrivacy
 from fl_lightning.cli import main
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.accounting import Mechanism, epsilon

@@ -24,14 +24,14 @@ from fl_lightning.configuration import describe, viewers
 from fl_lightning.core import Client, Payload
 from fl_lightning.core.beside import Beside
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.rng import ENTROPY, unrepeatable
 from fl_lightning.methods import Method
 from fl_lightning.methods.common.beside import downloads
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.privacy.mechanism import Noise, clipped, kinds_of, noisy
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.rng import ENTROPY, unrepeatable
 
 Make = Callable[..., Federation]
 REFUSED = ("crosskapc", "fedcac", "fedfomo", "fedora", "flayer", "ifca")

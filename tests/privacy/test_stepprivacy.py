@@ -24,7 +24,7 @@ from fl_lightning.callbacks.stepprivacy import STEPS, StepPrivacy, largest, refu
 from fl_lightning.cli import main
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.ditto import Ditto
 from fl_lightning.methods.fedavg import FedAvg

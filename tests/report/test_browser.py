@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_lightning.report import load, pictures, render
+from fl_lightning.lab.report import load, pictures, render
 
 from .conftest import LAYERS, MakeRun
 

@@ -13,8 +13,8 @@ import yaml
 from matplotlib.figure import Figure
 
 from fl_lightning.cli import main
-from fl_lightning.report import clients, figures, load, render, run_folders, vector
-from fl_lightning.report.tables import differences, incomparable, overview
+from fl_lightning.lab.report import clients, figures, load, render, run_folders, vector
+from fl_lightning.lab.report.tables import differences, incomparable, overview
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import seeds_apart

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_lightning.errors import BadInput
-from fl_lightning.report import load, render
-from fl_lightning.report.figures import curves, labels
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.lab.report import load, render
+from fl_lightning.lab.report.figures import curves, labels
 from fl_lightning.results.result import MIB
 
 from .conftest import LAYERS, MakeRun

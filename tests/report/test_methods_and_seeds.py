@@ -12,8 +12,8 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
-from fl_lightning.report import figures, render, vector
-from fl_lightning.report.tables import incomparable
+from fl_lightning.lab.report import figures, render, vector
+from fl_lightning.lab.report.tables import incomparable
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import load, seeds_apart, settings
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.report import load, render, vector
-from fl_lightning.report.clients import table as by_client
-from fl_lightning.report.newcomers import curve, further, table
+from fl_lightning.lab.report import load, render, vector
+from fl_lightning.lab.report.clients import table as by_client
+from fl_lightning.lab.report.newcomers import curve, further, table
 from fl_lightning.results.folder import RunFolder
 
 from .conftest import MakeRun

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import pytest
 import yaml
 
-from fl_lightning.report import MARKER, load, render
+from fl_lightning.lab.report import MARKER, load, render
 
 from .conftest import MakeRun
 

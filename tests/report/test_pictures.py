@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_lightning.report import load, render
-from fl_lightning.report.pictures import MISSING, OVER, STEPS, Picture, encode, relations, top
+from fl_lightning.lab.report import load, render
+from fl_lightning.lab.report.pictures import MISSING, OVER, STEPS, Picture, encode, relations, top
 
 from .conftest import MakeRun
 
@@ -129,14 +129,14 @@ def test_the_page_of_a_large_run_is_small(make_run: MakeRun) -> None:
 
 
 def test_of_a_huge_cohort_some_are_shown_in_detail(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_lightning.report.pictures.BUDGET", 200_000)
+    monkeypatch.setattr("fl_lightning.lab.report.pictures.BUDGET", 200_000)
     runs = load([big_run(make_run, 12, 60, 30)])
     shown = relations(runs)
     assert len(shown["rounds"]) >= 4
     assert 0 < len(shown["runs"][0]["pictures"][12]["clients"]) < 60
     assert "only the first" in runs[0].notes["relation"][0]
 
-    monkeypatch.setattr("fl_lightning.report.pictures.BUDGET", 10_000)
+    monkeypatch.setattr("fl_lightning.lab.report.pictures.BUDGET", 10_000)
     runs = load([runs[0].folder])
     assert relations(runs)["rounds"] == []
     assert runs[0].notes["relation"] == ["60 clients are too many for this page"]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.report import load, render
-from fl_lightning.report.figures import costs, curves
-from fl_lightning.report.tables import (
+from fl_lightning.lab.report import load, render
+from fl_lightning.lab.report.figures import costs, curves
+from fl_lightning.lab.report.tables import (
     fairness,
     incomparable,
     mib,
@@ -20,7 +20,7 @@ from fl_lightning.report.tables import (
     targets,
     time_to_accuracy,
 )
-from fl_lightning.report.words import component
+from fl_lightning.lab.report.words import component
 from fl_lightning.results.folder import CLIENT_FLOPS
 from fl_lightning.results.runs import Comparison
 

@@ -14,8 +14,8 @@ import pytest
 
 from fl_lightning.callbacks.loggers import WandB
 from fl_lightning.cli import main
-from fl_lightning.metric import FURTHER
-from fl_lightning.report.workspace import SECTIONS, view
+from fl_lightning.foundation.metric import FURTHER
+from fl_lightning.lab.report.workspace import SECTIONS, view
 
 pytest.importorskip("wandb_workspaces", reason="the extra `dashboard` is not installed")
 GOLDEN = Path(__file__).with_name("dashboard.json")

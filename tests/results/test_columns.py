@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fl_lightning import fit
-from fl_lightning.csvtable import CsvTable
-from fl_lightning.metric import BY_TASK
+from fl_lightning.foundation.csvtable import CsvTable
+from fl_lightning.foundation.metric import BY_TASK
 from fl_lightning.results.columns import COLUMNS, Column, CumulativeCosts, in_summary, shown, spread
 
 

@@ -17,11 +17,11 @@ import pytest
 import yaml
 
 from fl_lightning.cli import main
-from fl_lightning.errors import RunFailed
-from fl_lightning.record import RelationView
+from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.lab.study import archive
+from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.study import archive
-from fl_lightning.study.folder import StudyFolder
+from fl_lightning.results.record import RelationView
 
 MakeStudy = Callable[..., Path]
 OURS, LOCAL = [0.9, 0.8, 0.7, 0.6], [0.8, 0.9, 0.5, 0.4]

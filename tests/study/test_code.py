@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fl_lightning import owncode
 from fl_lightning.cli import main
+from fl_lightning.results import owncode
 
 from .conftest import MakeRun
 

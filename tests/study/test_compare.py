@@ -17,11 +17,11 @@ from scipy import stats
 
 import fl_lightning
 from fl_lightning.cli import main
-from fl_lightning.errors import BadInput
-from fl_lightning.report import vector
-from fl_lightning.study import cells, clients, picture, sheet, statistics, tables
-from fl_lightning.study.compare import Compared, Row, compare
-from fl_lightning.study.groups import ALL
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.lab.report import vector
+from fl_lightning.lab.study import cells, clients, picture, sheet, statistics, tables
+from fl_lightning.lab.study.compare import Compared, Row, compare
+from fl_lightning.lab.study.groups import ALL
 
 MakeRun = Callable[..., Path]
 MakeStudy = Callable[..., Path]
@@ -724,7 +724,7 @@ def test_only_an_earlier_comparison_is_written_over(
 def test_the_critical_difference_picture(make_study: MakeStudy, tmp_path: Path) -> None:
     settings = tuple(k / 10 for k in range(1, 9))
     study = make_study(plan(1, {"kapc": 0.2, "fedper": 0.1, "fedrep": 0.1}, settings))
-    from fl_lightning.study.picture import draw_ranks
+    from fl_lightning.lab.study.picture import draw_ranks
 
     (axes,) = draw_ranks(compared(study).ranks).axes
     texts = [text.get_text() for text in axes.texts]

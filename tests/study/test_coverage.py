@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
+from fl_lightning.lab.study import statistics
+from fl_lightning.lab.study.cells import Cell
+from fl_lightning.lab.study.compare import compare
 from fl_lightning.results.result import RunResult
-from fl_lightning.study import statistics
-from fl_lightning.study.cells import Cell
-from fl_lightning.study.compare import compare
 
 STUDIES = 1000
 CLIENTS = 10

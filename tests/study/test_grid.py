@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.errors import BadInput
-from fl_lightning.study.grid import LONGEST, Study, safe
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.lab.study.grid import LONGEST, Study, safe
 
 PLAIN = {"base": "kapc_exact_digits", "methods": ["kapc", {"name": "FedProx", "mu": 0.5}], "seeds": "0-1"}
 

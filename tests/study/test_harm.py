@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_lightning.study.cells import Cell
-from fl_lightning.study.harm import harm_notes, noise, share_harmed
+from fl_lightning.lab.study.cells import Cell
+from fl_lightning.lab.study.harm import harm_notes, noise, share_harmed
 
 
 def cell(label: str, scores: list[float], tested: int = 25, **run: Any) -> Cell:

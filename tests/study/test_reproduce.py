@@ -17,18 +17,18 @@ import pytest
 import yaml
 from scipy import stats
 
-from fl_lightning.catalogue import shipped, table
 from fl_lightning.cli import main, studyfile
 from fl_lightning.cli.study import resolve
-from fl_lightning.csvtable import CsvTable
-from fl_lightning.errors import BadInput
+from fl_lightning.configuration.catalogue import shipped, table
+from fl_lightning.foundation.csvtable import CsvTable
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.lab.study import papers
+from fl_lightning.lab.study.folder import StudyFolder
+from fl_lightning.lab.study.grid import Study
+from fl_lightning.lab.study.papers import Ours, cells_of, reason
+from fl_lightning.lab.study.reproduce import AGREES, DIFFERS, NOT_RUN, ONE, OPEN, beside, figure, judge
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.result import RunResult
-from fl_lightning.study import papers
-from fl_lightning.study.folder import StudyFolder
-from fl_lightning.study.grid import Study
-from fl_lightning.study.papers import Ours, cells_of, reason
-from fl_lightning.study.reproduce import AGREES, DIFFERS, NOT_RUN, ONE, OPEN, beside, figure, judge
 
 NAMES = list(table("studies"))
 ALPHA = "10 clients; participation 1.0; 10% of data; Dirichlet alpha=0.1"

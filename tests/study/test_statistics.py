@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fl_lightning.study import statistics
+from fl_lightning.lab.study import statistics
 
 
 def seeds_of(values: list[list[float]]) -> list[list[np.ndarray]]:

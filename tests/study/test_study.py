@@ -23,11 +23,11 @@ import yaml
 from fl_lightning.cli import main
 from fl_lightning.cli.study import resolve, run_one
 from fl_lightning.core.phase import Batch
-from fl_lightning.files import take
-from fl_lightning.study import cells
-from fl_lightning.study.board import Board
-from fl_lightning.study.folder import StudyFolder
-from fl_lightning.study.grid import Study
+from fl_lightning.foundation.files import take
+from fl_lightning.lab.study import cells
+from fl_lightning.lab.study.board import Board
+from fl_lightning.lab.study.folder import StudyFolder
+from fl_lightning.lab.study.grid import Study
 from fl_lightning.training import local
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))

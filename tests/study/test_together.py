@@ -16,15 +16,16 @@ from typing import Any
 import pytest
 import yaml
 
-from fl_lightning import device, run
+from fl_lightning import run
 from fl_lightning.cli import main, together
 from fl_lightning.cli.resolve import complete, plan
 from fl_lightning.cli.study import QUIET, resolve
-from fl_lightning.errors import BadInput
-from fl_lightning.files import make_folder
-from fl_lightning.study.folder import StudyFolder
-from fl_lightning.study.grid import Study
-from fl_lightning.study.workers import serve_all
+from fl_lightning.foundation import device
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.files import make_folder
+from fl_lightning.lab.study.folder import StudyFolder
+from fl_lightning.lab.study.grid import Study
+from fl_lightning.lab.study.workers import serve_all
 from fl_lightning.training.executors.together import Together
 
 sys.path += [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "faults")]

@@ -21,23 +21,23 @@ import optuna
 import pytest
 import yaml
 
-from fl_lightning import catalogue
 from fl_lightning.cli import main
 from fl_lightning.cli.resolve import _import, complete, plan
 from fl_lightning.cli.tune import Search
-from fl_lightning.config import DataConfig
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import DataConfig
+from fl_lightning.configuration.ranges import Range as Bounds
+from fl_lightning.configuration.ranges import allowed, limit
+from fl_lightning.configuration.search import Choice, LogRange, Range, Whole, edge, refusal, widened
 from fl_lightning.data import digits
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.metric import BY_TASK
+from fl_lightning.lab.study.chosen import chosen as values_chosen
+from fl_lightning.lab.study.grid import Entry
+from fl_lightning.lab.study.space import Dimension, space
+from fl_lightning.lab.study.trials import Ended, Trials, best
+from fl_lightning.lab.study.tuned import Tuned
 from fl_lightning.methods.fedprox import FedProx
-from fl_lightning.metric import BY_TASK
-from fl_lightning.ranges import Range as Bounds
-from fl_lightning.ranges import allowed, limit
-from fl_lightning.search import Choice, LogRange, Range, Whole, edge, refusal, widened
-from fl_lightning.study.chosen import chosen as values_chosen
-from fl_lightning.study.grid import Entry
-from fl_lightning.study.space import Dimension, space
-from fl_lightning.study.trials import Ended, Trials, best
-from fl_lightning.study.tuned import Tuned
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
 from forked import forked
@@ -52,7 +52,7 @@ LENGTHS = {"epochs", "personal_epochs", "head_epochs", "align_epochs", "steps", 
 """Arguments that change how much a client, or the server, trains."""
 PICKY = '''
 from dataclasses import dataclass
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 from fl_lightning.methods import Method, Range, searched
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_lightning import catalogue
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.config import Component, DataConfig
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import Component, DataConfig
 from fl_lightning.core.client import Client
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
@@ -29,7 +29,7 @@ from fl_lightning.engine.build import federation as build
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.phases import schedule_of
 from fl_lightning.engine.trainer import Trainer, choose_executors
-from fl_lightning.errors import BadClient, BadInput
+from fl_lightning.foundation.errors import BadClient, BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedalign import FedAlign
 from fl_lightning.methods.fedavg import FedAvg

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.config import OptimizerConfig
+from fl_lightning.configuration.config import OptimizerConfig
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.objective import Objective
-from fl_lightning.parallel import one_process
+from fl_lightning.foundation.parallel import one_process
 from fl_lightning.training.kernels import Terms, clip_factor, direction, max_pool
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import AnyOptimizer, FastSGD

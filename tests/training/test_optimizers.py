@@ -11,7 +11,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from fl_lightning.config import OptimizerConfig
+from fl_lightning.configuration.config import OptimizerConfig
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.training.optimizers import AnyOptimizer
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.core import Batch, Client, Payload, Phase
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.training.executors.gradients import OwnSteps
 from fl_lightning.training.executors.vmap import Vmap

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning.config import FederationConfig
+from fl_lightning.configuration.config import FederationConfig
 from fl_lightning.data import Part, ResidentPart
 from fl_lightning.data.augment import Augmentation
 from fl_lightning.engine.build import federation as build
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.trainer import choose_executors
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.rng import FEW, key, keys
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.local import Local
-from fl_lightning.rng import FEW, key, keys
 from fl_lightning.training.schedule import BatchSchedule, Length, stream
 
 Make = Callable[..., Federation]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning import catalogue
-from fl_lightning.deploy.rehearsal import simulate
+from fl_lightning.configuration import catalogue
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.engine.worker import Worker
+from fl_lightning.sites.rehearsal import simulate
 from fl_lightning.training.executors.base import Executor
 from tests.deploy.test_equal import config_of
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadClient
+from fl_lightning.foundation.errors import BadClient
 from fl_lightning.methods.ditto import Ditto
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer

@@ -14,11 +14,11 @@ import pytest
 
 import fl_lightning
 from fl_lightning.cli import main
-from fl_lightning.errors import BadInput
-from fl_lightning.gains import page, words
-from fl_lightning.gains.measure import as_json, measure
-from fl_lightning.gains.silos import Measured, Silo
-from fl_lightning.gains.statistics import Samples, Scores
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.lab.worth import page, words
+from fl_lightning.lab.worth.measure import as_json, measure
+from fl_lightning.lab.worth.silos import Measured, Silo
+from fl_lightning.lab.worth.statistics import Samples, Scores
 
 from .conftest import SMALL
 

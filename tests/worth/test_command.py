@@ -18,13 +18,13 @@ from fl_lightning.cli import main
 from fl_lightning.cli import worth as command
 from fl_lightning.cli.commands import load
 from fl_lightning.cli.settings import values_of
-from fl_lightning.components import Component, ModelConfig
-from fl_lightning.config import Config
-from fl_lightning.errors import BadInput
-from fl_lightning.gains import further, words
-from fl_lightning.gains.runs import score
-from fl_lightning.gains.scores import place
-from fl_lightning.gains.silos import Facts
+from fl_lightning.configuration.components import Component, ModelConfig
+from fl_lightning.configuration.config import Config
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.lab.worth import further, words
+from fl_lightning.lab.worth.runs import score
+from fl_lightning.lab.worth.scores import place
+from fl_lightning.lab.worth.silos import Facts
 
 from .conftest import SMALL, write_hospitals
 

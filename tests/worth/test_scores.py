@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_lightning.errors import BadInput
-from fl_lightning.gains import FOLDS, scores
-from fl_lightning.gains.silos import Facts
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.lab.worth import FOLDS, scores
+from fl_lightning.lab.worth.silos import Facts
 from fl_lightning.results.folder import save_arrays
 
 

@@ -11,8 +11,8 @@ from scipy import stats
 from scipy.special import softmax
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from fl_lightning.gains import statistics as worth
-from fl_lightning.gains.statistics import Estimate, Samples, Scores
+from fl_lightning.lab.worth import statistics as worth
+from fl_lightning.lab.worth.statistics import Estimate, Samples, Scores
 
 
 def folds_of(cycles: int, n: int, rng: np.random.Generator, folds: int = 5) -> np.ndarray:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.config import FederationConfig
-from fl_lightning.gains.training import fall_at_the_end, training
+from fl_lightning.configuration.config import FederationConfig
+from fl_lightning.lab.worth.training import fall_at_the_end, training
 from fl_lightning.training.schedule import Length
 
 from .conftest import SMALL

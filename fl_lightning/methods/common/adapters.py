@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 from fl_lightning.core import Block, GroupServer, RunContext, Server
-from fl_lightning.device import wide
+from fl_lightning.foundation.device import wide
 
 
 def is_a(block: Block) -> bool:

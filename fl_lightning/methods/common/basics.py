@@ -9,9 +9,9 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 from fl_lightning.core import Client, RunContext
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 
 
 def check_classes(run: RunContext) -> None:

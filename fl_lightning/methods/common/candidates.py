@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_lightning.core import Client, Payload, Server
 from fl_lightning.core.vectors import fetched
 from fl_lightning.data.part import Part
-from fl_lightning.rng import numpy_rng
+from fl_lightning.foundation.rng import numpy_rng
 
 
 def epsilon_greedy(

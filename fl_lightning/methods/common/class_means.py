@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning import log
 from fl_lightning.core import Client, Module, Payload, RunContext, Server
+from fl_lightning.foundation import log
 from fl_lightning.methods.common.basics import norms, wide
 
 Tensors = dict[str, Tensor]

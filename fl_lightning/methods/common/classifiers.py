@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gumbel_softmax, normalize, softmax
 
 from fl_lightning.core import Block
-from fl_lightning.errors import BadInput
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.common.basics import check_plain_loss
 from fl_lightning.models import head_of
 

@@ -12,9 +12,9 @@ from fl_lightning.callbacks.relations import Relation
 from fl_lightning.callbacks.simplex import simplex_minimum
 from fl_lightning.core import Client, Payload, RelationInputs, RunContext, Server
 from fl_lightning.core.layout import copy_columns
-from fl_lightning.device import wide
+from fl_lightning.foundation.device import wide
 from fl_lightning.methods.common.class_means import class_means
-from fl_lightning.record import RelationView
+from fl_lightning.results.record import RelationView
 
 MEANS, VARIANCE = "moments.means", "moments.V"
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.simplex import simplex_rows
-from fl_lightning.errors import RunFailed
+from fl_lightning.foundation.errors import RunFailed
 
 RIDGE = 1e-9
 """Of the mean squared norm of updates: makes the weights unique where updates depend on each other; updates of less are

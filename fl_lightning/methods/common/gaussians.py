@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fl_lightning.config import check
+from fl_lightning.configuration.config import check
 from fl_lightning.core import Client, RunContext
+from fl_lightning.foundation.rng import generator
 from fl_lightning.methods.common.basics import check_classes
-from fl_lightning.rng import generator
 
 SHRINK = 1e-4
 """Of covariances towards their mean variance before they are inverted, and added to class shares: the authors' code."""

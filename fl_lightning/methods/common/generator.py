@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import batch_norm, cross_entropy, kl_div, linear, log_softmax, one_hot
 
 from fl_lightning.core import Batch, Client, GroupServer, Module, Payload, Server
-from fl_lightning.rng import generator
+from fl_lightning.foundation.rng import generator
 
 _STATE = {"generator": "", "adam.steps": "step", "adam.first": "exp_avg", "adam.second": "exp_avg_sq"}
 """What the server keeps, and what torch calls it."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.core import Client, Phase, RunContext
-from fl_lightning.rng import key
+from fl_lightning.foundation.rng import key
 
 
 class Hypernetwork(nn.Sequential):

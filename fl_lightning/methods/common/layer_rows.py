@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.core import RelationInputs, RunContext, Server
+from fl_lightning.foundation.rng import key
 from fl_lightning.methods.common.hypernetwork import Hypernetwork
-from fl_lightning.rng import key
 
 
 @dataclass

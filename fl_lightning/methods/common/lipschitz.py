@@ -12,8 +12,8 @@ from torch.func import functional_call
 from torch.nn.functional import adaptive_avg_pool2d, mse_loss
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.config import check
-from fl_lightning.errors import BadInput
+from fl_lightning.configuration.config import check
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.common.basics import wide
 
 

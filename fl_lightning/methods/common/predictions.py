@@ -20,10 +20,10 @@ from torch.nn.functional import kl_div, l1_loss, log_softmax, mse_loss
 from fl_lightning.callbacks.relations import Alone
 from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, PureLoss, RunContext, Server, Tensors
 from fl_lightning.data import ResidentPart
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.methods.common.basics import wide
-from fl_lightning.record import RelationView
-from fl_lightning.rng import numpy_rng
+from fl_lightning.results.record import RelationView
 
 LAYER = "predictions"
 """What a teacher's row is drawn as, in place of a layer."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, one_hot
 
 from fl_lightning.core import Server
-from fl_lightning.rng import generator
+from fl_lightning.foundation.rng import generator
 
 LEARNED = ("embedding", "inner", "inner_bias", "outer", "outer_bias")
 """What the server learns: an embedding of each class (C, d), and two linear layers with a ReLU between them."""

@@ -15,8 +15,8 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from fl_lightning.components import Text
-from fl_lightning.config import OptimizerConfig
+from fl_lightning.configuration.components import Text
+from fl_lightning.configuration.config import OptimizerConfig
 from fl_lightning.core import PLAIN, Client, Fit, Objective, PureLoss
 from fl_lightning.data import Part
 from fl_lightning.privacy.steps import Private

@@ -14,13 +14,13 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fl_lightning import log
 from fl_lightning.core.phase import PLAIN
-from fl_lightning.device import no_draws, random_states, same_states, synchronize
-from fl_lightning.errors import BadInput, redact
-from fl_lightning.files import write_whole
+from fl_lightning.foundation import log
+from fl_lightning.foundation.device import no_draws, random_states, same_states, synchronize
+from fl_lightning.foundation.errors import BadInput, redact
+from fl_lightning.foundation.files import write_whole
+from fl_lightning.foundation.parallel import Group
 from fl_lightning.models.base import inputs, targets
-from fl_lightning.parallel import Group
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
 from fl_lightning.training.executors.even import MOST_AT_ONCE
 from fl_lightning.training.executors.loop import Loop

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.sampling import batch_sizes
-from fl_lightning.device import sent
+from fl_lightning.foundation.device import sent
 from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.schedule import BatchSchedule, order_keys, stream
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fl_lightning import log
 from fl_lightning.core import PureLoss
-from fl_lightning.device import no_draws, random_states, same_states
-from fl_lightning.errors import redact
+from fl_lightning.foundation import log
+from fl_lightning.foundation.device import no_draws, random_states, same_states
+from fl_lightning.foundation.errors import redact
 from fl_lightning.training.executors.base import TOLERANCE, LocalJob
 from fl_lightning.training.executors.even import WIDTHS, even
 from fl_lightning.training.executors.replay import Function, recorded

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.config import OptimizerConfig
+from fl_lightning.configuration.config import OptimizerConfig
 from fl_lightning.core.phase import Fit
-from fl_lightning.device import sent
+from fl_lightning.foundation.device import sent
 from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.kernels import Terms, clip_factor, direction
 from fl_lightning.training.module import ClientModule

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fl_lightning.core.phase import PLAIN, Fit
 from fl_lightning.data import Part
-from fl_lightning.metric import ACCURACY, predicted_classes
+from fl_lightning.foundation.metric import ACCURACY, predicted_classes
 from fl_lightning.training.executors.base import TOLERANCE, Executor, ExecutorSpec, LocalJob, Scored, ScoreJob
 from fl_lightning.training.executors.even import WIDTHS, even, widened
 from fl_lightning.training.executors.feed import Feed, laid_out

@@ -1,0 +1,1 @@
+"""Errors, files, logs, random numbers, processes and devices: imports nothing of the other rooms."""

@@ -1,0 +1,96 @@
+"""Who has started this process: torchrun or srun, as one of several, or somebody by hand, alone.
+
+Variables of an earlier job, of a container or of a shell on a cluster (`salloc`) look like a launcher's and start
+nothing. So a launcher counts only where all that it sets is there and fits together; otherwise one process is one run.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fl_lightning.foundation.errors import BadInput
+
+TORCHRUN = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun sets for each of its processes (torch.distributed.elastic)."""
+SRUN = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
+"""What srun sets for each of its tasks. A shell of `salloc` and an `sbatch` script have SLURM_NTASKS, but no step."""
+RANKS = (
+    "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID",
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_RANK", "PMIX_RANK",
+    "MV2_COMM_WORLD_RANK", "MPI_LOCALRANKID", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK", "FLUX_TASK_RANK",
+)  # fmt: skip
+"""In which launchers say which of several processes this one is: those of torch, Lightning, SLURM, MPI, LSF, Flux."""
+SIZES = (
+    "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS",
+    "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS",
+    "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE",
+)  # fmt: skip
+"""In which they say how many there are."""
+AGENT = "TORCHELASTIC_USE_AGENT_STORE"
+"""Set to True by torchrun where it listens at MASTER_ADDR:MASTER_PORT itself, before it starts its processes."""
+PATIENCE = 10.0
+"""Seconds for torchrun to answer there. It answers at once: ours, for a busy network."""
+OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", AGENT)
+"""What torch itself reads when processes meet."""
+OF_LIGHTNING = ("LT_CLI_USED", "LT_ACCELERATOR", "LT_STRATEGY", "LT_DEVICES", "LT_NUM_NODES", "LT_PRECISION")
+"""What Lightning's own command sets, and Fabric takes instead of its arguments."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process among those that a launcher has started: its rank, of all and on its node, and their number."""
+
+    by: Literal["torchrun", "srun"]
+    rank: int
+    local_rank: int
+    node: int
+    size: int
+
+
+def launch_of(environment: Mapping[str, str] = os.environ) -> Launch | None:
+    """What has started this process as one of several; None: it is alone, whatever is left in the environment."""
+    if all(name in environment for name in TORCHRUN):
+        by: Literal["torchrun", "srun"] = "torchrun"
+        names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE")
+    elif all(name in environment for name in SRUN):
+        by = "srun"
+        names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS")
+    else:
+        return None
+    try:
+        rank, local_rank, node, size = (int(environment.get(name, 0)) for name in names)
+    except ValueError:
+        return None
+    is_one_of_several = size > 1 and 0 <= local_rank <= rank < size
+    return Launch(by, rank, local_rank, node, size) if is_one_of_several else None
+
+
+def check_torchrun_answers(environment: Mapping[str, str] = os.environ) -> None:
+    """Raise `BadInput` where torchrun is gone and its variables stayed: processes would wait for each other."""
+    if environment.get(AGENT) != "True":
+        return
+    address, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
+    try:
+        socket.create_connection((address, int(port)), PATIENCE).close()
+    except (OSError, ValueError, OverflowError) as error:
+        where = f"torchrun does not answer at MASTER_ADDR:MASTER_PORT, {address}:{port} ({error})"
+        way = "if it has not started this process, unset TORCHELASTIC_RUN_ID"
+        raise BadInput(TORCHRUN[0], environment[TORCHRUN[0]], f"{where}; {way}") from None
+
+
+def rank() -> int:
+    """This process's rank among those that a launcher has started; 0 where it was started by hand."""
+    launch = launch_of()
+    return launch.rank if launch is not None else 0
+
+
+def left_over(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """`NAME=VALUE` of all that calls this process one of several, though no launcher has started it."""
+    if launch_of(environment) is not None:
+        return []
+    first = {**dict.fromkeys(RANKS, "0"), **dict.fromkeys(SIZES, "1")}
+    return [f"{name}={environment[name]}" for name, alone in first.items() if environment.get(name, alone) != alone]

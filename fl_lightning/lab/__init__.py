@@ -1,0 +1,1 @@
+"""Many runs: studies, comparisons, verdicts, audits, reports, plans and checks of methods."""

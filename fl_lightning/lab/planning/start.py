@@ -1,0 +1,63 @@
+"""What `fit` would refuse before its first round, found out on the CPU, in one process and without a run folder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from fl_lightning.callbacks.base import in_order
+from fl_lightning.configuration.components import Component, Network
+from fl_lightning.configuration.config import Config
+from fl_lightning.data import FederatedData, prepare
+from fl_lightning.data.source import Absent
+from fl_lightning.foundation.parallel import one_process
+from fl_lightning.run import assemble, instantiate
+
+
+def check_starts(configs: Iterable[Config]) -> None:
+    """`check_start` of each, but for those that differ from another in their seed alone; equal data are read once."""
+    data: dict[str, FederatedData | None] = {}
+    for config in {repr(replace(c, seed=0)): c for c in reversed(list(configs))}.values():
+        key = repr((config.data, config.federation.clients))
+        if key not in data:
+            data = {key: _data(config) if _is_here(config) else None}
+        check_start(config, data[key])
+
+
+def check_start(config: Config, data: FederatedData | None) -> None:
+    """Raise `BadInput` for what `fit` would refuse before its first round, as far as this machine can tell.
+
+    Callbacks and loggers are built, which asks nothing of the network. With `data`, and networks that are here (ours,
+    without files), the federation is assembled and checked, too, by all but loggers and classes of the user's own.
+    """
+    callbacks = {name: instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()}
+    for name, component in config.loggers.items():
+        instantiate(f"loggers.{name}", component)
+    if data is None or not _is_here(config):
+        return
+    fabric = one_process(config.fabric.precision)
+    fabric.launch()
+    with tempfile.TemporaryDirectory() as folder:
+        fed = assemble(fabric, config, Path(folder), in_order(callbacks.values()), data)
+        ours = [callbacks[name] for name, c in config.callbacks.items() if _is_ours(c)]
+        fed.check(in_order(c for c in ours if c.stage != "show"))  # it would show a bar
+
+
+def _data(config: Config) -> FederatedData | None:
+    """The data; None where they are absent: nothing is downloaded for a check."""
+    try:
+        return prepare(replace(config.data, download=False), config.federation.clients, config.seed, config.smoke)
+    except Absent:
+        return None
+
+
+def _is_here(config: Config) -> bool:
+    """Whether each network is one of ours that needs no file: others may want a GPU, or what a node alone can reach."""
+    networks = [model.component for model in config.models]
+    return all(_is_ours(c) and not (isinstance(c, Network) and c.weights is not None) for c in networks)
+
+
+def _is_ours(component: Component) -> bool:
+    return component.class_path.startswith("fl_lightning.")

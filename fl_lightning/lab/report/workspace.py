@@ -1,0 +1,176 @@
+"""The W&B workspace of a project: which panels it has, as W&B's web page reads it. Written the same every time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.metric import FURTHER
+from fl_lightning.results.columns import shown
+
+if TYPE_CHECKING:
+    from wandb_workspaces.workspaces import Workspace
+
+VIEW = "fl_lightning"
+"""How the view is called unless told otherwise."""
+_BANDS = {"groupby": "Group", "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
+"""Runs of a group differ by their seed: their mean, and a band one standard deviation wide on either side."""
+_NEWCOMERS = tuple(f"newcomers/newcomer_mean_accuracy_{count}" for count in (0, 1, 5, 20))
+_JUDGE, _ROUND = "accuracy/own_judge_mean", "round"
+_VIEWS = """query Views($entity: String, $project: String) {
+    project(name: $project, entityName: $entity) {
+        allViews(viewType: "project-view") { edges { node { id name displayName spec } } }
+    }
+}"""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel: what it is called, which kind it is, and the logged keys that it draws (a curve: over `x`)."""
+
+    title: str
+    keys: tuple[str, ...]
+    kind: str = "curve"
+    x: str = _ROUND
+
+
+def _curves(**titles: str) -> tuple[Panel, ...]:
+    return tuple(Panel(title, (key.replace("__", "/"),)) for key, title in titles.items())
+
+
+SECTIONS: dict[str, tuple[Panel, ...]] = {
+    "Who receives from whom": (
+        Panel("Who receives from whom, by round and run", ("relation/overview",), "pictures"),
+        Panel(
+            "What single clients receive, layer by layer", ("relation/client-000", "relation/client-001"), "pictures"
+        ),
+        Panel("Who holds which classes", ("data/split",), "pictures"),
+        Panel("Every weight", ("relation/cube",), "table"),
+    ),
+    "Accuracy": (
+        Panel("By each run's own judge", (_JUDGE,)),
+        *_curves(
+            accuracy__before="Before local training",
+            accuracy__after="After local training",
+            accuracy__global="Global model",
+            fairness__own_judge_worst_accuracy="Worst tenth of the clients, by each run's own judge",
+            fairness__own_judge_std_accuracy="Spread over clients (std), by each run's own judge",
+        ),
+        Panel("Clients at the end", ("clients/final",), "table"),
+    ),
+    "Further metrics, where evaluation.metrics asks for them": tuple(
+        Panel(f"{metric.words[:1].upper()}{metric.words[1:]}, by each run's own judge", (shown(metric.of("mean")),))
+        for metric in FURTHER.values()
+    ),
+    "Gain over local, share harmed": _curves(
+        gain__over_local="Accuracy above training alone, mean over clients",
+        gain__share_harmed="Share of clients below training alone",
+    ),
+    "Unseen clients, where data.held_out_clients holds some out": (
+        Panel("Accuracy by labelled samples of each class", _NEWCOMERS, "bars"),
+    ),
+    "Bytes and time to accuracy": (
+        Panel("Accuracy over MiB, up and down", (_JUDGE,), x="communication/mib_so_far"),
+        Panel("Accuracy over seconds", (_JUDGE,), x="cost/seconds_so_far"),
+        Panel("Accuracy over the channel's seconds", (_JUDGE,), x="communication/channel_s_so_far"),
+        Panel("Bytes in a round", ("communication/upload_bytes", "communication/download_bytes")),
+    ),
+    "Privacy": (
+        Panel("Epsilon of the run", ("privacy/epsilon",), "bars"),
+        Panel("Epsilon of a round", ("privacy/privacy_epsilon_round",), "bars"),
+    ),
+    "Machine": (
+        Panel("Seconds of a round", ("cost/seconds", "cost/seconds_client", "cost/seconds_server")),
+        Panel("Seconds of scoring", ("cost/seconds_evaluation",)),
+        Panel("Memory, MiB", ("cost/memory_mib", "cost/memory_server_mib")),
+        Panel("Operations of clients", ("cost/flops_forward", "cost/flops_backward")),
+    ),
+}
+"""The workspace, section by section."""
+
+
+def view(entity: str, project: str, name: str = VIEW) -> dict[str, Any]:
+    """The view as W&B keeps it: `displayName`, `entity`, `project`, `type` and `spec`. No network is needed.
+
+    Raises:
+        BadInput: the package wandb-workspaces is not installed.
+    """
+    model = _workspace(entity, project, name)._to_model()
+    spec = model.spec.model_dump(by_alias=True, exclude_none=True, mode="json")
+    return {"displayName": name, "entity": entity, "project": project, "type": "project-view", "spec": spec}
+
+
+def save(entity: str | None, project: str, name: str = VIEW) -> tuple[str, bool]:
+    """Bring the view of this name at W&B to what `view` gives; returns where it is, and whether it was saved.
+
+    Nothing is sent where the view is there and the same.
+    """
+    import wandb
+
+    workspace = _workspace(entity or "", project, name)
+    from wandb_workspaces._graphql import execute_graphql
+
+    api = wandb.Api()
+    workspace.entity = entity or api.default_entity or ""
+    answer = execute_graphql(api, _VIEWS, {"entity": workspace.entity, "project": project}).get("project")
+    if answer is None:
+        raise BadInput("project", f"{workspace.entity}/{project}", "W&B has no such project yet: log a run to it first")
+    nodes = [edge["node"] for edge in answer["allViews"]["edges"]]
+    there = next((node for node in nodes if node["displayName"] == name), None)
+    if there is not None:
+        workspace._internal_id, workspace._internal_name = there["id"], there["name"]
+        spec = workspace._to_model().spec.model_dump(by_alias=True, exclude_none=True, mode="json")
+        if json.loads(there["spec"]) == spec:
+            return workspace.url, False
+    wandb.termlog, termlog = (lambda *_, **__: None), wandb.termlog
+    try:
+        workspace.save()
+    finally:
+        wandb.termlog = termlog
+    return workspace.url, True
+
+
+def _workspace(entity: str, project: str, name: str) -> Workspace:
+    require("dashboard", "dashboard", name)
+    import wandb_workspaces.reports.v2 as reports
+    import wandb_workspaces.workspaces as workspaces
+    from wandb_workspaces.expr import Metric
+
+    panels: Any = reports  # it says what it holds when it is imported
+
+    def drawn(panel: Panel) -> Any:
+        kinds: dict[str, Any] = {
+            "curve": lambda: panels.LinePlot(title=panel.title, x=panel.x, y=[*panel.keys], **_BANDS),
+            "bars": lambda: panels.BarPlot(title=panel.title, metrics=[*panel.keys], **_BANDS),
+            "table": lambda: panels.WeavePanelSummaryTable(table_name=panel.keys[0]),
+            "pictures": lambda: panels.MediaBrowser(
+                title=panel.title, media_keys=[*panel.keys], mode="grid", grid_x_axis="step", grid_y_axis="run"
+            ),
+        }
+        made = kinds[panel.kind]()
+        made._id = hashlib.blake2b(panel.title.encode(), digest_size=6).hexdigest()  # else it is drawn at random
+        return made
+
+    sections = [
+        workspaces.Section(name=title, panels=[drawn(panel) for panel in contents], is_open=True)
+        for title, contents in SECTIONS.items()
+    ]
+    columns = [
+        "run:displayName",
+        "config:method.name",
+        "config:seed",
+        f"summary:{_JUDGE}.max",
+        f"summary:{_JUDGE}.last",
+    ]
+    return workspaces.Workspace(
+        entity=entity,
+        project=project,
+        name=name,
+        sections=sections,
+        settings=workspaces.WorkspaceSettings(x_axis=_ROUND, max_runs=50),
+        runset_settings=workspaces.RunsetSettings(groupby=[Metric("Group")], pinned_columns=columns),
+    )

@@ -1,0 +1,114 @@
+"""Runs what is missing of a study, in worker processes, and shows how it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.foundation.signals import raise_swallowed
+from fl_lightning.lab.study.board import Board, State, called, words
+from fl_lightning.lab.study.folder import StudyFolder
+from fl_lightning.lab.study.grid import Run
+from fl_lightning.lab.study.workers import Ended, Serve, serve_all
+
+NAMED = 3
+"""Failed runs that the last line names."""
+SECONDS = 1.0
+"""Between two pictures of the table: each reads the tables of the runs that are going on."""
+
+
+class Runner:
+    """One call of `fl-train study`.
+
+    Args:
+        folder: the study's.
+        runs: that are to be; those that have finished are left alone.
+        serve: what a worker does (study/workers.py).
+        jobs: what it is given, in the order of `runs`.
+    """
+
+    def __init__(self, folder: StudyFolder, runs: list[Run], serve: Serve, jobs: list[Any]) -> None:
+        self.folder, self.serve = folder, serve
+        todo = [k for k, run in enumerate(runs) if not folder.finished(run.folder)]
+        self.todo, self.jobs = [runs[k] for k in todo], [jobs[k] for k in todo]
+        self.board = Board(folder, [cell for run in runs for cell in run.cells()])
+        self.number, self.ended = len(runs), len(runs) - len(todo)
+        self.failures: dict[str, str] = {}
+        again = {run.folder for run in self.todo}
+        self._others = {name: why for name, why in folder.failures().items() if name not in again}
+        self._console = Console(stderr=True)
+        self._live: Live | None = None
+        self._shown = -SECONDS
+
+    def run(self, count: int, most: int = 1) -> None:
+        """Run what is missing in `count` workers, `most` runs at a time in each.
+
+        Raises:
+            RunFailed: runs have failed; the others have been run.
+        """
+        self.folder.write_failures(self._others)  # these are tried again
+        if self._console.is_terminal:
+            # No thread of its own: workers that take a dead one's place are forked from this process.
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        try:
+            logs = self.folder.path / "logs"
+            with contextlib.closing(serve_all(self.serve, self.jobs, count, logs, self._show, most)) as all_ended:
+                for ended in all_ended:
+                    self._tell(ended)
+            self._show([], last=True)
+        finally:
+            if self._live is not None:
+                self._live.stop()
+        if self.failures:
+            names = [called(run.cells()) for run in self.todo if run.folder in self.failures]
+            more = f"; and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            first = next(iter(self.failures.values()))
+            raise RunFailed(
+                f"{len(names)} of {self.number} runs failed ({'; '.join(names[:NAMED])}{more}), the first: {first}; "
+                "the same command tries them again"
+            )
+
+    def progress(self) -> str:
+        """The number of runs in each state."""
+        return words(self.board.cells, self.board.look(self._known(frozenset())))
+
+    def _show(self, running: list[int], last: bool = False) -> None:
+        """Draw the table anew, where there is a terminal."""
+        raise_swallowed()
+        now = time.monotonic()
+        if self._live is None or (now - self._shown < SECONDS and not last):
+            return
+        self._shown = now
+        seen = self.board.look(self._known({self.todo[k].folder for k in running}))
+        most = max(1, self._console.height - 6)  # title, frame and heading
+        self._live.update(self.board.table(seen, most), refresh=True)
+
+    def _known(self, at_work: Collection[str]) -> Callable[[str], State | None]:
+        return lambda run: "running" if run in at_work else "failed" if run in self.failures else None
+
+    def _tell(self, ended: Ended) -> None:
+        """Keep a failure, and say what has ended: a line each, where there is no terminal (failures always)."""
+        run = self.todo[ended.job]
+        self.ended += ended.error is None
+        if ended.error is not None:
+            self.failures[run.folder] = ended.error
+            self.folder.write_failures(self._others | self.failures)
+            self._print(f"{called(run.cells())} failed: {ended.error}")
+        elif self._live is None:
+            seen = Board(self.folder, run.cells()).look(lambda run: None)
+            scores = ", ".join(f"{one.metric.shown(one.score)} ({one.judge})" for one in seen)
+            self._print(f"[{self.ended}/{self.number}] {called(run.cells())}: {scores}, {seen[0].seconds:.1f} s")
+
+    def _print(self, line: str) -> None:
+        if self._live is not None:
+            self._live.console.print(line, soft_wrap=True, markup=False, highlight=False)
+        else:
+            print(line, file=sys.stderr, flush=True)

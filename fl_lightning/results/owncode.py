@@ -1,0 +1,243 @@
+"""Source code of a user's own classes: which files a run executes, whether they have changed, copies in its folder.
+
+Own code is what a configuration names by import path outside of this package and of installed packages, what those
+classes descend from, and every file that these files import from the folder of their own import path. Imports are read
+from the text: what is imported by a computed name is not seen.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import shutil
+import sys
+import sysconfig
+from collections.abc import Collection, Iterator, Mapping
+from importlib.util import find_spec
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.configuration.config import Config, check
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.files import write_whole
+
+COMPUTES = ("method", "model", "data", "callbacks")
+"""Parts of a configuration whose code decides a run's numbers. A logger's does not: it may change, and is not kept."""
+SHARED = ("model", "data")
+"""Parts that all methods of a comparison have in common."""
+ROUNDS = "source/rounds.json"
+_INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib"))
+_SITES = {"site-packages", "dist-packages"}  # also of another environment, which this one may borrow from
+_read: dict[int, tuple[Any, bytes]] = {}
+
+
+def paths(config: Config, parts: Collection[str] = COMPUTES) -> tuple[str, ...]:
+    """The import paths outside of this package that `parts` of the configuration name."""
+    every = {
+        "method": [config.method.class_path],
+        "model": [model.component.class_path for model in config.models],
+        "data": [config.data.source, config.data.partition, config.data.scale or ""],
+        "callbacks": [component.class_path for component in config.callbacks.values()],
+    }
+    named = dict.fromkeys(path for part in parts for path in every[part])
+    return tuple(path for path in named if "." in path and not path.startswith("fl_lightning."))
+
+
+def files(named: Collection[str]) -> dict[str, tuple[str, Path]]:
+    """Module and file of own code behind import paths, by the file's path below its import folder: `mine/models.py`."""
+    waiting = {module: file for path in named for module in _modules(path) if (file := _own_file(module))}
+    modules: dict[str, tuple[str, Path]] = {}
+    while waiting:
+        module, file = waiting.popitem()
+        name = _relative(module, file)
+        if name not in modules:
+            modules[name] = module, file
+            root = file.parents[name.count("/")]
+            imports = {above for imported in _imports(module, file) for above in _with_packages(imported)}
+            waiting |= {imported: there for imported in imports if (there := _below(root, imported))}
+    return dict(sorted(modules.items()))
+
+
+def read(named: Collection[str]) -> dict[str, bytes]:
+    """The text of each of `files` as this process executes it: edits after a module was loaded do not reach it."""
+    return {name: _text(module, file) for name, (module, file) in files(named).items()}
+
+
+def digests(code: Mapping[str, bytes]) -> dict[str, str]:
+    """SHA-256 of each file."""
+    return {name: hashlib.sha256(text).hexdigest() for name, text in code.items()}
+
+
+def now(config: Config, parts: Collection[str] = COMPUTES) -> dict[str, str]:
+    """SHA-256 of each file of own code that `config` would execute now."""
+    return digests(read(paths(config, parts)))
+
+
+# ---------------------------------------------------------------- in the run folder
+
+
+def versions(folder: Path) -> list[dict[str, Any]]:
+    """What `source/rounds.json` says of a run: `first_round`, `folder`, `code` (SHA-256 by file), `changed` (files).
+
+    In the order of rounds; each version trained until the next one's first round.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    file = folder / ROUNDS
+    if not file.is_file():  # the run has no code of its own
+        return []
+    try:
+        return [dict(version) for version in json.loads(file.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInput("run", str(folder), f"its {ROUNDS} cannot be read ({error})") from None
+
+
+def recorded(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of the code that trained the last rounds of the run in `folder`."""
+    return next((dict(version["code"]) for version in reversed(versions(folder))), {})
+
+
+def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Files of `after` that are other ones than in `before`; files that `before` lacks are not counted."""
+    return [name for name, digest in after.items() if before.get(name, digest) != digest]
+
+
+def check_same(config: Config, folder: Path, accept: bool) -> None:
+    """Raise `BadInput` if own code is not what the run in `folder` was trained with, unless `accept`."""
+    names = changed(recorded(folder), now(config))
+    allowed = (
+        f"it has changed since {folder} was begun ({folder / 'source'} has what it was); change it back, start another "
+        "run, or go on with --accept_changed_code: the folder then tells which rounds each version has trained"
+    )
+    check("code", ", ".join(names), accept or not names, allowed)
+
+
+def keep(folder: Path, code: Mapping[str, bytes], round: int) -> list[str]:
+    """Copy `code`, which trains from `round` on, into the run folder, and write down its rounds.
+
+    The first version is in `source/`, others in `source/from-round-0006/`. No copy is overwritten.
+
+    Returns:
+        The files that are not what they were in the rounds before.
+    """
+    known = versions(folder)
+    rounds = [version for version in known if version["first_round"] < round]  # what others trained is gone
+    last = rounds[-1]["code"] if rounds else {}
+    now = digests(code)
+    names = changed(last, now)
+    if now != last:
+        place = next((place for place in _places(folder / "source") if _kept(place) == code), None)
+        if place is None:
+            place = _free(folder / "source", round)
+            for name, text in code.items():
+                write_whole(place / name, text, durable=False)
+        path = place.relative_to(folder).as_posix()
+        rounds = [*rounds, {"first_round": round, "folder": path, "code": now, "changed": names}]
+    if rounds != known:
+        write_whole(folder / ROUNDS, json.dumps(rounds, indent=1) + "\n", durable=False)
+    return names
+
+
+def keep_planned(config: Config, folder: Path) -> None:
+    """Copy the code that a run which has not begun is to execute, so that it is refused if that changes meanwhile."""
+    if not (folder / "metrics.csv").exists():
+        shutil.rmtree(folder / "source", ignore_errors=True)
+        keep(folder, read(paths(config)), 1)
+
+
+def _places(source: Path) -> list[Path]:
+    return [source, *sorted(source.glob("from-round-*"))] if source.is_dir() else []
+
+
+def _kept(version: Path) -> dict[str, bytes]:
+    """The files of one version; a name with hyphens is no module's, but another version's folder."""
+    names = [file.relative_to(version) for file in version.rglob("*.py")]
+    return {n.as_posix(): (version / n).read_bytes() for n in names if not n.parts[0].startswith("from-round-")}
+
+
+def _free(source: Path, round: int) -> Path:
+    if not any(source.glob("**/*.py")):
+        return source
+    first = source / f"from-round-{round:04d}"
+    others = (first.with_name(f"{first.name}-{k}") for k in count(2))
+    return next(place for place in chain([first], others) if not place.exists())
+
+
+# ---------------------------------------------------------------- files and imports
+
+
+def _modules(path: str) -> Iterator[str]:
+    """The module of an import path with its packages, and those of what the class there descends from."""
+    module, _, name = path.rpartition(".")
+    yield from _with_packages(module)
+    thing = getattr(sys.modules.get(module), name, None)
+    bases = getattr(thing, "__mro__", (thing,))
+    yield from (base.__module__ for base in bases if isinstance(getattr(base, "__module__", None), str))
+
+
+def _own_file(module: str) -> Path | None:
+    """The file of a module of the user's own; None for others, and where there is no source."""
+    if module.partition(".")[0] in {"fl_lightning", *sys.builtin_module_names}:
+        return None
+    loaded = sys.modules.get(module)
+    try:
+        spec = find_spec(module) if loaded is None else None
+    except (ImportError, AttributeError, ValueError):
+        return None
+    file = Path((spec.origin if spec else getattr(loaded, "__file__", None)) or "")
+    if file.suffix != ".py" or not file.is_file():
+        return None
+    place = file.resolve()
+    installed = _SITES & set(place.parts) or any(place.is_relative_to(folder) for folder in _INSTALLED)
+    return None if installed else file
+
+
+def _relative(module: str, file: Path) -> str:
+    folders = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    return "/".join([*folders, file.name])
+
+
+def _with_packages(module: str) -> Iterator[str]:
+    words = module.split(".")
+    yield from (".".join(words[:k]) for k in range(1, len(words) + 1))
+
+
+def _imports(module: str, file: Path) -> Iterator[str]:
+    """Names that a file imports anywhere in it; of `from a import b` both `a` and `a.b`."""
+    try:
+        tree = ast.parse(_text(module, file))
+    except (SyntaxError, ValueError):
+        return
+    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" if base else alias.name for alias in node.names)
+            if base:
+                yield base
+
+
+def _below(root: Path, module: str) -> Path | None:
+    """The file of a module in the folder `root`; None where it is another's (a standard module comes first)."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or top == "fl_lightning":
+        return None
+    path = root.joinpath(*module.split("."))
+    return next((file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None)
+
+
+def _text(module: str, file: Path) -> bytes:
+    """What a loaded module executes: its file when this process first looked, since later edits do not reach it."""
+    loaded = sys.modules.get(module)
+    spec = getattr(loaded, "__spec__", None) or loaded  # a reload makes a new one
+    if spec is None:
+        return file.read_bytes()
+    if _read.get(id(spec), (None, b""))[0] is not spec:
+        _read[id(spec)] = spec, file.read_bytes()
+    return _read[id(spec)][1]

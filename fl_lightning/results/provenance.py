@@ -1,0 +1,166 @@
+"""Where a run comes from, kept in its folder: each start with its command, code, machine and versions; own sources."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.configuration.config import Config
+from fl_lightning.configuration.names import SOURCES
+from fl_lightning.foundation.errors import redact
+from fl_lightning.foundation.files import write_whole
+from fl_lightning.foundation.log import now, say
+from fl_lightning.results import owncode
+
+_PACKAGES = ("fl_lightning", "torch", "lightning", "torchmetrics", "numpy")
+
+
+def keep(
+    folder: Path, code: Mapping[str, bytes], round: int, data: str | None = None, source: str | None = None
+) -> None:
+    """Add a start to `provenance.json`, list what is installed, and keep own `code`, which trains from `round` on.
+
+    `data`: the digest of the samples that it trains on. `source`: that of all that was read, the same for every seed.
+    """
+    starts = _starts(folder)
+    installed = _installed()
+    start = {
+        "started": now(),
+        "command": redact(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        "directory": os.getcwd(),
+        "git": _git(os.getcwd()),
+        "machine": _machine(),
+        "versions": {"python": platform.python_version()} | {k: installed[k] for k in _PACKAGES if k in installed},
+        "first_round": round,
+        "data": data,
+        "source": source,
+    }
+    if names := owncode.keep(folder, code, round):
+        say(f"code: {', '.join(names)} changed: rounds from {round} on are of another version ({owncode.ROUNDS})")
+    write_whole(folder / "provenance.json", json.dumps([*starts, start], indent=1) + "\n", durable=False)
+    listed = "".join(f"{name}=={version}\n" for name, version in installed.items())
+    write_whole(folder / "environment.txt", listed, durable=False)
+
+
+def data_of(folder: Path) -> str | None:
+    """The digest of the samples that the run in `folder` last trained on; None: it is not known."""
+    return _last(folder, "data")
+
+
+def source_of(folder: Path) -> str | None:
+    """The digest of all that the run in `folder` last read, the same for every seed; None: it is not known."""
+    return _last(folder, "source")
+
+
+def write_source(folder: Path, digest: str | None) -> None:
+    """Keep the digest of a run whose `provenance.json` is elsewhere, as `source_of` reads it."""
+    write_whole(folder / "provenance.json", json.dumps([{"source": digest}]), durable=False)
+
+
+def _last(folder: Path, key: str) -> str | None:
+    last = next(reversed(_starts(folder)), None)
+    digest = last.get(key) if isinstance(last, dict) else None
+    return digest if isinstance(digest, str) else None
+
+
+def _starts(folder: Path) -> list[dict[str, Any]]:
+    try:
+        starts = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return starts if isinstance(starts, list) else []
+
+
+def ended(folder: Path) -> None:
+    """Write down that the last start has come to its end, and when."""
+    file = folder / "provenance.json"
+    starts = json.loads(file.read_text(encoding="utf-8"))
+    starts[-1]["ended"] = now()
+    write_whole(file, json.dumps(starts, indent=1) + "\n", durable=False)
+
+
+def look() -> None:
+    """Look up what all runs that this process, and those forked from it, will start have in common."""
+    _installed(), _git(os.getcwd()), _machine()
+
+
+def name_of(config: Config, stem: str = "") -> str:
+    """What a run is called: method, data and seed. `stem`, which says the method and no other data, comes first."""
+    method, data = config.method.class_path.rpartition(".")[2].lower(), data_name(config)
+    others = _words(" ".join(SOURCES)) - _words(data)
+    first = stem if _words(method) <= _words(stem) and not others & _words(stem) else method
+    return "-".join([first, *([] if _words(data) <= _words(first) else [data]), f"seed{config.seed}"])
+
+
+def data_name(config: Config) -> str:
+    """What the data are called: those of one's own by their file or folder, others by their source."""
+    root = Path(config.data.root or "")
+    own = root.name and (config.data.source in ("arrays", "images", "table") or root.suffix)
+    return root.stem if own else config.data.source
+
+
+def title_of(config: Config, name: str) -> str:
+    """What a viewer calls the run in the folder `name`: after method, data and seed, where it does not say them."""
+    return name if _words(name_of(config, name)) <= _words(name) else f"{name_of(config)} ({name})"
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", text.lower()))
+
+
+@cache
+def _installed() -> dict[str, str]:
+    """Every installed distribution and its version, by name."""
+    versions = {d.name: d.version for d in distributions() if d.name}
+    return {name: versions[name] for name in sorted(versions, key=str.lower)}
+
+
+@cache
+def _git(folder: str) -> dict[str, Any] | None:
+    """The commit of the repository that `folder` lies in, and whether files that it follows have changed since."""
+
+    def output(*words: str) -> str:
+        line = ["git", "-C", folder, *words]
+        done = subprocess.run(line, capture_output=True, text=True, errors="replace", check=True, timeout=10)
+        return done.stdout.strip()
+
+    try:
+        return {"commit": output("rev-parse", "HEAD"), "dirty": bool(output("status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@cache
+def _machine() -> dict[str, Any]:
+    cards = (_lines(file) for file in Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    return {
+        "host": platform.node(),
+        "system": platform.platform(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "gpus": [line.partition(":")[2].strip() for card in cards for line in card if line.startswith("Model:")],
+    }
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    names = (line.partition(":")[2].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
