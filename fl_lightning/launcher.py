@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import BadInput, check
 
 TORCHRUN = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for each of its processes (torch.distributed.elastic)."""
@@ -94,3 +94,23 @@ def left_over(environment: Mapping[str, str] = os.environ) -> list[str]:
         return []
     first = {**dict.fromkeys(RANKS, "0"), **dict.fromkeys(SIZES, "1")}
     return [f"{name}={environment[name]}" for name, alone in first.items() if environment.get(name, alone) != alone]
+
+
+def line_on_left_over() -> str:
+    """What to say of `left_over`; nothing where there is none."""
+    names = ", ".join(left_over())
+    why = "since neither srun nor torchrun has started this process"
+    several = "several processes: --fabric.devices on this machine, or srun"
+    return f"environment: {names} is not heeded, {why} ({several})" if names else ""
+
+
+def check_launched(launch: Launch, devices: int | str, ranks: int) -> None:
+    """Raise `BadInput` unless `launch` has started the `ranks` processes that the configuration asks for, and is there.
+
+    `devices`: the configuration's, to name.
+    """
+    variable = TORCHRUN[0] if launch.by == "torchrun" else SRUN[0]
+    several = f"{launch.by} has started {launch.size} processes: devices times num_nodes must be as many"
+    check("fabric.devices", devices, launch.size == ranks, f"{several} (if it has started none, unset {variable})")
+    if launch.by == "torchrun":
+        check_torchrun_answers()

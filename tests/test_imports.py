@@ -20,7 +20,7 @@ ORDER = (
     ("components", "datakeys", "extras", "optimizerkeys", "renames", "search"),
     ("configuration",),
     ("catalogue", "config", "device", "files"),
-    ("csvtable", "owncode"),
+    ("csvtable", "owncode", "processes"),
     ("data", "models", "parallel", "provenance", "results", "storage"),
     ("core", "drawing"),
     ("privacy",),
