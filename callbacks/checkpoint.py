@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -192,6 +192,14 @@ class Checkpoint(Observer):
             for name in there - named:
                 (folder / name).unlink(missing_ok=True)
         self._kept = {u: self._kept[u] for u in stay}
+
+
+def why_none(callbacks: Iterable[Any], rows: Sequence[Mapping[str, float]], ended: bool) -> str:
+    """Why a run with these rows of metrics.csv has no checkpoint; `BadInput` where it had one, whose files are gone."""
+    savers = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
+    if ended or not all(saver.may_be_none(rows) for saver in savers):
+        raise BadInput("resume", True, "the run has no checkpoint, and would begin again over its own tables")
+    return "was stopped before its first checkpoint" if savers else "keeps no checkpoints"
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -25,7 +25,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from fl_lightning.callbacks.base import Callback, in_order
 from fl_lightning.callbacks.blurrelation import BlurRelation
-from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
+from fl_lightning.callbacks.checkpoint import has_checkpoint, restore, why_none
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import Component, Config, check
 from fl_lightning.data import FederatedData, prepare
@@ -130,12 +130,8 @@ def _logged(
     if resume and has_checkpoint(folder / "checkpoints"):
         restore(fed.run, folder / "checkpoints")
     elif resume and (rows := writer.folder.read("metrics")):
-        ended = (folder / "summary.json").is_file()  # such a run had a checkpoint, whose files are gone
-        kept = [callback for callback in callbacks.values() if isinstance(callback, Checkpoint)]
-        if ended or not all(checkpoint.may_be_none(rows) for checkpoint in kept):
-            raise BadInput("resume", True, "the run has no checkpoint, and would begin again over its own tables")
+        when = why_none(callbacks.values(), rows, ended=(folder / "summary.json").is_file())
         if fed.run.is_main:
-            when = "was stopped before its first checkpoint" if kept else "keeps no checkpoints"
             print(f"resume: the run {when}; it begins again, with the same numbers", file=sys.stderr)
     writer.folder.check_whole(fed.run.resumed_from)
     with fed.run.processes.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
@@ -309,11 +305,9 @@ def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> d
     ranks = int(devices) * config.fabric.num_nodes
     check("fabric.devices", devices, ranks <= clients, f"at most one process for each of the {clients} clients")
     if outside is not None:
-        _check_outside(outside, devices, ranks)
-    elif left_over := launcher.left_over():
-        why = "since neither srun nor torchrun has started this process"
-        several = "several processes: --fabric.devices on this machine, or srun"
-        log.say(f"environment: {', '.join(left_over)} is not heeded, {why} ({several})")
+        launcher.check_launched(outside, devices, ranks)
+    elif line := launcher.line_on_left_over():
+        log.say(line)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if (config.fabric.threads or 1) > 4 * cores:
         raise BadInput("fabric.threads", config.fabric.threads, f"this process may use {cores} cores")
@@ -338,16 +332,6 @@ def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> d
             died = MachineFailed(f"rank {error.error_index} died ({how}); the run can be continued with --resume")
             raise _failure_in(note) or died from None
     return result
-
-
-def _check_outside(launch: launcher.Launch, devices: int | str, ranks: int) -> None:
-    """Raise `BadInput` unless the `ranks` that the configuration asks for are those that `launch` has started."""
-    variable = "TORCHELASTIC_RUN_ID" if launch.by == "torchrun" else "SLURM_STEP_ID"
-    several = f"{launch.by} has started {launch.size} processes: devices times num_nodes must be as many"
-    alone = f"if it has started none, unset {variable}"
-    check("fabric.devices", devices, launch.size == ranks, f"{several} ({alone})")
-    if launch.by == "torchrun":
-        launcher.check_torchrun_answers()
 
 
 _note: Path | None = None  # where a rank that this package has started leaves its last words, for the parent process

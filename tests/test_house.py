@@ -18,11 +18,22 @@ def sources() -> list[Path]:
 
 
 METHODS = sorted(
-    file for file in (ROOT / "fl_lightning" / "methods").glob("*.py") if file.stem not in ("__init__", "base")
+    file
+    for file in (ROOT / "fl_lightning" / "methods").glob("*.py")
+    if file.stem not in ("__init__", "base")
 )
 ALIKE = 6
 """Lines of one shape, one after the other, that two methods' files may not share."""
-SHARED = {"adaptive", "classmeans", "clustered", "fedamp", "feddf", "fedmd", "prototypes", "serveroptimizer"}
+SHARED = {
+    "adaptive",
+    "classmeans",
+    "clustered",
+    "fedamp",
+    "feddf",
+    "fedmd",
+    "prototypes",
+    "serveroptimizer",
+}
 """What methods of one idea have in common, and methods that others are a variant of, which they say in the paper."""
 
 
@@ -31,7 +42,9 @@ def code_lines(text: str) -> dict[int, str]:
     left_out: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         words = (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
         )
         if words or isinstance(node, ast.Import | ast.ImportFrom):
             left_out.update(range(node.lineno, (node.end_lineno or 0) + 1))
@@ -40,14 +53,22 @@ def code_lines(text: str) -> dict[int, str]:
         if token.type in (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP):
             said = token.type == tokenize.OP or keyword.iskeyword(token.string)
             for line in range(token.start[0], token.end[0] + 1):
-                found.setdefault(line, []).append(token.string if said else tokenize.tok_name[token.type])
+                found.setdefault(line, []).append(
+                    token.string if said else tokenize.tok_name[token.type]
+                )
     return {line: " ".join(words) for line, words in sorted(found.items()) if line not in left_out}
 
 
 def runs(text: str) -> set[tuple[str, ...]]:
     """The shapes of all `ALIKE` lines in a row that stand in functions: what a class declares is no logic."""
-    spans = [(f.lineno, f.end_lineno or 0) for f in ast.walk(ast.parse(text)) if isinstance(f, ast.FunctionDef)]
-    code = [words for line, words in code_lines(text).items() if any(a <= line <= b for a, b in spans)]
+    spans = [
+        (f.lineno, f.end_lineno or 0)
+        for f in ast.walk(ast.parse(text))
+        if isinstance(f, ast.FunctionDef)
+    ]
+    code = [
+        words for line, words in code_lines(text).items() if any(a <= line <= b for a, b in spans)
+    ]
     return {tuple(code[k : k + ALIKE]) for k in range(len(code) - ALIKE + 1)}
 
 
@@ -65,7 +86,11 @@ def test_no_two_methods_say_the_same_twice() -> None:
 def test_no_method_imports_another() -> None:
     """Save what is made to be shared."""
     for file in METHODS:
-        imported = [n.module or "" for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)]
+        imported = [
+            n.module or ""
+            for n in ast.walk(ast.parse(file.read_text()))
+            if isinstance(n, ast.ImportFrom)
+        ]
         names = {m.split(".")[2] for m in imported if m.startswith("fl_lightning.methods.")}
         assert names <= SHARED | {"base", "common"}, file.stem
 
@@ -76,9 +101,16 @@ def test_what_is_alike_is_seen() -> None:
         f"def f(self):\n{body}",
         f"class A:\n    def g(me):\n{body.replace('    ', '        ').replace('self', 'me')}",
     )
-    assert alike(one, other) and not alike(one, other.replace("me.f(5)", "me.f + 5").replace("me.c(2)", "me.c + 2"))
+    assert alike(one, other) and not alike(
+        one, other.replace("me.f(5)", "me.f + 5").replace("me.c(2)", "me.c + 2")
+    )
     assert (
-        len(code_lines('"""Words."""\nimport a\n\n# more\nx = 1  # here\ndef f():\n    """\n    Said.\n    """\n')) == 2
+        len(
+            code_lines(
+                '"""Words."""\nimport a\n\n# more\nx = 1  # here\ndef f():\n    """\n    Said.\n    """\n'
+            )
+        )
+        == 2
     )
 
 
@@ -86,7 +118,11 @@ def test_text_files_are_utf_8_whatever_the_locale() -> None:
     """`open`, `read_text` and the like name an encoding, or read bytes."""
     missing = {}
     for file in sources():
-        calls = (node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+        calls = (
+            node
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Call)
+        )
         if lines := [call.lineno for call in calls if _opens_text(call)]:
             missing[str(file.relative_to(ROOT))] = lines
     assert missing == {}
@@ -96,9 +132,15 @@ def _opens_text(call: ast.Call) -> bool:
     """Whether a call reads or writes text in the locale's encoding."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     words = {word.arg: word.value for word in call.keywords}
-    modes = [node.value for node in [*call.args, words.get("mode")] if isinstance(node, ast.Constant)]
+    modes = [
+        node.value for node in [*call.args, words.get("mode")] if isinstance(node, ast.Constant)
+    ]
     if "encoding" in words or name not in ("open", "read_text", "write_text", "fdopen"):
         return False
     owner = getattr(getattr(call.func, "value", None), "id", "")
     binary = any(isinstance(mode, str) and "b" in mode and len(mode) < 4 for mode in modes)
-    return not binary and owner not in ("Image", "tarfile", "memory", "self") and (owner, name) != ("os", "open")
+    return (
+        not binary
+        and owner not in ("Image", "tarfile", "memory", "self")
+        and (owner, name) != ("os", "open")
+    )

@@ -63,7 +63,7 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit(130)
 """
-_FOUND = """
+_IS_THERE = """
 if __name__ == "__main__" and not (HERE / {name!r}).is_file():
     print(f"{{HERE / {name!r}}} is not there: this file loads it", file=sys.stderr)
     sys.exit(2)
@@ -105,7 +105,7 @@ def loader(folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str
     predicts = "about" in facts
     standard = "import argparse\nimport csv\nimport os\nimport sys\n" if predicts else ""
     here = f"{standard}from pathlib import Path\n\nimport torch\n\nHERE = Path(globals().get('__file__', '.')).parent\n"
-    here += _FOUND.format(name=out.name) if predicts else ""
+    here += _IS_THERE.format(name=out.name) if predicts else ""
     if kind == "safetensors":
         imports, made = _made(facts)
         load = f'load_model(model, str(HERE / "{out.name}"))\nmodel.eval()\n'

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, check
 
 TORCHRUN = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for each of its processes (torch.distributed.elastic)."""
@@ -36,7 +36,14 @@ PATIENCE = 10.0
 """Seconds for torchrun to answer there. It answers at once: ours, for a busy network."""
 OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", AGENT)
 """What torch itself reads when processes meet."""
-OF_LIGHTNING = ("LT_CLI_USED", "LT_ACCELERATOR", "LT_STRATEGY", "LT_DEVICES", "LT_NUM_NODES", "LT_PRECISION")
+OF_LIGHTNING = (
+    "LT_CLI_USED",
+    "LT_ACCELERATOR",
+    "LT_STRATEGY",
+    "LT_DEVICES",
+    "LT_NUM_NODES",
+    "LT_PRECISION",
+)
 """What Lightning's own command sets, and Fabric takes instead of its arguments."""
 
 
@@ -93,4 +100,35 @@ def left_over(environment: Mapping[str, str] = os.environ) -> list[str]:
     if launch_of(environment) is not None:
         return []
     first = {**dict.fromkeys(RANKS, "0"), **dict.fromkeys(SIZES, "1")}
-    return [f"{name}={environment[name]}" for name, alone in first.items() if environment.get(name, alone) != alone]
+    return [
+        f"{name}={environment[name]}"
+        for name, alone in first.items()
+        if environment.get(name, alone) != alone
+    ]
+
+
+def line_on_left_over() -> str:
+    """What to say of `left_over`; nothing where there is none."""
+    names = ", ".join(left_over())
+    why = "since neither srun nor torchrun has started this process"
+    several = "several processes: --fabric.devices on this machine, or srun"
+    return f"environment: {names} is not heeded, {why} ({several})" if names else ""
+
+
+def check_launched(launch: Launch, devices: int | str, ranks: int) -> None:
+    """Raise `BadInput` unless `launch` has started the `ranks` processes that the configuration asks for, and is there.
+
+    `devices`: the configuration's, to name.
+    """
+    variable = TORCHRUN[0] if launch.by == "torchrun" else SRUN[0]
+    several = (
+        f"{launch.by} has started {launch.size} processes: devices times num_nodes must be as many"
+    )
+    check(
+        "fabric.devices",
+        devices,
+        launch.size == ranks,
+        f"{several} (if it has started none, unset {variable})",
+    )
+    if launch.by == "torchrun":
+        check_torchrun_answers()

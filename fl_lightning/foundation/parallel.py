@@ -8,7 +8,6 @@ import io
 import logging
 import os
 import signal
-import socket
 import threading
 import time
 import warnings
@@ -22,104 +21,16 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators.accelerator import Accelerator
 from lightning.fabric.plugins import MixedPrecision
-from lightning.fabric.plugins.environments import (
-    ClusterEnvironment,
-    LightningEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
 from lightning.fabric.strategies.ddp import DDPStrategy
-from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
 from torch.nn import Module
 
 from fl_lightning.foundation import device, launcher, port
 from fl_lightning.foundation.errors import BadInput, MachineFailed, RunFailed, redact
+from fl_lightning.foundation.processes import Spawning, environment_of
 from fl_lightning.foundation.shared_memory import SharedMemory, joined
 
 T = TypeVar("T")
-
-
-class OwnProcesses(LightningEnvironment):
-    """This machine's processes, all started from here: what another job has left in the environment is not heeded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.number = 0
-        """Of this process among those of the run."""
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def main_address(self) -> str:
-        """This machine: the processes of several need a launcher."""
-        return "127.0.0.1"
-
-    @property
-    def main_port(self) -> int:
-        """A port that was free when it was first asked for."""
-        if self._main_port == -1:
-            with socket.socket() as free:
-                free.bind((self.main_address, 0))
-                self._main_port = free.getsockname()[1]
-        return self._main_port
-
-    def local_rank(self) -> int:
-        """As `global_rank`."""
-        return self.number
-
-    def node_rank(self) -> int:
-        """0."""
-        return 0
-
-    def teardown(self) -> None:
-        """Nothing is to be undone."""
-
-
-class TasksOfSrun(SLURMEnvironment):
-    """The tasks of a step of `srun`, however many were asked for, and under whatever name the job runs."""
-
-    @staticmethod
-    def _validate_srun_used() -> None:
-        """Nothing: `launch_of` has seen that srun was used."""
-
-    @staticmethod
-    def _validate_srun_variables() -> None:
-        """Nothing: `--ntasks` without `--ntasks-per-node` places the tasks as well."""
-
-    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Nothing: `fl_lightning.run.launch` compares the processes that are there with those that are wanted."""
-
-    def world_size(self) -> int:
-        """Tasks of this step; the job may have more."""
-        return int(os.environ["SLURM_STEP_NUM_TASKS"])
-
-
-def environment_of(launch: launcher.Launch | None) -> ClusterEnvironment:
-    """How processes find each other that `launch` has started (None: this package)."""
-    if launch is None:
-        return OwnProcesses()
-    return TorchElasticEnvironment() if launch.by == "torchrun" else TasksOfSrun(auto_requeue=False)
-
-
-class _Launcher(_MultiProcessingLauncher):
-    """Spawns ranks, in a notebook too: all that they run is imported, and none of it is what a cell has defined."""
-
-    @property
-    def is_interactive_compatible(self) -> bool:
-        """True."""
-        return True
-
-    def _wrapping_function(self, process_idx: int, *args: Any) -> None:
-        for name in launcher.OF_TORCH:
-            os.environ.pop(name, None)
-        environment = self._strategy.cluster_environment
-        assert isinstance(environment, OwnProcesses)
-        environment.number = process_idx
-        super()._wrapping_function(process_idx, *args)
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -142,7 +53,7 @@ class ClientParallelStrategy(DDPStrategy):
         if self.num_nodes * self.num_processes == 1:
             self._launcher = None
         elif self._start_method == "spawn":
-            self._launcher = _Launcher(self)
+            self._launcher = Spawning(self)
         else:
             super()._configure_launcher()
 
@@ -203,7 +114,11 @@ class _Fabric(Fabric):
 
 
 def fabric_of(
-    kind: str, precision: Any, devices: int = 1, num_nodes: int = 1, launch: launcher.Launch | None = None
+    kind: str,
+    precision: Any,
+    devices: int = 1,
+    num_nodes: int = 1,
+    launch: launcher.Launch | None = None,
 ) -> Fabric:
     """Fabric with the client-parallel strategy.
 
@@ -221,11 +136,15 @@ def fabric_of(
         os.environ.pop(name, None)
     ours = kind == device.here() and kind != "cuda"
     plugins: list[Any] = []
-    if ours and precision.endswith("-mixed"):  # Lightning takes every device that it does not know for CUDA
+    if ours and precision.endswith(
+        "-mixed"
+    ):  # Lightning takes every device that it does not know for CUDA
         try:
             plugins = [MixedPrecision(precision, kind)]
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            allowed = f"{kind} cannot scale losses ({error}): bf16-mixed, 32-true".replace("\n", " ")
+            allowed = f"{kind} cannot scale losses ({error}): bf16-mixed, 32-true".replace(
+                "\n", " "
+            )
             raise BadInput("fabric.precision", precision, allowed) from error
     start_method: Literal["popen", "spawn"] = "spawn" if launch is None else "popen"
     return _Fabric(
@@ -262,7 +181,9 @@ class Group:
         self._watch: Heartbeat | None = None
 
     @contextlib.contextmanager
-    def watched(self, timeout: float, tell: Callable[[RunFailed], None], end_lost: bool) -> Iterator[None]:
+    def watched(
+        self, timeout: float, tell: Callable[[RunFailed], None], end_lost: bool
+    ) -> Iterator[None]:
         """Within, a process that gives no sign of life for `timeout` seconds ends this one (see `Heartbeat`)."""
         if self.size == 1:
             yield
@@ -294,7 +215,11 @@ class Group:
     @cached_property
     def _shared(self) -> SharedMemory | None:
         """What the CPU processes of one machine exchange through; None: the process group (gloo, NCCL) it is."""
-        return joined(self.rank, self.size, self._gathered, self._meet) if self.device.type == "cpu" else None
+        return (
+            joined(self.rank, self.size, self._gathered, self._meet)
+            if self.device.type == "cpu"
+            else None
+        )
 
     def _meet(self) -> None:
         with self._together():
@@ -304,11 +229,15 @@ class Group:
         """`item` of every rank, in rank order, on every rank. For small things (results, sizes)."""
         if self.size == 1:
             return [item]
-        return self._shared.gather_objects(item) if self._shared is not None else self._gathered(item)
+        return (
+            self._shared.gather_objects(item) if self._shared is not None else self._gathered(item)
+        )
 
     def gather_by_client(self, items: dict[int, T]) -> dict[int, T]:
         """`items` of the clients of every rank, each of which is on one, on every rank."""
-        return {client: item for part in self.gather_objects(items) for client, item in part.items()}
+        return {
+            client: item for part in self.gather_objects(items) for client, item in part.items()
+        }
 
     def _gathered(self, item: Any) -> list[Any]:
         items: list[Any] = [None] * self.size
@@ -316,7 +245,9 @@ class Group:
             dist.all_gather_object(items, item)
         return items
 
-    def all_to_all(self, parts: list[Tensor], send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> list[Tensor]:
+    def all_to_all(
+        self, parts: list[Tensor], send_sizes: Sequence[int], receive_sizes: Sequence[int]
+    ) -> list[Tensor]:
         """All-to-all of consecutive shares of `parts` (flat, at least one); what came from each rank, in rank order.
 
         It is to be read before the next exchange, and may not be written to.
@@ -325,7 +256,9 @@ class Group:
             return self._shared.all_to_all(parts, send_sizes, receive_sizes)
         received = parts[0].new_empty(sum(receive_sizes))
         with self._together():
-            dist.all_to_all_single(received, torch.cat(parts), list(receive_sizes), list(send_sizes))
+            dist.all_to_all_single(
+                received, torch.cat(parts), list(receive_sizes), list(send_sizes)
+            )
         return list(received.split(list(receive_sizes)))
 
     def gather_parts(self, parts: list[Tensor], sizes: Sequence[int]) -> list[Tensor]:
@@ -398,7 +331,9 @@ class Heartbeat:
         end_lost: kill who hangs, where all processes are on this machine and one waits for them all.
     """
 
-    def __init__(self, group: Group, timeout: float, tell: Callable[[RunFailed], None], end_lost: bool) -> None:
+    def __init__(
+        self, group: Group, timeout: float, tell: Callable[[RunFailed], None], end_lost: bool
+    ) -> None:
         self.group, self.timeout, self.tell, self.end_lost = group, timeout, tell, end_lost
         self.beat = min(1.0, timeout / 5)
         self._store = dist.distributed_c10d._get_default_store()
@@ -408,27 +343,41 @@ class Heartbeat:
         self._answered = now  # when the store last did
         self._left = threading.Event()
         # Two, since a store that hangs blocks who asks it.
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._speak, self._listen)]
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._speak, self._listen)
+        ]
         for thread in self._threads:
             thread.start()
 
     def leave(self) -> None:
         """Stop watching, and let the others know that silence means nothing from now on."""
         self._left.set()
-        for thread in self._threads:  # a thread within torch when the interpreter ends would abort the process
+        for thread in (
+            self._threads
+        ):  # a thread within torch when the interpreter ends would abort the process
             thread.join(5 * self.beat)
 
     def named(self, error: BaseException) -> RunFailed:
         """What to say of the ranks that are lost, some seconds after an exchange has failed with `error`."""
         time.sleep(4 * self.beat)
-        gone = self._silent(3 * self.beat) or [r for r, sign in enumerate(self._signs) if sign == b"left"]
+        gone = self._silent(3 * self.beat) or [
+            r for r, sign in enumerate(self._signs) if sign == b"left"
+        ]
         if gone:
             return _lost(gone, "is gone")
-        behind = [r for r, sign in enumerate(self._signs) if sign and int(sign.split()[1]) < self.group.exchanges]
+        behind = [
+            r
+            for r, sign in enumerate(self._signs)
+            if sign and int(sign.split()[1]) < self.group.exchanges
+        ]
         if behind:
             return _lost(behind, "did not come to where the others waited for it")
-        why = redact(str(error).partition("\n")[0])  # all are there and came: it is the device, or what joins them
-        return MachineFailed(f"an exchange between the ranks failed: {why}; the run can be continued with --resume")
+        why = redact(
+            str(error).partition("\n")[0]
+        )  # all are there and came: it is the device, or what joins them
+        return MachineFailed(
+            f"an exchange between the ranks failed: {why}; the run can be continued with --resume"
+        )
 
     def _speak(self) -> None:
         store, size = self._store, self.group.size
@@ -450,7 +399,11 @@ class Heartbeat:
         now = time.monotonic()
         if now - self._answered > limit:
             return [0]
-        return [r for r, moved in enumerate(self._moved) if now - moved > limit and self._signs[r] != b"left"]
+        return [
+            r
+            for r, moved in enumerate(self._moved)
+            if now - moved > limit and self._signs[r] != b"left"
+        ]
 
     def _listen(self) -> None:
         last = time.monotonic()
@@ -463,18 +416,24 @@ class Heartbeat:
             if lost:
                 self.tell(_lost(lost, f"gave no sign of life for {self.timeout:g} s"))
                 for rank in lost if self.end_lost else []:
-                    with contextlib.suppress(ProcessLookupError, IndexError):  # it is gone; it never spoke
+                    with contextlib.suppress(
+                        ProcessLookupError, IndexError
+                    ):  # it is gone; it never spoke
                         os.kill(int(self._signs[rank].split()[2]), signal.SIGKILL)
                 os._exit(RunFailed.exit_code)
 
 
 def _lost(ranks: Sequence[int], what: str) -> RunFailed:
-    return MachineFailed(f"rank {', '.join(map(str, ranks))} {what}; the run can be continued with --resume")
+    return MachineFailed(
+        f"rank {', '.join(map(str, ranks))} {what}; the run can be continued with --resume"
+    )
 
 
 def assign_homes(work: Sequence[float], ranks: int) -> list[int]:
     """Home rank of every client: the largest first, each to the rank with the least work so far (ties: lowest rank)."""
-    loads = [(0.0, rank) for rank in range(ranks)]  # a heap: a search costs minutes at 10^6 clients over 1,000 ranks
+    loads = [
+        (0.0, rank) for rank in range(ranks)
+    ]  # a heap: a search costs minutes at 10^6 clients over 1,000 ranks
     home = [0] * len(work)
     for client in sorted(range(len(work)), key=lambda c: (-work[c], c)):
         load, rank = loads[0]

@@ -57,7 +57,7 @@ def came() -> int | None:
 
 
 def raise_swallowed() -> None:
-    """Raise once more what a signal has raised and a library has caught, as many do around an optional import."""
+    """Raise again what a signal has raised and a library has caught, as many do around an optional import."""
     if _came and signal.getsignal(signal.SIGTERM) is unwind:
         raise KeyboardInterrupt if _came[0] == signal.SIGINT else Terminated
 

@@ -111,7 +111,7 @@ BURSTING = "--model fl_own_models.Bursting --federation.batch_size 1000"
 def test_broken_off_before_its_first_checkpoint_a_run_begins_again(
     fit: Callable[..., Path], record: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Which is told, also where it keeps none; a run that should have one by now is refused."""
+    """Which is told; a run that should have one by now is refused."""
     import fl_own_models
 
     whole = record(fit("unbroken", BURSTING, "--federation.rounds 4"))
@@ -133,6 +133,25 @@ def test_broken_off_before_its_first_checkpoint_a_run_begins_again(
     table.write_text(rows)
     assert record(fit("parts", BURSTING, "--federation.rounds 4 --resume --callbacks.checkpoint.seconds 0")) == whole
     assert "resume: the run was stopped before its first checkpoint; it begins again" in capsys.readouterr().err
+
+
+def test_a_run_that_keeps_no_checkpoints_begins_again(
+    fit: Callable[..., Path], record: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import fl_own_models
+
+    flags = f"{BURSTING} --federation.rounds 3 --callbacks null"
+    whole = record(fit("unbroken", flags))
+    fl_own_models.Bursting.at = 2 + 5 + 2  # client 1 in round 2
+    try:
+        with pytest.raises(AssertionError):
+            fit("parts", flags)
+    finally:
+        fl_own_models.Bursting.at = 0
+    assert len(Path("runs/parts/metrics.csv").read_text().splitlines()) == 2
+    capsys.readouterr()
+    assert record(fit("parts", flags, "--resume")) == whole
+    assert "resume: the run keeps no checkpoints; it begins again, with the same numbers" in capsys.readouterr().err
 
 
 def test_rounds_after_the_last_checkpoint_are_run_again(fit: Callable[..., Path], record: Any) -> None:

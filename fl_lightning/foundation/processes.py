@@ -1,0 +1,97 @@
+"""How the processes of a run find each other: started here, by torchrun or by srun (`foundation.launcher`)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
+
+from fl_lightning.foundation import launcher
+
+
+class OwnProcesses(LightningEnvironment):
+    """This machine's processes, all started from here: what another job has left in the environment is not heeded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+        """Of this process among those of the run."""
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def main_address(self) -> str:
+        """This machine: the processes of several need a launcher."""
+        return "127.0.0.1"
+
+    @property
+    def main_port(self) -> int:
+        """A port that was free when it was first asked for."""
+        if self._main_port == -1:
+            with socket.socket() as free:
+                free.bind((self.main_address, 0))
+                self._main_port = free.getsockname()[1]
+        return self._main_port
+
+    def local_rank(self) -> int:
+        """As `global_rank`."""
+        return self.number
+
+    def node_rank(self) -> int:
+        """0."""
+        return 0
+
+    def teardown(self) -> None:
+        """Nothing is to be undone."""
+
+
+class TasksOfSrun(SLURMEnvironment):
+    """The tasks of a step of `srun`, however many were asked for, and under whatever name the job runs."""
+
+    @staticmethod
+    def _validate_srun_used() -> None:
+        """Nothing: `launch_of` has seen that srun was used."""
+
+    @staticmethod
+    def _validate_srun_variables() -> None:
+        """Nothing: `--ntasks` without `--ntasks-per-node` places the tasks as well."""
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Nothing: `fl_lightning.run.launch` compares the processes that are there with those that are wanted."""
+
+    def world_size(self) -> int:
+        """Tasks of this step; the job may have more."""
+        return int(os.environ["SLURM_STEP_NUM_TASKS"])
+
+
+def environment_of(launch: launcher.Launch | None) -> ClusterEnvironment:
+    """How processes find each other that `launch` has started (None: this package)."""
+    if launch is None:
+        return OwnProcesses()
+    return TorchElasticEnvironment() if launch.by == "torchrun" else TasksOfSrun(auto_requeue=False)
+
+
+class Spawning(_MultiProcessingLauncher):
+    """Spawns ranks, in a notebook too: all that they run is imported, and none of it is what a cell has defined."""
+
+    @property
+    def is_interactive_compatible(self) -> bool:
+        """True."""
+        return True
+
+    def _wrapping_function(self, process_idx: int, *args: Any) -> None:
+        for name in launcher.OF_TORCH:
+            os.environ.pop(name, None)
+        environment = self._strategy.cluster_environment
+        assert isinstance(environment, OwnProcesses)
+        environment.number = process_idx
+        super()._wrapping_function(process_idx, *args)
