@@ -1,15 +1,21 @@
-"""Write constraints.txt from `[tool.uv] constraint-dependencies` in pyproject.toml: python .ci/constraints.py."""
+"""Write constraints.txt from `[tool.uv] constraint-dependencies` in pyproject.toml: python
+.ci/constraints.py."""
 
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAD = "# For pip (-c constraints.txt). Written by .ci/constraints.py: the constraint-dependencies of pyproject.toml."
+HEAD = (
+    "# For pip (-c constraints.txt). Written by .ci/constraints.py: the constraint-dependencies of "
+    "pyproject.toml."
+)
 
 
 def text() -> str:
     """What the file holds."""
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["constraint-dependencies"]
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"][
+        "constraint-dependencies"
+    ]
     return "\n".join([HEAD, *listed, ""])
 
 

@@ -1,14 +1,17 @@
-"""The atlas: which method wins where. A study file for each kind of heterogeneity lies in configs/studies/atlas.
+"""The atlas: which method wins where. A study file for each kind of heterogeneity lies in
+configs/studies/atlas.
 
     python benchmarks/atlas.py run OUT [KIND ...]        what is missing: tune all methods alike, then the map
     python benchmarks/atlas.py cells OUT                 merge what has ended into atlas/KIND-cells.csv, settings.csv
     python benchmarks/atlas.py rerun --out DIR [--number 5] [--seed 0]
-                                                         train cells drawn at random again: the same numbers?
+                                                         train cells drawn at random again: the same
+                                                         numbers?
 
-`run` searches each kind's middle strength with 12 trials a method, each on two splits, on validation data; then it
-trains ten fresh seeds of all strengths with the choices. It goes on where it was stopped. The choices, a study file
-that anybody can run, are kept beside the cells as atlas/KIND.yaml: a kind that has one is not searched again.
-"""
+`run` searches each kind's middle strength with 12 trials a method, each on two splits, on
+validation data; then it trains ten fresh seeds of all strengths with the choices. It goes on where
+it was stopped. The choices, a study file that anybody can run, are kept beside the cells as
+atlas/KIND.yaml: a kind that has one is not searched again.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -36,20 +39,46 @@ from fl_lightning.lab.study.harm import share_harmed
 
 ROOT = Path(__file__).resolve().parents[1]
 ATLAS = ROOT / "atlas"
-KINDS = ("hsu", "classes", "dirichlet", "mixture", "quantity", "rotation", "labels", "iid", "glyphs", "watch")
+KINDS = (
+    "hsu",
+    "classes",
+    "dirichlet",
+    "mixture",
+    "quantity",
+    "rotation",
+    "labels",
+    "iid",
+    "glyphs",
+    "watch",
+)
 TRIALS = 12
 """Of each method: ten at random with the same rates for all, two by their scores."""
 NOT_SEARCHED = ("crosskapc",)
-"""It came later: its rate is 0.25 in all kinds, near FedAvg's choices, and its arguments are the defaults."""
+"""It came later: its rate is 0.25 in all kinds, near FedAvg's choices, and its arguments are the
+defaults."""
 SPLITS = [1000, 1001]
 """Seeds of the trials' splits; their first models have seed 1000. None of the map's seeds."""
 COLUMNS = (
-    "kind", "strength", "samples", "method", "seed", "judge", "accuracy", "alone", "gain", "harmed", "worst_tenth",
-    "bytes", "trials", "config", "version",
-)  # fmt: skip
+    "kind",
+    "strength",
+    "samples",
+    "method",
+    "seed",
+    "judge",
+    "accuracy",
+    "alone",
+    "gain",
+    "harmed",
+    "worst_tenth",
+    "bytes",
+    "trials",
+    "config",
+    "version",
+)
 KEY = ("kind", "strength", "method", "seed")
 FEATURES = ("samples", "jensen_shannon", "feature_shift", "feature_shift_within", "quantity_gini")
-"""What clients can tell before they train: mean training samples, and distances between them as every run measures."""
+"""What clients can tell before they train: mean training samples, and distances between them as
+every run measures."""
 Row = dict[str, Any]
 
 
@@ -66,13 +95,24 @@ def run(out: Path, kinds: list[str], workers: int, only: list[str]) -> None:
         choices = [place / "tuned" / "tuned.yaml", ATLAS / f"{kind}.yaml"]
         if not any(file.is_file() for file in choices):
             _do("tune", str(place / "search.yaml"), "--out", str(place / "tuned"), *words)
-        chosen = yaml.safe_load(next(file for file in choices if file.is_file()).read_text(encoding="utf-8"))
+        chosen = yaml.safe_load(
+            next(file for file in choices if file.is_file()).read_text(encoding="utf-8")
+        )
         study = content | {"methods": chosen["methods"], "forced": False}
         _check_versions(place / "versions.json", {one["name"] for one in chosen["methods"]})
         write_whole(
-            place / "map.yaml", f"# The atlas, {kind}: arguments as chosen\n" + yaml.safe_dump(study, sort_keys=False)
+            place / "map.yaml",
+            f"# The atlas, {kind}: arguments as chosen\n" + yaml.safe_dump(study, sort_keys=False),
         )
-        _do("study", str(place / "map.yaml"), "--out", str(place / "map"), "--workers", str(workers), *only)
+        _do(
+            "study",
+            str(place / "map.yaml"),
+            "--out",
+            str(place / "map"),
+            "--workers",
+            str(workers),
+            *only,
+        )
 
 
 def _check_versions(file: Path, methods: set[str]) -> None:
@@ -80,7 +120,10 @@ def _check_versions(file: Path, methods: set[str]) -> None:
     now = {name: version_of(name) for name in sorted(methods)}
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else now
     if changed := [name for name in now if known.get(name, now[name]) != now[name]]:
-        sys.exit(f"atlas: {file.parent}: {', '.join(changed)} came to other golden numbers when its map was begun")
+        sys.exit(
+            f"atlas: {file.parent}: {', '.join(changed)} came to other golden numbers when its "
+            f"map was begun"
+        )
     write_whole(file, json.dumps(known | now))
 
 
@@ -93,23 +136,31 @@ def _do(*words: str) -> None:
 
 
 def cells_of(study: Path, kind: str) -> list[Row]:
-    """A row for each cell of a kind's map that has ended, beside training alone of its setting and seed."""
+    """A row for each cell of a kind's map that has ended, beside training alone of its setting and
+    seed."""
     cells, _ = read([study])
     file = study.parent / "versions.json"
     versions = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     alone = {cell.unit: cell for cell in cells if cell.label == "local"}
     cells = [cell for cell in cells if cell.unit in alone]
     rows = [row_of(cell, alone[cell.unit], kind) for cell in cells]
-    return [row | {"version": versions.get(cell.method, row["version"])} for row, cell in zip(rows, cells, strict=True)]
+    return [
+        row | {"version": versions.get(cell.method, row["version"])}
+        for row, cell in zip(rows, cells, strict=True)
+    ]
 
 
 def features_of(study: Path, kind: str) -> list[Row]:
-    """Of each strength of a kind's map: `FEATURES`, means over the seeds that have ended; 0 where undefined."""
+    """Of each strength of a kind's map: `FEATURES`, means over the seeds that have ended; 0 where
+    undefined."""
     cells, _ = read([study])
     rows = []
     for setting in dict.fromkeys(cell.setting for cell in cells):
         runs = [cell.run for cell in cells if cell.setting == setting and cell.label == "local"]
-        values = [[float(run.summary.get(f"heterogeneity_{name}") or 0) for name in FEATURES[1:]] for run in runs]
+        values = [
+            [float(run.summary.get(f"heterogeneity_{name}") or 0) for name in FEATURES[1:]]
+            for run in runs
+        ]
         sizes = [np.mean([row["train_samples"] for row in run.rows("split")]) for run in runs]
         means = [np.mean(sizes), *np.mean(values, axis=0)]
         names = {"kind": kind, "strength": setting.rpartition("=")[2]}
@@ -118,7 +169,8 @@ def features_of(study: Path, kind: str) -> list[Row]:
 
 
 def row_of(cell: Cell, alone: Cell, kind: str) -> Row:
-    """A cell; accuracies and shares lie in 0..1, bytes are those of clients and server in the whole run."""
+    """A cell; accuracies and shares lie in 0..1, bytes are those of clients and server in the whole
+    run."""
     ours, theirs = (math.fsum(c.scores.values()) / len(c.scores) for c in (cell, alone))
     sizes = [row["train_samples"] for row in cell.run.rows("split")]
     mib = cell.run.spent("mib")
@@ -145,13 +197,20 @@ def config_hash(cell: Cell) -> str:
     """Of the run's whole configuration but its seed, places and machine."""
     left = ("seed", "fabric", "loggers", "out", "name")
     kept = {key: value for key, value in cell.run.config.items() if key not in left}
-    kept["data"] = {k: v for k, v in kept["data"].items() if k not in ("root", "public_root", "download", "resident")}
+    kept["data"] = {
+        k: v
+        for k, v in kept["data"].items()
+        if k not in ("root", "public_root", "download", "resident")
+    }
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def version_of(method: str) -> str:
-    """The package's version, and the bits of the method's golden run: what its numbers are made by."""
-    runs = json.loads((ROOT / "tests" / "golden" / "golden.json").read_text(encoding="utf-8"))["runs"]
+    """The package's version, and the bits of the method's golden run: what its numbers are made
+    by."""
+    runs = json.loads((ROOT / "tests" / "golden" / "golden.json").read_text(encoding="utf-8"))[
+        "runs"
+    ]
     return f"{__version__}+{runs[method]['bits'][:6]}"
 
 
@@ -172,7 +231,13 @@ def merged(before: Iterable[Row], new: Iterable[Row]) -> list[Row]:
                 sys.exit(f"atlas: {name}: {key} is {seeds}")
     order = {kind: place for place, kind in enumerate(KINDS)}
     return sorted(
-        rows.values(), key=lambda row: (order[row["kind"]], float(row["strength"]), row["method"], int(row["seed"]))
+        rows.values(),
+        key=lambda row: (
+            order[row["kind"]],
+            float(row["strength"]),
+            row["method"],
+            int(row["seed"]),
+        ),
     )
 
 
@@ -183,8 +248,8 @@ def stored(name: str = "*-cells") -> list[Row]:
 
 
 def keep(out: Path) -> None:
-    """Merge all maps in `out` into a table of cells for each kind, their clients' features into settings.csv; keep the
-    choices."""
+    """Merge all maps in `out` into a table of cells for each kind, their clients' features into
+    settings.csv; keep the choices."""
     new, features = list[Row](), list[Row]()
     for kind in KINDS:
         if (out / kind / "map" / "study.json").is_file():
@@ -193,12 +258,18 @@ def keep(out: Path) -> None:
     rows = merged(stored(), new)
     ATLAS.mkdir(exist_ok=True)
     for kind in KINDS:
-        for file, name in {"map.yaml": f"{kind}.yaml", "tuned/tuned.csv": f"{kind}-tuned.csv"}.items():
+        for file, name in {
+            "map.yaml": f"{kind}.yaml",
+            "tuned/tuned.csv": f"{kind}-tuned.csv",
+        }.items():
             if (out / kind / file).is_file():
                 write_whole(ATLAS / name, (out / kind / file).read_bytes())
-    others = [row for row in stored("settings") if row["kind"] not in {one["kind"] for one in features}]
+    others = [
+        row for row in stored("settings") if row["kind"] not in {one["kind"] for one in features}
+    ]
     write_whole(ATLAS / "settings.csv", as_csv([*others, *features]))
-    for kind in dict.fromkeys(row["kind"] for row in rows):  # one table of all would be above a megabyte
+    # one table of all would be above a megabyte
+    for kind in dict.fromkeys(row["kind"] for row in rows):
         cells = [{key: row[key] for key in COLUMNS} for row in rows if row["kind"] == kind]
         write_whole(ATLAS / f"{kind}-cells.csv", as_csv(cells))
     print(f"{ATLAS.name}: {len(rows)} cells, {len(new)} of them from {out}")
@@ -237,7 +308,9 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     given, rest = parser.parse_known_args()
     if given.what == "rerun":
-        sys.exit(rerun(given.out or parser.error("rerun needs --out"), given.number, given.seed) > 0)
+        sys.exit(
+            rerun(given.out or parser.error("rerun needs --out"), given.number, given.seed) > 0
+        )
     folder = given.folder or parser.error(f"{given.what} needs a folder")
     if given.what == "run":
         run(folder, given.kinds or list(KINDS), given.workers, rest)

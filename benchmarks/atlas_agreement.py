@@ -3,9 +3,9 @@
     python benchmarks/atlas_agreement.py OUT      one round of FedAvg in each setting, with all ten seeds
     python benchmarks/atlas_rule.py --agreement   the rule with this question
 
-The agreement of a setting is the mean cosine of two clients' changes in the first round, over pairs and seeds. It is
-kept in atlas/agreement.csv.
-"""
+The agreement of a setting is the mean cosine of two clients' changes in the first round, over pairs
+and seeds. It is kept in atlas/agreement.csv.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ class Agreement(FedAvg):
 
 def measured(out: Path, kind: str) -> Iterator[Row]:
     """The agreement in each setting of a kind, from one round with each of its seeds."""
-    study = studyfile.read(f"atlas/{kind}") | {"methods": [{"name": "atlas_agreement.Agreement"}], "forced": False}
+    study = studyfile.read(f"atlas/{kind}") | {
+        "methods": [{"name": "atlas_agreement.Agreement"}],
+        "forced": False,
+    }
     file = out / f"{kind}.yaml"
     write_whole(file, yaml.safe_dump(study, sort_keys=False))
     words = ["--workers", "1", "--federation.rounds", "1", "--evaluation.every", "1"]
@@ -70,11 +73,17 @@ def measured(out: Path, kind: str) -> Iterator[Row]:
     cells, _ = read([out / kind])
     for setting in dict.fromkeys(cell.setting for cell in cells):
         values = [float(cell.run.summary["agreement"]) for cell in cells if cell.setting == setting]
-        yield {"kind": kind, "strength": setting.rpartition("=")[2], "agreement": float(np.mean(values))}
+        yield {
+            "kind": kind,
+            "strength": setting.rpartition("=")[2],
+            "agreement": float(np.mean(values)),
+        }
 
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     place.mkdir(parents=True, exist_ok=True)
     kinds = [kind for kind in KINDS if (ATLAS / f"{kind}.yaml").is_file()]
-    write_whole(ATLAS / "agreement.csv", as_csv([row for kind in kinds for row in measured(place, kind)]))
+    write_whole(
+        ATLAS / "agreement.csv", as_csv([row for kind in kinds for row in measured(place, kind)])
+    )

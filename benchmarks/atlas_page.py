@@ -1,12 +1,13 @@
-"""What the cells in atlas/ say, as tables and pictures: which method wins where, whom it harms, and what tuning chose.
+"""What the cells in atlas/ say, as tables and pictures: which method wins where, whom it harms, and
+what tuning chose.
 
     python benchmarks/atlas_page.py --pictures docs/images    the tables of docs/results/atlas.md, in Markdown
     python benchmarks/atlas_page.py --newcomers STUDY ...     what clients held out of studies get
     python benchmarks/atlas_page.py --traffic STUDY ...       MiB up to a target, of studies that score every round
 
-A setting is a kind of heterogeneity at one strength. It enters where training alone has all seeds and at most `FAILED`
-methods lack some: those have no number there, and the last rank.
-"""
+A setting is a kind of heterogeneity at one strength. It enters where training alone has all seeds
+and at most `FAILED` methods lack some: those have no number there, and the last rank.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ class Atlas:
     methods: list[str]
     seeds: list[int]
     accuracy: np.ndarray
-    """(settings, methods, seeds), in points, nan where a method lacks a seed; so are `worst_tenth` and `harmed` (per
-    cent of clients)."""
+    """(settings, methods, seeds), in points, nan where a method lacks a seed; so are `worst_tenth`
+    and `harmed` (per cent of clients)."""
     worst_tenth: np.ndarray
     harmed: np.ndarray
     mib: np.ndarray
@@ -58,24 +59,36 @@ class Atlas:
         """In words."""
         kind, strength = setting
         words = {
-            "hsu": "Hsu's label skew, alpha", "dirichlet": "label skew by class, alpha", "classes": "classes a client:",
-            "mixture": "groups of class mixes:", "quantity": "one large client, others have", "iid": "alike, samples:",
-            "rotation": "rotated in groups:", "labels": "labels shifted in groups:", "glyphs": "typefaces, samples:",
+            "hsu": "Hsu's label skew, alpha",
+            "dirichlet": "label skew by class, alpha",
+            "classes": "classes a client:",
+            "mixture": "groups of class mixes:",
+            "quantity": "one large client, others have",
+            "iid": "alike, samples:",
+            "rotation": "rotated in groups:",
+            "labels": "labels shifted in groups:",
+            "glyphs": "typefaces, samples:",
             "watch": "persons, windows a class:",
-        }  # fmt: skip
+        }
         return f"{words[kind]} {strength.removesuffix('.0')}"
 
 
 def read(folder: Path) -> Atlas:
     """The atlas in a folder with tables of cells."""
-    cells = concat([read_csv(file, dtype={"strength": str}) for file in sorted(folder.glob("*-cells.csv"))])
+    cells = concat(
+        [read_csv(file, dtype={"strength": str}) for file in sorted(folder.glob("*-cells.csv"))]
+    )
     methods, seeds = cells["method"].unique().tolist(), sorted(cells["seed"].unique().tolist())
     judges = dict(zip(cells["method"], cells["judge"], strict=True))
     settings = list(dict.fromkeys(zip(cells["kind"], cells["strength"], strict=True)))
     cells = cells.set_index(["kind", "strength", "method", "seed"])
     ended = set(cells["accuracy"].unstack("seed").dropna().index)  # with all seeds
-    lacks = {setting: sum((*setting, method) not in ended for method in methods) for setting in settings}
-    whole = [setting for setting in settings if (*setting, ALONE) in ended and lacks[setting] <= FAILED]
+    lacks = {
+        setting: sum((*setting, method) not in ended for method in methods) for setting in settings
+    }
+    whole = [
+        setting for setting in settings if (*setting, ALONE) in ended and lacks[setting] <= FAILED
+    ]
 
     def table(key: str, scale: float) -> np.ndarray:
         rows = cells[key].fillna(0).unstack("seed").dropna()
@@ -83,8 +96,15 @@ def read(folder: Path) -> Atlas:
         return scale * rows.to_numpy().reshape(len(whole), len(methods), len(seeds))
 
     samples = [float(cells.loc[(*setting, ALONE, seeds[0]), "samples"]) for setting in whole]
-    numbers = table("accuracy", 100), table("worst_tenth", 100), table("harmed", 100), table("bytes", 2**-20)
-    return Atlas(whole, methods, seeds, *numbers, samples, judges, [c for c in settings if c not in whole])
+    numbers = (
+        table("accuracy", 100),
+        table("worst_tenth", 100),
+        table("harmed", 100),
+        table("bytes", 2**-20),
+    )
+    return Atlas(
+        whole, methods, seeds, *numbers, samples, judges, [c for c in settings if c not in whole]
+    )
 
 
 def interval(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -112,53 +132,91 @@ def heat(atlas: Atlas, baseline: str) -> list[str]:
     """Differences to `baseline` in Markdown: a line for each method, the best mean rank first."""
     differences = atlas.against(baseline)
     (low, high), means = interval(differences), differences.mean(axis=-1)
-    rows = [[atlas.methods[m], *map(starred, means[:, m], low[:, m], high[:, m])] for m in ranked(atlas)]
+    rows = [
+        [atlas.methods[m], *map(starred, means[:, m], low[:, m], high[:, m])] for m in ranked(atlas)
+    ]
     return markdown(["method", *map(atlas.name, atlas.settings)], rows)
 
 
 def winners(atlas: Atlas) -> list[str]:
-    """For each setting the best mean, and how many methods it cannot be told from (Student's t over seeds, Holm)."""
+    """For each setting the best mean, and how many methods it cannot be told from (Student's t over
+    seeds, Holm)."""
     rows, gains = [], atlas.against(ALONE)
     for c, setting in enumerate(atlas.settings):
         means = atlas.accuracy[c].mean(axis=-1)
         best = int(np.nanargmax(means))
         others = [m for m in range(len(atlas.methods)) if m != best and not np.isnan(means[m])]
         apart = [atlas.accuracy[c, best] - atlas.accuracy[c, m] for m in others]
-        p = statistics.holm([statistics.over_seeds([[one[[k]]] for k in range(len(one))]) for one in apart])
+        p = statistics.holm(
+            [statistics.over_seeds([[one[[k]]] for k in range(len(one))]) for one in apart]
+        )
         alike = sum(value > statistics.LEVEL for value in p)
         low, high = interval(gains[c, best])
         gain = f"{gains[c, best].mean():+.1f} [{float(low):+.1f}, {float(high):+.1f}]"
         alone = f"{means[atlas.methods.index(ALONE)]:.1f}"
-        rows.append([atlas.name(setting), alone, atlas.methods[best], gain, f"{alike} of {len(others)}"])
-    return markdown(["setting", "local, %", "best", "points above local", "not significantly below"], rows)
+        rows.append(
+            [atlas.name(setting), alone, atlas.methods[best], gain, f"{alike} of {len(others)}"]
+        )
+    return markdown(
+        ["setting", "local, %", "best", "points above local", "not significantly below"], rows
+    )
 
 
 def summary(atlas: Atlas) -> list[str]:
-    """For each method: mean gain, worst regret, settings below and above training alone, clients harmed, MiB."""
-    head = ("method", "judge", "mean rank", "mean gain", "worst regret", "below local *", "above local *",
-            "harmed, mean / worst", "worst tenth above local", "MiB a run", "no number")  # fmt: skip
+    """For each method: mean gain, worst regret, settings below and above training alone, clients
+    harmed, MiB."""
+    head = (
+        "method",
+        "judge",
+        "mean rank",
+        "mean gain",
+        "worst regret",
+        "below local *",
+        "above local *",
+        "harmed, mean / worst",
+        "worst tenth above local",
+        "MiB a run",
+        "no number",
+    )
     rows = []
     gains, means = atlas.against(ALONE), atlas.accuracy.mean(axis=-1)
     low, high = interval(gains)
     ranks, failed = mean_ranks(atlas), np.isnan(means).sum(axis=0)
     regret = np.nanmax(np.nanmax(means, axis=1, keepdims=True) - means, axis=0)
     harmed, mib = atlas.harmed.mean(axis=-1), np.nanmean(atlas.mib, axis=(0, 2))
-    tenth = np.nanmean(atlas.worst_tenth - atlas.worst_tenth[:, [atlas.methods.index(ALONE)]], axis=(0, 2))
+    tenth = np.nanmean(
+        atlas.worst_tenth - atlas.worst_tenth[:, [atlas.methods.index(ALONE)]], axis=(0, 2)
+    )
     for m in ranked(atlas):
         name = atlas.methods[m]
-        rows.append([
-            name, atlas.judges[name], f"{ranks[m]:.1f}", f"{np.nanmean(gains[:, m]):+.1f}", f"{regret[m]:.1f}",
-            f"{int((high[:, m] < 0).sum())}", f"{int((low[:, m] > 0).sum())}",
-            f"{np.nanmean(harmed[:, m]):.0f} / {np.nanmax(harmed[:, m]):.0f} %", f"{tenth[m]:+.1f}", f"{mib[m]:.1f}",
-            f"{failed[m] or ''}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                name,
+                atlas.judges[name],
+                f"{ranks[m]:.1f}",
+                f"{np.nanmean(gains[:, m]):+.1f}",
+                f"{regret[m]:.1f}",
+                f"{int((high[:, m] < 0).sum())}",
+                f"{int((low[:, m] > 0).sum())}",
+                f"{np.nanmean(harmed[:, m]):.0f} / {np.nanmax(harmed[:, m]):.0f} %",
+                f"{tenth[m]:+.1f}",
+                f"{mib[m]:.1f}",
+                f"{failed[m] or ''}",
+            ]
+        )
     return markdown(head, rows)
 
 
 def tuning(folder: Path) -> list[str]:
-    """By method, points on validation data that the choice is above the defaults, a column for each kind searched."""
-    tables = {file.name.removesuffix("-tuned.csv"): read_csv(file) for file in sorted(folder.glob("*-tuned.csv"))}
-    gains = DataFrame({kind: 100 * table.set_index("method")["gain"] for kind, table in tables.items()})
+    """By method, points on validation data that the choice is above the defaults, a column for each
+    kind searched."""
+    tables = {
+        file.name.removesuffix("-tuned.csv"): read_csv(file)
+        for file in sorted(folder.glob("*-tuned.csv"))
+    }
+    gains = DataFrame(
+        {kind: 100 * table.set_index("method")["gain"] for kind, table in tables.items()}
+    )
     warnings = concat([table.set_index("method")["warnings"] for table in tables.values()], axis=1)
     edge = warnings.apply(lambda column: column.str.contains("edge", na=False)).sum(axis=1)
     rows = []
@@ -170,14 +228,20 @@ def tuning(folder: Path) -> list[str]:
 
 
 def newcomers(studies: list[Path], samples: tuple[int, ...] = (0, 1, 5)) -> list[str]:
-    """Accuracy of clients held out, by study and labelled samples of each class: mean over clients, then over seeds,
-    +- its standard error over seeds."""
+    """Accuracy of clients held out, by study and labelled samples of each class: mean over clients,
+    then over seeds, +- its standard error over seeds."""
     scores: dict[tuple[str, str, int], list[float]] = {}
     for study in studies:
         for cell in cells_of([study])[0]:
-            table = DataFrame(cell.run.rows("newcomers")).groupby("samples_per_class")["accuracy"].mean()
+            table = (
+                DataFrame(cell.run.rows("newcomers"))
+                .groupby("samples_per_class")["accuracy"]
+                .mean()
+            )
             for number in samples:
-                scores.setdefault((cell.label, study.name, number), []).append(100 * table.get(number, np.nan))
+                scores.setdefault((cell.label, study.name, number), []).append(
+                    100 * table.get(number, np.nan)
+                )
     heads = [(study.name, number) for study in studies for number in samples]
     rows = []
     for label in dict.fromkeys(label for label, _, _ in scores):
@@ -191,8 +255,9 @@ def newcomers(studies: list[Path], samples: tuple[int, ...] = (0, 1, 5)) -> list
 
 
 def traffic(studies: list[Path]) -> list[str]:
-    """By method and study of one setting, MiB that clients and server send until the mean accuracy is halfway between
-    training alone and the best method: mean over the seeds that reach it, and how many these are if not all.
+    """By method and study of one setting, MiB that clients and server send until the mean accuracy
+    is halfway between training alone and the best method: mean over the seeds that reach it, and
+    how many these are if not all.
 
     A study whose best method is less than a point above training alone has no target.
 
@@ -205,14 +270,24 @@ def traffic(studies: list[Path]) -> list[str]:
         runs: dict[str, list[Cell]] = {}
         for cell in cells_of([study])[0]:
             if (every := cell.run.config["evaluation"]["every"]) != 1:
-                raise SystemExit(f"atlas_page: {study}: scored every {every} rounds; it needs --evaluation.every 1")
+                raise SystemExit(
+                    f"atlas_page: {study}: scored every {every} rounds; it needs "
+                    f"--evaluation.every 1"
+                )
             runs.setdefault(cell.label, []).append(cell)
-        means = {label: np.mean([np.mean(list(cell.scores.values())) for cell in some]) for label, some in runs.items()}
+        means = {
+            label: np.mean([np.mean(list(cell.scores.values())) for cell in some])
+            for label, some in runs.items()
+        }
         alone, best = float(means[ALONE]), float(max(means.values()))
         target = (alone + best) / 2
         heads.append(f"{study.name}: {100 * target:.1f} %")
         for label, some in runs.items():
-            costs = [reached(cell.run, target, cell.column) for cell in some] if best - alone >= 0.01 else []
+            costs = (
+                [reached(cell.run, target, cell.column) for cell in some]
+                if best - alone >= 0.01
+                else []
+            )
             ended = [cost["mib"] for cost in costs if cost is not None and cost["mib"] is not None]
             few = f" ({len(ended)} of {len(some)})" if len(ended) < len(some) else ""
             table.setdefault(label, []).append(f"{np.mean(ended):.2f}{few}" if ended else "–")
@@ -220,9 +295,12 @@ def traffic(studies: list[Path]) -> list[str]:
 
 
 def draw(atlas: Atlas, folder: Path) -> None:
-    """`atlas-gain.png` and `atlas-fedavg.png` (points above training alone, and above FedAvg judged after local
-    training), and `atlas-ranks.png` (mean ranks, by judge)."""
-    for baseline, words, name in ((ALONE, "training alone", "gain"), (RIVAL, "FedAvg after local training", "fedavg")):
+    """`atlas-gain.png` and `atlas-fedavg.png` (points above training alone, and above FedAvg judged
+    after local training), and `atlas-ranks.png` (mean ranks, by judge)."""
+    for baseline, words, name in (
+        (ALONE, "training alone", "gain"),
+        (RIVAL, "FedAvg after local training", "fedavg"),
+    ):
         _draw_heat(atlas, baseline, words, folder / f"atlas-{name}.png")
     draw_ranks([ranks_of(atlas)]).savefig(folder / "atlas-ranks.png", dpi=90)
 
@@ -238,33 +316,48 @@ def _draw_heat(atlas: Atlas, baseline: str, words: str, file: Path) -> None:
     size = (2.4 + 0.5 * len(atlas.settings), 1.9 + 0.27 * len(order))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
-    most = 20.0  # points at which colours end: FedAvg's losses in groups would leave nothing of the rest
-    image = axes.imshow(means[:, order].T, cmap=colormaps["RdBu"].resampled(17), vmin=-most, vmax=most, aspect="auto")
+    # points at which colours end: FedAvg's losses in groups would leave nothing of the rest
+    most = 20.0
+    image = axes.imshow(
+        means[:, order].T,
+        cmap=colormaps["RdBu"].resampled(17),
+        vmin=-most,
+        vmax=most,
+        aspect="auto",
+    )
     for c in range(len(atlas.settings)):
         for line, m in enumerate(order):
             text = starred(means[c, m], low[c, m], high[c, m])
             colour = "white" if abs(means[c, m]) > 0.7 * most else "black"
             axes.text(c, line, text, ha="center", va="center", fontsize=6.5, color=colour)
     axes.set_xticks(
-        range(len(atlas.settings)), [atlas.name(c) for c in atlas.settings], rotation=45, ha="right", fontsize=7
+        range(len(atlas.settings)),
+        [atlas.name(c) for c in atlas.settings],
+        rotation=45,
+        ha="right",
+        fontsize=7,
     )
     axes.set_yticks(range(len(order)), [atlas.methods[m] for m in order], fontsize=7)
     figure.colorbar(image, label=f"points above {words}", extend="both")
     whole = io.BytesIO()
     figure.savefig(whole, dpi=70)
-    few = Image.open(whole).convert("P", palette=Image.Palette.ADAPTIVE, colors=48)  # a fraction of its size
+    # a fraction of its size
+    few = Image.open(whole).convert("P", palette=Image.Palette.ADAPTIVE, colors=48)
     few.save(file, optimize=True)
 
 
 def ranks_of(atlas: Atlas) -> Ranks:
-    """Mean ranks over settings of the methods judged after local training, as `fl-train compare` draws them."""
+    """Mean ranks over settings of the methods judged after local training, as `fl-train compare`
+    draws them."""
     those = [m for m, name in enumerate(atlas.methods) if atlas.judges[name] == "after"]
     scores = np.nan_to_num(atlas.accuracy.mean(axis=-1)[:, those], nan=-1.0)
     chi_square, p, ranks = statistics.friedman(scores)
     pairwise = statistics.pairwise(scores)
     names = [atlas.methods[m] for m in those]
     cliques = [[names[k] for k in group] for group in statistics.cliques(ranks, pairwise)]
-    return Ranks("after", names, len(scores), chi_square, p, ranks.tolist(), pairwise.tolist(), cliques)
+    return Ranks(
+        "after", names, len(scores), chi_square, p, ranks.tolist(), pairwise.tolist(), cliques
+    )
 
 
 if __name__ == "__main__":
@@ -275,10 +368,15 @@ if __name__ == "__main__":
     parser.add_argument("--traffic", type=Path, nargs="+")
     given = parser.parse_args()
     if given.newcomers or given.traffic:
-        print(*(newcomers(given.newcomers) if given.newcomers else traffic(given.traffic)), sep="\n")
+        print(
+            *(newcomers(given.newcomers) if given.newcomers else traffic(given.traffic)), sep="\n"
+        )
         raise SystemExit
     atlas = read(given.atlas)
-    print(f"{len(atlas.settings)} settings, {len(atlas.methods)} methods, seeds {atlas.seeds[0]} to {atlas.seeds[-1]}")
+    print(
+        f"{len(atlas.settings)} settings, {len(atlas.methods)} methods, seeds {atlas.seeds[0]} to "
+        f"{atlas.seeds[-1]}"
+    )
     for title, lines in (
         ("To training alone", heat(atlas, ALONE)),
         ("To FedAvg after local training", heat(atlas, RIVAL)),

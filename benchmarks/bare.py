@@ -1,4 +1,5 @@
-"""The floor: federated averaging as one would write it by hand for speed, with nothing else in it."""
+"""The floor: federated averaging as one would write it by hand for speed, with nothing else in
+it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ STEPPERS: tuple[Stepper, ...] = ("torch.optim.SGD", "autograd.grad + foreach")
 
 
 class BareFedAvg:
-    """Data in tensors, one resident model whose tensors are views of a flat row, one flat copy to start a client.
+    """Data in tensors, one resident model whose tensors are views of a flat row, one flat copy to
+    start a client.
 
     Cohorts, batches and draws are those of the engine, so that both end with the same weights.
 
@@ -30,11 +32,17 @@ class BareFedAvg:
         data: the same tensors that the engine trains on.
         model: with the common initial weights; it becomes the resident model.
         stepper: how a step is taken.
-        device: where data and model lie. With `fabric.precision bf16-mixed` forward passes run under autocast.
+        device: where data and model lie. With `fabric.precision bf16-mixed` forward passes run
+            under autocast.
     """
 
     def __init__(
-        self, config: Config, data: FederatedData, model: nn.Module, stepper: Stepper, device: torch.device
+        self,
+        config: Config,
+        data: FederatedData,
+        model: nn.Module,
+        stepper: Stepper,
+        device: torch.device,
     ) -> None:
         self.config, self.model = config, model.to(device)
         mixed = config.fabric.precision == "bf16-mixed"
@@ -55,7 +63,8 @@ class BareFedAvg:
             self.sgd = torch.optim.SGD(self.parameters, lr=config.optimizer.lr, foreach=True)
 
     def round(self, t: int) -> tuple[list[float], float]:
-        """Round `t`; the accuracies of the global model on its clients before they train, and their mean loss."""
+        """Round `t`; the accuracies of the global model on its clients before they train, and their
+        mean loss."""
         cohort = cohort_of(self.config, t)
         samples = sum(len(self.train[c][1]) for c in cohort)
         mean = torch.zeros_like(self.shared)
@@ -99,7 +108,10 @@ class BareFedAvg:
         x, y = self.test[client]
         size = self.config.evaluation.batch_size
         with self.cast:
-            right = [(self.model(a).argmax(1) == b).sum() for a, b in zip(x.split(size), y.split(size), strict=True)]
+            right = [
+                (self.model(a).argmax(1) == b).sum()
+                for a, b in zip(x.split(size), y.split(size), strict=True)
+            ]
         return torch.stack(right).sum() / len(y)
 
     def weights(self) -> dict[str, Tensor]:

@@ -1,11 +1,13 @@
-"""crosskapc in the atlas, beside FedAvg with and without shrunk steps: the tables of docs/results/crosskapc.md.
+"""crosskapc in the atlas, beside FedAvg with and without shrunk steps: the tables of
+docs/results/crosskapc.md.
 
-python benchmarks/atlas.py run STUDIES [KIND ...] --methods crosskapc,local; python benchmarks/atlas.py cells STUDIES
+python benchmarks/atlas.py run STUDIES [KIND ...] --methods crosskapc,local; python
+benchmarks/atlas.py cells STUDIES
 python benchmarks/crosskapc.py shrunk OUT [KIND ...]     train FedAvg with shrunk steps in the atlas's settings
 python benchmarks/crosskapc.py keep OUT                  keep its accuracies in atlas/shrunk.csv
 python benchmarks/crosskapc.py page [--picture FILE]     the tables, from atlas/
 python benchmarks/crosskapc.py picks STUDIES             what the runs of crosskapc have grouped, and why
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ NOTABLE = 0.5
 def train_shrunk(out: Path, kinds: list[str]) -> None:
     """FedAvg with shrunk steps, all strengths and seeds of the kinds."""
     for kind in kinds:
-        study = studyfile.read(f"atlas/{kind}") | {"methods": [SHRUNK], "forced": False, "seeds": "40-49"}
+        study = studyfile.read(f"atlas/{kind}") | {
+            "methods": [SHRUNK],
+            "forced": False,
+            "seeds": "40-49",
+        }
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / f"{kind}.yaml", yaml.safe_dump(study, sort_keys=False))
         main(["study", str(out / f"{kind}.yaml"), "--out", str(out / kind), "--workers", "1"])
@@ -49,7 +55,12 @@ def keep(out: Path) -> None:
     for kind in KINDS:
         if (out / kind / "study.json").is_file():
             rows += [
-                {"kind": kind, "strength": c.setting.rpartition("=")[2], "seed": c.seed, "accuracy": accuracy(c)}
+                {
+                    "kind": kind,
+                    "strength": c.setting.rpartition("=")[2],
+                    "seed": c.seed,
+                    "accuracy": accuracy(c),
+                }
                 for c in cells_of([out / kind])[0]
                 if c.label == LABEL
             ]
@@ -67,7 +78,10 @@ def shrunk(atlas: Atlas) -> np.ndarray:
     if (ATLAS / "shrunk.csv").is_file():
         for row in csv.DictReader((ATLAS / "shrunk.csv").read_text(encoding="utf-8").splitlines()):
             if (row["kind"], row["strength"]) in atlas.settings:
-                place = atlas.settings.index((row["kind"], row["strength"])), atlas.seeds.index(int(row["seed"]))
+                place = (
+                    atlas.settings.index((row["kind"], row["strength"])),
+                    atlas.seeds.index(int(row["seed"])),
+                )
                 scores[place] = 100 * float(row["accuracy"])
     return scores
 
@@ -82,24 +96,38 @@ def worded(differences: np.ndarray) -> str:
 
 
 def by_setting(atlas: Atlas) -> list[str]:
-    """In each setting crosskapc beside FedAvg (after, and shrunk), training alone, selfkapc and the best other."""
+    """In each setting crosskapc beside FedAvg (after, and shrunk), training alone, selfkapc and the
+    best other."""
     at = {name: k for k, name in enumerate(atlas.methods)}
     ours, of_shrunk = atlas.accuracy[:, at[OURS]], shrunk(atlas)
     means = atlas.accuracy.mean(axis=-1)
     rows = []
     for c, setting in enumerate(atlas.settings):
-        others = np.where(np.arange(len(atlas.methods)) == at[OURS], -np.inf, np.nan_to_num(means[c], nan=-np.inf))
+        others = np.where(
+            np.arange(len(atlas.methods)) == at[OURS], -np.inf, np.nan_to_num(means[c], nan=-np.inf)
+        )
         best = int(others.argmax())
         differences = [ours[c] - atlas.accuracy[c, at[name]] for name in (RIVAL, ALONE, "selfkapc")]
         differences.insert(1, ours[c] - of_shrunk[c])
         beside_best = f"{atlas.methods[best]} {ours[c].mean() - others[best]:+.1f}"
-        rows.append([atlas.name(setting), f"{ours[c].mean():.1f}", *map(worded, differences), beside_best])
-    head = ["setting", "crosskapc, %", "- FedAvg after", "- FedAvg shrunk", "- local", "- selfkapc", "- the best other"]
+        rows.append(
+            [atlas.name(setting), f"{ours[c].mean():.1f}", *map(worded, differences), beside_best]
+        )
+    head = [
+        "setting",
+        "crosskapc, %",
+        "- FedAvg after",
+        "- FedAvg shrunk",
+        "- local",
+        "- selfkapc",
+        "- the best other",
+    ]
     return markdown(head, rows)
 
 
 def over_settings(atlas: Atlas) -> list[str]:
-    """Of some methods what they come to over all settings; FedAvg shrunk is ranked in crosskapc's place."""
+    """Of some methods what they come to over all settings; FedAvg shrunk is ranked in crosskapc's
+    place."""
     at = {name: k for k, name in enumerate(atlas.methods)}
     in_place = atlas.accuracy.copy()
     in_place[:, at[OURS]] = shrunk(atlas)
@@ -111,21 +139,43 @@ def over_settings(atlas: Atlas) -> list[str]:
         mine, means = accuracies[:, m], accuracies.mean(axis=-1)
         if np.isnan(mine).any():
             continue
-        to_rival, to_alone = mine - atlas.accuracy[:, at[RIVAL]], mine - atlas.accuracy[:, at[ALONE]]
+        to_rival, to_alone = (
+            mine - atlas.accuracy[:, at[RIVAL]],
+            mine - atlas.accuracy[:, at[ALONE]],
+        )
         (low, high), (low_alone, high_alone) = interval(to_rival), interval(to_alone)
         regrets = np.nanmax(means, axis=1) - means[:, m]
         field = Atlas(**(vars(atlas) | {"accuracy": accuracies}))
-        rows.append([
-            name, f"{to_alone.mean():+.2f}", f"{mean_ranks(field)[m]:.2f}", f"{regrets.max():.1f}",
-            f"{regrets.mean():.2f}", f"{to_rival.mean():+.2f}", f"{to_rival.mean(axis=-1).min():+.2f}",
-            f"{(low > 0).sum()}", f"{(high < 0).sum()}", f"{(to_rival.mean(axis=-1) < -NOTABLE).sum()}",
-            f"{(low_alone > 0).sum()}", f"{(high_alone < 0).sum()}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                name,
+                f"{to_alone.mean():+.2f}",
+                f"{mean_ranks(field)[m]:.2f}",
+                f"{regrets.max():.1f}",
+                f"{regrets.mean():.2f}",
+                f"{to_rival.mean():+.2f}",
+                f"{to_rival.mean(axis=-1).min():+.2f}",
+                f"{(low > 0).sum()}",
+                f"{(high < 0).sum()}",
+                f"{(to_rival.mean(axis=-1) < -NOTABLE).sum()}",
+                f"{(low_alone > 0).sum()}",
+                f"{(high_alone < 0).sum()}",
+            ]
+        )
     head = [
-        "method", "above local", f"mean rank of {len(atlas.methods)}", "worst regret", "mean regret",
-        "above FedAvg after", "least of it", "above it *", "below it *", f"more than {NOTABLE:g} below it",
-        "above local *", "below local *",
-    ]  # fmt: skip
+        "method",
+        "above local",
+        f"mean rank of {len(atlas.methods)}",
+        "worst regret",
+        "mean regret",
+        "above FedAvg after",
+        "least of it",
+        "above it *",
+        "below it *",
+        f"more than {NOTABLE:g} below it",
+        "above local *",
+        "below local *",
+    ]
     return markdown(head, rows)
 
 
@@ -137,15 +187,21 @@ def picks(studies: Path) -> list[str]:
             cells = cells_of([place])[0] if (place / "study.json").is_file() else []
             for cell in (c for c in cells if c.label == OURS):
                 last = cell.run.rows("metrics")[-1]
-                columns = [f"groups_{k}" for k in ("separation", "z_last", "z_first", "z_first_over_last")]
+                columns = [
+                    f"groups_{k}" for k in ("separation", "z_last", "z_first", "z_first_over_last")
+                ]
                 values = [float(last[k]) if last.get(k) is not None else math.nan for k in columns]
                 grouped = ", ".join(cell.run.summary["grouped_layers"]) or "none"
-                settings.setdefault((kind, cell.setting.rpartition("=")[2]), []).append([grouped, *map(str, values)])
+                settings.setdefault((kind, cell.setting.rpartition("=")[2]), []).append(
+                    [grouped, *map(str, values)]
+                )
     rows = []
     for (kind, strength), runs in settings.items():
         numbers = np.array([list(map(float, run[1:])) for run in runs])
         ranges = [
-            f"{np.nanmin(column):.1f} to {np.nanmax(column):.1f}" if not np.isnan(column).all() else "–"
+            f"{np.nanmin(column):.1f} to {np.nanmax(column):.1f}"
+            if not np.isnan(column).all()
+            else "–"
             for column in numbers.T
         ]
         counts = Counter(run[0] for run in runs).most_common()
@@ -155,7 +211,8 @@ def picks(studies: Path) -> list[str]:
 
 
 def draw(atlas: Atlas, file: Path) -> None:
-    """Points above FedAvg judged after local training, with intervals: crosskapc and selfkapc, a line a setting."""
+    """Points above FedAvg judged after local training, with intervals: crosskapc and selfkapc, a
+    line a setting."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 0.27 * len(atlas.settings) + 1), layout="constrained")
@@ -165,7 +222,13 @@ def draw(atlas: Atlas, file: Path) -> None:
         differences = atlas.against(RIVAL)[:, atlas.methods.index(name)]
         (low, high), mean = interval(differences), differences.mean(axis=-1)
         axes.errorbar(
-            mean, lines + shift, xerr=[mean - low, high - mean], fmt="o", markersize=4, color=colour, label=name
+            mean,
+            lines + shift,
+            xerr=[mean - low, high - mean],
+            fmt="o",
+            markersize=4,
+            color=colour,
+            label=name,
         )
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(lines, [atlas.name(setting) for setting in atlas.settings], fontsize=7)

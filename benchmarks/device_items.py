@@ -46,7 +46,8 @@ RUNS = 4
 PAIRS, LIMIT = 7, 15.0
 """Turns of each side at most, and seconds after which no further one begins."""
 SHORT = (
-    "fit --config kapc_exact_digits --fabric.threads 1 --loggers null --callbacks null --federation.clients 3 "
+    "fit --config kapc_exact_digits --fabric.threads 1 --loggers null --callbacks null "
+    "--federation.clients 3 "
     "--federation.rounds 1 --federation.local_epochs 1 --data.fraction 0.2 --evaluation.every 1"
 )
 SANITIZED = {
@@ -64,16 +65,29 @@ def line_of(error: Exception) -> str:
 
 def about(day: Day) -> None:
     """The machine and its settings, and what a small operation of the device costs the host."""
-    device, one_line = launched(day.device).device, {"capture_output": True, "text": True, "check": False}
+    device, one_line = (
+        launched(day.device).device,
+        {"capture_output": True, "text": True, "check": False},
+    )
     day.note(
-        "machine", date=time.strftime("%Y-%m-%d"), device=day.device, host=machine(), cpus=os.cpu_count(),
-        system=platform.platform(), cudnn=torch.backends.cudnn.version(),
-        tf32_matmul=torch.backends.cuda.matmul.allow_tf32, tf32_cudnn=torch.backends.cudnn.allow_tf32,
+        "machine",
+        date=time.strftime("%Y-%m-%d"),
+        device=day.device,
+        host=machine(),
+        cpus=os.cpu_count(),
+        system=platform.platform(),
+        cudnn=torch.backends.cudnn.version(),
+        tf32_matmul=torch.backends.cuda.matmul.allow_tf32,
+        tf32_cudnn=torch.backends.cudnn.allow_tf32,
         cudnn_benchmark=torch.backends.cudnn.benchmark,
         images="real" if (data_root() / "MNIST").exists() else "noise",
-    )  # fmt: skip
+    )
     if shutil.which("nvidia-smi"):
-        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        query = [
+            "nvidia-smi",
+            "--query-gpu=name,driver_version,memory.total",
+            "--format=csv,noheader",
+        ]
         day.note("machine", gpu=subprocess.run(query, **one_line).stdout.strip())
     clock, x = device_clock(device), torch.zeros(1, device=device)
     for times in (10, 1000):
@@ -95,18 +109,36 @@ class Noting:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" or report.outcome != "passed":
-            errors = [line[2:].strip() for line in report.longreprtext.splitlines() if line.startswith("E ")]
+            errors = [
+                line[2:].strip()
+                for line in report.longreprtext.splitlines()
+                if line.startswith("E ")
+            ]
             error = (errors or [report.longreprtext[-200:]])[0][:300] if report.failed else ""
-            self.day.note(self.item, test=report.nodeid.rpartition("::")[2], outcome=report.outcome, error=error)
+            self.day.note(
+                self.item,
+                test=report.nodeid.rpartition("::")[2],
+                outcome=report.outcome,
+                error=error,
+            )
 
 
 def suite(day: Day, item: str) -> None:
-    """The accelerator's tests but the golden runs, or these alone, in as many processes as the suite has."""
-    os.environ |= {"FL_TEST_DEVICE": day.device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # for the deterministic runs
+    """The accelerator's tests but the golden runs, or these alone, in as many processes as the
+    suite has."""
+    # for the deterministic runs
+    os.environ |= {"FL_TEST_DEVICE": day.device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     among = "numbers_of_the_cpu" if item == "golden" else "not numbers_of_the_cpu"
     if day.tiny:
         among += " and fedavg-32" if item == "golden" else " and executors_agree and mlp"
-    words = [str(ROOT / "tests/accelerator/test_device.py"), "-m", "", "-k", among, *(["-n", "0"] if day.tiny else [])]
+    words = [
+        str(ROOT / "tests/accelerator/test_device.py"),
+        "-m",
+        "",
+        "-k",
+        among,
+        *(["-n", "0"] if day.tiny else []),
+    ]
     # Warnings are errors with the versions that the suite is written for; here there may be others.
     words += ["-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
     if (code := pytest.main(words, plugins=[Noting(day, item)])) not in (0, 1):
@@ -114,21 +146,42 @@ def suite(day: Day, item: str) -> None:
 
 
 def sanitizers(day: Day) -> None:
-    """Short runs under compute-sanitizer (memory), and under torch's own sanitizer (streams), some at the same time."""
+    """Short runs under compute-sanitizer (memory), and under torch's own sanitizer (streams), some
+    at the same time."""
     tool = shutil.which("compute-sanitizer", path=f"{os.environ['PATH']}:/usr/local/cuda/bin")
     tools: dict[str, list[str]] = {"torch's": []} if day.device == "cuda" else {}
     if tool is None or day.device not in ("cuda", "cpu"):
         day.note("sanitizers", skipped=f"there is no compute-sanitizer for {day.device}")
     else:
-        tools["compute-sanitizer"] = [tool, "--tool", "memcheck", "--error-exitcode", "86", "--print-limit", "3"]
+        tools["compute-sanitizer"] = [
+            tool,
+            "--tool",
+            "memcheck",
+            "--error-exitcode",
+            "86",
+            "--print-limit",
+            "3",
+        ]
 
     def check(name: str, run: str, folder: str) -> None:
         own = {"TORCH_CUDA_SANITIZER": "1"} if name == "torch's" else {}
         if name == "compute-sanitizer":
-            own = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # else memory beside a block is torch's, and no error
+            # else memory beside a block is torch's, and no error
+            own = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         flags = [*SHORT.split(), *SANITIZED[run].split(), "--fabric.accelerator", day.device]
-        line = [*tools[name], sys.executable, "-m", "fl_lightning", *flags, "--out", f"{folder}/{name[0]}-{run}"]
-        start, pipes = time.monotonic(), {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        line = [
+            *tools[name],
+            sys.executable,
+            "-m",
+            "fl_lightning",
+            *flags,
+            "--out",
+            f"{folder}/{name[0]}-{run}",
+        ]
+        start, pipes = (
+            time.monotonic(),
+            {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True},
+        )
         done = subprocess.run(line, env=os.environ | own, check=False, **pipes)
         last = next((text for text in reversed(done.stdout.splitlines()) if text.strip()), "")
         error = last[:300] if done.returncode else ""
@@ -138,7 +191,12 @@ def sanitizers(day: Day) -> None:
 
     at_once = max(1, (os.cpu_count() or 1) // 2)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(lambda pair: check(*pair, folder), [(name, run) for run in SANITIZED for name in tools]))
+        list(
+            pool.map(
+                lambda pair: check(*pair, folder),
+                [(name, run) for run in SANITIZED for name in tools],
+            )
+        )
 
 
 # ---------------------------------------------------------------- rounds
@@ -153,7 +211,12 @@ def workload_of(day: Day, item: str) -> Workload:
         "mlps": (mlp, 14, 1437, "MLPs (64-32-10), 14 digits, 5 epochs of one step"),
         "mnist": (mnist, 120, 60_000, "MNIST CNNs, 120 images, batches of 10"),
         "cifar": (cifar, 50, 5000, "CIFAR CNNs, 50 images, batches of 10"),
-        "resnet18": (replace(resnet, batch_size=64), 256, 5000, "ResNet-18, 256 images, batches of 64"),
+        "resnet18": (
+            replace(resnet, batch_size=64),
+            256,
+            5000,
+            "ResNet-18, 256 images, batches of 64",
+        ),
     }[item.split("-")[2]]
     clients = int(item.split("-")[1])
     if item.endswith("bf16"):
@@ -163,9 +226,15 @@ def workload_of(day: Day, item: str) -> Workload:
         clients, samples = 2, 14
     data = replace(base.data, partition="iid", fraction=clients * samples / source)
     return replace(
-        base, name=name, data=data, clients=clients, train_samples=clients * samples, rounds_at_once=1,
-        test_samples=clients * max(1, samples // 6), accelerator=day.device,
-    )  # fmt: skip
+        base,
+        name=name,
+        data=data,
+        clients=clients,
+        train_samples=clients * samples,
+        rounds_at_once=1,
+        test_samples=clients * max(1, samples // 6),
+        accelerator=day.device,
+    )
 
 
 def makers(workload: Workload) -> Iterator[tuple[str, Callable[[], Rounds]]]:
@@ -222,11 +291,24 @@ def rounds(day: Day, item: str) -> None:
         else:
             day.note(item, side=name, error=f"its first round took {first:.0f} s")
     timed = interleaved(ready, 1 if day.tiny else PAIRS, clock, LIMIT)
-    timed = {name: [s / (RUNS if name == "together" else 1) for s in spans] for name, spans in timed.items()}
-    floor = min((name for name in timed if name.startswith("hand")), key=lambda name: median(timed[name]))
+    timed = {
+        name: [s / (RUNS if name == "together" else 1) for s in spans]
+        for name, spans in timed.items()
+    }
+    floor = min(
+        (name for name in timed if name.startswith("hand")), key=lambda name: median(timed[name])
+    )
     for name, spans in timed.items():
         middle, low, high = ratio(spans, timed[floor])
-        day.note(item, side=name, seconds=median(spans), ratio=middle, low=low, high=high, turns=len(spans))
+        day.note(
+            item,
+            side=name,
+            seconds=median(spans),
+            ratio=middle,
+            low=low,
+            high=high,
+            turns=len(spans),
+        )
     for name, side in ready.items():
         try:
             day.note(item, side=name, **traced(side, device))
@@ -236,7 +318,8 @@ def rounds(day: Day, item: str) -> None:
 
 
 def traced(side: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """What the device does in a call of `side`; nothing of a CPU, and of what the profiler does not know."""
+    """What the device does in a call of `side`; nothing of a CPU, and of what the profiler does not
+    know."""
     kind = getattr(ProfilerActivity, device.type.upper(), None)
     if kind is None or device.type == "cpu":
         return {}
@@ -244,7 +327,12 @@ def traced(side: Callable[[], object], device: torch.device) -> dict[str, Any]:
     with profile(activities=[kind]) as profiler:
         side()
         synchronize(device)
-    return counted([(e.name, e.device_type.name, e.time_range.start, e.time_range.end) for e in profiler.events()])
+    return counted(
+        [
+            (e.name, e.device_type.name, e.time_range.start, e.time_range.end)
+            for e in profiler.events()
+        ]
+    )
 
 
 def counted(events: Sequence[tuple[str, str, float, float]]) -> dict[str, Any]:
@@ -271,9 +359,16 @@ def counted(events: Sequence[tuple[str, str, float, float]]) -> dict[str, Any]:
 
 def server(day: Day, item: str) -> None:
     """Gram, relation and mix for so many ResNet-18, against the bare products."""
-    clients, turns, model = (3, 1, MLP((1, 8, 8), 10, [16])) if day.tiny else (int(item.split("-")[1]), 20, None)
+    clients, turns, model = (
+        (3, 1, MLP((1, 8, 8), 10, [16])) if day.tiny else (int(item.split("-")[1]), 20, None)
+    )
     for solver in ("step", "exact"):
-        day.note(item, clients=clients, solver=solver, **measured(clients, solver, turns, day.device, LIMIT / 2, model))
+        day.note(
+            item,
+            clients=clients,
+            solver=solver,
+            **measured(clients, solver, turns, day.device, LIMIT / 2, model),
+        )
 
 
 def study(day: Day) -> None:
@@ -294,19 +389,29 @@ def study(day: Day) -> None:
                 loop.round(t)
 
     day.note("study", seeds=seeds, rounds=rounds)
-    ways: list[tuple[str, Any, str]] = [("together", together, "vmap"), ("hand loop", by_hand, "loop")]
+    ways: list[tuple[str, Any, str]] = [
+        ("together", together, "vmap"),
+        ("hand loop", by_hand, "loop"),
+    ]
     for name, work, executor in [*ways, *((name, one_by_one, name) for name in ("loop", "vmap"))]:
         try:
             seconds(work, configs(executor)[:1], device_clock(device))
-            day.note("study", side=name, seconds=seconds(work, configs(executor), device_clock(device)))
+            day.note(
+                "study", side=name, seconds=seconds(work, configs(executor), device_clock(device))
+            )
         except Exception as error:
             day.note("study", side=name, error=line_of(error))
 
 
 KINDS: dict[str, Callable[[Day, str], None]] = {
-    "machine": lambda day, item: about(day), "suite": suite, "golden": suite, "rounds": rounds, "server": server,
-    "sanitizers": lambda day, item: sanitizers(day), "study": lambda day, item: study(day),
-}  # fmt: skip
+    "machine": lambda day, item: about(day),
+    "suite": suite,
+    "golden": suite,
+    "rounds": rounds,
+    "server": server,
+    "sanitizers": lambda day, item: sanitizers(day),
+    "study": lambda day, item: study(day),
+}
 """By the first word of an item's name."""
 
 

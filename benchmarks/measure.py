@@ -1,4 +1,5 @@
-"""Fair timing on a busy machine: CPU seconds of one thread, sides interleaved, medians with their intervals, tables."""
+"""Fair timing on a busy machine: CPU seconds of one thread, sides interleaved, medians with their
+intervals, tables."""
 
 from __future__ import annotations
 
@@ -29,11 +30,13 @@ def interleaved(
     clock: Callable[[], float] = time.process_time,
     limit: float = math.inf,
 ) -> dict[str, list[float]]:
-    """Seconds of each side, `pairs` times, in the order A B C C B A ..., after one run each that does not count.
+    """Seconds of each side, `pairs` times, in the order A B C C B A ..., after one run each that
+    does not count.
 
     Args:
         sides: what is measured, by name.
-        pairs: how often each side counts; less often, but at least once, where `limit` seconds have passed.
+        pairs: how often each side counts; less often, but at least once, where `limit` seconds have
+            passed.
         clock: gives seconds: of the CPU, or `device_clock`.
         limit: wall seconds after which no further turn begins.
     """
@@ -63,7 +66,8 @@ def alone(work: Callable[..., Answer], *args: object) -> Answer:
 
 
 def command(*words: str) -> str:
-    """What a command prints that runs to its end, on one thread and with this folder's callbacks. Errors are shown."""
+    """What a command prints that runs to its end, on one thread and with this folder's callbacks.
+    Errors are shown."""
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
     done = subprocess.run(words, capture_output=True, text=True, env=os.environ | own, check=False)
@@ -83,7 +87,8 @@ def device_clock(device: torch.device) -> Callable[[], float]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The narrowest order-statistic interval with 95 % for the median; lowest to highest where there are 5 or fewer."""
+    """The narrowest order-statistic interval with 95 % for the median; lowest to highest where
+    there are 5 or fewer."""
     ordered = sorted(values)
     drop = max(int(binom.ppf(0.025, len(values), 0.5)) - 1, 0)  # of how many the median lies below
     return ordered[drop], ordered[-1 - drop]
@@ -114,12 +119,29 @@ class Row:
 
 
 def compared(
-    name: str, what: str, ours: Sequence[float], against: str, theirs: Sequence[float], scale: int, goal: str = "",
+    name: str,
+    what: str,
+    ours: Sequence[float],
+    against: str,
+    theirs: Sequence[float],
+    scale: int,
+    goal: str = "",
     note: str = "",
-) -> Row:  # fmt: skip
+) -> Row:
     """A row from paired seconds, of which `scale` rounds were taken at once."""
     middle, low, high = ratio(ours, theirs)
-    return Row(name, what, median(ours) / scale, against, median(theirs) / scale, middle, low, high, goal, note)
+    return Row(
+        name,
+        what,
+        median(ours) / scale,
+        against,
+        median(theirs) / scale,
+        middle,
+        low,
+        high,
+        goal,
+        note,
+    )
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -129,13 +151,30 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def table(rows: Sequence[Row]) -> str:
     """Markdown."""
-    head = ["benchmark", "what", "CPU s", "against", "CPU s", "ratio [95 % interval]", "goal", "notes", "runs", "date"]
+    head = [
+        "benchmark",
+        "what",
+        "CPU s",
+        "against",
+        "CPU s",
+        "ratio [95 % interval]",
+        "goal",
+        "notes",
+        "runs",
+        "date",
+    ]
     lines = []
     for r in rows:
         digits = ".2f" if r.ratio is None or r.ratio > 0.2 else ".4f"
-        number = "" if r.ratio is None else f"**{r.ratio:{digits}}** [{r.low:{digits}}, {r.high:{digits}}]"
+        number = (
+            ""
+            if r.ratio is None
+            else f"**{r.ratio:{digits}}** [{r.low:{digits}}, {r.high:{digits}}]"
+        )
         ours, theirs = ("" if s is None else f"{s:.3g}" for s in (r.seconds, r.against_seconds))
-        lines.append([r.name, r.what, ours, r.against, theirs, number, r.goal, r.note, str(r.pairs), r.date])
+        lines.append(
+            [r.name, r.what, ours, r.against, theirs, number, r.goal, r.note, str(r.pairs), r.date]
+        )
     return "\n".join(markdown(head, lines))
 
 
@@ -159,7 +198,8 @@ class PeakMemory:
 
 
 class DeviceMemory:
-    """Peak memory that torch has taken on a device since `reset`, beyond what it held then, in MiB."""
+    """Peak memory that torch has taken on a device since `reset`, beyond what it held then, in
+    MiB."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -192,5 +232,11 @@ def machine() -> str:
     if info.exists():
         lines = dict(line.split(":", 1) for line in info.read_text().split("\n\n")[0].splitlines())
         fields = {key.strip(): value.strip() for key, value in lines.items()}
-        cpu = f"{fields['model name']} (family {fields.get('cpu family')}, model {fields.get('model')})"
-    return f"{cpu}, {torch.get_num_threads()} thread, torch {torch.__version__}, Python {platform.python_version()}"
+        cpu = (
+            f"{fields['model name']} (family {fields.get('cpu family')}, model "
+            f"{fields.get('model')})"
+        )
+    return (
+        f"{cpu}, {torch.get_num_threads()} thread, torch {torch.__version__}, Python "
+        f"{platform.python_version()}"
+    )

@@ -1,4 +1,5 @@
-"""The server's step for N models of ResNet-18's size, against the bare matrix products that it needs."""
+"""The server's step for N models of ResNet-18's size, against the bare matrix products that it
+needs."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from fl_lightning.models import head_of
 class Server:
     """N made-up models near each other, on one rank, and a vector for what each client receives."""
 
-    def __init__(self, model: nn.Module, clients: int, method: KAPC, accelerator: str = "cpu") -> None:
+    def __init__(
+        self, model: nn.Module, clients: int, method: KAPC, accelerator: str = "cpu"
+    ) -> None:
         self.group = Group(fabric := launched(accelerator))
         model = model.to(fabric.device)
         layout = Layout(model, head_of(model))
@@ -31,9 +34,12 @@ class Server:
         self.segments: list[Segment] = layout.segments(mask, by_layer=True)
         self.layers = len(layout.layers)
         initial, _ = layout.read(model)
-        noise = torch.randn(layout.size, generator=torch.Generator().manual_seed(0)).to(initial.device)
+        noise = torch.randn(layout.size, generator=torch.Generator().manual_seed(0)).to(
+            initial.device
+        )
         noise *= initial.abs().mean() * 0.01
-        # One contiguous block for both sides: 100 clients twice over would not fit the memory of small machines.
+        # One contiguous block for both sides: 100 clients twice over would not fit the memory of
+        # small machines.
         self.models = initial.new_empty(clients, layout.size)
         for client, vector in enumerate(self.models):
             torch.add(initial, noise.roll(7919 * client), out=vector)
@@ -50,14 +56,25 @@ class Server:
         mixer = Mixer(self.group, [0] * n, vectors, self.clients)
         samples = torch.full((n,), 100.0, dtype=torch.float64)
         inputs = RelationInputs(
-            self.clients, self.clients, samples, self.layers, n, self.memory,
+            self.clients,
+            self.clients,
+            samples,
+            self.layers,
+            n,
+            self.memory,
             lambda: mixer.gram(self.segments, self.layers),
-        )  # fmt: skip
+        )
         weights = self.relation.weights(inputs)
-        mixer.mix(self.segments, weights, self.clients, dict(zip(self.clients, self.received, strict=True)))
+        mixer.mix(
+            self.segments,
+            weights,
+            self.clients,
+            dict(zip(self.clients, self.received, strict=True)),
+        )
 
     def products(self) -> None:
-        """W W^T and A W of every layer, and nothing else: uncentred, so no relation could be learned on them."""
+        """W W^T and A W of every layer, and nothing else: uncentred, so no relation could be
+        learned on them."""
         n = len(self.clients)
         gram = self.models.new_zeros(self.layers, n, n)
         weights = self.models.new_full((n, n), 1 / n)
@@ -75,8 +92,9 @@ def measured(
     limit: float = math.inf,
     model: nn.Module | None = None,
 ) -> dict[str, Any]:
-    """Seconds of both (on the CPU of the CPU, elsewhere wall), their ratio, and the memory that a step takes beyond
-    models and outputs. No further turn begins after `limit` seconds. `model`: instead of ResNet-18.
+    """Seconds of both (on the CPU of the CPU, elsewhere wall), their ratio, and the memory that a
+    step takes beyond models and outputs. No further turn begins after `limit` seconds. `model`:
+    instead of ResNet-18.
     """
     from fl_lightning.models.resnet18 import ResNet18
 
@@ -92,6 +110,10 @@ def measured(
     seconds = interleaved({"engine": server.step, "products": server.products}, pairs, clock, limit)
     middle, low, high = ratio(seconds["engine"], seconds["products"])
     return {
-        "seconds": median(seconds["engine"]), "against_seconds": median(seconds["products"]),
-        "ratio": middle, "low": low, "high": high, "extra_mib": extra,
-    }  # fmt: skip
+        "seconds": median(seconds["engine"]),
+        "against_seconds": median(seconds["products"]),
+        "ratio": middle,
+        "low": low,
+        "high": high,
+        "extra_mib": extra,
+    }

@@ -1,4 +1,5 @@
-"""Callbacks that note the time: of each round of a rank, and of what a run costs before its first round begins."""
+"""Callbacks that note the time: of each round of a rank, and of what a run costs before its first
+round begins."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from fl_lightning.core import RoundRecord, RunContext
 
 
 class Stamps(Observer):
-    """Writes `PATH.RANK` at the end, JSON of [clock, CPU seconds of the process] when each round has ended."""
+    """Writes `PATH.RANK` at the end, JSON of [clock, CPU seconds of the process] when each round
+    has ended."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -27,7 +29,8 @@ class Stamps(Observer):
 
 
 class FirstRound(Observer):
-    """Writes CPU seconds and peak memory to `path` when the first round begins, and ends the process."""
+    """Writes CPU seconds and peak memory to `path` when the first round begins, and ends the
+    process."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)

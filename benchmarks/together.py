@@ -1,12 +1,13 @@
-"""Runs that train together against the same runs one after the other in one warm process: CPU seconds, sides in turns.
+"""Runs that train together against the same runs one after the other in one warm process: CPU
+seconds, sides in turns.
 
     uv run python benchmarks/together.py                     the table, in Markdown
     uv run python benchmarks/together.py --seeds 3 --rounds 2 --pairs 1    a short one
     uv run python benchmarks/together.py --only ten-seeds tiny
 
-Digits by class (Dirichlet 0.1), 10 clients, 20 rounds of 5 epochs, batches of 16, MLP 64-64-32-10, one thread. The run
-folders are those that a study writes. The other side is what a study does with `--together 1`: the loop. Both sides run
-in this process, after one run of each that does not count.
+Digits by class (Dirichlet 0.1), 10 clients, 20 rounds of 5 epochs, batches of 16, MLP 64-64-32-10,
+one thread. The run folders are those that a study writes. The other side is what a study does with
+`--together 1`: the loop. Both sides run in this process, after one run of each that does not count.
 """
 
 from __future__ import annotations
@@ -33,18 +34,24 @@ STACK = ("fedavg", "fedprox", "kapc", "fedper", "ditto", "local", "scaffold", "f
 """Methods whose phases are the task loss with proximal and linear terms."""
 
 
-def config_of(method: str, executor: str, rounds: int, clients: int, participation: float = 1.0) -> Config:
+def config_of(
+    method: str, executor: str, rounds: int, clients: int, participation: float = 1.0
+) -> Config:
     """A run on the digits, without a seed of its own."""
     own = {
         "data": {"source": "digits", "partition": "dirichlet", "alpha": 0.1},
         "method": {"name": method, "init_args": {}},
         "model": {"name": "mlp", "init_args": {"hidden": [64, 32]}},
         "federation": {
-            "clients": clients, "rounds": rounds, "local_epochs": 5, "batch_size": 16, "participation": participation,
+            "clients": clients,
+            "rounds": rounds,
+            "local_epochs": 5,
+            "batch_size": 16,
+            "participation": participation,
         },
         "optimizer": {"lr": 0.05},
         "fabric": {"executor": executor},
-    }  # fmt: skip
+    }
     return complete(plan([QUIET, own]))
 
 
@@ -87,9 +94,14 @@ def seconds(
 
 
 def row(
-    name: str, sides: tuple[Sequence[Config], Sequence[Config]], pairs: int, goal: str, beside: bool = True
+    name: str,
+    sides: tuple[Sequence[Config], Sequence[Config]],
+    pairs: int,
+    goal: str,
+    beside: bool = True,
 ) -> None:
-    """Print a line: the medians of both sides, and of their ratios with the least and the greatest."""
+    """Print a line: the medians of both sides, and of their ratios with the least and the
+    greatest."""
     loop, stacked = sides
     work = together if beside else one_by_one
     seconds(one_by_one, loop[:1])
@@ -103,12 +115,17 @@ def row(
         measured.append((a, b, b / a))
     a, b, ratio = (statistics.median(column) for column in zip(*measured, strict=True))
     least, most = min(f[2] for f in measured), max(f[2] for f in measured)
-    print(f"| {name} | {a:.2f} | {b:.2f} | **{ratio:.2f}** [{least:.2f}, {most:.2f}] | {goal} |", flush=True)
+    print(
+        f"| {name} | {a:.2f} | {b:.2f} | **{ratio:.2f}** [{least:.2f}, {most:.2f}] | {goal} |",
+        flush=True,
+    )
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=["ten-seeds", "nine-methods", "tiny"])
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=20)
@@ -121,7 +138,10 @@ def main() -> None:
         made = [config_of(method, executor, given.rounds, 10) for method in methods]
         return [replace(config, seed=seed) for seed in range(seeds) for config in made]
 
-    print("| what | one after the other, loop, CPU s | stacked, CPU s | ratio [least, greatest] | goal |")
+    print(
+        "| what | one after the other, loop, CPU s | stacked, CPU s | ratio [least, greatest] | "
+        "goal |"
+    )
     print("| --- | --- | --- | --- | --- |")
     if "ten-seeds" in parts:
         sides = side(["fedavg"], "loop", given.seeds), side(["fedavg"], "vmap", given.seeds)

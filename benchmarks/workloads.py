@@ -1,4 +1,5 @@
-"""What is timed: small federations on real data, and on noise of the same shape where the data are absent."""
+"""What is timed: small federations on real data, and on noise of the same shape where the data are
+absent."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ class Workload:
     shape: tuple[int, ...]
     train_samples: int
     test_samples: int
-    """`shape` and numbers of samples are those of the noise; the real data are cut to about as many."""
+    """`shape` and numbers of samples are those of the noise; the real data are cut to about as
+    many."""
     batch_size: int
     clients: int = 10
     participation: float = 1.0
@@ -83,17 +85,27 @@ class Workload:
     precision: Any = "32-true"
 
     def config(self, judge: Any = "before", executor: Any = "loop") -> Config:
-        """Plain SGD and one thread of the CPU, judged by one kind of model only (`auto`: by all, as a run is)."""
+        """Plain SGD and one thread of the CPU, judged by one kind of model only (`auto`: by all, as
+        a run is)."""
         federation = FederationConfig(
-            rounds=10**6, clients=self.clients, participation=self.participation, local_epochs=self.local_epochs,
+            rounds=10**6,
+            clients=self.clients,
+            participation=self.participation,
+            local_epochs=self.local_epochs,
             batch_size=self.batch_size,
-        )  # fmt: skip
+        )
         return Config(
-            Component("of the benchmark"), [ModelConfig(self.model)], SEED, federation, self.data,
+            Component("of the benchmark"),
+            [ModelConfig(self.model)],
+            SEED,
+            federation,
+            self.data,
             optimizer=OptimizerConfig(lr=self.lr),
             evaluation=EvaluationConfig(judge=judge, models=None if judge == "auto" else [judge]),
-            fabric=FabricConfig(self.accelerator, devices=1, threads=1, executor=executor, precision=self.precision),
-        )  # fmt: skip
+            fabric=FabricConfig(
+                self.accelerator, devices=1, threads=1, executor=executor, precision=self.precision
+            ),
+        )
 
     def load(self) -> tuple[FederatedData, str]:
         """The data and what they are."""
@@ -105,7 +117,8 @@ class Workload:
     def noise(self) -> FederatedData:
         """Samples of no meaning, as many for every client."""
         sizes = [
-            [(n + k) // self.clients for k in range(self.clients)] for n in (self.train_samples, self.test_samples)
+            [(n + k) // self.clients for k in range(self.clients)]
+            for n in (self.train_samples, self.test_samples)
         ]
         return made_up(DataSizes(*sizes, sample_shape=self.shape, classes=10))
 
@@ -118,10 +131,17 @@ class Workload:
         """A hand-written loop that does the same work as FedAvg."""
         return BareFedAvg(self.config(), data, self.initial(data), stepper, device)
 
-    def turns(self, sides: Mapping[str, Federation | Callable[[int], object]], pairs: int) -> dict[str, list[float]]:
-        """CPU seconds of `rounds_at_once` rounds of each side, in turns; a federation's with what its callbacks do."""
-        rounds = {name: callback_round(s) if isinstance(s, Federation) else s for name, s in sides.items()}
-        return interleaved({name: Rounds(r, self.rounds_at_once) for name, r in rounds.items()}, pairs)
+    def turns(
+        self, sides: Mapping[str, Federation | Callable[[int], object]], pairs: int
+    ) -> dict[str, list[float]]:
+        """CPU seconds of `rounds_at_once` rounds of each side, in turns; a federation's with what
+        its callbacks do."""
+        rounds = {
+            name: callback_round(s) if isinstance(s, Federation) else s for name, s in sides.items()
+        }
+        return interleaved(
+            {name: Rounds(r, self.rounds_at_once) for name, r in rounds.items()}, pairs
+        )
 
     def federation(
         self,
@@ -134,7 +154,8 @@ class Workload:
         counts: bool = True,
         together: Together | None = None,
     ) -> Federation:
-        """The engine's federation of this workload. It `counts` operations, as every run does; `together` drives it."""
+        """The engine's federation of this workload. It `counts` operations, as every run does;
+        `together` drives it."""
         config = self.config(judge, executor)
         fabric = launched(self.accelerator, self.precision)
         fed = assembled(fabric, config, data, [self.initial(data)], method, callbacks, folder)
@@ -166,18 +187,36 @@ def launched(accelerator: str = "cpu", precision: Any = "32-true") -> Fabric:
 def workloads(root: Path) -> dict[str, Workload]:
     """All of them by name; real data are looked for in `root`."""
     mnist = DataConfig(source="mnist", root=str(root), fraction=0.02, alpha=0.1)
-    cifar = DataConfig(source="arrays", root=str(root / "cifar10_10pct.npz"), fraction=0.128, partition="iid")
+    cifar = DataConfig(
+        source="arrays", root=str(root / "cifar10_10pct.npz"), fraction=0.128, partition="iid"
+    )
     digits = DataConfig(source="digits", partition="iid")
     cnn = Component("fl_lightning.models.cnn.CNN")
     cnn10 = Workload("mnist-cnn-b10", cnn, mnist, (1, 28, 28), 1200, 200, batch_size=10)
     resnet = Workload(
-        "resnet18", Component("fl_lightning.models.resnet18.ResNet18"), cifar, (3, 32, 32), 640, 128, batch_size=32
+        "resnet18",
+        Component("fl_lightning.models.resnet18.ResNet18"),
+        cifar,
+        (3, 32, 32),
+        640,
+        128,
+        batch_size=32,
     )
     mlp = Workload(
-        "100-mlps-10-a-round", Component("fl_lightning.models.mlp.MLP", {"hidden": (32,)}), digits,
-        (1, 8, 8), 1437, 360, batch_size=16, clients=100, participation=0.1, local_epochs=5, lr=0.05,
-        rounds_at_once=20, goal=1.3,
-    )  # fmt: skip
+        "100-mlps-10-a-round",
+        Component("fl_lightning.models.mlp.MLP", {"hidden": (32,)}),
+        digits,
+        (1, 8, 8),
+        1437,
+        360,
+        batch_size=16,
+        clients=100,
+        participation=0.1,
+        local_epochs=5,
+        lr=0.05,
+        rounds_at_once=20,
+        goal=1.3,
+    )
     cnn64 = replace(cnn10, name="mnist-cnn-b64", batch_size=64)
     everyone = replace(mlp, name="100-mlps-all", participation=1.0, rounds_at_once=2)
     return {w.name: w for w in (cnn10, cnn64, resnet, mlp, everyone)}

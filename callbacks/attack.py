@@ -1,4 +1,5 @@
-"""Simulated attackers, for tests and studies of what a defence is worth. No part of honest training."""
+"""Simulated attackers, for tests and studies of what a defence is worth. No part of honest
+training."""
 
 from __future__ import annotations
 
@@ -21,9 +22,10 @@ class Attack(Transform):
     """A SIMULATION of malicious clients. It comes before all callbacks that change what is sent.
 
     Args:
-        kind: `sign_flip` uploads s - scale (w - s), where s is what the server counts the client's change from;
-            `noise` uploads s and Gaussian noise of scale times the length of w - s; `label_flip` trains on the labels
-            C - 1 - y (positions without a target have none then, too), and uploads the result.
+        kind: `sign_flip` uploads s - scale (w - s), where s is what the server counts the client's
+            change from; `noise` uploads s and Gaussian noise of scale times the length of w - s;
+            `label_flip` trains on the labels C - 1 - y (positions without a target have none then,
+            too), and uploads the result.
         clients: who attacks, by number.
         share: instead of `clients`: this share of all clients, rounded, drawn from the seed.
         scale: how much harder than its honest change an attacker pushes. 1: as much.
@@ -40,7 +42,12 @@ class Attack(Transform):
     def __post_init__(self) -> None:
         super().__post_init__()
         fine = (self.clients is None) != (self.share is None)
-        check("callbacks.attack.clients", self.clients, fine, "either clients or share says who attacks")
+        check(
+            "callbacks.attack.clients",
+            self.clients,
+            fine,
+            "either clients or share says who attacks",
+        )
         fine = are_numbers(self.clients)
         check("callbacks.attack.clients", self.clients, fine, "it must be a list of client numbers")
 
@@ -52,21 +59,37 @@ class Attack(Transform):
         for callback in run.callbacks[: run.callbacks.index(self)]:
             if isinstance(callback, Transform) and callback.changes_upload:
                 name = type(callback).__name__.lower()
-                raise BadInput("callbacks.attack", self.kind, f"it must come before {name}, which is no attacker's")
+                raise BadInput(
+                    "callbacks.attack",
+                    self.kind,
+                    f"it must come before {name}, which is no attacker's",
+                )
         if self.clients is not None:
             fine = all(0 <= c < run.clients for c in self.clients)
-            check("callbacks.attack.clients", self.clients, fine, f"they must lie in [0, {run.clients - 1}]")
+            check(
+                "callbacks.attack.clients",
+                self.clients,
+                fine,
+                f"they must lie in [0, {run.clients - 1}]",
+            )
             self.attackers = frozenset(self.clients)
         else:
             share = self.share or 0.0
             count = round(share * run.clients)
             allowed = f"of {run.clients} clients that comes to 0: above {0.5 / run.clients:g}, or 0"
             check("callbacks.attack.share", share, count > 0 or share == 0, allowed)
-            drawn = numpy_rng(run.config.seed, "attackers").choice(run.clients, count, replace=False)
+            drawn = numpy_rng(run.config.seed, "attackers").choice(
+                run.clients, count, replace=False
+            )
             self.attackers = frozenset(int(c) for c in drawn)
         if self.kind == "label_flip":
             fine = run.data.task == "classification"
-            check("callbacks.attack.kind", self.kind, fine, "it flips classes, and a regression has none")
+            check(
+                "callbacks.attack.kind",
+                self.kind,
+                fine,
+                "it flips classes, and a regression has none",
+            )
             last = run.data.num_classes - 1
             for client in self.attackers:
                 run.data.relabel(client, lambda y: torch.where(y == NO_TARGET, y, last - y))

@@ -1,8 +1,9 @@
-"""What may hang on a run, in three kinds: a relation says who receives whose knowledge (`relations`), a transform may
-change what travels, an observer sees each round's record. An aggregator makes one model of a round's uploads.
+"""What may hang on a run, in three kinds: a relation says who receives whose knowledge
+(`relations`), a transform may change what travels, an observer sees each round's record. An
+aggregator makes one model of a round's uploads.
 
-None keeps anything that matters on itself. What must survive a round it declares as named tensors of the client or the
-server: those move between ranks, are saved and are resumed.
+None keeps anything that matters on itself. What must survive a round it declares as named tensors
+of the client or the server: those move between ranks, are saved and are resumed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ STAGES = ("observe", "draw", "show", "write", "log", "save", "send")
 
 
 def in_order(callbacks: Iterable[Callback], loggers: Iterable[Callback] = ()) -> list[Callback]:
-    """Callbacks in the order in which their hooks run; of one stage, as given. `loggers` log at the earliest."""
+    """Callbacks in the order in which their hooks run; of one stage, as given. `loggers` log at the
+    earliest."""
     placed = [(STAGES.index(callback.stage), callback) for callback in callbacks]
     placed += [(max(STAGES.index(logger.stage), STAGES.index("log")), logger) for logger in loggers]
     return [callback for _, callback in sorted(placed, key=lambda one: one[0])]
@@ -41,23 +43,32 @@ class Callback:
     """
 
     stage: ClassVar[Literal["observe", "draw", "show", "write", "log", "save", "send"]] = "observe"
-    """When its hooks run: it observes and adds metrics; draws; shows progress; writes tables; logs; saves the run;
-    sends what is saved (after a crash it catches up from the run folder)."""
+    """When its hooks run: it observes and adds metrics; draws; shows progress; writes tables; logs;
+    saves the run; sends what is saved (after a crash it catches up from the run folder)."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.stage not in STAGES:
-            raise TypeError(f"{cls.__name__}.stage is {cls.stage!r}, which is not one of {', '.join(STAGES)}")
+            raise TypeError(
+                f"{cls.__name__}.stage is {cls.stage!r}, which is not one of {', '.join(STAGES)}"
+            )
         kind = Callback in cls.__bases__  # it may have hooks of its own to give tensors
         names = [name for name in vars(cls) if cls.__module__ != __name__]
-        hooks = [n for n in names if n.startswith("on_") or (n in ("init_client", "init_server") and not kind)]
+        hooks = [
+            n
+            for n in names
+            if n.startswith("on_") or (n in ("init_client", "init_server") and not kind)
+        ]
         for name in hooks:
             if not any(hasattr(base, name) for base in cls.__bases__):
                 bases = ", ".join(base.__name__ for base in cls.__bases__)
-                raise TypeError(f"{cls.__name__}.{name} would never be called: {bases} has no such hook")
+                raise TypeError(
+                    f"{cls.__name__}.{name} would never be called: {bases} has no such hook"
+                )
 
     def __post_init__(self) -> None:
-        """Raise `BadInput` for an argument of a dataclass that its type does not allow (`ranges`)."""
+        """Raise `BadInput` for an argument of a dataclass that its type does not allow
+        (`ranges`)."""
         check_ranges(self, self.config_key)
 
     @property
@@ -66,54 +77,74 @@ class Callback:
         return f"callbacks.{type(self).__name__.lower()}"
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Everything is set up, on every rank (`run.resumed_from`: the last finished round). Raise `BadInput` here."""
+        """Everything is set up, on every rank (`run.resumed_from`: the last finished round). Raise
+        `BadInput` here."""
 
 
 class Transform(Callback):
-    """May change what travels: quantise it, leave layers out, add noise. They run in the configuration's order.
+    """May change what travels: quantise it, leave layers out, add noise. They run in the
+    configuration's order.
 
-    Their hooks run on the client's home rank. One that changes a model on its way, or which of its blocks travel
-    (`vector`, `sent`), says so in its class: what is kept of clients goes by it, and a change that was not declared is
-    an error.
+    Their hooks run on the client's home rank. One that changes a model on its way, or which of its
+    blocks travel (`vector`, `sent`), says so in its class: what is kept of clients goes by it, and
+    a change that was not declared is an error.
     """
 
     changes_download: ClassVar[bool] = False
     """Whether `on_download` may put another `vector` into a payload, or change what is `sent`."""
     changes_upload: ClassVar[bool] = False
-    """Whether `on_upload` may: then the server's copy of a client is no longer the client's own model."""
+    """Whether `on_upload` may: then the server's copy of a client is no longer the client's own
+    model."""
     client_memory: ClassVar[bool] = False
     """Whether `init_client` gives anything."""
     further_vectors: ClassVar[bool] = False
-    """Whether what it changes includes `payload.vectors`; else it is refused beside a method that exchanges any."""
+    """Whether what it changes includes `payload.vectors`; else it is refused beside a method that
+    exchanges any."""
     deployed: ClassVar[bool] = False
-    """Whether it works where clients are sites (`fl-train deploy`): the centre runs `on_download`, and the site
-    `on_upload`, which reads nothing of the server. What it keeps with a client travels to the centre in the clear."""
+    """Whether it works where clients are sites (`fl-train deploy`): the centre runs `on_download`,
+    and the site `on_upload`, which reads nothing of the server. What it keeps with a client travels
+    to the centre in the clear."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Say so where it changes the model alone, and the method sends none (but class means, or predictions)."""
+        """Say so where it changes the model alone, and the method sends none (but class means, or
+        predictions)."""
         alone = (self.changes_upload or self.changes_download) and not self.further_vectors
-        if alone and run.is_main and not any(group.up_mask.any() or group.down_mask.any() for group in run.groups):
-            log.say(f"{self.config_key}: it changes models on their way, and {run.method_name} sends none")
+        if (
+            alone
+            and run.is_main
+            and not any(group.up_mask.any() or group.down_mask.any() for group in run.groups)
+        ):
+            log.say(
+                f"{self.config_key}: it changes models on their way, and {run.method_name} sends "
+                f"none"
+            )
 
     def init_client(self, run: RunContext) -> dict[str, Tensor]:
-        """Tensors (on the CPU) that every client keeps in its memory for this transform, with their first values."""
+        """Tensors (on the CPU) that every client keeps in its memory for this transform, with their
+        first values."""
         return {}
 
     def on_download(self, client: Client, payload: Payload) -> None:
-        """`payload` is about to reach `client`. To change its numbers, give it a new `vector` (`changes_download`)."""
+        """`payload` is about to reach `client`. To change its numbers, give it a new `vector`
+        (`changes_download`)."""
 
     def on_upload(self, client: Client, payload: Payload) -> None:
-        """`payload` is about to leave `client`. To change its numbers, give it a new `vector` (`changes_upload`)."""
+        """`payload` is about to leave `client`. To change its numbers, give it a new `vector`
+        (`changes_upload`)."""
 
 
 def client_memory(run: RunContext) -> dict[str, Tensor]:
     """What the method and the transforms keep with every client, with its first values.
 
     Raises:
-        BadInput: one keeps something and does not declare it: it would be lost; or by a name that is another's.
+        BadInput: one keeps something and does not declare it: it would be lost; or by a name that
+            is another's.
     """
     named: dict[str, Tensor] = {}
-    parts: list[Method | Transform] = [run.method, *(c for c in run.callbacks if isinstance(c, Transform))]
+    parts: list[Method | Transform] = [
+        run.method,
+        *(c for c in run.callbacks if isinstance(c, Transform)),
+    ]
     for part in parts:
         first = part.init_client(run)
         if first and not part.client_memory:
@@ -121,15 +152,18 @@ def client_memory(run: RunContext) -> dict[str, Tensor]:
             raise BadInput(f"{type(part).__name__}.client_memory", False, allowed)
         for name, tensor in first.items():
             if name in named or name.startswith(("optimizer.", "received.")):
-                allowed = "it is another's: names of one's own begin otherwise than with optimizer. or received."
+                allowed = (
+                    "it is another's: names of one's own begin otherwise than with optimizer. or "
+                    "received."
+                )
                 raise BadInput(f"{type(part).__name__}.init_client", name, allowed)
             named[name] = tensor.clone()
     return named
 
 
 class Observer(Callback):
-    """Sees what happens, and adds metrics and pictures to the record. Its hooks run on every rank (rank 0 is
-    `run.is_main`), but for `on_client_end`."""
+    """Sees what happens, and adds metrics and pictures to the record. Its hooks run on every rank
+    (rank 0 is `run.is_main`), but for `on_client_end`."""
 
     def on_round_start(self, run: RunContext, round: int, cohort: list[int]) -> None:
         """The cohort is drawn; nothing has been sent."""
@@ -148,14 +182,16 @@ class Observer(Callback):
         return {}
 
     def on_fit_end(self, run: RunContext, summary: Mapping[str, Any]) -> None:
-        """The last round is over; `summary` is the content of `summary.json`, with everyone's contributions."""
+        """The last round is over; `summary` is the content of `summary.json`, with everyone's
+        contributions."""
 
     def on_close(self, run: RunContext) -> None:
         """Runs last, whether the run ended well or not: let go of files and bars."""
 
 
 class Aggregator(Callback):
-    """How a round's uploads become the one model that everybody receives. This one: the mean by the relation's weights.
+    """How a round's uploads become the one model that everybody receives. This one: the mean by the
+    relation's weights.
 
     At most one callback of a run is one, and only where the method's relation is a global model's.
     """
@@ -173,14 +209,17 @@ class Aggregator(Callback):
         return p
 
     def combine(self, W: Tensor, p: Tensor) -> Tensor:
-        """One vector (columns,) from a tile of all sources' vectors `W` (n, columns) and their weights `p` (n,).
+        """One vector (columns,) from a tile of all sources' vectors `W` (n, columns) and their
+        weights `p` (n,).
 
-        Tiles are taken one by one: what is done to a column may depend on that column and on `p` alone.
+        Tiles are taken one by one: what is done to a column may depend on that column and on `p`
+        alone.
         """
         return mean_of(W, p)
 
     def finished(self, mean: Tensor, group: GroupServer, who: Sequence[int]) -> Tensor:
-        """The model (D,) that `mean` becomes, which was made of the uploads of `who`; on every rank."""
+        """The model (D,) that `mean` becomes, which was made of the uploads of `who`; on every
+        rank."""
         return mean
 
 

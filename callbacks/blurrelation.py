@@ -1,4 +1,5 @@
-"""Defences of a relation: its rows are changed before the server mixes by them, sends the mixes and logs them."""
+"""Defences of a relation: its rows are changed before the server mixes by them, sends the mixes and
+logs them."""
 
 from __future__ import annotations
 
@@ -17,17 +18,22 @@ from fl_lightning.core import RoundRecord, RunContext
 from fl_lightning.foundation.rng import generator
 
 
-def blurred(rows: Tensor, own: Tensor, decimals: int | None, noise: Tensor | None, top: int | None) -> Tensor:
-    """Rows with the own weight and the sum that they had, and others' weights noised, then thinned out, then rounded.
+def blurred(
+    rows: Tensor, own: Tensor, decimals: int | None, noise: Tensor | None, top: int | None
+) -> Tensor:
+    """Rows with the own weight and the sum that they had, and others' weights noised, then thinned
+    out, then rounded.
 
-    Negative weights count as 0. Where nothing of a row's others is left, all of them have the same weight.
+    Negative weights count as 0. Where nothing of a row's others is left, all of them have the same
+    weight.
 
     Args:
         rows: (L, m, n), float64.
         own: whether a weight is the receiver's own, bool (m, n).
         decimals: others' weights are rounded to so many; None: not.
         noise: is added to them, (L, m, n); None: none is.
-        top: so many of them, the greatest, stay (of equals the first), and the rest become 0; None: all stay.
+        top: so many of them, the greatest, stay (of equals the first), and the rest become 0; None:
+            all stay.
 
     Returns:
         Shape (L, m, n).
@@ -47,16 +53,20 @@ def blurred(rows: Tensor, own: Tensor, decimals: int | None, noise: Tensor | Non
 
 @dataclass
 class BlurRelation(Transform, Observer):
-    """Before the server mixes by a relation and logs it: round others' weights, add noise, keep the greatest.
+    """Before the server mixes by a relation and logs it: round others' weights, add noise, keep the
+    greatest.
 
-    The method computes its relation as always, and what it learns of it stays exact. A client's weight of its own
-    stays, and so does the sum of the others'. In this order: noise, then `top`, then `decimals`. Clients that
-    receive mixes, and readers of the logged relation, see the changed rows; the server, which computes it, knows it.
+    The method computes its relation as always, and what it learns of it stays exact. A client's
+    weight of its own stays, and so does the sum of the others'. In this order: noise, then `top`,
+    then `decimals`. Clients that receive mixes, and readers of the logged relation, see the changed
+    rows; the server, which computes it, knows it.
 
     Args:
-        decimals: to which others' weights are rounded, before they are brought to their sum again. null: not rounded.
-        noise: standard deviation of Gaussian noise on each weight of another client, anew in each round, for each
-            layer; a row sums to 1. It is drawn for (seed, round, receiver). null: none.
+        decimals: to which others' weights are rounded, before they are brought to their sum again.
+            null: not rounded.
+        noise: standard deviation of Gaussian noise on each weight of another client, anew in each
+            round, for each layer; a row sums to 1. It is drawn for (seed, round, receiver). null:
+            none.
         top: how many other clients a row keeps, those of the greatest weights. null: all.
     """
 
@@ -72,18 +82,33 @@ class BlurRelation(Transform, Observer):
         check(self.config_key, "", given, "one of decimals, noise and top must be given")
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` where there is no relation to change, or two would change it; from now on this one does."""
+        """Raise `BadInput` where there is no relation to change, or two would change it; from now
+        on this one does."""
         relation = run.relation
         assert isinstance(relation, Relation)
-        why = "all clients of this method receive the same" if relation.is_global else relation.fixed
+        why = (
+            "all clients of this method receive the same" if relation.is_global else relation.fixed
+        )
         check(self.config_key, run.method_name, not why, f"it changes a relation, and {why}")
         one = sum(isinstance(callback, BlurRelation) for callback in run.callbacks) == 1
-        check(self.config_key, "", one, "one callback that changes the relation, and another is one already")
+        check(
+            self.config_key,
+            "",
+            one,
+            "one callback that changes the relation, and another is one already",
+        )
         share = run.config.data.held_out_clients
-        check("data.held_out_clients", share, not share, f"{self.config_key} does not cover clients that join: 0")
+        check(
+            "data.held_out_clients",
+            share,
+            not share,
+            f"{self.config_key} does not cover clients that join: 0",
+        )
         relation.blur, self._seed = self._changed, run.config.seed
 
-    def _changed(self, rows: Tensor, receivers: Sequence[int], sources: Sequence[int], round: int) -> Tensor:
+    def _changed(
+        self, rows: Tensor, receivers: Sequence[int], sources: Sequence[int], round: int
+    ) -> Tensor:
         """The rows (L, m, n) of `receivers` by `sources`, as they are mixed by in `round`."""
         self._used = True
         own = torch.tensor(receivers)[:, None] == torch.tensor(sources, dtype=torch.int64)

@@ -1,7 +1,8 @@
-"""Clients that test a claimed epsilon: each is in or out by a coin, and what leaves the noise is asked which.
+"""Clients that test a claimed epsilon: each is in or out by a coin, and what leaves the noise is
+asked which.
 
-Andrew, Kairouz, Oh, Oprea, McMahan, Suriyakumar: One-shot Empirical Privacy Estimation for Federated Learning. ICLR
-2024 (random directions). Guesses are counted as in `privacy.bound`.
+Andrew, Kairouz, Oh, Oprea, McMahan, Suriyakumar: One-shot Empirical Privacy Estimation for
+Federated Learning. ICLR 2024 (random directions). Guesses are counted as in `privacy.bound`.
 """
 
 from __future__ import annotations
@@ -25,21 +26,25 @@ from fl_lightning.privacy.mechanism import MODEL
 
 SCORE, ROUNDS = "canary.score", "canary.rounds"
 LONG = 1e4
-"""Clips that a canary's change is long before it is bounded: what it sends has the length of the clip."""
+"""Clips that a canary's change is long before it is bounded: what it sends has the length of the
+clip."""
 
 
 @dataclass
 class Canaries(Transform, Observer):
-    """A TEST of `localprivacy` or `centralprivacy`: it gives a lower bound on epsilon; canaries upload no model.
+    """A TEST of `localprivacy` or `centralprivacy`: it gives a lower bound on epsilon; canaries
+    upload no model.
 
-    The change that a canary uploads is replaced, before it is bounded: by a random direction, the same in all rounds,
-    if the canary's coin says in, and by 0 if it says out. What leaves through the noise (its noisy uploads, or the
-    global models) is compared with the direction, and the coins of the surest canaries are guessed.
+    The change that a canary uploads is replaced, before it is bounded: by a random direction, the
+    same in all rounds, if the canary's coin says in, and by 0 if it says out. What leaves through
+    the noise (its noisy uploads, or the global models) is compared with the direction, and the
+    coins of the surest canaries are guessed.
 
     Args:
         share: of the clients, drawn from the seed, that are canaries. The others train as always.
-        guesses: share of the canaries whose coin is guessed, half of them as in. 0.2: the largest bounds on Gaussian
-            noise of epsilon 4 and 8 with 500 canaries, of 1, 0.5, 0.2, 0.1 and 0.05.
+        guesses: share of the canaries whose coin is guessed, half of them as in. 0.2: the largest
+            bounds on Gaussian noise of epsilon 4 and 8 with 500 canaries, of 1, 0.5, 0.2, 0.1 and
+            0.05.
     """
 
     changes_upload = client_memory = True
@@ -54,17 +59,28 @@ class Canaries(Transform, Observer):
     def on_fit_start(self, run: RunContext) -> None:
         """Draw the canaries; raise `BadInput` where no epsilon is claimed of the models."""
         claims = [c for c in run.callbacks if isinstance(c, LocalPrivacy | CentralPrivacy)]
-        check(self.config_key, "", bool(claims), "it tests localprivacy or centralprivacy, and neither is there")
+        check(
+            self.config_key,
+            "",
+            bool(claims),
+            "it tests localprivacy or centralprivacy, and neither is there",
+        )
         both = any((g.up_mask & g.down_mask).any() for g in run.groups)
-        check(self.config_key, run.method_name, both, "canaries are in models, and it hands none on")
+        check(
+            self.config_key, run.method_name, both, "canaries are in models, and it hands none on"
+        )
         self._privacy = claims[0]
         count = max(1, round(self.share * run.clients))
         drawn = numpy_rng(run.config.seed, "canaries").choice(run.clients, count, replace=False)
         self._canaries = frozenset(int(c) for c in drawn)
 
     def init_client(self, run: RunContext) -> dict[str, Tensor]:
-        """How far what left went in the canary's direction so far, in clips, and in how many rounds."""
-        return {SCORE: torch.zeros((), dtype=torch.float64), ROUNDS: torch.zeros((), dtype=torch.int64)}
+        """How far what left went in the canary's direction so far, in clips, and in how many
+        rounds."""
+        return {
+            SCORE: torch.zeros((), dtype=torch.float64),
+            ROUNDS: torch.zeros((), dtype=torch.int64),
+        }
 
     def on_round_start(self, run: RunContext, round: int, cohort: list[int]) -> None:
         """Keep the global models."""
@@ -78,9 +94,13 @@ class Canaries(Transform, Observer):
         base = client.reference if local else client.group.vectors[MODEL]
         payload.vector = base.clone()
         if coin(client.run, client.id):
-            payload.vector += LONG * self._clip(client.run) * direction(client.run, client.group, client.id)
+            payload.vector += (
+                LONG * self._clip(client.run) * direction(client.run, client.group, client.id)
+            )
         if local:  # taken off again from what the server receives
-            client.memory[SCORE] = client.memory[SCORE] - self._along(client.run, client.group, client.id, base)
+            client.memory[SCORE] = client.memory[SCORE] - self._along(
+                client.run, client.group, client.id, base
+            )
 
     def on_client_end(self, run: RunContext, client: int) -> None:
         """Of local privacy: the upload as the server has received it."""
@@ -98,7 +118,9 @@ class Canaries(Transform, Observer):
             if client in self._canaries and client in run.states:
                 group = run.group_of(client)
                 change = group.vectors[MODEL] - self._before[group.index]
-                self._add(run, client, len(record.clients) * self._along(run, group, client, change))
+                self._add(
+                    run, client, len(record.clients) * self._along(run, group, client, change)
+                )
 
     def _add(self, run: RunContext, client: int, score: float) -> None:
         memory = run.states[client].memory
@@ -115,10 +137,16 @@ class Canaries(Transform, Observer):
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
         """The guesses, how many were right, and the epsilon that they refute."""
-        here = {c: float(s.memory[SCORE]) for c, s in run.states.items() if c in self._canaries and s.memory[ROUNDS]}
+        here = {
+            c: float(s.memory[SCORE])
+            for c, s in run.states.items()
+            if c in self._canaries and s.memory[ROUNDS]
+        }
         scored = sorted((score, c) for c, score in run.processes.gather_by_client(here).items())
         half = min(max(1, round(self.guesses * len(scored) / 2)), len(scored) // 2)
-        right = sum(not coin(run, c) for _, c in scored[:half]) + sum(coin(run, c) for _, c in scored[-half:][:half])
+        right = sum(not coin(run, c) for _, c in scored[:half]) + sum(
+            coin(run, c) for _, c in scored[-half:][:half]
+        )
         if not half or self._privacy is None:
             return {"privacy_canaries": len(scored)}
         low, high = share_right(2 * half, right)
@@ -139,7 +167,10 @@ def coin(run: RunContext, client: int) -> bool:
 
 def direction(run: RunContext, group: ModelGroup, client: int) -> Tensor:
     """A canary's direction (D,), of length 1 over what its group sends."""
-    draws, vector = generator(run.config.seed, "canary direction", client), torch.zeros_like(group.initial)
+    draws, vector = (
+        generator(run.config.seed, "canary direction", client),
+        torch.zeros_like(group.initial),
+    )
     for s in group.layout.segments(group.up_mask & group.down_mask):
         vector[s.start : s.stop] = torch.randn(s.stop - s.start, generator=draws).to(vector)
     return vector / torch.linalg.vector_norm(vector)

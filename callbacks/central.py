@@ -1,7 +1,8 @@
 """Differential privacy of the global model, by a server that clients trust (`centralprivacy`).
 
-McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models. ICLR 2018 (DP-FedAvg).
-Andrew, Thakkar, McMahan, Ramaswamy: Differentially Private Learning with Adaptive Clipping. NeurIPS 2021.
+McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models. ICLR 2018
+(DP-FedAvg). Andrew, Thakkar, McMahan, Ramaswamy: Differentially Private Learning with Adaptive
+Clipping. NeurIPS 2021.
 """
 
 from __future__ import annotations
@@ -29,45 +30,61 @@ from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, epsilo
 from fl_lightning.privacy.mechanism import MODEL, clipped, moved, repaired
 
 CLIP, NOISE, TAKEN = "privacy.clip", "privacy.noise", "privacy.taken"
-"""Tensors of the server's memory: the clip and the noise of the next round, and how many rounds each client was in."""
+"""Tensors of the server's memory: the clip and the noise of the next round, and how many rounds
+each client was in."""
 MEAN_ALONE = ("Method", "ServerOptimizer", "FedDyn", "PFedMe")
-"""Classes of methods whose server sees uploads through the relation's mean alone; a method whose `aggregate` or
-`broadcast` is another's may look at single uploads."""
+"""Classes of methods whose server sees uploads through the relation's mean alone; a method whose
+`aggregate` or `broadcast` is another's may look at single uploads."""
 STILL = ("FedBABU", "FFALoRA")
 """Classes of our methods whose personal part never trains: it is the initial one, everybody's."""
 RATE, COUNTING = 0.2, 20
-"""Of adaptive clipping (Andrew et al., 2021, section 3): the step of the clip, and n over the noise of the count."""
+"""Of adaptive clipping (Andrew et al., 2021, section 3): the step of the clip, and n over the noise
+of the count."""
 
 
 def refusal(method: Any) -> str | None:
-    """Why noise on the mean does not cover what the server of `method` learns and hands on; None: it does."""
+    """Why noise on the mean does not cover what the server of `method` learns and hands on; None:
+    it does."""
     relation = method.relation()
     if not relation.is_global:
         return "its clients receive mixes of their own, and the noise is on the one global model"
     kinds = [b.kind for b in method.beside().values() if b.values != "public"]
     slots = [name for name, slot in method.slots().items() if slot.exchanged]
     if kinds or slots:
-        return f"its clients also upload {(kinds + slots)[0]}, which the noise on the mean does not cover"
+        return (
+            f"its clients also upload {(kinds + slots)[0]}, which the noise on the mean does not "
+            f"cover"
+        )
     owners = {hook: _owner(method, hook) for hook in ("aggregate", "broadcast")}
     if odd := [f"{hook} of {owner}" for hook, owner in owners.items() if owner not in MEAN_ALONE]:
         return f"its server ({odd[0]}) may look at single uploads, or weighs them"
-    if not isinstance(relation, SampleCounts) or relation.sources != "cohort" or method.everyone_first:
+    if (
+        not isinstance(relation, SampleCounts)
+        or relation.sources != "cohort"
+        or method.everyone_first
+    ):
         return "its server weighs uploads in another way, or those of earlier rounds"
     return None
 
 
 def keeps_state(config: Config, method: Any, callbacks: Iterable[Any]) -> bool:
-    """Whether clients may keep anything of their data from round to round that a later upload depends on.
+    """Whether clients may keep anything of their data from round to round that a later upload
+    depends on.
 
-    No theorem on secret cohorts covers such a client: what it uploads tells of rounds in which it took part before.
+    No theorem on secret cohorts covers such a client: what it uploads tells of rounds in which it
+    took part before.
 
     Args:
         config: whether the optimiser's state is kept.
-        method: by what it declares; where it has a `scope` of its own, parts of models may stay with clients.
+        method: by what it declares; where it has a `scope` of its own, parts of models may stay
+            with clients.
         callbacks: objects or classes.
     """
     remembers = any(getattr(part, "client_memory", False) for part in (method, *callbacks))
-    still = type(method).__module__.startswith("fl_lightning.methods.") and type(method).__name__ in STILL
+    still = (
+        type(method).__module__.startswith("fl_lightning.methods.")
+        and type(method).__name__ in STILL
+    )
     own_part = _owner(method, "scope") != "Method" and not still
     own_vectors = bool(method.slots()) or method.starts != "server"
     return remembers or own_part or own_vectors or config.optimizer.keep_state
@@ -79,21 +96,24 @@ def _owner(method: Any, hook: str) -> str:
 
 @dataclass
 class CentralPrivacy(Transform, Unweighted, Observer):
-    """A trusted server bounds each client's change and adds noise to their one mean: privacy against all others.
+    """A trusted server bounds each client's change and adds noise to their one mean: privacy
+    against all others.
 
-    The unit is a client, who contributes or neither changes the sum nor is counted for `quantile`. The mean is plain,
-    1 / n for each of the cohort's n clients, and its noise has the standard deviation noise * clip / n. Against the
-    server itself it protects nothing (`localprivacy` does).
+    The unit is a client, who contributes or neither changes the sum nor is counted for `quantile`.
+    The mean is plain, 1 / n for each of the cohort's n clients, and its noise has the standard
+    deviation noise * clip / n. Against the server itself it protects nothing (`localprivacy` does).
 
     Args:
-        clip: the greatest L2 norm of a client's change of the global model; with `quantile` that of the first round.
+        clip: the greatest L2 norm of a client's change of the global model; with `quantile` that of
+            the first round.
         noise: standard deviation of the noise on the sum of changes, in units of the clip.
         epsilon_target: in place of `noise`: the least noise that keeps the run's epsilon there.
-        quantile: adaptive clipping: the clip follows this quantile of the norms by a noisy count of the clients below
-            it; the count has a share of the noise, and epsilon stays. null: the clip stays. The authors: 0.5.
+        quantile: adaptive clipping: the clip follows this quantile of the norms by a noisy count of
+            the clients below it; the count has a share of the noise, and epsilon stays. null: the
+            clip stays. The authors: 0.5.
         delta: at which epsilon is given; below one over the clients. 1e-5: the field's habit.
-        reproducible: noise is drawn for (seed, round): who knows the seed can take it off. false: the operating
-            system's random numbers.
+        reproducible: noise is drawn for (seed, round): who knows the seed can take it off. false:
+            the operating system's random numbers.
     """
 
     changes_upload = True
@@ -119,16 +139,27 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     # ---------------------------------------------------------------- before the first round
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` where the noise does not cover what the server learns, or a resumed run had other noise."""
+        """Raise `BadInput` where the noise does not cover what the server learns, or a resumed run
+        had other noise."""
         check_account(run, self.config_key)
-        own_buffers = any(b.is_floating_point() for group in run.groups for b in group.initial_buffers)
+        own_buffers = any(
+            b.is_floating_point() for group in run.groups for b in group.initial_buffers
+        )
         self._stateful = own_buffers or keeps_state(run.config, run.method, run.callbacks)
         self._noise = self._multiplier(run.config, run.method)
         Unweighted.on_fit_start(self, run)
         key, several = self.config_key, len(run.groups) > 1
-        check("model", [g.name for g in run.groups], not several, f"{key} takes clients of one architecture")
+        check(
+            "model",
+            [g.name for g in run.groups],
+            not several,
+            f"{key} takes clients of one architecture",
+        )
         last = [c for c in run.callbacks if isinstance(c, Transform)][-1]
-        allowed = f"it must be named before {key.removeprefix('callbacks.')}, which bounds what is sent in the end"
+        allowed = (
+            f"it must be named before {key.removeprefix('callbacks.')}, which bounds what is sent "
+            f"in the end"
+        )
         check(last.config_key, "", last is self, allowed)
         memory, now = run.server.memory, torch.tensor(self._noise, dtype=torch.float64)
         before = [float(memory.get(NOISE, now))]
@@ -141,8 +172,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         """The noise of the run.
 
         Raises:
-            BadInput: the method is not covered; delta is too large; no noise meets the target; the cohort is too small
-                for adaptive clipping.
+            BadInput: the method is not covered; delta is too large; no noise meets the target; the
+                cohort is too small for adaptive clipping.
         """
         key = self.config_key
         if why := refusal(method):
@@ -151,7 +182,10 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         check(f"{key}.delta", self.delta, self.delta < 1 / config.clients, allowed)
         noise = self.noise if self.noise is not None else self._calibrated(config, method)
         size, most = _size(config), 2 * _size(config) / COUNTING
-        allowed = f"with cohorts of {size} and noise {noise:.4g} there is none left for the count: noise below {most:g}"
+        allowed = (
+            f"with cohorts of {size} and noise {noise:.4g} there is none left for the count: noise "
+            f"below {most:g}"
+        )
         check(f"{key}.quantile", self.quantile, self.quantile is None or noise < most, allowed)
         return noise
 
@@ -167,19 +201,29 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             raise why
         return min(enough)
 
-    def planned(self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]) -> dict[str, Any]:
+    def planned(
+        self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]
+    ) -> dict[str, Any]:
         """What the summary will have, before the run."""
-        self._stateful = keeps_state(config, method, [part.load() for part in config.callbacks.values()])
+        self._stateful = keeps_state(
+            config, method, [part.load() for part in config.callbacks.values()]
+        )
         self._noise = self._multiplier(config, method)
-        return self._report(config, _rounds(config, method), config.federation.rounds, float(self.clip or 0))
+        return self._report(
+            config, _rounds(config, method), config.federation.rounds, float(self.clip or 0)
+        )
 
     # ---------------------------------------------------------------- in a round
 
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Bound the change from the global model."""
         if payload.sent.tobytes() != client.group.up_mask.tobytes():
-            allowed = "it sends other blocks than its scope says, and which they are may tell of the data"
-            raise BadInput(f"{self.config_key} refuses {client.run.method_name}", client.round, allowed)
+            allowed = (
+                "it sends other blocks than its scope says, and which they are may tell of the data"
+            )
+            raise BadInput(
+                f"{self.config_key} refuses {client.run.method_name}", client.round, allowed
+            )
         clip = float(client.run.server.memory[CLIP])
 
         def bounded(change: Tensor) -> Tensor:
@@ -190,11 +234,13 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         payload.vector = moved(client, payload, client.group.vectors[MODEL], bounded)
 
     def finished(self, mean: Tensor, group: GroupServer, who: Sequence[int]) -> Tensor:
-        """With noise on all that is handed on; the rounds of `who` are counted, and the clip follows their norms."""
+        """With noise on all that is handed on; the rounds of `who` are counted, and the clip
+        follows their norms."""
         run, n = group.server.run, len(who)
         memory, draws = run.server.memory, self._draws(run, group.server.round)
         clip, noise, counting = float(memory[CLIP]), self._noise, run.cohort_size / COUNTING
-        if self.quantile is not None:  # the two together are as good as one message with the whole noise
+        # the two together are as good as one message with the whole noise
+        if self.quantile is not None:
             noise = (self._noise**-2 - (2 * counting) ** -2) ** -0.5
         for s in group.layout.segments(group.group.down_mask):
             normal = torch.randn(s.stop - s.start, generator=draws, dtype=torch.float32)
@@ -204,7 +250,9 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         run.server.memory |= {TAKEN: taken, NOISE: torch.tensor(self._noise, dtype=torch.float64)}
         if self.quantile is not None:
             within = run.processes.gather_by_client(self._within)
-            count = sum(within[c] - 0.5 for c in who) + counting * float(torch.randn((), generator=draws))
+            count = sum(within[c] - 0.5 for c in who) + counting * float(
+                torch.randn((), generator=draws)
+            )
             step = math.exp(-RATE * (count / n + 0.5 - self.quantile))
             run.server.memory[CLIP] = memory[CLIP] * step
         self._within.clear()
@@ -218,7 +266,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     # ---------------------------------------------------------------- epsilon
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
-        """Epsilon so far: the largest client's, and each client's; with `quantile`, the clip of the next round."""
+        """Epsilon so far: the largest client's, and each client's; with `quantile`, the clip of the
+        next round."""
         taken, t = run.server.memory[TAKEN].tolist(), run.server.round
         for row in record.clients:
             row["privacy_epsilon"] = self._epsilon(run.config, taken[int(row["client"])], t)
@@ -226,14 +275,17 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         if self.quantile is not None:
             record.metrics["privacy_clip"] = float(run.server.memory[CLIP])
 
-    def _epsilon(self, config: Config, times: int, rounds: int, *, replace_one: bool = False) -> float:
-        """The smaller of two that both hold: of the rounds with the client; of all rounds, if nobody knows who was in
-        them and clients keep no state."""
+    def _epsilon(
+        self, config: Config, times: int, rounds: int, *, replace_one: bool = False
+    ) -> float:
+        """The smaller of two that both hold: of the rounds with the client; of all rounds, if
+        nobody knows who was in them and clients keep no state."""
         ways = self._ways(config, times, rounds)
         return min(epsilon(make(self._noise), self.delta, replace_one=replace_one) for make in ways)
 
     def _ways(self, config: Config, times: int, rounds: int) -> list[Any]:
-        """How a run's messages can be accounted, as mechanisms of a noise: the smaller epsilon holds."""
+        """How a run's messages can be accounted, as mechanisms of a noise: the smaller epsilon
+        holds."""
         size, clients = _size(config), config.clients
         ways = [lambda noise: [Mechanism(noise, times)]]
         if size < clients and not self._stateful:
@@ -243,14 +295,19 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
         """Epsilon of the client with the largest, its delta and unit, and what it covers."""
         memory = run.server.memory
-        return self._report(run.config, int(memory[TAKEN].max()), run.server.round, float(memory[CLIP]))
+        return self._report(
+            run.config, int(memory[TAKEN].max()), run.server.round, float(memory[CLIP])
+        )
 
     def _report(self, config: Config, times: int, rounds: int, clip: float) -> dict[str, Any]:
         known = epsilon([Mechanism(self._noise, times)], self.delta)
         least = self._epsilon(config, times, rounds)
         secret = ", who do not know the cohorts" if least < known else ""
         if self._stateful and _size(config) < config.clients:
-            secret = ", also those who know the cohorts: clients keep state, so secret cohorts do not lower epsilon"
+            secret = (
+                ", also those who know the cohorts: clients keep state, so secret cohorts do not "
+                "lower epsilon"
+            )
         return {
             "privacy_epsilon": least,
             "privacy_epsilon_replace_one": self._epsilon(config, times, rounds, replace_one=True),
@@ -262,7 +319,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             "privacy_clip_model": clip,
             "privacy_noise_model": self._noise,
             "privacy_covers": "global models of all rounds against other clients and their readers"
-            + f"{secret}; not against the server, nor a client's scores, tables and personal model, nor {INPUTS}",
+            + f"{secret}; not against the server, nor a client's scores, tables and personal "
+            f"model, nor {INPUTS}",
         }
 
 

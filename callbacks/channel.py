@@ -1,7 +1,8 @@
 """From bytes to seconds: how long a round takes when its clients sit at the far end of a link.
 
-Each client of the cohort receives, computes, then sends; the round is over when the slowest has sent. Training is not
-touched, and no clock is read: equal runs have equal times, on any number of processes.
+Each client of the cohort receives, computes, then sends; the round is over when the slowest has
+sent. Training is not touched, and no clock is read: equal runs have equal times, on any number of
+processes.
 """
 
 from __future__ import annotations
@@ -26,17 +27,22 @@ PARTS = ("channel_download_s", "channel_compute_s", "channel_upload_s")
 
 @dataclass
 class _Channel(Observer):
-    """What all channels share: seconds of a client and of a round. The server's own time is not counted."""
+    """What all channels share: seconds of a client and of a round. The server's own time is not
+    counted."""
 
     client_gflops: PositiveFloat | None = field(default=73.0, kw_only=True)
     latency_ms: NonNegativeFloat = field(default=0.0, kw_only=True)
 
-    def rates(self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
-        """Bits a second of each client, down and up, shape (n, 2), when they exchange `sizes` bytes (n, 2)."""
+    def rates(
+        self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray
+    ) -> np.ndarray:
+        """Bits a second of each client, down and up, shape (n, 2), when they exchange `sizes` bytes
+        (n, 2)."""
         raise NotImplementedError
 
     def _computing(self, row: Row) -> float:
-        """Seconds that the client of `row` computes; NaN where its operations could not be counted."""
+        """Seconds that the client of `row` computes; NaN where its operations could not be
+        counted."""
         if not self.client_gflops:
             return 0.0
         return sum(row.get(name, math.nan) for name in CLIENT_FLOPS) / (self.client_gflops * 1e9)
@@ -48,7 +54,10 @@ class _Channel(Observer):
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Add each client's seconds, and those of the slowest: the round's."""
-        sizes = np.array([[row["download_bytes"], row["upload_bytes"]] for row in record.clients], dtype=np.float64)
+        sizes = np.array(
+            [[row["download_bytes"], row["upload_bytes"]] for row in record.clients],
+            dtype=np.float64,
+        )
         rates = self.rates(run, record.round, [int(row["client"]) for row in record.clients], sizes)
         travel = np.where(sizes > 0, 8 * sizes / rates + self.latency_ms / 1e3, 0.0)
         for row, (download, upload) in zip(record.clients, travel.tolist(), strict=True):
@@ -73,49 +82,59 @@ class FixedRate(_Channel):
     """Seconds of a round over links of a fixed rate, the same for every client.
 
     Args:
-        upload_mbit: megabits a second of each client's upload. 18.56: 42.654 MiB in 19.28 s (BLS journal, Table 5).
+        upload_mbit: megabits a second of each client's upload. 18.56: 42.654 MiB in 19.28 s (BLS
+            journal, Table 5).
         download_mbit: of its download. 49.97: 42.654 MiB in 7.16 s (likewise).
-        client_gflops: what a client computes in a second, in 1e9 operations; null: computing takes no time. 73.0:
-            424.13 GFLOPs in 5.81 s (BLS journal, FedAvg in Tables 6 and 5, if both mean the same work).
+        client_gflops: what a client computes in a second, in 1e9 operations; null: computing takes
+            no time. 73.0: 424.13 GFLOPs in 5.81 s (BLS journal, FedAvg in Tables 6 and 5, if both
+            mean the same work).
         latency_ms: added to each transfer that happens. 0: the journal has none.
     """
 
     upload_mbit: PositiveFloat = 18.56
     download_mbit: PositiveFloat = 49.97
 
-    def rates(self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
+    def rates(
+        self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray
+    ) -> np.ndarray:
         """The given ones."""
         return np.broadcast_to(np.array([self.download_mbit, self.upload_mbit]) * 1e6, sizes.shape)
 
 
 @dataclass
 class Wireless(_Channel):
-    """Seconds of a round in a radio cell: Shannon rates over distance, bands shared among the round's clients.
+    """Seconds of a round in a radio cell: Shannon rates over distance, bands shared among the
+    round's clients.
 
-    After the system study of KAPC+BLS (Zhi et al., IEEE TMC 2025), in two forms. `fitted` is 3GPP's macro cell (TR
-    36.814, case 1) without walls and shadowing; the two values marked "fitted" are chosen so that FedAvg's times of the
-    journal's Table 5 come out. `table4` is the journal's Table 4 as it reads (`Table4`), which gives other times by far
-    (docs/decisions/0011). Shares of a band are fixed for a round and go to those who exchange anything in it.
+    After the system study of KAPC+BLS (Zhi et al., IEEE TMC 2025), in two forms. `fitted` is 3GPP's
+    macro cell (TR 36.814, case 1) without walls and shadowing; the two values marked "fitted" are
+    chosen so that FedAvg's times of the journal's Table 5 come out. `table4` is the journal's Table
+    4 as it reads (`Table4`), which gives other times by far (docs/decisions/0011). Shares of a band
+    are fixed for a round and go to those who exchange anything in it.
 
     Args:
-        upload_mhz: band that the round's uploads share. 28.6: fitted (19.28 s for 42.654 MiB, slowest of 10).
-        download_mhz: band that its downloads share equally, and the server's power with it. 50: journal.
-        shares: of the upload band: equal, or in proportion to each client's bytes. equal: our choice; the journal
-            speaks of shares but does not give the rule.
+        upload_mhz: band that the round's uploads share. 28.6: fitted (19.28 s for 42.654 MiB,
+            slowest of 10).
+        download_mhz: band that its downloads share equally, and the server's power with it. 50:
+            journal.
+        shares: of the upload band: equal, or in proportion to each client's bytes. equal: our
+            choice; the journal speaks of shares but does not give the rule.
         client_dbm: power of a client. 23: 3GPP.
         server_dbm: power of the server's station over its whole band. 46: 3GPP.
         path_loss_db: loss at 1 km. 128.1: 3GPP.
         path_loss_slope: further loss for ten times the distance, in dB. 37.6: 3GPP.
         noise_dbm_hz: thermal noise density. -174: physics, at 290 K.
-        interference_db: how far interference and receivers lift noise, both ways. 5.9: fitted (7.16 s download).
+        interference_db: how far interference and receivers lift noise, both ways. 5.9: fitted (7.16
+            s download).
         near: least distance of a client, in metres. 35: 3GPP.
         far: greatest. 289: 3GPP, radius of a cell with stations 500 m apart.
-        fading: Rayleigh fading, drawn anew for each client, round and direction. false: the fit is without, and Table 4
-            has a gain of 1.
-        channel: `fitted`, the cell of all arguments above, or `table4`, which takes `fading` alone of them. fitted: its
-            times are the journal's.
-        client_gflops: what a client computes in a second, in 1e9 operations; null: computing takes no time. 73.0:
-            424.13 GFLOPs in 5.81 s (journal, FedAvg in Tables 6 and 5, if both mean the same work).
+        fading: Rayleigh fading, drawn anew for each client, round and direction. false: the fit is
+            without, and Table 4 has a gain of 1.
+        channel: `fitted`, the cell of all arguments above, or `table4`, which takes `fading` alone
+            of them. fitted: its times are the journal's.
+        client_gflops: what a client computes in a second, in 1e9 operations; null: computing takes
+            no time. 73.0: 424.13 GFLOPs in 5.81 s (journal, FedAvg in Tables 6 and 5, if both mean
+            the same work).
         latency_ms: added to each transfer that happens. 0: the journal has none.
     """
 
@@ -136,35 +155,55 @@ class Wireless(_Channel):
     def __post_init__(self) -> None:
         super().__post_init__()
         for f in fields(self) if self.channel == "table4" else ():
-            fits = f.name in ("fading", "channel") or bool(f.kw_only) or getattr(self, f.name) == f.default
+            fits = (
+                f.name in ("fading", "channel")
+                or bool(f.kw_only)
+                or getattr(self, f.name) == f.default
+            )
             allowed = "channel table4 has its own: leave it out"
             check(f"{self.config_key}.{f.name}", getattr(self, f.name), fits, allowed)
-        check(f"{self.config_key}.far", self.far, self.far >= self.near, f"it must be at least near = {self.near:g}")
+        check(
+            f"{self.config_key}.far",
+            self.far,
+            self.far >= self.near,
+            f"it must be at least near = {self.near:g}",
+        )
 
     def distance(self, seed: int, client: int) -> float:
         """Metres to the server: the same in every round, drawn evenly over the ring's area."""
         inner, outer = self.near**2, self.far**2
-        return math.sqrt(inner + (outer - inner) * numpy_rng(seed, "channel distance", client).random())
+        return math.sqrt(
+            inner + (outer - inner) * numpy_rng(seed, "channel distance", client).random()
+        )
 
     def gains(self, seed: int, round: int, client: int) -> np.ndarray:
         """Power received over power sent, down and up, shape (2,)."""
-        lost = self.path_loss_db + self.path_loss_slope * math.log10(self.distance(seed, client) / 1e3)
+        lost = self.path_loss_db + self.path_loss_slope * math.log10(
+            self.distance(seed, client) / 1e3
+        )
         return _ratio(-lost) * self.faded(seed, round, client)
 
     def faded(self, seed: int, round: int, client: int) -> np.ndarray:
-        """What fading leaves of the power, down and up, shape (2,): 1 on average, and without `fading`."""
+        """What fading leaves of the power, down and up, shape (2,): 1 on average, and without
+        `fading`."""
         if not self.fading:
             return np.ones(2)
-        return numpy_rng(seed, "channel fading", client, round).exponential(size=2)  # of a Rayleigh amplitude
+        # of a Rayleigh amplitude
+        return numpy_rng(seed, "channel fading", client, round).exponential(size=2)
 
-    def rates(self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
+    def rates(
+        self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray
+    ) -> np.ndarray:
         """Shannon's: band times log2(1 + signal over noise and interference)."""
         if self.channel == "table4":
             fading = np.array([self.faded(run.config.seed, round, client) for client in clients])
             return Table4().rates(run.config.seed, round, clients, sizes, fading)
         gain = np.array([self.gains(run.config.seed, round, client) for client in clients])
-        weights = np.stack([sizes[:, 0] > 0, sizes[:, 1] if self.shares == "bytes" else sizes[:, 1] > 0], axis=1)
-        share = np.where(sizes > 0, weights / np.maximum(weights.sum(axis=0), 1.0), 1.0)  # 1: unused, never 0
+        weights = np.stack(
+            [sizes[:, 0] > 0, sizes[:, 1] if self.shares == "bytes" else sizes[:, 1] > 0], axis=1
+        )
+        # 1: unused, never 0
+        share = np.where(sizes > 0, weights / np.maximum(weights.sum(axis=0), 1.0), 1.0)
         band = share * np.array([self.download_mhz, self.upload_mhz]) * 1e6
         power = 1e-3 * np.array([_ratio(self.server_dbm), _ratio(self.client_dbm)])  # watts
         power = power * np.stack([share[:, 0], np.ones(len(clients))], axis=1)
@@ -173,11 +212,13 @@ class Wireless(_Channel):
 
 @dataclass(frozen=True)
 class Table4:
-    """The radio cell of the journal's Table 4, its values as printed; pairs are a uniform draw's ends, for each client.
+    """The radio cell of the journal's Table 4, its values as printed; pairs are a uniform draw's
+    ends, for each client.
 
-    Where it says too little: a client's band is its own, the server's band and power are shared equally among those who
-    receive (as in `Wireless`); N(1, 4) and N(1, 9) are mean and variance of the decibels by which interference lifts
-    the noise (no unit is stated), drawn anew for each client, round and direction; distances are uniform in metres.
+    Where it says too little: a client's band is its own, the server's band and power are shared
+    equally among those who receive (as in `Wireless`); N(1, 4) and N(1, 9) are mean and variance of
+    the decibels by which interference lifts the noise (no unit is stated), drawn anew for each
+    client, round and direction; distances are uniform in metres.
     """
 
     client_mhz: tuple[float, float] = (10.0, 30.0)
@@ -202,13 +243,18 @@ class Table4:
     def interference(self, seed: int, round: int, client: int) -> np.ndarray:
         """What the noise is multiplied by, down and up, shape (2,)."""
         mean, variance = np.array([self.interference_down, self.interference_up]).T
-        decibels = numpy_rng(seed, "channel interference", client, round).normal(mean, np.sqrt(variance))
+        decibels = numpy_rng(seed, "channel interference", client, round).normal(
+            mean, np.sqrt(variance)
+        )
         return np.asarray(10 ** (decibels / 10))
 
-    def rates(self, seed: int, round: int, clients: list[int], sizes: np.ndarray, fading: np.ndarray) -> np.ndarray:
+    def rates(
+        self, seed: int, round: int, clients: list[int], sizes: np.ndarray, fading: np.ndarray
+    ) -> np.ndarray:
         """As `Wireless.rates`; `fading` (n, 2) is what it leaves of the power."""
         hertz, watts, metres = np.array([self.client(seed, client) for client in clients]).T
-        share = np.where(sizes[:, 0] > 0, 1 / max(int((sizes[:, 0] > 0).sum()), 1), 1.0)  # 1: unused, never 0
+        # 1: unused, never 0
+        share = np.where(sizes[:, 0] > 0, 1 / max(int((sizes[:, 0] > 0).sum()), 1), 1.0)
         band = np.stack([share * self.server_mhz * 1e6, hertz], axis=1)
         power = np.stack([share * 1e-3 * _ratio(self.server_dbm), watts], axis=1)
         gain = _ratio(-self.path_loss_db) * metres[:, None] ** -self.exponent * fading

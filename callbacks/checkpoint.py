@@ -1,6 +1,8 @@
-"""What survives a round, on disk: the vectors of clients that changed, the server, and a manifest that names them.
+"""What survives a round, on disk: the vectors of clients that changed, the server, and a manifest
+that names them.
 
-How that lies there, and why nothing on the disk is trusted, is explained in `fl_lightning.storage.manifest`.
+How that lies there, and why nothing on the disk is trusted, is explained in
+`fl_lightning.storage.manifest`.
 """
 
 from __future__ import annotations
@@ -29,26 +31,29 @@ from fl_lightning.storage.manifest import Damaged, Manifest
 from fl_lightning.storage.state import MODEL, ClientState, spent_by
 
 CHEAP = 20
-"""A best round is saved early once so many times the seconds that the last checkpoint took have passed since it, for
-each run of this process."""
+"""A best round is saved early once so many times the seconds that the last checkpoint took have
+passed since it, for each run of this process."""
 
 
 @dataclass
 class Checkpoint(Observer):
-    """Saves the run, so that it can be resumed: a run that is killed loses the rounds since the last checkpoint.
+    """Saves the run, so that it can be resumed: a run that is killed loses the rounds since the
+    last checkpoint.
 
     The last round is always saved. A run that is killed before its first checkpoint begins again.
 
     Args:
         every: rounds between checkpoints, at least. 1: rounds that take long are saved one by one.
-        keep: how many of the last checkpoints stay. 2: should the disk damage the newest, one is left.
-        best: keep the best one too: of the round with the greatest accuracy on validation data, or where there are none
-            the greatest `mean_accuracy`, which looks at test data. A round better than all that are saved is saved
-            before its time where that is cheap, so that saving takes a twentieth of a run at most. Which round it is:
-            `best_checkpoint_round` in `summary.json`.
-        seconds: between checkpoints, and from the start to the first, at least, whatever rounds take. 10: rounds of
-            milliseconds would cost more to save than to run, and nobody minds running ten seconds again. 0: every round
-            that `every` names.
+        keep: how many of the last checkpoints stay. 2: should the disk damage the newest, one is
+            left.
+        best: keep the best one too: of the round with the greatest accuracy on validation data, or
+            where there are none the greatest `mean_accuracy`, which looks at test data. A round
+            better than all that are saved is saved before its time where that is cheap, so that
+            saving takes a twentieth of a run at most. Which round it is: `best_checkpoint_round` in
+            `summary.json`.
+        seconds: between checkpoints, and from the start to the first, at least, whatever rounds
+            take. 10: rounds of milliseconds would cost more to save than to run, and nobody minds
+            running ten seconds again. 0: every round that `every` names.
     """
 
     stage = "save"
@@ -65,12 +70,14 @@ class Checkpoint(Observer):
     """Seconds that it last took to save; before that a guess: some 50 ms for ten small models."""
     _last: Manifest | None = field(default=None, init=False, repr=False)
     _spent: dict[int, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
-    """By client, what of its privacy was spent when this process last saved it: a visit that failed may spend some."""
+    """By client, what of its privacy was spent when this process last saved it: a visit that failed
+    may spend some."""
     _kept: dict[int, Manifest] | None = field(default=None, init=False, repr=False)
     """Manifests in the folder, by round, once it has been looked through."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Look at the clock, and look up which files hold the clients that the run was resumed with."""
+        """Look at the clock, and look up which files hold the clients that the run was resumed
+        with."""
         self._saved_at = time.monotonic()
         self.saved = run.resumed_from
         if run.resumed_from:
@@ -98,22 +105,26 @@ class Checkpoint(Observer):
         if not run.is_main or not self.best:
             return {}
         folder = run.folder / "checkpoints"
-        kept = self._kept or {t: m for t in disk.rounds(folder) if (m := disk.intact(folder, t)) is not None}
+        kept = self._kept or {
+            t: m for t in disk.rounds(folder) if (m := disk.intact(folder, t)) is not None
+        }
         greatest = disk.best(kept.values())
         return {} if greatest is None else {"best_checkpoint_round": greatest}
 
     def may_be_none(self, rows: Sequence[Mapping[str, float]]) -> bool:
-        """Whether a run that was broken off with these `rows` of metrics.csv may have no checkpoint yet.
+        """Whether a run that was broken off with these `rows` of metrics.csv may have no checkpoint
+        yet.
 
-        Of the last row's round nothing is known; of those before, all that were due would have been saved. A run that
-        is resumed with fewer `seconds` may have begun with the default.
+        Of the last row's round nothing is known; of those before, all that were due would have been
+        saved. A run that is resumed with fewer `seconds` may have begun with the default.
         """
         due = len(rows) - 1 - (len(rows) - 1) % self.every
         longest = max(self.seconds, Checkpoint.seconds)
         return due <= 0 or sum(row["seconds"] for row in rows[:due]) < longest
 
     def _due(self, run: RunContext, round: int, score: float | None) -> bool:
-        """Whether a round is saved: the same on every rank, by rank 0's clock and what it has kept."""
+        """Whether a round is saved: the same on every rank, by rank 0's clock and what it has
+        kept."""
         if round % self.every or round == run.rounds or not self.seconds:
             return round == run.rounds or not round % self.every
         waited = math.inf if self._saved_at is None else time.monotonic() - self._saved_at
@@ -129,14 +140,22 @@ class Checkpoint(Observer):
         return greatest is None or score > (self._kept or {})[greatest]["score"]
 
     def _save(self, run: RunContext, folder: Path, score: float | None) -> Manifest:
-        """Write all that changed since the last checkpoint, on every rank, then its manifest. Returns the manifest."""
+        """Write all that changed since the last checkpoint, on every rank, then its manifest.
+        Returns the manifest."""
         t = run.server.round
         before = self._last or {"clients": {}}
         mine: dict[str, dict[str, Any]] = {}
         changed: dict[str, dict[str, Tensor]] = {}
         for client, state in sorted(run.states.items()):
-            old, spent = before["clients"].get(str(client)), {n: x.tolist() for n, x in spent_by(state).items()}
-            if old is not None and old["turns"] == state.rounds and spent == self._spent.get(client, {}):
+            old, spent = (
+                before["clients"].get(str(client)),
+                {n: x.tolist() for n, x in spent_by(state).items()},
+            )
+            if (
+                old is not None
+                and old["turns"] == state.rounds
+                and spent == self._spent.get(client, {})
+            ):
                 mine[str(client)] = old
                 continue
             self._spent[client] = spent
@@ -170,13 +189,19 @@ class Checkpoint(Observer):
         return manifest
 
     def _prune(self, folder: Path, newest: Manifest) -> None:
-        """Delete manifests beyond the last few and the best, and all files that none of the rest names.
+        """Delete manifests beyond the last few and the best, and all files that none of the rest
+        names.
 
-        At first that is seen in the folder; from then on only what this run has written is looked at.
+        At first that is seen in the folder; from then on only what this run has written is looked
+        at.
         """
         first, t = self._kept is None, newest["round"]
         if self._kept is None:
-            self._kept = {u: m for u in disk.rounds(folder) if u <= t and (m := disk.intact(folder, u)) is not None}
+            self._kept = {
+                u: m
+                for u in disk.rounds(folder)
+                if u <= t and (m := disk.intact(folder, u)) is not None
+            }
         self._kept[t] = newest
         stay = sorted(self._kept, reverse=True)[: self.keep]
         greatest = disk.best(self._kept.values())
@@ -187,7 +212,9 @@ class Checkpoint(Observer):
             globs = (folder.glob(pattern) for pattern in ("manifest-*", "server-*", "rows/*"))
             there = {path.relative_to(folder).as_posix() for paths in globs for path in paths}
         else:
-            there = {name for u, m in self._kept.items() if u not in stay for name in disk.files_of(m)}
+            there = {
+                name for u, m in self._kept.items() if u not in stay for name in disk.files_of(m)
+            }
         with writing(folder):
             for name in there - named:
                 (folder / name).unlink(missing_ok=True)
@@ -195,10 +222,13 @@ class Checkpoint(Observer):
 
 
 def why_none(callbacks: Iterable[Any], rows: Sequence[Mapping[str, float]], ended: bool) -> str:
-    """Why a run with these rows of metrics.csv has no checkpoint; `BadInput` where it had one, whose files are gone."""
+    """Why a run with these rows of metrics.csv has no checkpoint; `BadInput` where it had one,
+    whose files are gone."""
     savers = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
     if ended or not all(saver.may_be_none(rows) for saver in savers):
-        raise BadInput("resume", True, "the run has no checkpoint, and would begin again over its own tables")
+        raise BadInput(
+            "resume", True, "the run has no checkpoint, and would begin again over its own tables"
+        )
     return "was stopped before its first checkpoint" if savers else "keeps no checkpoints"
 
 
@@ -208,7 +238,8 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def restore(run: RunContext, folder: Path, which: Literal["last", "best"] | int = "last") -> int:
-    """Load the newest intact checkpoint in `folder` (or the best one, or that of a round) into `run`; its round.
+    """Load the newest intact checkpoint in `folder` (or the best one, or that of a round) into
+    `run`; its round.
 
     Each rank loads its own clients and the server. Skipped checkpoints are named on stderr.
 
@@ -235,7 +266,9 @@ def restore(run: RunContext, folder: Path, which: Literal["last", "best"] | int 
             break
         damaged.append(f"round {t}: {reasons[0]}")
     else:
-        raise BadInput("run", str(folder.parent), f"it has no intact checkpoint ({'; '.join(damaged)})")
+        raise BadInput(
+            "run", str(folder.parent), f"it has no intact checkpoint ({'; '.join(damaged)})"
+        )
     if damaged and run.is_main:
         log.say(f"checkpoint: passed over {'; '.join(damaged)}; using round {t}")
     _put(run, loaded)
@@ -253,19 +286,29 @@ class _Loaded(NamedTuple):
 def _load(run: RunContext, folder: Path, round: int) -> _Loaded:
     """Manifest, initial model, server and this rank's clients; `run` is not touched."""
     manifest = disk.read_manifest(folder, round)
-    if any(client >= run.clients for client in [*manifest["heard"], *map(int, manifest["clients"])]):
+    if any(
+        client >= run.clients for client in [*manifest["heard"], *map(int, manifest["clients"])]
+    ):
         raise BadInput("run", str(folder.parent), "its checkpoint was saved with more clients")
     if manifest["blocks"] != _blocks(run) or manifest["dtype"] != str(run.dtype):
-        raise BadInput("run", str(folder.parent), "its checkpoint was saved with another model or precision")
+        raise BadInput(
+            "run", str(folder.parent), "its checkpoint was saved with another model or precision"
+        )
     initial = disk.read_tensors(folder, manifest["initial"], _initial(run), {})
     models = {f"{k}.shared": group.initial for k, group in enumerate(run.groups)}
-    server = disk.read_tensors(folder, manifest["server"], _named("fields", run.server.memory) | _vectors(run), models)
+    server = disk.read_tensors(
+        folder, manifest["server"], _named("fields", run.server.memory) | _vectors(run), models
+    )
     declared = _named("fields", client_memory(run))
     states = {}
     for client in run.at_home(int(c) for c in manifest["clients"]):
         entry, group = manifest["clients"][str(client)], run.group_of(client)
         slots = dict.fromkeys(run.method.slots(), group.initial)
-        own = {"row": group.initial, **_named("vectors", slots), **_named("buffers", group.initial_buffers)}
+        own = {
+            "row": group.initial,
+            **_named("vectors", slots),
+            **_named("buffers", group.initial_buffers),
+        }
         copies = {"received": group.initial, **_named("received", slots)}
         saved = disk.read_tensors(folder, entry, own | declared, copies)
         states[client] = _state(run, client, entry["turns"], saved)
@@ -277,12 +320,16 @@ def _put(run: RunContext, loaded: _Loaded) -> None:
     device, saved = run.device, loaded.server
     for k, group in enumerate(run.groups):
         group.initial.copy_(loaded.initial[f"{k}.row"])
-        for buffer, kept in zip(group.initial_buffers, _buffers(loaded.initial, device, f"{k}."), strict=True):
+        for buffer, kept in zip(
+            group.initial_buffers, _buffers(loaded.initial, device, f"{k}."), strict=True
+        ):
             buffer.copy_(kept)
         for name, tensor in group.frozen.items():
             tensor.copy_(loaded.initial[f"{k}.frozen.{name}"])
         group.vectors |= {name: v.to(device) for name, v in _called(saved, f"{k}.vectors").items()}
-        group.vectors[MODEL] = saved[f"{k}.shared"].to(device) if f"{k}.shared" in saved else group.initial
+        group.vectors[MODEL] = (
+            saved[f"{k}.shared"].to(device) if f"{k}.shared" in saved else group.initial
+        )
     run.server.memory |= _called(saved, "fields")
     run.server.round, run.server.uploaded = loaded.manifest["round"], set(loaded.manifest["heard"])
     run.states.clear()
@@ -294,16 +341,23 @@ def _put(run: RunContext, loaded: _Loaded) -> None:
 
 
 def _of_client(state: ClientState) -> dict[str, Tensor]:
-    """A client's vectors, buffers and memory; what the server last received only where that is another tensor."""
+    """A client's vectors, buffers and memory; what the server last received only where that is
+    another tensor."""
     own = {slot: v for slot, v in state.vectors.items() if slot != MODEL}
     received = {slot: v for slot, v in state.received.items() if v is not state.vectors.get(slot)}
-    tensors = {"row": state.vectors[MODEL], **_named("vectors", own), **_named("buffers", state.buffers)}
+    tensors = {
+        "row": state.vectors[MODEL],
+        **_named("vectors", own),
+        **_named("buffers", state.buffers),
+    }
     if MODEL in received:
         tensors["received"] = received.pop(MODEL)
     return tensors | _named("received", received) | _named("fields", state.memory)
 
 
-def _state(run: RunContext, client: int, taken_part: int, saved: Mapping[str, Tensor]) -> ClientState:
+def _state(
+    run: RunContext, client: int, taken_part: int, saved: Mapping[str, Tensor]
+) -> ClientState:
     """What `_of_client` gave, in the store."""
     slots = run.method.slots()
     vectors = {MODEL: run.store.allocate(saved["row"])}
@@ -321,7 +375,8 @@ def _state(run: RunContext, client: int, taken_part: int, saved: Mapping[str, Te
 
 
 def _of_server(run: RunContext) -> dict[str, Tensor]:
-    """The server's memory, and its vectors; a global model only where that is another tensor than the initial one."""
+    """The server's memory, and its vectors; a global model only where that is another tensor than
+    the initial one."""
     tensors = _named("fields", run.server.memory) | _vectors(run)
     for k, group in enumerate(run.groups):
         if group.vectors[MODEL] is not group.initial:
@@ -332,7 +387,12 @@ def _of_server(run: RunContext) -> dict[str, Tensor]:
 def _vectors(run: RunContext) -> dict[str, Tensor]:
     """What the server keeps of each group beside the global model."""
     groups = enumerate(run.groups)
-    return {f"{k}.vectors.{name}": v for k, group in groups for name, v in group.vectors.items() if name != MODEL}
+    return {
+        f"{k}.vectors.{name}": v
+        for k, group in groups
+        for name, v in group.vectors.items()
+        if name != MODEL
+    }
 
 
 def _initial(run: RunContext) -> dict[str, Tensor]:
@@ -345,8 +405,12 @@ def _initial(run: RunContext) -> dict[str, Tensor]:
 
 
 def _blocks(run: RunContext) -> list[Any]:
-    """What a checkpoint fits: for each group its clients (they are numbered in a row) and the blocks of its vectors."""
-    return [[[*g.members[:1], *g.members[-1:]], [[b.name, list(b.shape)] for b in g.layout.blocks]] for g in run.groups]
+    """What a checkpoint fits: for each group its clients (they are numbered in a row) and the
+    blocks of its vectors."""
+    return [
+        [[*g.members[:1], *g.members[-1:]], [[b.name, list(b.shape)] for b in g.layout.blocks]]
+        for g in run.groups
+    ]
 
 
 def _named(name: str, tensors: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
@@ -357,7 +421,11 @@ def _named(name: str, tensors: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[
 
 def _called(saved: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """What `_named` gave."""
-    return {key.removeprefix(f"{name}."): tensor for key, tensor in saved.items() if key.startswith(f"{name}.")}
+    return {
+        key.removeprefix(f"{name}."): tensor
+        for key, tensor in saved.items()
+        if key.startswith(f"{name}.")
+    }
 
 
 def _buffers(saved: Mapping[str, Tensor], device: torch.device, of: str = "") -> list[Tensor]:

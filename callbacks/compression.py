@@ -1,7 +1,8 @@
 """Fewer bits instead of fewer layers: quantisation and sparsification of what travels.
 
-Both code the difference from the server's last copy of the client, which client and server know alike (the client knows
-what it has sent). A small change then costs a small error, and what one round did not carry is in the next difference.
+Both code the difference from the server's last copy of the client, which client and server know
+alike (the client knows what it has sent). A small change then costs a small error, and what one
+round did not carry is in the next difference.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from fl_lightning.foundation.errors import BadInput
 
 
 def quantised(x: Tensor, bits: int, draws: torch.Generator) -> Tensor:
-    """`x` on a grid of 2^bits - 1 even levels around 0, rounded at random so that the mean is `x` (unbiased).
+    """`x` on a grid of 2^bits - 1 even levels around 0, rounded at random so that the mean is `x`
+    (unbiased).
 
-    QSGD's idea (Alistarh et al., NeurIPS 2017) with the largest magnitude as scale. Zeros stay zeros.
+    QSGD's idea (Alistarh et al., NeurIPS 2017) with the largest magnitude as scale. Zeros stay
+    zeros.
     """
     scale = x.abs().max() / (2 ** (bits - 1) - 1)
     level = x / scale.clamp_min(torch.finfo(x.dtype).tiny)
@@ -43,7 +46,8 @@ def largest(x: Tensor, count: int) -> Tensor:
 class Quantize(Transform):
     """Send 8- or 16-bit integers and one scale for each tensor instead of 32-bit floats (unbiased).
 
-    Running statistics travel whole: a step of the grid can be greater than a small variance, or bring it below 0.
+    Running statistics travel whole: a step of the grid can be greater than a small variance, or
+    bring it below 0.
 
     Args:
         bits: 8 or 16. 8: a quarter of the bytes.
@@ -66,23 +70,31 @@ class Quantize(Transform):
             self._quantise(client, payload, "quantize upload")
 
     def _quantise(self, client: Client, payload: Payload, purpose: str) -> None:
-        known, layout, size = client.state.received["model"], payload.layout, payload.vector.element_size()
+        known, layout, size = (
+            client.state.received["model"],
+            payload.layout,
+            payload.vector.element_size(),
+        )
         draws, coded = client.generator(purpose), payload.sent & layout.is_parameter
         client.flops += 9 * int(layout.numbers[coded].sum())
-        payload.vector = _coded(payload, known, lambda change: quantised(change, self.bits, draws), coded)
+        payload.vector = _coded(
+            payload, known, lambda change: quantised(change, self.bits, draws), coded
+        )
         bits = np.where(layout.is_parameter, self.bits, 8 * size)
         payload.block_bytes = layout.numbers * bits // 8 + size * layout.is_parameter
 
 
 @dataclass
 class TopK(Transform):
-    """Upload only the largest differences from the server's copy, each with its position; later rounds send the rest.
+    """Upload only the largest differences from the server's copy, each with its position; later
+    rounds send the rest.
 
-    What was left out stays in the next difference: error feedback in the sense of Stich, Cordonnier, Jaggi (Sparsified
-    SGD with Memory, NeurIPS 2018), on models instead of gradients.
+    What was left out stays in the next difference: error feedback in the sense of Stich,
+    Cordonnier, Jaggi (Sparsified SGD with Memory, NeurIPS 2018), on models instead of gradients.
 
     Args:
-        share: of each tensor's numbers (at least one). 0.1: with 4-byte positions a fifth of the bytes.
+        share: of each tensor's numbers (at least one). 0.1: with 4-byte positions a fifth of the
+            bytes.
     """
 
     changes_upload = True
@@ -98,9 +110,13 @@ class TopK(Transform):
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Keep the largest changes."""
         known = client.state.received["model"]
-        client.flops += 3 * int(payload.layout.numbers[payload.sent].sum())  # differences, magnitudes and sums
+        # differences, magnitudes and sums
+        client.flops += 3 * int(payload.layout.numbers[payload.sent].sum())
         payload.vector = _coded(
-            payload, known, lambda difference: largest(difference, self._count(len(difference))), payload.sent
+            payload,
+            known,
+            lambda difference: largest(difference, self._count(len(difference))),
+            payload.sent,
         )
         counts = np.array([self._count(b.size) for b in payload.layout.blocks], dtype=np.int64)
         payload.block_bytes = counts * (payload.vector.element_size() + 4)
@@ -109,8 +125,11 @@ class TopK(Transform):
         return min(size, max(1, round(self.share * size)))
 
 
-def _coded(payload: Payload, known: Tensor, code: Callable[[Tensor], Tensor], coded: np.ndarray) -> Tensor:
-    """The payload's vector (D,), in the blocks `coded` (bool [B]) `known` plus the coded difference from it."""
+def _coded(
+    payload: Payload, known: Tensor, code: Callable[[Tensor], Tensor], coded: np.ndarray
+) -> Tensor:
+    """The payload's vector (D,), in the blocks `coded` (bool [B]) `known` plus the coded difference
+    from it."""
     vector = payload.vector.clone()
     for block, travels in zip(payload.layout.blocks, coded, strict=True):
         if travels and block.size:

@@ -1,5 +1,5 @@
-"""Whether W&B's server can be reached, and whose variables the environment holds: decided before a run begins, and
-never by asking for a key."""
+"""Whether W&B's server can be reached, and whose variables the environment holds: decided before a
+run begins, and never by asking for a key."""
 
 from __future__ import annotations
 
@@ -16,27 +16,47 @@ Mode = Literal["online", "offline", "disabled"]
 SWEEP = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")
 """What `wandb agent` sets for the run that it starts."""
 OF_ONE_RUN = (
-    *SWEEP, "WANDB_RESUME", "WANDB_RESUME_FROM", "WANDB_FORK_FROM", "WANDB_NAME", "WANDB_RUN_NAME",
-    "WANDB_RUN_STORAGE_ID", "WANDB_RUN_DIR", "WANDB_DIR", "WANDB_ROOT_DIR", "WANDB_X_FILES_DIR", "WANDB__FILES_DIR",
-    "WANDB_X_SYNC_DIR_SUFFIX", "WANDB__SYNC_DIR_SUFFIX", "WANDB_X_LABEL", "WANDB__LABEL",
-)  # fmt: skip
-"""Variables that say which run this is, or where its files lie. Of another job they would make two runs one. All others
-(WANDB_API_KEY, WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE, WANDB_BASE_URL, WANDB_TAGS, ...) are the user's."""
+    *SWEEP,
+    "WANDB_RESUME",
+    "WANDB_RESUME_FROM",
+    "WANDB_FORK_FROM",
+    "WANDB_NAME",
+    "WANDB_RUN_NAME",
+    "WANDB_RUN_STORAGE_ID",
+    "WANDB_RUN_DIR",
+    "WANDB_DIR",
+    "WANDB_ROOT_DIR",
+    "WANDB_X_FILES_DIR",
+    "WANDB__FILES_DIR",
+    "WANDB_X_SYNC_DIR_SUFFIX",
+    "WANDB__SYNC_DIR_SUFFIX",
+    "WANDB_X_LABEL",
+    "WANDB__LABEL",
+)
+"""Variables that say which run this is, or where its files lie. Of another job they would make two
+runs one. All others (WANDB_API_KEY, WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE, WANDB_BASE_URL,
+WANDB_TAGS, ...) are the user's."""
 _PATIENCE = 3.0  # seconds to wait for a sign of life of the W&B server
 
 
 def id_of_agent() -> str | None:
     """The id that `wandb agent` has given to this process's run; None: no agent has started it.
 
-    The variables alone prove nothing: beside them the agent writes the run's parameters into a file of this name.
+    The variables alone prove nothing: beside them the agent writes the run's parameters into a file
+    of this name.
     """
     sweep, run_id, file = (os.environ.get(name, "") for name in SWEEP)
-    by_agent = bool(sweep and run_id) and Path(file).name == f"config-{run_id}.yaml" and Path(file).is_file()
+    by_agent = (
+        bool(sweep and run_id)
+        and Path(file).name == f"config-{run_id}.yaml"
+        and Path(file).is_file()
+    )
     return run_id if by_agent else None
 
 
 def forget_other_runs(keep: tuple[str, ...] = ()) -> list[str]:
-    """Take the variables of `OF_ONE_RUN` but for `keep` out of this process's environment, before W&B reads it.
+    """Take the variables of `OF_ONE_RUN` but for `keep` out of this process's environment, before
+    W&B reads it.
 
     Returns:
         Their names.
@@ -48,13 +68,17 @@ def forget_other_runs(keep: tuple[str, ...] = ()) -> list[str]:
 
 
 def possible_mode() -> tuple[Mode, str]:
-    """What `auto` comes to (online, offline or disabled), and why it is not online. Never asks for a key."""
+    """What `auto` comes to (online, offline or disabled), and why it is not online. Never asks for
+    a key."""
     import wandb
 
     try:
         settings = wandb.setup(wandb.Settings(silent=True)).settings
         if settings.mode in ("disabled", "offline", "dryrun"):
-            return "disabled" if settings.mode == "disabled" else "offline", f"W&B is set to {settings.mode}"
+            return (
+                "disabled" if settings.mode == "disabled" else "offline",
+                f"W&B is set to {settings.mode}",
+            )
         if not wandb.login(prompt=False, verify=False):
             return "offline", "no API key is known (set WANDB_API_KEY, or run: wandb login)"
     except Exception as error:
@@ -92,7 +116,8 @@ def answers(host: str, port: int) -> bool:
 
 
 def let_go(exit_code: int = 1) -> None:
-    """Part with W&B's helper, or where it is gone W&B prints a traceback at the end; and with W&B's settings."""
+    """Part with W&B's helper, or where it is gone W&B prints a traceback at the end; and with W&B's
+    settings."""
     import wandb
 
     with contextlib.suppress(Exception):

@@ -1,12 +1,15 @@
-"""A relation that groups clients in one layer where losses on samples that training has not seen ask for it.
+"""A relation that groups clients in one layer where losses on samples that training has not seen
+ask for it.
 
-Rounds 1 to 3 are FedAvg's: all clients begin from one model, so the cosines of their steps can be compared. Where they
-fall into two heaps far apart, pairs of the upper heap are of one group, and rounds 4 to 6 try three candidates:
-FedAvg's rows in all layers (M), the group's in the last layer (H), or in the first (I). In round t client i begins from
-candidate (i + t) mod 3, a Latin square, without its own model, and reports its loss before and after training on two
-halves, each sample by the model of the other half. What wins over all clients stays; FedAvg's rows if nothing does.
+Rounds 1 to 3 are FedAvg's: all clients begin from one model, so the cosines of their steps can be
+compared. Where they fall into two heaps far apart, pairs of the upper heap are of one group, and
+rounds 4 to 6 try three candidates: FedAvg's rows in all layers (M), the group's in the last layer
+(H), or in the first (I). In round t client i begins from candidate (i + t) mod 3, a Latin square,
+without its own model, and reports its loss before and after training on two halves, each sample by
+the model of the other half. What wins over all clients stays; FedAvg's rows if nothing does.
 
-Geometry alone cannot tell label skew, where groups cost, from conflict, where they gain: losses after training can.
+Geometry alone cannot tell label skew, where groups cost, from conflict, where they gain: losses
+after training can.
 """
 
 from __future__ import annotations
@@ -26,16 +29,19 @@ from fl_lightning.core.relation import Weights
 from fl_lightning.foundation import log
 
 COMPARED = 3
-"""Rounds whose steps are compared. After 3, 12 of 12 seeds had the planted groups (ours, validation data)."""
+"""Rounds whose steps are compared. After 3, 12 of 12 seeds had the planted groups (ours, validation
+data)."""
 TRIED = 3
-"""Rounds of trial: in each, a third of the clients tries a candidate, and every client tries every one."""
+"""Rounds of trial: in each, a third of the clients tries a candidate, and every client tries every
+one."""
 LAST = COMPARED + TRIED
 """Rounds before groups are settled, where the run has more."""
 FEWEST = 4
 """Clients. With fewer there are three pairs at most, of which nothing splits (ours)."""
 CLEAR, CLEARER = 2.0, 3.0
-"""Standard errors by which a candidate must be better than FedAvg's rows: some 95 %. The first layer must beat the last
-by the second: it has more numbers, and of candidates alike in validation loss the smaller one does less harm (ours)."""
+"""Standard errors by which a candidate must be better than FedAvg's rows: some 95 %. The first
+layer must beat the last by the second: it has more numbers, and of candidates alike in validation
+loss the smaller one does less harm (ours)."""
 ROUNDING = 1e-6
 """Gaps of cosines, and gains relative to the mean loss, that are rounding of 32 bits."""
 MOST_NAMED = 50
@@ -55,9 +61,11 @@ EVIDENCE = ("separation", "z_last", "z_first", "z_first_over_last")
 
 
 def split(values: Tensor) -> tuple[float, float]:
-    """Otsu's threshold of `values` (k,), and d', the distance of the heaps' means in standard deviations within.
+    """Otsu's threshold of `values` (k,), and d', the distance of the heaps' means in standard
+    deviations within.
 
-    (Otsu, IEEE Transactions on Systems, Man and Cybernetics 1979.) d' is 0 where values are equal but for rounding.
+    (Otsu, IEEE Transactions on Systems, Man and Cybernetics 1979.) d' is 0 where values are equal
+    but for rounding.
     """
     ordered = values.double().sort().values
     n = len(ordered)
@@ -108,7 +116,11 @@ def gains(losses: Tensor, begun: int) -> dict[tuple[int, int], float]:
     y = losses[rounds, clients]
     tried = candidate(clients, begun + 1 + rounds)
     one_hot = torch.nn.functional.one_hot
-    parts = [one_hot(clients, losses.shape[1]), one_hot(rounds, TRIED)[:, 1:], one_hot(tried, 3)[:, 1:]]
+    parts = [
+        one_hot(clients, losses.shape[1]),
+        one_hot(rounds, TRIED)[:, 1:],
+        one_hot(tried, 3)[:, 1:],
+    ]
     X = torch.cat(parts, 1).double()
     X = X[:, X.any(0)]
     free = len(y) - X.shape[1]
@@ -117,7 +129,11 @@ def gains(losses: Tensor, begun: int) -> dict[tuple[int, int], float]:
     inverse = torch.linalg.inv(X.T @ X)
     effects = inverse @ (X.T @ y)
     variance = (y - X @ effects).square().sum() / free
-    contrasts = {(HEAD, EVERYWHERE): (-1.0, 0.0), (FIRST, EVERYWHERE): (0.0, -1.0), (FIRST, HEAD): (1.0, -1.0)}
+    contrasts = {
+        (HEAD, EVERYWHERE): (-1.0, 0.0),
+        (FIRST, EVERYWHERE): (0.0, -1.0),
+        (FIRST, HEAD): (1.0, -1.0),
+    }
     least = ROUNDING * float(y.abs().mean())
     scores: dict[tuple[int, int], float] = {}
     for pair, weights in contrasts.items():
@@ -146,15 +162,24 @@ class CrossFittedCube(Relation):
 
     def on_fit_start(self, run: RunContext) -> None:
         """Which layers are the last and the first."""
-        blocks = [block for group in run.groups for block in group.layout.blocks if block.kind == "parameter"]
+        blocks = [
+            block
+            for group in run.groups
+            for block in group.layout.blocks
+            if block.kind == "parameter"
+        ]
         head = sorted({block.layer for block in blocks if block.head})
-        self._layers = {HEAD: head, FIRST: sorted({block.layer for block in blocks} - set(head))[:1]}
+        self._layers = {
+            HEAD: head,
+            FIRST: sorted({block.layer for block in blocks} - set(head))[:1],
+        }
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
-        """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise`; `averaged` (N,), who is in FedAvg's
-        model; `told` (N,), who has its share; `cosines` (2, N, N), sums and counts; `near` (N, N), who is of one group;
-        `losses` (2, TRIED, N), before and after training; `state` (4,): the last round, stage, choice, the last round
-        before the trial; `evidence`, by `EVIDENCE`. Infinite: none yet."""
+        """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise`; `averaged` (N,),
+        who is in FedAvg's model; `told` (N,), who has its share; `cosines` (2, N, N), sums and
+        counts; `near` (N, N), who is of one group; `losses` (2, TRIED, N), before and after
+        training; `state` (4,): the last round, stage, choice, the last round before the trial;
+        `evidence`, by `EVIDENCE`. Infinite: none yet."""
         n, layers = run.clients, len(run.layer_names)
         nothing = math.inf
         return {
@@ -171,13 +196,14 @@ class CrossFittedCube(Relation):
     # ---------------------------------------------------------------- what is sent
 
     def own_mixes(self, server: Server) -> bool:
-        """Whether clients receive mixes of their own in this round; else all receive FedAvg's model."""
+        """Whether clients receive mixes of their own in this round; else all receive FedAvg's
+        model."""
         _, stage, choice, _ = server.memory["cross.state"].tolist()
         return stage == TRIES or choice != EVERYWHERE
 
     def sent(self, server: Server) -> dict[int, Payload]:
-        """FedAvg's model for everybody, or each client's own mix. Beside it once the `share` of noise (L,) in its step,
-        and in a trial `trial` ()."""
+        """FedAvg's model for everybody, or each client's own mix. Beside it once the `share` of
+        noise (L,) in its step, and in a trial `trial` ()."""
         memory = server.memory
         payloads = server.only.mix_by(self) if self.own_mixes(server) else self._one_for_all(server)
         for c, payload in payloads.items():
@@ -194,7 +220,9 @@ class CrossFittedCube(Relation):
         group = server.only
         averaged = server.memory["cross.averaged"].nonzero()[:, 0].tolist() or server.cohort
         row = server.shares(averaged)
-        group.weighed = Weights(group.group, row.expand(1, len(server.cohort), -1), list(server.cohort), averaged)
+        group.weighed = Weights(
+            group.group, row.expand(1, len(server.cohort), -1), list(server.cohort), averaged
+        )
         payloads = group.send(dict.fromkeys(group.here, group["model"]))
         own = dict(zip(averaged, row.tolist(), strict=True))
         for c, payload in payloads.items():
@@ -252,14 +280,19 @@ class CrossFittedCube(Relation):
             statistics = server.statistics[c]
             add_noise(sums, count, n, statistics["step"].double(), statistics["noise"])
         if first and not measured:
-            _say(server.run, "no client has enough samples to measure its noise: all of a step counts as noise")
+            _say(
+                server.run,
+                "no client has enough samples to measure its noise: all of a step counts as noise",
+            )
 
     def _compare(self, server: Server) -> None:
         """Add the cosines of the steps of those who answered, all of which began from one model."""
         who, group = torch.tensor(server.answered), server.only
         if not len(who):
             return
-        products = group.gram(server.answered, since="sent", blocks=group.layout.is_parameter).full[0]
+        products = group.gram(server.answered, since="sent", blocks=group.layout.is_parameter).full[
+            0
+        ]
         lengths = products.diagonal().clamp_min(1e-300).sqrt()
         sums, count = server.memory["cross.cosines"]
         sums[who[:, None], who] += products / lengths[:, None] / lengths
@@ -291,11 +324,17 @@ class CrossFittedCube(Relation):
         threshold, distance = split(cosines[upper[0], upper[1]])
         memory["cross.evidence"][0] = min(distance, 1 / ROUNDING)
         if distance <= self.guard:
-            what = f"clients' steps do not fall into groups (d' {distance:.1f}, not above {self.guard:g})"
+            what = (
+                f"clients' steps do not fall into groups (d' {distance:.1f}, not above "
+                f"{self.guard:g})"
+            )
             return _say(run, f"{what}: all receive FedAvg's model")
         memory["cross.near"][:] = (cosines > threshold).long()
         state[1], state[3] = TRIES, server.round
-        what = f"clients' steps fall into groups (d' {distance:.1f}), {_named(run, memory['cross.near'])}"
+        what = (
+            f"clients' steps fall into groups (d' {distance:.1f}), "
+            f"{_named(run, memory['cross.near'])}"
+        )
         rounds = f"rounds {server.round + 1} to {server.round + TRIED}"
         _say(run, f"{what}; {rounds} try them in the last layer, and in the first")
 
@@ -319,9 +358,14 @@ class CrossFittedCube(Relation):
         memory["cross.evidence"][1:] = torch.tensor([last, first, over], dtype=torch.float64)
         choice = FIRST if first > CLEAR and over > CLEARER else HEAD if last > CLEAR else EVERYWHERE
         memory["cross.state"][1:3] = torch.tensor([SETTLED, choice])
-        scores = f"z {last:.1f} in the last layer, {first:.1f} in the first, {over:.1f} of the first over the last"
+        scores = (
+            f"z {last:.1f} in the last layer, {first:.1f} in the first, {over:.1f} of the first "
+            f"over the last"
+        )
         if choice == EVERYWHERE:
-            return _say(run, f"held-out losses do not ask for groups ({scores}): all receive FedAvg's model")
+            return _say(
+                run, f"held-out losses do not ask for groups ({scores}): all receive FedAvg's model"
+            )
         where = "first" if choice == FIRST else "last"
         _say(run, f"grouped in the {where} layer ({scores}): {_named(run, memory['cross.near'])}")
 
@@ -336,18 +380,24 @@ class CrossFittedCube(Relation):
             named = zip(run.layer_names, shares.tolist(), strict=True)
             self._measured = {f"noise_share_{name}": share for name, share in named}
         evidence = zip(EVIDENCE, memory["cross.evidence"].tolist(), strict=True)
-        self._measured |= {f"groups_{name}": value for name, value in evidence if math.isfinite(value)}
+        self._measured |= {
+            f"groups_{name}": value for name, value in evidence if math.isfinite(value)
+        }
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
-        """`noise_share_LAYER`: of a client's step, mean over the round's; `groups_...`: what groups go by."""
+        """`noise_share_LAYER`: of a client's step, mean over the round's; `groups_...`: what groups
+        go by."""
         return self._measured
 
     def chosen(self, run: RunContext) -> dict[str, Any]:
-        """For the summary: `grouped_layers`, and where there are any the `client_groups`, by number."""
+        """For the summary: `grouped_layers`, and where there are any the `client_groups`, by
+        number."""
         memory = run.server.memory
         choice = int(memory["cross.state"][2])
         layers = [run.layer_names[k] for k in self._layers.get(choice, [])]
-        return {"grouped_layers": layers} | ({"client_groups": components(memory["cross.near"])} if layers else {})
+        return {"grouped_layers": layers} | (
+            {"client_groups": components(memory["cross.near"])} if layers else {}
+        )
 
 
 def _some(rows: Tensor, otherwise: Tensor) -> Tensor:
@@ -359,8 +409,13 @@ def _named(run: RunContext, near: Tensor) -> str:
     """Groups in words: `0, 2 | 1, 3`."""
     groups, names = components(near), run.data.client_names
     if run.clients > MOST_NAMED:
-        return f"{len(groups)} of {', '.join(str(len(group)) for group in groups[:MOST_NAMED])} clients"
-    return " | ".join(", ".join(names[c] if c < len(names) else str(c) for c in group) for group in groups)
+        return (
+            f"{len(groups)} of {', '.join(str(len(group)) for group in groups[:MOST_NAMED])} "
+            f"clients"
+        )
+    return " | ".join(
+        ", ".join(names[c] if c < len(names) else str(c) for c in group) for group in groups
+    )
 
 
 def _say(run: RunContext, what: str) -> None:

@@ -1,4 +1,5 @@
-"""The learned relation cube R[client, layer, client] of KAPC, and the small problem that each of its rows solves.
+"""The learned relation cube R[client, layer, client] of KAPC, and the small problem that each of
+its rows solves.
 
 For fixed models, row r of client i in one layer minimises
 
@@ -27,8 +28,11 @@ from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.rng import numpy_rng
 
 
-def gradient(R: Tensor, gram: Gram, prior: Tensor, lam: float, beta: float | Tensor, places: Tensor) -> Tensor:
-    """Gradient of the rows' problem, 2 lam (r G - G_i) + beta (r - p), from centred parts (KAPC, AAAI, Eq. 12).
+def gradient(
+    R: Tensor, gram: Gram, prior: Tensor, lam: float, beta: float | Tensor, places: Tensor
+) -> Tensor:
+    """Gradient of the rows' problem, 2 lam (r G - G_i) + beta (r - p), from centred parts (KAPC,
+    AAAI, Eq. 12).
 
     Args:
         R: rows (L, m, n).
@@ -45,11 +49,14 @@ def gradient(R: Tensor, gram: Gram, prior: Tensor, lam: float, beta: float | Ten
     D = R - own
     excess = D.sum(-1, keepdim=True)  # 0 while rows sum to 1
     shift = (D @ gram.offset[:, :, None]) + gram.mean_square[:, None, None] * excess
-    return 2 * lam * (D @ gram.centred + excess * gram.offset[:, None, :] + shift) + beta * (R - prior)
+    return 2 * lam * (D @ gram.centred + excess * gram.offset[:, None, :] + shift) + beta * (
+        R - prior
+    )
 
 
 def normalised(R: Tensor, projection: str) -> Tensor:
-    """Rows brought back after a step: `simplex`, `clamp` (negatives to 0, then divided), `divide` or `none`."""
+    """Rows brought back after a step: `simplex`, `clamp` (negatives to 0, then divided), `divide`
+    or `none`."""
     if projection == "simplex":
         return to_simplex(R)
     if projection == "clamp":
@@ -60,8 +67,8 @@ def normalised(R: Tensor, projection: str) -> Tensor:
 def exact(C: Tensor, prior: Tensor, rho: Tensor, places: Tensor) -> Tensor:
     """The rows that solve min ||r W - w_i||^2 + rho ||r - p||^2 with sum r = 1 and r >= 0 exactly.
 
-    Without r >= 0 the answer is closed: R = I - rho (I - 1 p^T)(C + rho I)^-1. Rows with negative entries go on with
-    `simplex_rows`.
+    Without r >= 0 the answer is closed: R = I - rho (I - 1 p^T)(C + rho I)^-1. Rows with negative
+    entries go on with `simplex_rows`.
 
     Args:
         C: centred Gram matrices (L, n, n).
@@ -83,7 +90,8 @@ def exact(C: Tensor, prior: Tensor, rho: Tensor, places: Tensor) -> Tensor:
             R[layer] = prior
         else:
             H = C[layer] + strength * eye
-            closed = eye - strength * torch.linalg.solve(H, (eye - prior).T).T  # (I - 1 p^T) H^-1, H symmetric
+            # (I - 1 p^T) H^-1, H symmetric
+            closed = eye - strength * torch.linalg.solve(H, (eye - prior).T).T
             R[layer] = closed[places]
             bad = (R[layer] < 0).any(-1)
             if bad.any():
@@ -96,27 +104,38 @@ class CubeSettings:
     """How the rows of a learned relation are found.
 
     Args:
-        lam: weight of the coaching term. 1: the ablation's middle value (the headline tables do not state it).
+        lam: weight of the coaching term. 1: the ablation's middle value (the headline tables do not
+            state it).
         beta: weight of the prior on the relation. 0.01: the ablation's middle value at alpha = 0.1.
         eta_r: step size on the relation. 0.01: paper.
         relation_steps: steps on the relation in a round, E_r. 1: paper.
-        projection: how a stepped row is brought back to sum 1; unstable without (docs/decisions/0004).
-        solver: `step`, the paper's; `exact` solves each row's problem, where only beta / (2 lam) = rho matters.
-        prior: p is 1/N (`uniform`, paper) or each client's share of the training samples (`samples`).
-        rho_units: `absolute` (paper), or rho in units of each layer's `spread`, its mean squared distance from the mean
-            model (exact solver only).
-        partial: how a partial cohort's rows are written back; `literal` is the journal's Alg. 5 (docs/decisions/0004).
-        init: rows begin at 1/N (`uniform`), or each is drawn evenly from the simplex (`random`: the papers). uniform:
-            our choice, since with a step of 0.01 rows hardly move: random ones stay random (docs/decisions/0004).
-        rho: strength of the prior in the exact problem; null: beta / (2 lam). With one of its own lam may be 0: rows
-            without a proximal term.
-        sources: whose last-known models are mixed: the `cohort`'s (journal, Alg. 5; a client that has not uploaded yet
-            counts with the initial model), or those of everyone who has `uploaded` so far, and one's own.
+        projection: how a stepped row is brought back to sum 1; unstable without
+            (docs/decisions/0004).
+        solver: `step`, the paper's; `exact` solves each row's problem, where only beta / (2 lam) =
+            rho matters.
+        prior: p is 1/N (`uniform`, paper) or each client's share of the training samples
+            (`samples`).
+        rho_units: `absolute` (paper), or rho in units of each layer's `spread`, its mean squared
+            distance from the mean model (exact solver only).
+        partial: how a partial cohort's rows are written back; `literal` is the journal's Alg. 5
+            (docs/decisions/0004).
+        init: rows begin at 1/N (`uniform`), or each is drawn evenly from the simplex (`random`: the
+            papers). uniform: our choice, since with a step of 0.01 rows hardly move: random ones
+            stay random (docs/decisions/0004).
+        rho: strength of the prior in the exact problem; null: beta / (2 lam). With one of its own
+            lam may be 0: rows without a proximal term.
+        sources: whose last-known models are mixed: the `cohort`'s (journal, Alg. 5; a client that
+            has not uploaded yet counts with the initial model), or those of everyone who has
+            `uploaded` so far, and one's own.
     """
 
     lam: NonNegativeFloat = searched(1.0, LogRange(0.05, 3), "the papers' ablation: 0.05 to 3")
-    beta: NonNegativeFloat = searched(0.01, LogRange(0.005, 10), "the papers' ablation: 0.005 to 10")
-    eta_r: NonNegativeFloat = searched(0.01, LogRange(0.01, 1), "the papers', to 100 times, where the relation moves")
+    beta: NonNegativeFloat = searched(
+        0.01, LogRange(0.005, 10), "the papers' ablation: 0.005 to 10"
+    )
+    eta_r: NonNegativeFloat = searched(
+        0.01, LogRange(0.01, 1), "the papers', to 100 times, where the relation moves"
+    )
     relation_steps: NonNegativeInt = 1
     projection: Literal["simplex", "clamp", "divide", "none"] = "simplex"
     solver: Literal["step", "exact"] = "step"
@@ -136,11 +155,13 @@ class CubeSettings:
 
 
 class LearnedCube(Relation):
-    """KAPC's relation: a row per client and layer, stepped or solved each round on the cohort's last-known models.
+    """KAPC's relation: a row per client and layer, stepped or solved each round on the cohort's
+    last-known models.
 
-    With a cohort smaller than the federation the cohort's slice of a row is brought to sum 1, updated, and written back
-    scaled to the mass it had (`preserve`), or written back and the whole row divided by its sum (`literal`, the
-    journal's Alg. 5, which moves weight to oneself without any gradient).
+    With a cohort smaller than the federation the cohort's slice of a row is brought to sum 1,
+    updated, and written back scaled to the mass it had (`preserve`), or written back and the whole
+    row divided by its sum (`literal`, the journal's Alg. 5, which moves weight to oneself without
+    any gradient).
     """
 
     per_layer = measures = True
@@ -150,16 +171,21 @@ class LearnedCube(Relation):
         self.sources = settings.sources
         self.sums_to_one = settings.solver == "exact" or settings.projection != "none"
         self._terms: dict[int, tuple[float, float]] = {}
-        """By receiver, of its last round: its prior's part of the objective, and the squared norm of its gradient."""
+        """By receiver, of its last round: its prior's part of the objective, and the squared norm
+        of its gradient."""
         self._note = ""
         """A line for the user with the first weights."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Have rank 0 say what rho comes to, once the first round has begun: nothing may be refused after it."""
+        """Have rank 0 say what rho comes to, once the first round has begun: nothing may be refused
+        after it."""
         units = " of each layer's spread" if self.settings.rho_units == "spread" else ""
         if run.is_main:
             which = "rho" if self.settings.rho is not None else "rho = beta / (2 lam)"
-            self._note = f"relation: solver {self.settings.solver}, {which} = {self.settings.strength:g}{units}"
+            self._note = (
+                f"relation: solver {self.settings.solver}, {which} = "
+                f"{self.settings.strength:g}{units}"
+            )
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """`relation`: the cube (N, layers, N), all 1/N or rows drawn evenly from the simplex.
@@ -173,7 +199,8 @@ class LearnedCube(Relation):
         return {"relation": torch.full((n, layers, n), 1.0 / n, dtype=torch.float64)}
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """The updated rows of the cohort, (L, m, n); the cube in the server's memory is updated with them.
+        """The updated rows of the cohort, (L, m, n); the cube in the server's memory is updated
+        with them.
 
         Raises:
             RunFailed: the rows left the finite numbers (an unstable step without a projection).
@@ -185,7 +212,9 @@ class LearnedCube(Relation):
         receivers, sources = torch.tensor(inputs.receivers), torch.tensor(inputs.sources)
         part = cube[receivers][:, :, sources].transpose(0, 1)  # (L, m, n)
         n = len(sources)
-        mass = torch.ones_like(part[..., :1]) if self._unbound(n, cube) else part.sum(-1, keepdim=True)
+        mass = (
+            torch.ones_like(part[..., :1]) if self._unbound(n, cube) else part.sum(-1, keepdim=True)
+        )
         prior = torch.full((n,), 1.0 / n, dtype=torch.float64)
         if self.settings.prior == "samples":
             prior = inputs.samples / inputs.samples.sum()
@@ -198,50 +227,72 @@ class LearnedCube(Relation):
         squares = step.square().sum((0, 2))
         if self.settings.solver == "exact":
             rho = torch.full((inputs.layers,), self.settings.strength, dtype=torch.float64)
-            if self.settings.rho_units == "spread":  # in units of the layer's mean squared distance from the mean model
+            # in units of the layer's mean squared distance from the mean model
+            if self.settings.rho_units == "spread":
                 spread = gram.centred.diagonal(dim1=1, dim2=2).mean(-1)
                 rho = torch.where(spread > 0, rho * spread, torch.full_like(rho, float("inf")))
             R = exact(gram.centred, prior, rho, inputs.places)
         else:
             for k in range(self.settings.relation_steps):
-                step = step if k == 0 else gradient(R, gram, prior, self.settings.lam, beta, inputs.places)
+                step = (
+                    step
+                    if k == 0
+                    else gradient(R, gram, prior, self.settings.lam, beta, inputs.places)
+                )
                 R = normalised(R - self.settings.eta_r * step, self.settings.projection)
         if not R.isfinite().all():
             raise RunFailed(
-                f"the relation left the finite numbers: a step of eta_r = {self.settings.eta_r} with projection = "
-                f"{self.settings.projection!r} is unstable; use projection simplex, or a smaller eta_r"
+                f"the relation left the finite numbers: a step of eta_r = {self.settings.eta_r} "
+                f"with projection = "
+                f"{self.settings.projection!r} is unstable; use projection simplex, or a smaller "
+                f"eta_r"
             )
         self._write_back(cube, R, mass, receivers, sources)
         terms = (beta / 2 * (R - prior).square()).sum((0, 2))
-        self._terms |= dict(zip(inputs.receivers, zip(terms.tolist(), squares.tolist(), strict=True), strict=True))
+        self._terms |= dict(
+            zip(inputs.receivers, zip(terms.tolist(), squares.tolist(), strict=True), strict=True)
+        )
         return R
 
     def _gram(self, inputs: RelationInputs) -> Gram:
         return inputs.gram()
 
     def _beta(self, gram: Gram) -> float | Tensor:
-        """The prior's weight: beta, or what `rho` comes to; in units of `spread` that of each layer, (L, 1, 1)."""
+        """The prior's weight: beta, or what `rho` comes to; in units of `spread` that of each
+        layer, (L, 1, 1)."""
         if self.settings.solver == "step":
             return self.settings.beta
-        beta = self.settings.beta if self.settings.rho is None else 2 * self.settings.lam * self.settings.rho
+        beta = (
+            self.settings.beta
+            if self.settings.rho is None
+            else 2 * self.settings.lam * self.settings.rho
+        )
         if self.settings.rho_units == "absolute":
             return beta
         return beta * gram.centred.diagonal(dim1=1, dim2=2).mean(-1)[:, None, None]
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
-        """KAPC's objective (AAAI, Eq. 7 and 8, without their m_i / m) over the round's clients, and how steep it is.
+        """KAPC's objective (AAAI, Eq. 7 and 8, without their m_i / m) over the round's clients, and
+        how steep it is.
 
-        F = sum_i [ f_i(w_i) + lam sum_l ||w_i^l - s_i^l||^2 + (beta / 2) ||r_i - p||^2 ], where the first two are means
-        over the client's local steps (train_loss), and r_i are the rows by which s_i was mixed.
+        F = sum_i [ f_i(w_i) + lam sum_l ||w_i^l - s_i^l||^2 + (beta / 2) ||r_i - p||^2 ], where the
+        first two are means over the client's local steps (train_loss), and r_i are the rows by
+        which s_i was mixed.
         """
         terms = [self._terms[c["client"]] for c in clients]
         steps = [c.pop("gradient_norm", 0.0) for c in clients]
         prior = math.fsum(term for term, _ in terms)
-        losses = {name: [c[name] for c in clients if name in c] for name in ("train_loss", "coaching_loss")}
+        losses = {
+            name: [c[name] for c in clients if name in c]
+            for name in ("train_loss", "coaching_loss")
+        }
         losses_by_name: dict[str, float] = {}
         if len(losses["train_loss"]) == len(clients):  # of a client that took no step there is none
             coaching = math.fsum(losses["coaching_loss"])
-            losses_by_name = {"objective": math.fsum(losses["train_loss"]) + prior, "objective_coaching": coaching}
+            losses_by_name = {
+                "objective": math.fsum(losses["train_loss"]) + prior,
+                "objective_coaching": coaching,
+            }
         return losses_by_name | {
             "objective_relation": prior,
             "gradient_norm_relation": math.sqrt(math.fsum(square for _, square in terms)),
@@ -249,17 +300,21 @@ class LearnedCube(Relation):
         }
 
     def flops(self, layers: int, receivers: int, sources: int) -> int:
-        """Of the steps, or of the exact closed form (n^3 solves; rows that go on to pivoting cost more, uncounted)."""
+        """Of the steps, or of the exact closed form (n^3 solves; rows that go on to pivoting cost
+        more, uncounted)."""
         m, n = receivers, sources
         if self.settings.solver == "exact":
             return layers * (8 * n**3 // 3 + 3 * n * n)
         return self.settings.relation_steps * layers * (2 * m * n * n + 10 * m * n)
 
     def _unbound(self, sources: int, cube: Tensor) -> bool:
-        """Whether rows keep the sum that the steps gave them: without a projection, where everybody takes part."""
+        """Whether rows keep the sum that the steps gave them: without a projection, where everybody
+        takes part."""
         return not self.sums_to_one and sources == cube.shape[0]
 
-    def _write_back(self, cube: Tensor, R: Tensor, mass: Tensor, receivers: Tensor, sources: Tensor) -> None:
+    def _write_back(
+        self, cube: Tensor, R: Tensor, mass: Tensor, receivers: Tensor, sources: Tensor
+    ) -> None:
         rows = cube[receivers]
         if self.settings.partial == "literal":
             rows[:, :, sources] = R.transpose(0, 1)

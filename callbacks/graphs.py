@@ -1,4 +1,5 @@
-"""Relations that are graphs of clients: HeurFedAMP's and pFedGraph's by cosines of models, FedU's given beforehand."""
+"""Relations that are graphs of clients: HeurFedAMP's and pFedGraph's by cosines of models, FedU's
+given beforehand."""
 
 from __future__ import annotations
 
@@ -15,14 +16,17 @@ from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.rng import numpy_rng
 
 TINY = 1e-3
-"""A vector so much shorter than the longest has no direction that inner products of 32 bits could tell: they round at
-some 1e-7 of the squared lengths. What a client has changed that has not uploaded yet is 0, but for that."""
+"""A vector so much shorter than the longest has no direction that inner products of 32 bits could
+tell: they round at some 1e-7 of the squared lengths. What a client has changed that has not
+uploaded yet is 0, but for that."""
 WEAKEST = 1e-9
-"""A proximal weight that only decides between cosines that differ by less than it; 64 bits suffice for its inverse."""
+"""A proximal weight that only decides between cosines that differ by less than it; 64 bits suffice
+for its inverse."""
 
 
 def cosines(G: Tensor) -> Tensor:
-    """Cosines (n, n) of the vectors with the inner products `G` (n, n); 0 where one is 0, or `TINY` beside the longest.
+    """Cosines (n, n) of the vectors with the inner products `G` (n, n); 0 where one is 0, or `TINY`
+    beside the longest.
 
     Raises:
         RunFailed: one is not finite.
@@ -36,7 +40,8 @@ def cosines(G: Tensor) -> Tensor:
 
 @dataclass
 class CosineAttention(Relation):
-    """HeurFedAMP's message passing: one's own weight is given, the rest goes to others by softmax(sigma cos).
+    """HeurFedAMP's message passing: one's own weight is given, the rest goes to others by
+    softmax(sigma cos).
 
     Args:
         own: xi_ii.
@@ -57,7 +62,9 @@ class CosineAttention(Relation):
             return torch.ones(1, len(inputs.receivers), 1, dtype=torch.float64)
         scores = self.sigma * cosines(inputs.gram().total().full[0])
         others = torch.softmax(scores.fill_diagonal_(-torch.inf), 1)
-        return ((1 - self.own) * others + self.own * torch.eye(n, dtype=torch.float64))[inputs.places][None]
+        return ((1 - self.own) * others + self.own * torch.eye(n, dtype=torch.float64))[
+            inputs.places
+        ][None]
 
     def flops(self, layers: int, receivers: int, sources: int) -> int:
         """Sums over layers, cosines, exponentials (counted as one each) and shares."""
@@ -66,13 +73,15 @@ class CosineAttention(Relation):
 
 @dataclass
 class CollaborationGraph(Relation):
-    """pFedGraph's rows: those that minimise alpha ||r - p||^2 - sum_j r_j cos(i, j) over the simplex.
+    """pFedGraph's rows: those that minimise alpha ||r - p||^2 - sum_j r_j cos(i, j) over the
+    simplex.
 
-    That is the projection of p + cos_i / (2 alpha), p being shares of the training samples and cosines those of what
-    has changed in the clients' parameters since the initial model.
+    That is the projection of p + cos_i / (2 alpha), p being shares of the training samples and
+    cosines those of what has changed in the clients' parameters since the initial model.
 
     Args:
-        alpha: weight of the distance from p. 0: none, a row is as with `WEAKEST`: on the most alike, among equals by p.
+        alpha: weight of the distance from p. 0: none, a row is as with `WEAKEST`: on the most
+            alike, among equals by p.
         near: a cosine above it counts as 1.
         sources: as in `Attention`.
     """
@@ -97,8 +106,9 @@ class CollaborationGraph(Relation):
 
 
 def random_graph(clients: int, seed: int) -> Tensor:
-    """FedU's graph of clients on MNIST, and FEDORA's random similarity: symmetric (N, N), float64, each number the mean
-    of two draws of U(0, 1), or 0 where that is below 0.25 (the authors' code of FedU); 0 on the diagonal.
+    """FedU's graph of clients on MNIST, and FEDORA's random similarity: symmetric (N, N), float64,
+    each number the mean of two draws of U(0, 1), or 0 where that is below 0.25 (the authors' code
+    of FedU); 0 on the diagonal.
     """
     drawn = torch.from_numpy(numpy_rng(seed, "fedu graph").random((clients, clients)))
     a = (drawn + drawn.T) / 2
@@ -123,11 +133,15 @@ class Laplacian(Relation):
         """`graph` (N, N): a, symmetric, 0 on the diagonal."""
         if self.graph == "random":
             return {"graph": random_graph(run.clients, run.config.seed)}
-        return {"graph": torch.ones(run.clients, run.clients, dtype=torch.float64).fill_diagonal_(0)}
+        return {
+            "graph": torch.ones(run.clients, run.clients, dtype=torch.float64).fill_diagonal_(0)
+        }
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` if own weights could turn negative in a cohort."""
-        neighbours = run.server.memory["graph"].sort(1, descending=True).values[:, : run.cohort_size - 1]
+        neighbours = (
+            run.server.memory["graph"].sort(1, descending=True).values[:, : run.cohort_size - 1]
+        )
         most = float(neighbours.sum(1).max())
         if self.gamma * most > 1:
             allowed = f"this graph takes at most {1 / most:.4g}, or own weights turn negative"

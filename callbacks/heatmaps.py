@@ -1,4 +1,5 @@
-"""Pictures of who holds which classes, who receives from whom, how clients weigh the others' layers, and the scores."""
+"""Pictures of who holds which classes, who receives from whom, how clients weigh the others'
+layers, and the scores."""
 
 from __future__ import annotations
 
@@ -21,40 +22,57 @@ from fl_lightning.results.columns import spread
 from fl_lightning.results.folder import RunFolder
 
 DRAWN = 6
-"""Rounds with files and pictures of single clients unless told otherwise: a run folder keeps few files, and the report
-shows up to a hundred rounds from `relation/`. Ours."""
+"""Rounds with files and pictures of single clients unless told otherwise: a run folder keeps few
+files, and the report shows up to a hundred rounds from `relation/`. Ours."""
 OVERVIEW = "relation/overview"
 
 
 class Heatmaps(Observer):
     """Draw receivers × sources over all layers, for loggers in every round.
 
-    In chosen rounds also layers × clients for chosen receivers (as figure 2 of KAPC does), and all of these as files;
-    at the end the scores by round. Colours of weights run from 0 to 1 by their square roots, in all pictures alike. A
-    picture takes some 15 to 35 ms. Without matplotlib, or if a file cannot be written, a run says so once and goes on.
+    In chosen rounds also layers × clients for chosen receivers (as figure 2 of KAPC does), and all
+    of these as files; at the end the scores by round. Colours of weights run from 0 to 1 by their
+    square roots, in all pictures alike. A picture takes some 15 to 35 ms. Without matplotlib, or if
+    a file cannot be written, a run says so once and goes on.
     """
 
     stage = "draw"
 
-    def __init__(self, every: int | None = None, clients: list[int] | None = None, png: bool = True) -> None:
-        """`every`: rounds between chosen ones (the last round always is); None: six spread over the run. `clients`:
-        whose rows to draw; None: 0, 1 and 2 where they take part, else the first three of the cohort. `png`: also write
-        `figures/` in the run folder.
+    def __init__(
+        self, every: int | None = None, clients: list[int] | None = None, png: bool = True
+    ) -> None:
+        """`every`: rounds between chosen ones (the last round always is); None: six spread over the
+        run. `clients`: whose rows to draw; None: 0, 1 and 2 where they take part, else the first
+        three of the cohort. `png`: also write `figures/` in the run folder.
         """
         fine = every is None or every >= 1
         check("callbacks.heatmaps.every", every, fine, "it must be at least 1, or null")
-        check("callbacks.heatmaps.clients", clients, are_numbers(clients), "it must be a list of client numbers")
+        check(
+            "callbacks.heatmaps.clients",
+            clients,
+            are_numbers(clients),
+            "it must be a list of client numbers",
+        )
         self.every, self.clients, self.png = every, clients, png
         self._split_drawn = self._warned = False
         self._absent = missing("matplotlib")
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` for a client that does not exist. Draw what a run that is resumed was killed over."""
+        """Raise `BadInput` for a client that does not exist. Draw what a run that is resumed was
+        killed over."""
         for client in self.clients or []:
             known = 0 <= client < run.clients
-            check("callbacks.heatmaps.clients", client, known, f"clients are numbered 0 to {run.clients - 1}")
+            check(
+                "callbacks.heatmaps.clients",
+                client,
+                known,
+                f"clients are numbered 0 to {run.clients - 1}",
+            )
         if self._absent and run.is_main:
-            log.say(f"callbacks.heatmaps: no pictures, {self._absent}; without this line: --callbacks.heatmaps null")
+            log.say(
+                f"callbacks.heatmaps: no pictures, {self._absent}; without this line: "
+                f"--callbacks.heatmaps null"
+            )
         folder = RunFolder(run.folder)
         for t in range(1, run.resumed_from + 1 if run.is_main and self.png else 1):
             undrawn = self._due(run, t) and not self._file(run, f"round-{t:04d}-overview").exists()
@@ -79,7 +97,11 @@ class Heatmaps(Observer):
         """Draw the scores by round."""
         if run.is_main and self.png and not self._absent:
             rows, metric = RunFolder(run.folder).read("metrics"), run.data.metric
-            self._save(run, f"{metric.name}-by-round", draw_scores(rows, metric, run.judge, run.folder.name))
+            self._save(
+                run,
+                f"{metric.name}-by-round",
+                draw_scores(rows, metric, run.judge, run.folder.name),
+            )
 
     def pictures(self, run: RunContext, view: RelationView, t: int) -> dict[str, np.ndarray]:
         """The pictures of the relation in round `t`, by their names for loggers."""
@@ -87,7 +109,10 @@ class Heatmaps(Observer):
             return {}
         names = run.data.client_names
         chosen = self._chosen(view.receivers) if self._due(run, t) else []
-        images = {f"relation/client-{client:03d}": draw_client(view, client, t, names) for client in chosen}
+        images = {
+            f"relation/client-{client:03d}": draw_client(view, client, t, names)
+            for client in chosen
+        }
         return images | {OVERVIEW: draw_overview(view, t, names)}
 
     def _write(self, run: RunContext, t: int, images: Mapping[str, np.ndarray]) -> None:
@@ -101,7 +126,10 @@ class Heatmaps(Observer):
                 save_png(image, self._file(run, name))
         except (OSError, MachineFailed) as error:
             if not self._warned:
-                log.say(f"callbacks.heatmaps: figures/{name}.png cannot be written ({error}); the run goes on")
+                log.say(
+                    f"callbacks.heatmaps: figures/{name}.png cannot be written ({error}); the run "
+                    f"goes on"
+                )
             self._warned = True
 
     def _due(self, run: RunContext, round: int) -> bool:

@@ -1,4 +1,5 @@
-"""Loggers beside the run folder: each passes a round's metrics and pictures on to a viewer. Rank 0 alone speaks."""
+"""Loggers beside the run folder: each passes a round's metrics and pictures on to a viewer. Rank 0
+alone speaks."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ from fl_lightning.foundation.csvtable import Row
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.files import atomic_write
-from fl_lightning.results.columns import COLUMNS, CumulativeCosts, in_summary, renamed, shown, spread
+from fl_lightning.results.columns import (
+    COLUMNS,
+    CumulativeCosts,
+    in_summary,
+    renamed,
+    shown,
+    spread,
+)
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.provenance import title_of
 from fl_lightning.results.record import RelationView, RoundRecord
@@ -33,17 +41,24 @@ if TYPE_CHECKING:
 
 PROJECT = "fl_lightning"
 MOST_OVERVIEWS, MOST_FURTHER = 700, 120
-"""Pictures that W&B gets, each a file: of the relation in every round, of longer runs in so many rounds; of others
-about so many in all. With all else a run stays below the 1,000 files that W&B's documentation advises."""
+"""Pictures that W&B gets, each a file: of the relation in every round, of longer runs in so many
+rounds; of others about so many in all. With all else a run stays below the 1,000 files that W&B's
+documentation advises."""
 
 
 class TensorBoard(Observer):
-    """Scalars and pictures for TensorBoard, in `tensorboard/` of the run folder; the step is the round."""
+    """Scalars and pictures for TensorBoard, in `tensorboard/` of the run folder; the step is the
+    round."""
 
     stage = "log"
 
     def __init__(self) -> None:
-        require("tensorboard", "loggers.tensorboard", "tensorboard", "to log without it: --loggers.tensorboard null")
+        require(
+            "tensorboard",
+            "loggers.tensorboard",
+            "tensorboard",
+            "to log without it: --loggers.tensorboard null",
+        )
         self._writer: SummaryWriter | None = None
         self._so_far = CumulativeCosts()
 
@@ -56,13 +71,19 @@ class TensorBoard(Observer):
             rows = RunFolder(run.folder).read("metrics")
             self._so_far = CumulativeCosts(r for r in rows if r["round"] <= run.resumed_from)
             folder = run.folder / "tensorboard"
-            again = run.resumed_from + 1 if folder.exists() else None  # also before a first checkpoint
+            # also before a first checkpoint
+            again = run.resumed_from + 1 if folder.exists() else None
             self._writer = SummaryWriter(str(folder), purge_step=again)
             flat = dict(_leaves(without_secrets(run.config.by_key())))
-            table = "\n".join(["| key | value |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in flat.items())])
+            table = "\n".join(
+                ["| key | value |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in flat.items())]
+            )
             self._writer.add_text("config", table)
             metric = run.data.metric
-            judged = [shown(metric.of("mean")), *(shown(metric.by(kind)) for kind in ("before", "after", "global"))]
+            judged = [
+                shown(metric.of("mean")),
+                *(shown(metric.by(kind)) for kind in ("before", "after", "global")),
+            ]
             for part in hparams({k: str(v) for k, v in flat.items()}, dict.fromkeys(judged, 0)):
                 self._writer._get_file_writer().add_summary(part)
 
@@ -84,11 +105,12 @@ class TensorBoard(Observer):
 
 
 class WandB(Observer):
-    """Metrics and heatmaps for Weights & Biases; without a key or a network, a folder to upload later.
+    """Metrics and heatmaps for Weights & Biases; without a key or a network, a folder to upload
+    later.
 
-    A round is one row of the history, its step and axis is `round`. `wandb_id.txt` in the run folder lets a resumed run
-    go on under the same id; rounds that W&B has not got (an offline run cannot be appended to) are sent again from the
-    run folder.
+    A round is one row of the history, its step and axis is `round`. `wandb_id.txt` in the run
+    folder lets a resumed run go on under the same id; rounds that W&B has not got (an offline run
+    cannot be appended to) are sent again from the run folder.
     """
 
     stage = "send"
@@ -105,17 +127,25 @@ class WandB(Observer):
         checkpoint: bool = False,
         local: str | None = None,
     ) -> None:
-        """`mode` auto: online where an API key is known and the server answers, else offline; WANDB_MODE is heeded.
+        """`mode` auto: online where an API key is known and the server answers, else offline;
+        WANDB_MODE is heeded.
 
-        `project` fl_lightning: WANDB_PROJECT, where it is set. `group` None: WANDB_RUN_GROUP, else the method and a
-        name of its setting, equal for runs that differ by their seed alone. `job_type` None: WANDB_JOB_TYPE, else the
-        seed. `checkpoint`: upload the last one. `local`: run folder of a finished run of `local` on the same split, for
-        `gain/over_local` and `gain/share_harmed`. Variables that name one run (`connection.OF_ONE_RUN`) are not heeded.
+        `project` fl_lightning: WANDB_PROJECT, where it is set. `group` None: WANDB_RUN_GROUP, else
+        the method and a name of its setting, equal for runs that differ by their seed alone.
+        `job_type` None: WANDB_JOB_TYPE, else the seed. `checkpoint`: upload the last one. `local`:
+        run folder of a finished run of `local` on the same split, for `gain/over_local` and
+        `gain/share_harmed`. Variables that name one run (`connection.OF_ONE_RUN`) are not heeded.
         """
         modes = ("auto", "online", "offline", "disabled")
         check("loggers.wandb.mode", mode, mode in modes, f"it must be one of {', '.join(modes)}")
         require("wandb", "loggers.wandb", "wandb", "to log without it: --loggers.wandb null")
-        self.project, self.entity, self.mode, self.group, self.tags = project, entity, mode, group, tags
+        self.project, self.entity, self.mode, self.group, self.tags = (
+            project,
+            entity,
+            mode,
+            group,
+            tags,
+        )
         self.job_type, self.notes, self.checkpoint, self.local = job_type, notes, checkpoint, local
         self._run: wandb.Run | None = None
         self._agents_id: str | None = None
@@ -127,7 +157,8 @@ class WandB(Observer):
         self._ended = False
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Decide between online and offline, and open the run. Raises `BadInput` if `online` cannot be."""
+        """Decide between online and offline, and open the run. Raises `BadInput` if `online` cannot
+        be."""
         if self.local is not None:
             self._gain = exhibits.Gain(self.local, run)
         if not run.is_main or self.mode == "disabled":
@@ -136,11 +167,17 @@ class WandB(Observer):
         other = connection.forget_other_runs(keep=connection.SWEEP if self._agents_id else ())
         if other:
             self._say(
-                f"{', '.join(other)} would name another run, and is not heeded: each run has its own id and folder"
+                f"{', '.join(other)} would name another run, and is not heeded: each run has its "
+                f"own id and folder"
             )
         offline: tuple[connection.Mode, str] = ("offline", "")
         mode, reason = offline if self.mode == "offline" else connection.possible_mode()
-        check("loggers.wandb.mode", self.mode, self.mode in ("auto", mode), f"{reason}; use auto or offline")
+        check(
+            "loggers.wandb.mode",
+            self.mode,
+            self.mode in ("auto", mode),
+            f"{reason}; use auto or offline",
+        )
         if mode == "disabled":
             return
         for attempt in dict.fromkeys((mode, "offline")):
@@ -155,18 +192,25 @@ class WandB(Observer):
             self._say(f"nothing is logged, since {reason}")
             return
         if self._run.offline:
-            self._say(f"offline{reason and f', since {reason}'}; upload later with: {self._where()}")
+            self._say(
+                f"offline{reason and f', since {reason}'}; upload later with: {self._where()}"
+            )
         else:
             self._say(self._where())
             self._sent = int(self._run.summary.get("round", 0)) if self._run.resumed else 0
         if run.rounds > MOST_OVERVIEWS:
             fewer = f"the relation is drawn in {MOST_OVERVIEWS} of {run.rounds} rounds"
-            self._say(f"{fewer}: W&B advises fewer than 1,000 files a run; TensorBoard and relation/ have all")
+            self._say(
+                f"{fewer}: W&B advises fewer than 1,000 files a run; TensorBoard and relation/ "
+                f"have all"
+            )
         self._send_again(run)
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Send the round as one row."""
-        self._send(run, record.round, record.metrics, record.clients, record.images, record.relation)
+        self._send(
+            run, record.round, record.metrics, record.clients, record.images, record.relation
+        )
 
     def summarize(self, run: RunContext) -> dict[str, str]:
         """Where W&B has the run."""
@@ -177,7 +221,11 @@ class WandB(Observer):
         self._ended = True
         if self._run is None:
             return
-        scalars = {k: v for k, v in summary.items() if isinstance(v, bool | int | float | str) and k != "wandb"}
+        scalars = {
+            k: v
+            for k, v in summary.items()
+            if isinstance(v, bool | int | float | str) and k != "wandb"
+        }
         self._run.summary.update({in_summary(name): value for name, value in scalars.items()})
         try:
             self._keep(run, summary)
@@ -191,21 +239,30 @@ class WandB(Observer):
         try:
             self._run.finish(exit_code=0 if self._ended else 1)
         except Exception as error:
-            self._say(f"not all is uploaded ({type(error).__name__}); upload it with: {self._sync()}")
+            self._say(
+                f"not all is uploaded ({type(error).__name__}); upload it with: {self._sync()}"
+            )
             connection.let_go()
         self._run = None
         if self._agents_id is not None:
-            connection.let_go(0 if self._ended else 1)  # W&B would give the agent's id to this process's next run, too
+            # W&B would give the agent's id to this process's next run, too
+            connection.let_go(0 if self._ended else 1)
 
     def _open(self, run: RunContext, mode: connection.Mode) -> wandb.Run:
         import wandb
 
         id_file = run.folder / "wandb_id.txt"
-        known = id_file.read_text(encoding="utf-8").strip() if run.resumed_from and id_file.exists() else None
+        known = (
+            id_file.read_text(encoding="utf-8").strip()
+            if run.resumed_from and id_file.exists()
+            else None
+        )
         config = run.config
         user = os.environ
         opened = wandb.init(
-            project=user.get("WANDB_PROJECT") or PROJECT if self.project == PROJECT else self.project,
+            project=user.get("WANDB_PROJECT") or PROJECT
+            if self.project == PROJECT
+            else self.project,
             entity=self.entity,
             group=self.group or user.get("WANDB_RUN_GROUP") or exhibits.group_of(config),
             job_type=self.job_type or user.get("WANDB_JOB_TYPE") or f"seed {config.seed}",
@@ -218,10 +275,15 @@ class WandB(Observer):
             mode=mode,
             config=without_secrets(config.by_key()),
             settings=wandb.Settings(
-                silent=True, console="off", init_timeout=30, finish_timeout=60, finish_timeout_raises=True
+                silent=True,
+                console="off",
+                init_timeout=30,
+                finish_timeout=60,
+                finish_timeout_raises=True,
             ),
         )
-        connection.forget_other_runs()  # the agent's id is this run's: a second one in this process has its own
+        # the agent's id is this run's: a second one in this process has its own
+        connection.forget_other_runs()
         with atomic_write(id_file) as aside:
             aside.write_text(f"{opened.id}\n", encoding="utf-8")
         opened.define_metric("round")
@@ -257,7 +319,8 @@ class WandB(Observer):
         images: Mapping[str, np.ndarray],
         relation: RelationView | None,
     ) -> None:
-        sums = self._so_far.add(metrics)  # of rounds, too, that were sent before a kill and are trained again
+        # of rounds, too, that were sent before a kill and are trained again
+        sums = self._so_far.add(metrics)
         if self._run is None or t <= self._sent:
             return
         import wandb
@@ -268,43 +331,67 @@ class WandB(Observer):
             row |= sums
             row |= self._gain.of(scores) if self._gain is not None else {}
             for name in metrics.keys() - self._defined:
-                self._run.define_metric(shown(name), step_metric="round", summary=COLUMNS[name].kept)
+                self._run.define_metric(
+                    shown(name), step_metric="round", summary=COLUMNS[name].kept
+                )
             self._defined |= metrics.keys()
             if scores:
-                row["fairness/clients"] = wandb.Histogram(np_histogram=np.histogram([*scores.values()], bins=20))
+                row["fairness/clients"] = wandb.Histogram(
+                    np_histogram=np.histogram([*scores.values()], bins=20)
+                )
             if relation is not None and relation.rows.size and self._tables.due(run, t):
                 row["relation/cube"] = _table(exhibits.cube(relation, run.data.client_names))
-            row |= {name: wandb.Image(image) for name, image in self._with_room(run, t, images).items()}
+            row |= {
+                name: wandb.Image(image) for name, image in self._with_room(run, t, images).items()
+            }
             self._run.log(row, step=t, commit=True)
             self._sent = t
         except Exception as error:  # a viewer that is lost must not stop the training
-            self._say(f"logging stopped in round {t} ({type(error).__name__}); all of it is in metrics.csv")
+            self._say(
+                f"logging stopped in round {t} ({type(error).__name__}); all of it is in "
+                f"metrics.csv"
+            )
             self._run = None
             connection.let_go()
 
-    def _with_room(self, run: RunContext, t: int, images: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The pictures of this round that are sent: of long runs those of rounds that are spread over the run."""
+    def _with_room(
+        self, run: RunContext, t: int, images: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """The pictures of this round that are sent: of long runs those of rounds that are spread
+        over the run."""
         others = len(images.keys() - {OVERVIEW})
         most = MOST_FURTHER // max(others, 1)
         chosen = spread(run.rounds, most) + (spread(run.rounds, DRAWN) if most >= 2 * DRAWN else [])
         drawn = t in spread(run.rounds, MOST_OVERVIEWS)
-        return {name: image for name, image in images.items() if (drawn if name == OVERVIEW else t in chosen)}
+        return {
+            name: image
+            for name, image in images.items()
+            if (drawn if name == OVERVIEW else t in chosen)
+        }
 
     def _keep(self, run: RunContext, summary: Mapping[str, Any]) -> None:
-        """The table of clients and the split's, and the files to keep: configuration, tables, relation, checkpoint."""
+        """The table of clients and the split's, and the files to keep: configuration, tables,
+        relation, checkpoint."""
         import wandb
 
         assert self._run is not None
         folder = RunFolder(run.folder)
-        last = {int(row["client"]): row for row in folder.read("clients")}  # a later round's row takes the place
+        # a later round's row takes the place
+        last = {int(row["client"]): row for row in folder.read("clients")}
         scores, kinds = summary["final_accuracies"], summary["final_models"]
         self._run.summary["clients/final"] = _table(exhibits.clients(run, scores, kinds, last))
-        kept = wandb.Artifact(f"run-{self._run.id}", type="run", description="configuration, tables, relation cube")
+        kept = wandb.Artifact(
+            f"run-{self._run.id}", type="run", description="configuration, tables, relation cube"
+        )
         for path in exhibits.tables_to_keep(folder, run.rounds):
             kept.add_file(str(path), name=str(path.relative_to(run.folder)))
         self._run.log_artifact(kept)
         with tempfile.TemporaryDirectory() as aside:
-            packed = exhibits.pack_checkpoint(run.folder / "checkpoints", Path(aside)) if self.checkpoint else None
+            packed = (
+                exhibits.pack_checkpoint(run.folder / "checkpoints", Path(aside))
+                if self.checkpoint
+                else None
+            )
             if packed is not None:
                 saved = wandb.Artifact(f"checkpoint-{self._run.id}", type="checkpoint")
                 saved.add_file(str(packed))  # a copy: the folder may go
@@ -332,4 +419,8 @@ def _leaves(value: Any, key: str = "") -> Iterable[tuple[str, Any]]:
     """Dotted keys of nested mappings, and their values."""
     if not isinstance(value, dict) or not value:
         return [(key, value)]
-    return [leaf for k, inner in value.items() for leaf in _leaves(inner, f"{key}.{k}" if key else str(k))]
+    return [
+        leaf
+        for k, inner in value.items()
+        for leaf in _leaves(inner, f"{key}.{k}" if key else str(k))
+    ]

@@ -1,13 +1,14 @@
-"""A relation that sets its own strength: rows by Mallows' Cp, from the noise that clients measure of themselves.
+"""A relation that sets its own strength: rows by Mallows' Cp, from the noise that clients measure
+of themselves.
 
-An upload is w_j = theta_j + noise; Sigma[i, j] is the covariance (trace) of the noises of uploads i and j in a layer.
-For a row r that was fixed beforehand
+An upload is w_j = theta_j + noise; Sigma[i, j] is the covariance (trace) of the noises of uploads i
+and j in a layer. For a row r that was fixed beforehand
 
     E ||r W - theta_i||^2  =  E ||r W - w_i||^2 + 2 (r Sigma)_i - Sigma_ii        (Mallows, Technometrics 1973)
 
-So the row that minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i needs no prior: without noise it is the client's own
-model, with much noise a mix of the nearest clients.
-"""
+So the row that minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i needs no prior: without noise it is
+the client's own model, with much noise a mix of the nearest clients.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import RunFailed
 
 RIDGE = 1e-7
-"""Of a layer's mean squared distance from the mean model: makes rows unique where sources are more than dimensions."""
+"""Of a layer's mean squared distance from the mean model: makes rows unique where sources are more
+than dimensions."""
 
 
 def measured_rows(C: Tensor, Sigma: Tensor, places: Tensor, kappa: float) -> Tensor:
@@ -38,7 +40,8 @@ def measured_rows(C: Tensor, Sigma: Tensor, places: Tensor, kappa: float) -> Ten
         kappa: factor of the noise; 1 is Mallows' criterion.
 
     Returns:
-        Rows (L, m, n). Where all sources are equal in a layer every row gives the same mix: it is the own model.
+        Rows (L, m, n). Where all sources are equal in a layer every row gives the same mix: it is
+        the own model.
     """
     n = C.shape[-1]
     own = torch.eye(n, dtype=C.dtype)[places]
@@ -46,13 +49,15 @@ def measured_rows(C: Tensor, Sigma: Tensor, places: Tensor, kappa: float) -> Ten
     for layer, (G, S) in enumerate(zip(C, Sigma, strict=True)):
         scale = float(G.diagonal().mean())
         if n > 1 and scale > 0:
-            H = _definite(G / scale + 1 / n + RIDGE * torch.eye(n, dtype=C.dtype))  # 1/n: a constant on the simplex
+            # 1/n: a constant on the simplex
+            H = _definite(G / scale + 1 / n + RIDGE * torch.eye(n, dtype=C.dtype))
             rows[layer] = simplex_rows(H, (G - kappa * S)[places] / scale + 1 / n)
     return rows
 
 
 def _definite(H: Tensor) -> Tensor:
-    """`H`, or where rounding of float32 products has left it eigenvalues below `RIDGE`, with these raised to it."""
+    """`H`, or where rounding of float32 products has left it eigenvalues below `RIDGE`, with these
+    raised to it."""
     values, vectors = torch.linalg.eigh(H)  # of the lower half
     if values[0] >= RIDGE / 2:
         return H
@@ -77,21 +82,27 @@ def add_noise(sums: Tensor, count: Tensor, samples: Tensor, step: Tensor, noise:
 def noise_shares(sums: Tensor, count: Tensor, samples: Tensor) -> Tensor:
     """Share of noise in a client's step by layer, (m, L), in 0..1. `samples`: (m, 1).
 
-    A step is noise at most. Where nobody could measure, it counts as noise: one sample tells little.
+    A step is noise at most. Where nobody could measure, it counts as noise: one sample tells
+    little.
     """
-    return (torch.where(count > 0, sums / count.clamp_min(1), math.inf) / samples.clamp_min(1)).clamp_max(1.0)
+    return (
+        torch.where(count > 0, sums / count.clamp_min(1), math.inf) / samples.clamp_min(1)
+    ).clamp_max(1.0)
 
 
 @dataclass
 class MeasuredCube(Relation):
-    """A row per client and layer by `measured_rows`, on what the server last received of everyone who has uploaded.
+    """A row per client and layer by `measured_rows`, on what the server last received of everyone
+    who has uploaded.
 
-    Clients upload the squared norm of their step by layer, and with their first upload the variance of their noise:
-    `learn` keeps what follows from both. A client that has never uploaded receives the mean of those that have, by
-    samples. With layer selection noise follows the mix that was composed, also where a layer of it was withheld.
+    Clients upload the squared norm of their step by layer, and with their first upload the variance
+    of their noise: `learn` keeps what follows from both. A client that has never uploaded receives
+    the mean of those that have, by samples. With layer selection noise follows the mix that was
+    composed, also where a layer of it was withheld.
 
-    A client's noise comes from its samples, which are the same in every round. So noise is kept by whose samples it
-    comes from: the noise of upload i is sum_k A_ik e_k, e_k of trace variance 1 and independent, and Sigma = A A'.
+    A client's noise comes from its samples, which are the same in every round. So noise is kept by
+    whose samples it comes from: the noise of upload i is sum_k A_ik e_k, e_k of trace variance 1
+    and independent, and Sigma = A A'.
 
     Args:
         kappa: factor of the noise.
@@ -106,8 +117,9 @@ class MeasuredCube(Relation):
     _shares: dict[str, float] = field(default_factory=dict, init=False, repr=False)
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
-        """`noise.loadings` (L, N, N): A; `noise.measured` (2, L): the sum of n_i v_i / ||step_i||^2 over clients
-        that have measured v_i, and how many have; `noise.rounds` (N,): uploads of each."""
+        """`noise.loadings` (L, N, N): A; `noise.measured` (2, L): the sum of n_i v_i / ||step_i||^2
+        over clients that have measured v_i, and how many have; `noise.rounds` (N,): uploads of
+        each."""
         n, layers = run.clients, len(run.layer_names)
         return {
             "noise.loadings": torch.zeros(layers, n, n, dtype=torch.float64),
@@ -122,11 +134,15 @@ class MeasuredCube(Relation):
             for block in group.layout.blocks:
                 if block.kind == "parameter":
                     numbers[run.layer_names[group.axis.start + block.layer]] += block.size
-        small = [f"{name} ({count} numbers)" for name, count in numbers.items() if count < run.clients]
+        small = [
+            f"{name} ({count} numbers)" for name, count in numbers.items() if count < run.clients
+        ]
         if small and run.is_main:
             log.say(
-                f"selfkapc: {', '.join(small)}: fewer numbers than the {run.clients} clients. There a client may take "
-                "its own noise back in the others' models, with a weight of 0 for its own, and end below FedAvg (1.3 "
+                f"selfkapc: {', '.join(small)}: fewer numbers than the {run.clients} clients. "
+                f"There a client may take "
+                "its own noise back in the others' models, with a weight of 0 for its own, and end "
+                "below FedAvg (1.3 "
                 "to 3.4 points with 30 equal silos and 18 numbers); compare with --method fedavg"
             )
 
@@ -138,8 +154,13 @@ class MeasuredCube(Relation):
         """
         sources = torch.tensor(inputs.sources)
         uploaded = inputs.memory["noise.rounds"][sources] > 0
-        if not bool(uploaded[inputs.places].all()):  # it comes alone, beside those that have uploaded
-            who = uploaded if bool(uploaded.any()) else torch.isin(torch.arange(len(sources)), inputs.places)
+        # it comes alone, beside those that have uploaded
+        if not bool(uploaded[inputs.places].all()):
+            who = (
+                uploaded
+                if bool(uploaded.any())
+                else torch.isin(torch.arange(len(sources)), inputs.places)
+            )
             mean = torch.where(who, inputs.samples, torch.zeros_like(inputs.samples))
             return (mean / mean.sum()).expand(inputs.layers, len(inputs.receivers), -1)
         gram = inputs.gram()
@@ -149,7 +170,8 @@ class MeasuredCube(Relation):
         return measured_rows(gram.centred, A @ A.transpose(1, 2), inputs.places, self.kappa)
 
     def learn(self, server: Server) -> None:
-        """The uploads have arrived: A follows the mixes that their clients began from, and their own new noise.
+        """The uploads have arrived: A follows the mixes that their clients began from, and their
+        own new noise.
 
         With T the rows of those who answered (others: unchanged), A <- keep T A + diag(sqrt(v)).
         """
@@ -163,7 +185,11 @@ class MeasuredCube(Relation):
             if (noise := server.statistics[c].get("noise")) is not None:
                 add_noise(sums, count, n, step, noise)
         shares = noise_shares(sums, count, samples)
-        if bool((count == 0).all() and steps.any()) and server.run.is_main and "noise" not in server.run.warned:
+        if (
+            bool((count == 0).all() and steps.any())
+            and server.run.is_main
+            and "noise" not in server.run.warned
+        ):
             few = "no client has enough samples to measure its noise"
             log.say(f"selfkapc: {few}: all of a client's step counts as noise")
         server.run.warned.add("noise")
@@ -175,11 +201,14 @@ class MeasuredCube(Relation):
         memory["noise.loadings"][:, index] = A
         memory["noise.rounds"][index] += 1
         names = server.run.layer_names
-        self._shares = {f"noise_share_{name}": float(s) for name, s in zip(names, shares.mean(0), strict=True)}
+        self._shares = {
+            f"noise_share_{name}": float(s) for name, s in zip(names, shares.mean(0), strict=True)
+        }
         server.flops += 2 * rows.numel() * A.shape[-1]
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
-        """`noise_share_LAYER`: the share of a client's step that is noise of its few samples, mean over the round's."""
+        """`noise_share_LAYER`: the share of a client's step that is noise of its few samples, mean
+        over the round's."""
         for client in clients:
             client.pop("gradient_norm", None)
         return self._shares

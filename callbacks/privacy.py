@@ -27,10 +27,15 @@ from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, check_
 from fl_lightning.privacy.mechanism import Noise, kinds, kinds_of, protect
 
 UPLOADS, NOISE = "privacy.uploads", "privacy.noise"
-"""Tensors of a client's memory: how many uploads of each kind have left it, and the noise of each kind."""
+"""Tensors of a client's memory: how many uploads of each kind have left it, and the noise of each
+kind."""
 BEHIND = (Quantize, TopK, NormBound, KeepUploads, BlurRelation)
-"""Transforms that look at the noisy upload and at what the server knows alone: they run behind the noise."""
-INPUTS = "how inputs are read: what they are imputed, scaled and normalised by, tokens, values of columns, class names"
+"""Transforms that look at the noisy upload and at what the server knows alone: they run behind the
+noise."""
+INPUTS = (
+    "how inputs are read: what they are imputed, scaled and normalised by, tokens, values of "
+    "columns, class names"
+)
 """All clients' training data decide it, without noise, and every exported model holds it."""
 SCORES = ("accuracy", "evaluation", "loss", "metrics", "scores", "test", "validation")
 """What users may want to have covered, and is not."""
@@ -38,20 +43,26 @@ SCORES = ("accuracy", "evaluation", "loss", "metrics", "scores", "test", "valida
 
 @dataclass
 class LocalPrivacy(Transform, Observer):
-    """Each client clips all that it uploads and adds noise: differential privacy against the server and all others.
+    """Each client clips all that it uploads and adds noise: differential privacy against the server
+    and all others.
 
-    The unit is a client: all of its data. Epsilon is of adding or removing what the client contributes to its uploads,
-    composed over the rounds in which it took part, by dp-accounting's privacy loss distributions. Whatever the server
-    and other clients do with uploads afterwards cannot raise it.
+    The unit is a client: all of its data. Epsilon is of adding or removing what the client
+    contributes to its uploads, composed over the rounds in which it took part, by dp-accounting's
+    privacy loss distributions. Whatever the server and other clients do with uploads afterwards
+    cannot raise it.
 
     Args:
-        clip: the greatest L2 norm of what is uploaded, one for all kinds or `{model: 1.0, class_means: 0.5}`.
-        noise: standard deviation of the noise on each number, in units of the clip, one for all kinds or one for each.
-        epsilon_target: in place of `noise`: that of every kind is the least which keeps the client with most rounds at
-            this epsilon.
-        delta: at which epsilon is given; below one over all training samples. 1e-5: the field's habit.
-        reproducible: noise is drawn for (seed, client, round, kind): equal runs are equal to the bit, and who knows the
-            seed can take the noise off. false: the operating system's random numbers, which nobody can repeat.
+        clip: the greatest L2 norm of what is uploaded, one for all kinds or `{model: 1.0,
+            class_means: 0.5}`.
+        noise: standard deviation of the noise on each number, in units of the clip, one for all
+            kinds or one for each.
+        epsilon_target: in place of `noise`: that of every kind is the least which keeps the client
+            with most rounds at this epsilon.
+        delta: at which epsilon is given; below one over all training samples. 1e-5: the field's
+            habit.
+        reproducible: noise is drawn for (seed, client, round, kind): equal runs are equal to the
+            bit, and who knows the seed can take the noise off. false: the operating system's random
+            numbers, which nobody can repeat.
     """
 
     changes_upload = client_memory = further_vectors = deployed = True
@@ -71,7 +82,8 @@ class LocalPrivacy(Transform, Observer):
     # ---------------------------------------------------------------- before the first round
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` where something of an upload cannot be protected, or a resumed run had other noise."""
+        """Raise `BadInput` where something of an upload cannot be protected, or a resumed run had
+        other noise."""
         check_account(run, self.config_key)
         self._check_others(run)
         self._noises = self.noises(run.config, run.method, kinds_of(run), sum(run.data.train_sizes))
@@ -81,14 +93,24 @@ class LocalPrivacy(Transform, Observer):
             check_noise_stays(f"{self.config_key}.epsilon_target", self.epsilon_target, was, now)
 
     def _check_others(self, run: RunContext) -> None:
-        """Raise `BadInput` for parts of the run that tell more than the noisy upload, or change what it counts."""
+        """Raise `BadInput` for parts of the run that tell more than the noisy upload, or change
+        what it counts."""
         key, name = self.config_key, run.method_name
         refused = {n: b.words for n, b in run.method.beside().items() if b.values is None}
         if refused:
             what, words = next(iter(refused.items()))
-            raise BadInput(key, name, f"its uploads hold {what} ({words}), which no bound and noise can protect")
+            raise BadInput(
+                key,
+                name,
+                f"its uploads hold {what} ({words}), which no bound and noise can protect",
+            )
         own = getattr(run.method, "sigma", 0) if name == "fedhkd" else 0
-        check("method.sigma", own, not own, f"beside {key}, which covers class means too, it must be 0")
+        check(
+            "method.sigma",
+            own,
+            not own,
+            f"beside {key}, which covers class means too, it must be 0",
+        )
         callbacks = list(run.callbacks)
         place = next(k for k, c in enumerate(callbacks) if c is self)
         for k, callback in enumerate(callbacks):
@@ -96,17 +118,22 @@ class LocalPrivacy(Transform, Observer):
                 continue
             behind = isinstance(callback, BEHIND)
             where = "behind" if behind else "before"
-            allowed = f"it must be named {where} {key.removeprefix('callbacks.')} in the configuration"
+            allowed = (
+                f"it must be named {where} {key.removeprefix('callbacks.')} in the configuration"
+            )
             check(callback.config_key, "", k > place if behind else k < place, allowed)
             chooses = getattr(callback, "client", False) is True
             allowed = f"which layers a client sends tells of its data: false beside {key}"
             check(f"{callback.config_key}.client", True, not chooses, allowed)
 
-    def noises(self, config: Config, method: Any, named: Sequence[str], samples: int) -> dict[str, Noise]:
+    def noises(
+        self, config: Config, method: Any, named: Sequence[str], samples: int
+    ) -> dict[str, Noise]:
         """Clip and noise of each of the kinds `named`.
 
         Raises:
-            BadInput: a kind is not covered, or there is no such; delta is too large; no noise meets the target.
+            BadInput: a kind is not covered, or there is no such; delta is too large; no noise meets
+                the target.
         """
         check_delta(f"{self.config_key}.delta", self.delta, samples)
         clips = self._of_kinds("clip", named)
@@ -127,14 +154,24 @@ class LocalPrivacy(Transform, Observer):
             return dict.fromkeys(named, float(value))
         key, listed = f"{self.config_key}.{argument}", ", ".join(named) or "nothing"
         for name in value:
-            words = "scores are computed on clients' own test data and published as they are: no noise covers them"
+            words = (
+                "scores are computed on clients' own test data and published as they are: no noise "
+                "covers them"
+            )
             check(key, name, name not in SCORES, f"{words}; kinds are {listed}")
             check(key, name, name in named, f"clients upload no such kind; they upload {listed}")
         for name in named:
-            check(key, value, name in value, f"clients also upload {name}, which would be unprotected: {listed}")
+            check(
+                key,
+                value,
+                name in value,
+                f"clients also upload {name}, which would be unprotected: {listed}",
+            )
         return {name: float(value[name]) for name in named}
 
-    def planned(self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]) -> dict[str, Any]:
+    def planned(
+        self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]
+    ) -> dict[str, Any]:
         """What the summary will have at most, before the run."""
         named = kinds(method, sends_model=sends_model)
         self._noises = self.noises(config, method, named, sum(sizes))
@@ -145,7 +182,10 @@ class LocalPrivacy(Transform, Observer):
     def init_client(self, run: RunContext) -> dict[str, Tensor]:
         """How many uploads of each kind have left the client, and their noise."""
         count = len(kinds_of(run))
-        return {UPLOADS: torch.zeros(count, dtype=torch.int64), NOISE: torch.zeros(count, dtype=torch.float64)}
+        return {
+            UPLOADS: torch.zeros(count, dtype=torch.int64),
+            NOISE: torch.zeros(count, dtype=torch.float64),
+        }
 
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Bound, add noise, and count."""
@@ -162,15 +202,20 @@ class LocalPrivacy(Transform, Observer):
         client.memory[NOISE] = torch.tensor(noise, dtype=torch.float64)
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
-        """Epsilon so far: the largest client's, each client's, and that of this round's upload alone."""
+        """Epsilon so far: the largest client's, each client's, and that of this round's upload
+        alone."""
         counts = self._counts(run)
         for row in record.clients:
             row["privacy_epsilon"] = self._epsilon(counts[int(row["client"])])
-        record.metrics["privacy_epsilon"] = max(map(self._epsilon, set(counts.values())), default=0.0)
+        record.metrics["privacy_epsilon"] = max(
+            map(self._epsilon, set(counts.values())), default=0.0
+        )
 
     def _counts(self, run: RunContext) -> dict[int, tuple[int, ...]]:
         """How many uploads of each kind have left each client."""
-        return run.processes.gather_by_client({c: tuple(s.memory[UPLOADS].tolist()) for c, s in run.states.items()})
+        return run.processes.gather_by_client(
+            {c: tuple(s.memory[UPLOADS].tolist()) for c, s in run.states.items()}
+        )
 
     def _epsilon(self, times: Sequence[int], *, replace_one: bool = False) -> float:
         noises = [noise.multiplier for noise in self._noises.values()]
@@ -188,27 +233,39 @@ class LocalPrivacy(Transform, Observer):
         covered = ", ".join(self._noises) or "nothing is uploaded"
         return {
             "privacy_epsilon": self._epsilon(largest) if largest else 0.0,
-            "privacy_epsilon_replace_one": self._epsilon(largest, replace_one=True) if largest else 0.0,
+            "privacy_epsilon_replace_one": self._epsilon(largest, replace_one=True)
+            if largest
+            else 0.0,
             "privacy_delta": self.delta,
             "privacy_unit": "client",
             "privacy_mechanism": "local",
             "privacy_uploads": max((n for times in counts for n in times), default=0),
             **{f"privacy_clip_{kind}": noise.clip for kind, noise in self._noises.items()},
             **{f"privacy_noise_{kind}": noise.multiplier for kind, noise in self._noises.items()},
-            "privacy_covers": f"uploads of a client ({covered}) against the server, other clients and readers of the "
-            "global model; not the number of its samples, its losses and scores, other tables, its personal model, "
+            "privacy_covers": f"uploads of a client ({covered}) against the server, other clients "
+            f"and readers of "
+            f"the "
+            "global model; not the number of its samples, its losses and scores, other tables, its "
+            "personal model, "
             f"{INPUTS}",
         }
 
 
 def check_account(run: RunContext, key: str) -> None:
-    """Raise `BadInput` where the part of a run `key` cannot account for its privacy: dp-accounting is missing, another
-    part accounts for it, or clients join later."""
+    """Raise `BadInput` where the part of a run `key` cannot account for its privacy: dp-accounting
+    is missing, another part accounts for it, or clients join later."""
     require("dp", key, "", "its epsilon is computed by that package")
     first, *others = sorted(c.config_key for c in run.callbacks if getattr(c, "accounts", False))
-    check(first, "", not others, f"one of it and {', '.join(others)}: each accounts for the whole run")
+    check(
+        first, "", not others, f"one of it and {', '.join(others)}: each accounts for the whole run"
+    )
     share = run.config.data.held_out_clients
-    check("data.held_out_clients", share, not share, f"clients that join later are not accounted by {key}: 0")
+    check(
+        "data.held_out_clients",
+        share,
+        not share,
+        f"clients that join later are not accounted by {key}: 0",
+    )
 
 
 def check_noise_stays(key: str, value: Any, before: Sequence[float], now: Sequence[float]) -> None:
@@ -229,5 +286,7 @@ def rounds_of(config: Config, method: Any) -> Counter[int]:
     """In how many rounds of the run each client takes part."""
     cohorts: Counter[int] = Counter()
     for t in range(1, config.federation.rounds + 1):
-        cohorts.update(range(config.clients) if t == 1 and method.everyone_first else cohort_of(config, t))
+        cohorts.update(
+            range(config.clients) if t == 1 and method.everyone_first else cohort_of(config, t)
+        )
     return cohorts

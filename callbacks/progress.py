@@ -1,4 +1,5 @@
-"""What a person at the terminal sees: a bar while the rounds go by, a table and the way to everything at the end."""
+"""What a person at the terminal sees: a bar while the rounds go by, a table and the way to
+everything at the end."""
 
 from __future__ import annotations
 
@@ -27,12 +28,14 @@ class Progress(Observer):
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
-        self._judged: list[Row] = []  # the best judged round and the last: a line must not cost more the more there are
+        # the best judged round and the last: a line must not cost more the more there are
+        self._judged: list[Row] = []
         self._summary: Mapping[str, Any] | None = None
         self._console = Console(stderr=True)
         self._bar: Bar | None = None
         self._task = TaskID(0)
-        self._share = self._done = 0  # clients of this rank in the round, and how many of them are done
+        # clients of this rank in the round, and how many of them are done
+        self._share = self._done = 0
 
     def on_fit_start(self, run: RunContext) -> None:
         """Show the bar, with what a resumed run has reached so far."""
@@ -55,7 +58,9 @@ class Progress(Observer):
         """Say which round it is."""
         self._share, self._done = math.ceil(len(cohort) / run.world_size), 0
         if self._bar is not None:
-            self._bar.update(self._task, description=f"round {round}/{run.rounds}", completed=round - 1)
+            self._bar.update(
+                self._task, description=f"round {round}/{run.rounds}", completed=round - 1
+            )
 
     def on_client_end(self, run: RunContext, client: int) -> None:
         """Move on within the round, as far as rank 0 can tell."""
@@ -97,13 +102,16 @@ class Progress(Observer):
             out = Console()
             out.print(_table(run, self._rows, self._summary))
             for line in _closing_lines(run, self._rows, self._summary):
-                out.print(line, soft_wrap=True, markup=False, highlight=False)  # not wrapped: paths can be copied
+                # not wrapped: paths can be copied
+                out.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _table(run: RunContext, rows: list[Row], summary: Mapping[str, Any]) -> Table:
     """Accuracies of each model that was judged, and how the clients differ."""
     names = f"{type(run.method).__name__}, {run.clients} clients, {run.rounds} rounds"
-    table = Table(title=escape(f"{run.folder.name}: {names}"), title_justify="left", caption_justify="left")
+    table = Table(
+        title=escape(f"{run.folder.name}: {names}"), title_justify="left", caption_justify="left"
+    )
     metric = of_rows(rows)
     mean = metric.of("mean")
     table.add_column(f"{metric.words}, mean of the round's clients")
@@ -118,10 +126,18 @@ def _table(run: RunContext, rows: list[Row], summary: Mapping[str, Any]) -> Tabl
             table.add_row(*cells, style="bold" if judge else None)
     judged = {int(row["round"]): row for row in rows if mean in row}
     _, round = best(rows)
-    for what, label in (("worst", "* worst 10 % of clients"), ("std", "* spread over clients (std)")):
+    for what, label in (
+        ("worst", "* worst 10 % of clients"),
+        ("std", "* spread over clients (std)"),
+    ):
         if judged:
             name = metric.of(what)
-            cells = (label, f"{judged[round][name]:.4f}", str(round), f"{judged[max(judged)][name]:.4f}")
+            cells = (
+                label,
+                f"{judged[round][name]:.4f}",
+                str(round),
+                f"{judged[max(judged)][name]:.4f}",
+            )
             table.add_row(*cells)
     if metric.of("mean_best") in summary:
         bests = f"{summary[metric.of('mean_best')]:.4f}"
@@ -131,7 +147,9 @@ def _table(run: RunContext, rows: list[Row], summary: Mapping[str, Any]) -> Tabl
         table.add_row(which, "", "", f"{summary[f'final_{mean}']:.4f}", end_section=True)
     if "validation_round" in summary:
         chosen = f"{summary[f'validation_{mean}']:.4f}"
-        table.add_row("* in the round chosen on validation data", chosen, str(summary["validation_round"]), "")
+        table.add_row(
+            "* in the round chosen on validation data", chosen, str(summary["validation_round"]), ""
+        )
     table.caption = f"* the judge, whose scores are {mean}: {MODELS[run.judge]}"
     if others := final_words(summary).partition("; ")[2]:
         table.caption += f"\nat the end: {others}"
@@ -140,14 +158,18 @@ def _table(run: RunContext, rows: list[Row], summary: Mapping[str, Any]) -> Tabl
 
 def _closing_lines(run: RunContext, rows: list[Row], summary: Mapping[str, Any]) -> list[str]:
     """What travelled, how long it took, and where everything is."""
-    total = {name: sum(row.get(name, 0.0) for row in rows) for name in {key for row in rows for key in row}}
+    total = {
+        name: sum(row.get(name, 0.0) for row in rows)
+        for name in {key for row in rows for key in row}
+    }
     up, down = (
         f"{in_bytes(sent := total[f'{way}_bytes'])} {word} "
         f"(parameters: {in_bytes(total[f'{way}_parameter_bytes'], like=sent).split()[0]})"
         for way, word in (("upload", "up"), ("download", "down"))
     )
     phases = ", ".join(
-        f"{phase} {total.get(f'seconds_{phase}', 0.0):.1f}" for phase in ("client", "server", "evaluation")
+        f"{phase} {total.get(f'seconds_{phase}', 0.0):.1f}"
+        for phase in ("client", "server", "evaluation")
     )
     score, round = best(rows)
     words = of_rows(rows).mean_words
@@ -155,20 +177,30 @@ def _closing_lines(run: RunContext, rows: list[Row], summary: Mapping[str, Any])
         f"{up}, {down}",
         f"{total['seconds']:.1f} s in rounds ({phases}), "
         f"at most {max(row.get('memory_mib', 0.0) for row in rows):.0f} MiB of memory",
-        f"{type(run.method).__name__}: best {words} {score:.4f} ({MODELS[run.judge]}) in round {round}; "
+        f"{type(run.method).__name__}: best {words} {score:.4f} ({MODELS[run.judge]}) in round "
+        f"{round}; "
         f"run folder: {run.folder}",
-        f"The best round is chosen on {run.config.data.score_on} data, so it is optimistic; the last round is not.",
+        f"The best round is chosen on {run.config.data.score_on} data, so it is optimistic; the "
+        f"last round is not.",
     ]
     if "held_out_clients" in summary:
         name = f"newcomer_{of_rows(rows).of('mean')}_"
-        curve = {key.removeprefix(name): value for key, value in summary.items() if key.startswith(name)}
+        curve = {
+            key.removeprefix(name): value for key, value in summary.items() if key.startswith(name)
+        }
         scores = ", ".join(f"{value:.4f} with {count}" for count, value in curve.items())
         which = "of each class" if of_rows(rows).rises else "in all"
         unseen = f"{len(summary['held_out_clients'])} unseen clients, labelled samples {which}"
         lines.append(f"{unseen}: {words} {scores} ({summary['newcomer_rule']})")
     if "channel_s" in total:
-        parts = ", ".join(f"{part} {total[f'channel_{part}_s']:.2f}" for part in ("download", "compute", "upload"))
-        lines.insert(1, f"{total['channel_s']:.2f} s over the channel ({parts}; the slowest client of each round)")
+        parts = ", ".join(
+            f"{part} {total[f'channel_{part}_s']:.2f}" for part in ("download", "compute", "upload")
+        )
+        lines.insert(
+            1,
+            f"{total['channel_s']:.2f} s over the channel ({parts}; the slowest client of each "
+            f"round)",
+        )
     if (run.folder / "figures").is_dir():
         lines.append(f"figures: {run.folder / 'figures'}")
     if (run.folder / "tensorboard").is_dir():

@@ -1,6 +1,7 @@
 """FEDORA's relation: models propagate over a graph of how alike the clients' data subspaces are.
 
-Theta^ = (1 - kappa)(I - kappa Pi)^-1 Theta with Pi = D^-1 W, kappa = alpha / (1 + alpha) (Wu et al., KDD 2023, Eq. 6).
+Theta^ = (1 - kappa)(I - kappa Pi)^-1 Theta with Pi = D^-1 W, kappa = alpha / (1 + alpha) (Wu et
+al., KDD 2023, Eq. 6).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from fl_lightning.data.part import Part
 
 
 def basis(part: Part, directions: int, classes: int) -> Tensor:
-    """The first `directions` left singular vectors of [flattened x; one-hot y] of all samples, uncentred.
+    """The first `directions` left singular vectors of [flattened x; one-hot y] of all samples,
+    uncentred.
 
     The target of a regression is used as it is: one row (the paper does not say).
 
@@ -51,12 +53,14 @@ def basis(part: Part, directions: int, classes: int) -> Tensor:
     rank = min(left.shape[1], int((values > 1e-12 * values.max()).sum()))
     if rank:
         vectors[:, :rank] = torch.linalg.qr(left[:, :rank])[0]
-        vectors *= torch.where(vectors.sum(0) < 0, -1.0, 1.0)  # a direction has no sign: the same on every machine
+        # a direction has no sign: the same on every machine
+        vectors *= torch.where(vectors.sum(0) < 0, -1.0, 1.0)
     return vectors
 
 
 def similarity(U: Tensor, V: Tensor) -> Tensor:
-    """Sums of the cosines of principal angles between subspaces `U` (n, dim, p) and `V` (m, dim, p): (n, m), 0 to p."""
+    """Sums of the cosines of principal angles between subspaces `U` (n, dim, p) and `V` (m, dim,
+    p): (n, m), 0 to p."""
     products = torch.einsum("idp,jdq->ijpq", U, V)
     return torch.linalg.svdvals(products).clamp(0.0, 1.0).sum(-1)
 
@@ -67,7 +71,8 @@ def propagated(W: Tensor, alpha: float, steps: int | None = None) -> Tensor:
     Args:
         W: similarities (N, N), non-negative; a row of zeros is its own only neighbour.
         alpha: weight of the propagation; kappa = alpha / (1 + alpha).
-        steps: of Theta^ <- kappa Pi Theta^ + (1 - kappa) Theta from Theta^ = Theta (Eq. 7); None: the fixed point.
+        steps: of Theta^ <- kappa Pi Theta^ + (1 - kappa) Theta from Theta^ = Theta (Eq. 7); None:
+            the fixed point.
     """
     eye = torch.eye(len(W), dtype=torch.float64)
     degree = W.sum(1, keepdim=True)
@@ -84,10 +89,13 @@ def propagated(W: Tensor, alpha: float, steps: int | None = None) -> Tensor:
 
 
 def neighbourhood(S: Tensor, sharpness: float, neighbours: int) -> Tensor:
-    """The authors' code: exp(sharpness S) of the `neighbours` most alike *others*; ties to the lower number."""
+    """The authors' code: exp(sharpness S) of the `neighbours` most alike *others*; ties to the
+    lower number."""
     W = torch.exp(sharpness * S)
     W.fill_diagonal_(0.0)
-    order = torch.sort(W, dim=1, descending=True, stable=True).indices[:, : min(neighbours, len(W) - 1)]
+    order = torch.sort(W, dim=1, descending=True, stable=True).indices[
+        :, : min(neighbours, len(W) - 1)
+    ]
     return torch.zeros_like(W).scatter(1, order, W.gather(1, order))
 
 
@@ -101,8 +109,8 @@ def told_basis(client: Client) -> Tensor:
 class Propagation(Relation):
     """The fixed matrix of FEDORA: the last-known models of all clients count, whichever take part.
 
-    With `sources` `uploaded` the weights of clients that have not uploaded yet go to the others of a row, in
-    proportion.
+    With `sources` `uploaded` the weights of clients that have not uploaded yet go to the others of
+    a row, in proportion.
 
     Args: as in `fl_lightning.methods.fedora.FEDORA`.
     """
@@ -117,26 +125,35 @@ class Propagation(Relation):
     sources: Literal["all", "uploaded"] = "all"
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` where the proximal weight is to be chosen on validation data and there are none."""
+        """Raise `BadInput` where the proximal weight is to be chosen on validation data and there
+        are none."""
         if self.validated:
             run.check_validation("chooses its pull on validation data")
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
-        """`fedora.rows` (N, N), and every client's `fedora.bases` (N, dim + C, p) and those of features alone.
+        """`fedora.rows` (N, N), and every client's `fedora.bases` (N, dim + C, p) and those of
+        features alone.
 
         Where similarity is `random`, there are no bases.
         """
-        oneself = self.directions * torch.eye(run.clients, dtype=torch.float64)  # p, as of subspaces
+        # p, as of subspaces
+        oneself = self.directions * torch.eye(run.clients, dtype=torch.float64)
         if self.similarity == "random":
-            return {"fedora.rows": self._matrix(random_graph(run.clients, run.config.seed) + oneself)}
-        allowed = "numbers of tokens span no subspace that would tell clients apart: similarity random"
+            return {
+                "fedora.rows": self._matrix(random_graph(run.clients, run.config.seed) + oneself)
+            }
+        allowed = (
+            "numbers of tokens span no subspace that would tell clients apart: similarity random"
+        )
         check("method.similarity", self.similarity, not run.data.vocabulary, allowed)
         mine = {}
         for client in run.at_home(range(run.clients)):
             part = run.data.client(client, run.device, run.dtype).train
             mine[client] = [basis(part, self.directions, c) for c in (run.data.num_classes, 0)]
         by_client = run.processes.gather_by_client(mine)
-        bases, features = (torch.stack([by_client[c][k] for c in range(run.clients)]) for k in (0, 1))
+        bases, features = (
+            torch.stack([by_client[c][k] for c in range(run.clients)]) for k in (0, 1)
+        )
         rows = self._matrix(similarity(bases, bases))
         return {"fedora.rows": rows, "fedora.bases": bases, "fedora.feature_bases": features}
 
@@ -154,13 +171,16 @@ class Propagation(Relation):
         return rows[None]
 
     def newcomer(self, run: RunContext, part: Part, labelled: bool) -> Tensor | None:
-        """sum_k w_k Theta^_k / sum_k w_k: what the fixed point gives for a client that has no model yet.
+        """sum_k w_k Theta^_k / sum_k w_k: what the fixed point gives for a client that has no model
+        yet.
 
         A client whose similarities are drawn at random has them drawn, too.
         """
         if self.similarity == "random":
             return None
-        name, classes = ("fedora.bases", run.data.num_classes) if labelled else ("fedora.feature_bases", 0)
+        name, classes = (
+            ("fedora.bases", run.data.num_classes) if labelled else ("fedora.feature_bases", 0)
+        )
         known = run.server.memory[name]
         S = similarity(basis(part, self.directions, classes)[None], known)[0]
         if self.sharpness is not None:

@@ -1,6 +1,8 @@
-"""Relations: who receives whose model. A method brings exactly one; the server asks it for weights and mixes.
+"""Relations: who receives whose model. A method brings exactly one; the server asks it for weights
+and mixes.
 
-`Alone`, `SampleCounts`, `Uniform` and `Attention` are computed on demand; the learned cube is in `cube.py`.
+`Alone`, `SampleCounts`, `Uniform` and `Attention` are computed on demand; the learned cube is in
+`cube.py`.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ class Relation(Callback):
     """Base of all relations. Rows are non-negative and sum to 1."""
 
     is_global: ClassVar[bool] = False
-    """Everybody receives the same: one row, mixed when the round's uploads are in; it is the global model."""
+    """Everybody receives the same: one row, mixed when the round's uploads are in; it is the global
+    model."""
     several: ClassVar[bool] = False
-    """It makes sense within each of several architectures, whose models cannot be mixed with those of another."""
+    """It makes sense within each of several architectures, whose models cannot be mixed with those
+    of another."""
     per_layer: ClassVar[bool] = False
     """Every layer has weights of its own."""
     sums_to_one: bool = True
@@ -32,42 +36,51 @@ class Relation(Callback):
     measures: ClassVar[bool] = False
     """It follows an objective of its own: `measured`."""
     sources: Literal["cohort", "known", "uploaded", "all"] = "cohort"
-    """Whose last-received models are mixed: the cohort's, those of all clients that have uploaded so far and the
-    cohort's, of those that have uploaded only, or everybody's. Of a client that has not uploaded that is the initial
-    model; with `uploaded` it counts for the client itself alone."""
+    """Whose last-received models are mixed: the cohort's, those of all clients that have uploaded
+    so far and the cohort's, of those that have uploaded only, or everybody's. Of a client that has
+    not uploaded that is the initial model; with `uploaded` it counts for the client itself
+    alone."""
     fixed: ClassVar[str] = ""
-    """Why the server must mix by the rows as they are, in words; empty: `callbacks.blurrelation` may change them."""
+    """Why the server must mix by the rows as they are, in words; empty: `callbacks.blurrelation`
+    may change them."""
     blur: Callable[[Tensor, Sequence[int], Sequence[int], int], Tensor] | None = None
     """What changes rows (L, m, n) of receivers by sources in a round; None: nothing does."""
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
-        """Small tensors that the server keeps between rounds, equal on every rank, with their first values."""
+        """Small tensors that the server keeps between rounds, equal on every rank, with their first
+        values."""
         return {}
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Weights of shape (layers or 1, m, n), float64; of a global model m is 1."""
         raise NotImplementedError
 
-    def as_mixed(self, rows: Tensor, receivers: Sequence[int], sources: Sequence[int], round: int) -> Tensor:
-        """The weights (layers or 1, m, n) by which the server mixes, and which it logs, from those of the method."""
+    def as_mixed(
+        self, rows: Tensor, receivers: Sequence[int], sources: Sequence[int], round: int
+    ) -> Tensor:
+        """The weights (layers or 1, m, n) by which the server mixes, and which it logs, from those
+        of the method."""
         return rows if self.blur is None else self.blur(rows, receivers, sources, round)
 
     def learn(self, server: Server) -> None:
-        """A round's uploads have arrived (every rank): `server.statistics` has what came beside them, `server.groups`
-        by which weights those who answered were mixed (`weighed`) and, by `gram(..., since="sent")`, their steps."""
+        """A round's uploads have arrived (every rank): `server.statistics` has what came beside
+        them, `server.groups` by which weights those who answered were mixed (`weighed`) and, by
+        `gram(..., since="sent")`, their steps."""
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
         """What the round's metrics gain, from the results of its clients (the same on every rank).
 
-        With `measures` these have `gradient_norm`, the norm of the change of the client's parameters over lr times
-        steps; it may be taken out.
+        With `measures` these have `gradient_norm`, the norm of the change of the client's
+        parameters over lr times steps; it may be taken out.
         """
         return {}
 
     def newcomer(self, run: RunContext, part: Part, labelled: bool) -> Tensor | None:
-        """Weights (N,) of all clients' models in what a new client with the training data `part` receives.
+        """Weights (N,) of all clients' models in what a new client with the training data `part`
+        receives.
 
-        None: it receives what `weights` says of a client more, who first has the mean of all as its model.
+        None: it receives what `weights` says of a client more, who first has the mean of all as its
+            model.
         """
         return None
 
@@ -90,7 +103,8 @@ class Alone(Relation):
 
 
 class SampleCounts(Relation):
-    """Everybody receives the mean of the cohort, weighted by training samples (McMahan et al., AISTATS 2017).
+    """Everybody receives the mean of the cohort, weighted by training samples (McMahan et al.,
+    AISTATS 2017).
 
     Args:
         sources: `known`: the method averages what the server last received of all, and keeps it.
@@ -115,21 +129,27 @@ class Uniform(SampleCounts):
         return torch.full_like(inputs.samples, 1 / len(inputs.samples))[None, None]
 
 
-def mean_relation(weighting: Literal["samples", "uniform"], sources: Literal["cohort", "known"] = "cohort") -> Relation:
+def mean_relation(
+    weighting: Literal["samples", "uniform"], sources: Literal["cohort", "known"] = "cohort"
+) -> Relation:
     """The mean, weighted by training samples or plain."""
     return SampleCounts(sources) if weighting == "samples" else Uniform(sources)
 
 
 @dataclass
 class Attention(Relation):
-    """FedAMP's message passing: similar models attract (Huang et al., AAAI 2021, Eq. 4 with A(x) = 1 - exp(-x/sigma)).
+    """FedAMP's message passing: similar models attract (Huang et al., AAAI 2021, Eq. 4 with A(x) =
+    1 - exp(-x/sigma)).
 
-    For j other than i the weight is (alpha/sigma) exp(-||w_i - w_j||^2 / sigma); the rest is one's own.
+    For j other than i the weight is (alpha/sigma) exp(-||w_i - w_j||^2 / sigma); the rest is one's
+    own.
 
     Args:
         alpha: step size of the message passing; with `sigma` None in units of sigma.
-        sigma: scale of squared distances; None: the mean squared distance between different sources in this round.
-        sources: `known` as in the paper, where the server keeps everyone's model; or `cohort`, or `uploaded`.
+        sigma: scale of squared distances; None: the mean squared distance between different sources
+            in this round.
+        sources: `known` as in the paper, where the server keeps everyone's model; or `cohort`, or
+            `uploaded`.
     """
 
     several = True
@@ -143,11 +163,15 @@ class Attention(Relation):
         return self.alpha if self.sigma is None else self.alpha / self.sigma
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` if own weights could turn negative with as many models as may be mixed."""
+        """Raise `BadInput` if own weights could turn negative with as many models as may be
+        mixed."""
         n = max(len(g.members) for g in run.groups)
         n = min(n, run.cohort_size) if self.sources == "cohort" else n
         if self._step * (n - 1) > 1:
-            allowed = f"with {n} models alpha (over sigma, where that is set) must be at most {1 / (n - 1):.4g}"
+            allowed = (
+                f"with {n} models alpha (over sigma, where that is set) must be at most "
+                f"{1 / (n - 1):.4g}"
+            )
             raise BadInput("method.alpha", self.alpha, f"{allowed}, or own weights turn negative")
 
     def weights(self, inputs: RelationInputs) -> Tensor:
@@ -158,11 +182,14 @@ class Attention(Relation):
             raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
         pairs = max(n * (n - 1), 1)
         sigma = float(distance.sum() / pairs) if self.sigma is None else self.sigma
-        weight = step * torch.exp(-distance / sigma) if sigma > 0 else torch.full_like(distance, step)
+        weight = (
+            step * torch.exp(-distance / sigma) if sigma > 0 else torch.full_like(distance, step)
+        )
         weight.fill_diagonal_(0.0)
         weight += torch.diag(1 - weight.sum(1))
         return weight[inputs.places][None]
 
     def flops(self, layers: int, receivers: int, sources: int) -> int:
-        """Sums over layers, distances, exponentials (counted as one each) and what is left for oneself."""
+        """Sums over layers, distances, exponentials (counted as one each) and what is left for
+        oneself."""
         return (layers + 7) * sources * sources

@@ -1,8 +1,9 @@
 """Defence against malicious clients: robust means, and a bound on what one client may change.
 
-Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates. ICML 2018.
-Blanchard, El Mhamdi, Guerraoui, Stainer: Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent.
-NeurIPS 2017. All count every client once: numbers of samples are what clients say of themselves.
+Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+Rates. ICML 2018. Blanchard, El Mhamdi, Guerraoui, Stainer: Machine Learning with Adversaries:
+Byzantine Tolerant Gradient Descent. NeurIPS 2017. All count every client once: numbers of samples
+are what clients say of themselves.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from fl_lightning.core.mixing import mean_of
 
 
 def trimmed_mean(W: Tensor, cut: int) -> Tensor:
-    """The mean of each column of `W` (n, columns) without its `cut` smallest and `cut` largest numbers, (columns,).
+    """The mean of each column of `W` (n, columns) without its `cut` smallest and `cut` largest
+    numbers, (columns,).
 
-    Taken around the smallest number that is left: equal numbers stay equal bit for bit, and the order of rows does not
-    matter. `cut` is below n / 2.
+    Taken around the smallest number that is left: equal numbers stay equal bit for bit, and the
+    order of rows does not matter. `cut` is below n / 2.
     """
     kept = W.sort(0).values[cut : len(W) - cut]
     return kept[0] + (kept - kept[0]).mean(0)
@@ -33,11 +35,12 @@ def trimmed_mean(W: Tensor, cut: int) -> Tensor:
 
 @dataclass
 class TrimmedMean(Unweighted):
-    """The mean of each number over the clients, without the smallest and the largest (Yin et al., ICML 2018).
+    """The mean of each number over the clients, without the smallest and the largest (Yin et al.,
+    ICML 2018).
 
     Args:
-        share: of the cohort that is cut off at either end, rounded up; at least the attackers' share. 0: the unweighted
-            mean.
+        share: of the cohort that is cut off at either end, rounded up; at least the attackers'
+            share. 0: the unweighted mean.
     """
 
     share: Annotated[float, Range(0, 0.5, below=True)]
@@ -50,7 +53,8 @@ class TrimmedMean(Unweighted):
 
 @dataclass
 class Median(Unweighted):
-    """The median of each number over the clients (Yin et al., ICML 2018); for an even n, the mean of the middle two."""
+    """The median of each number over the clients (Yin et al., ICML 2018); for an even n, the mean
+    of the middle two."""
 
     def combine(self, W: Tensor, p: Tensor) -> Tensor:
         """The median of each column."""
@@ -59,13 +63,15 @@ class Median(Unweighted):
 
 @dataclass
 class Krum(Aggregator):
-    """The model nearest to its nearest neighbours, or the mean of several such models (Blanchard et al., NeurIPS 2017).
+    """The model nearest to its nearest neighbours, or the mean of several such models (Blanchard et
+    al., NeurIPS 2017).
 
-    A model's score is the sum of its squared distances, over all that is sent, to the n - attackers - 2 models nearest
-    to it. Equal scores: the lower client number.
+    A model's score is the sum of its squared distances, over all that is sent, to the n - attackers
+    - 2 models nearest to it. Equal scores: the lower client number.
 
     Args:
-        attackers: how many clients of a cohort may be malicious, f; the cohort has at least 2 f + 3.
+        attackers: how many clients of a cohort may be malicious, f; the cohort has at least 2 f +
+            3.
         keep: models of least score that are averaged; 1 is Krum, more is Multi-Krum.
     """
 
@@ -75,15 +81,28 @@ class Krum(Aggregator):
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` for a cohort that is too small."""
         super().on_fit_start(run)
-        n = min(run.cohort_size, *(len(g.members) for g in run.groups))  # models are aggregated by architecture
+        # models are aggregated by architecture
+        n = min(run.cohort_size, *(len(g.members) for g in run.groups))
         most = (n - 3) // 2
-        check("callbacks.krum.attackers", self.attackers, self.attackers <= most, f"of {n} clients at most {most}")
-        check("callbacks.krum.keep", self.keep, self.keep <= n - self.attackers, f"at most {n - self.attackers}")
+        check(
+            "callbacks.krum.attackers",
+            self.attackers,
+            self.attackers <= most,
+            f"of {n} clients at most {most}",
+        )
+        check(
+            "callbacks.krum.keep",
+            self.keep,
+            self.keep <= n - self.attackers,
+            f"at most {n - self.attackers}",
+        )
 
     def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
-        """1 / keep for the chosen models, else 0. Where clients have failed, fewer neighbours are looked at."""
+        """1 / keep for the chosen models, else 0. Where clients have failed, fewer neighbours are
+        looked at."""
         n = p.shape[-1]
-        distance = inputs.gram().total().distances[0].nan_to_num(nan=math.inf)  # beyond the range of the type
+        # beyond the range of the type
+        distance = inputs.gram().total().distances[0].nan_to_num(nan=math.inf)
         distance.fill_diagonal_(math.inf)  # oneself is no neighbour
         neighbours = max(1, n - self.attackers - 2)
         scores = distance.sort(1).values[:, :neighbours].sum(1)
@@ -100,15 +119,17 @@ class Krum(Aggregator):
 
 @dataclass
 class NormBound(Transform):
-    """A bound on how far an upload may lie from what the server knows (Sun et al., Can You Really Backdoor FL?, 2019).
+    """A bound on how far an upload may lie from what the server knows (Sun et al., Can You Really
+    Backdoor FL?, 2019).
 
-    That is the L2 norm, over all of the model that is sent (not what travels beside it, such as class means), of the
-    difference from what the client has received, where it starts from that, and from its last upload otherwise.
+    That is the L2 norm, over all of the model that is sent (not what travels beside it, such as
+    class means), of the difference from what the client has received, where it starts from that,
+    and from its last upload otherwise.
 
     Args:
         bound: the greatest norm; it depends on model, learning rate and epochs.
-        action: `clip` brings a larger change down to the bound; `refuse` has the client fail at the stage `upload`, and
-            `federation.on_bad_client` says what follows.
+        action: `clip` brings a larger change down to the bound; `refuse` has the client fail at the
+            stage `upload`, and `federation.on_bad_client` says what follows.
     """
 
     changes_upload = True
@@ -122,7 +143,10 @@ class NormBound(Transform):
         segments = payload.layout.segments(payload.sent)
         if not segments:
             return
-        parts = [torch.linalg.vector_norm(payload.vector[s.start : s.stop] - known[s.start : s.stop]) for s in segments]
+        parts = [
+            torch.linalg.vector_norm(payload.vector[s.start : s.stop] - known[s.start : s.stop])
+            for s in segments
+        ]
         change = float(torch.linalg.vector_norm(torch.stack(parts)))
         client.flops += 3 * int(payload.layout.numbers[payload.sent].sum())
         if change <= self.bound:

@@ -1,8 +1,8 @@
 """BLS: send only the layers worth sending (Zhi et al., the journal extension of KAPC).
 
-Server side: a layer in which a client's weight on itself is already great is not sent to it. Client side: only the
-first Omega layers are sent back, Omega chosen by a generalisation bound (Eq. 29). What is not sent stays stale on the
-server.
+Server side: a layer in which a client's weight on itself is already great is not sent to it. Client
+side: only the first Omega layers are sent back, Omega chosen by a generalisation bound (Eq. 29).
+What is not sent stays stale on the server.
 """
 
 from __future__ import annotations
@@ -32,12 +32,19 @@ class LayerSizes:
     outputs: np.ndarray
 
 
-def holds(omega: int, B: np.ndarray, tau: np.ndarray, B_now: np.ndarray, tau_now: np.ndarray, sizes: LayerSizes,
-          classes: int) -> bool:  # fmt: skip
+def holds(
+    omega: int,
+    B: np.ndarray,
+    tau: np.ndarray,
+    B_now: np.ndarray,
+    tau_now: np.ndarray,
+    sizes: LayerSizes,
+    classes: int,
+) -> bool:
     """Whether sending only layers 1..omega satisfies the bound (Eq. 29), worked out in logarithms.
 
-    L d_omega M^(omega) / (omega c 2^(L - omega)) prod_j B^_j / B_j  <=  M(L), where
-    M(l) = tau_l / (2 B_l) + sqrt(n_l) M(l - 1) and hats mark this round's norms. The products reach e^65 and more.
+    L d_omega M^(omega) / (omega c 2^(L - omega)) prod_j B^_j / B_j  <=  M(L), where M(l) = tau_l /
+    (2 B_l) + sqrt(n_l) M(l - 1) and hats mark this round's norms. The products reach e^65 and more.
 
     Args:
         omega: layers that would be sent, 1..L.
@@ -64,13 +71,19 @@ def _log_m(l: int, B: np.ndarray, tau: np.ndarray, sizes: LayerSizes) -> float: 
     return value
 
 
-def search(omega: int, fits: list[bool], how: Literal["swapped", "printed"], step_back: bool,
-           largest: Literal["L-1", "L"] = "L-1") -> int:  # fmt: skip
+def search(
+    omega: int,
+    fits: list[bool],
+    how: Literal["swapped", "printed"],
+    step_back: bool,
+    largest: Literal["L-1", "L"] = "L-1",
+) -> int:
     """The number of layers to send, searched from the last one.
 
-    `swapped`: while the bound holds, one layer more; while it does not, one less. `printed` is the other way round, as
-    the paper's algorithm has it (it runs to an end). A search that stopped at an Omega which violates the bound returns
-    it, or, with `step_back`, the one before it. The answer lies in [1, `largest`].
+    `swapped`: while the bound holds, one layer more; while it does not, one less. `printed` is the
+    other way round, as the paper's algorithm has it (it runs to an end). A search that stopped at
+    an Omega which violates the bound returns it, or, with `step_back`, the one before it. The
+    answer lies in [1, `largest`].
 
     Args:
         omega: the last answer.
@@ -93,15 +106,17 @@ class LayerSelection(Transform):
     """Bidirectional layer selection: client and server each send only a part of the layers.
 
     Args:
-        mu: server side: layer l is not sent to client i when r_ii >= mu. 0.7: the journal's cost study. null: send all.
+        mu: server side: layer l is not sent to client i when r_ii >= mu. 0.7: the journal's cost
+            study. null: send all.
         client: client side: send only the first Omega layers.
         search: which way Omega is searched; `printed` runs to an end (docs/decisions/0010).
         step_back: return the last Omega that satisfies the bound, not the first that violates it.
-        width: d_l of Eq. 29 for a convolution: its `channels`, or the `numbers` it puts out for a sample (channels x
-            height x width). channels: our choice, the paper leaves it open (docs/decisions/0010).
-        largest: Omega lies in [1, `L-1`] or [1, `L`] (paper). With L - 1 a client learns its bounds B and tau in its
-            first round and never again; with L whenever it has sent all layers. L-1: our choice
-            (docs/results/layer-selection.md).
+        width: d_l of Eq. 29 for a convolution: its `channels`, or the `numbers` it puts out for a
+            sample (channels x height x width). channels: our choice, the paper leaves it open
+            (docs/decisions/0010).
+        largest: Omega lies in [1, `L-1`] or [1, `L`] (paper). With L - 1 a client learns its bounds
+            B and tau in its first round and never again; with L whenever it has sent all layers.
+            L-1: our choice (docs/results/layer-selection.md).
     """
 
     changes_download = changes_upload = client_memory = deployed = True
@@ -119,7 +134,8 @@ class LayerSelection(Transform):
         check("callbacks.layerselection", run.method_name, run.relation.per_layer, allowed)
 
     def init_client(self, run: RunContext) -> dict[str, Tensor]:
-        """Bounds B and tau, the last Omega (L: all layers), and which layers the server has ever received."""
+        """Bounds B and tau, the last Omega (L: all layers), and which layers the server has ever
+        received."""
         L = len(run.layer_names)
         zeros = torch.zeros(L, dtype=torch.float64)
         return {
@@ -130,11 +146,15 @@ class LayerSelection(Transform):
         }
 
     def on_download(self, client: Client, payload: Payload) -> None:
-        """Withhold layers in which the client's weight on itself is great, and those that it has never uploaded."""
+        """Withhold layers in which the client's weight on itself is great, and those that it has
+        never uploaded."""
         send = np.ones(len(client.layout.layers), dtype=bool)
         if self.mu is not None:
             if payload.own_weights is None:
-                allowed = f"{client.run.method_name} does not say how much of a download is the client's own: null"
+                allowed = (
+                    f"{client.run.method_name} does not say how much of a download is the client's "
+                    f"own: null"
+                )
                 raise BadInput("callbacks.layerselection.mu", self.mu, allowed)
             send &= payload.own_weights < self.mu
         if client.rounds > 0:
@@ -142,30 +162,45 @@ class LayerSelection(Transform):
         payload.sent &= send[[b.layer for b in client.layout.blocks]]
 
     def on_upload(self, client: Client, payload: Payload) -> None:
-        """Choose Omega and keep the layers behind it back. Normalisation always travels: the papers' bytes say so."""
+        """Choose Omega and keep the layers behind it back. Normalisation always travels: the
+        papers' bytes say so."""
         memory, L = client.memory, len(client.layout.layers)
         omega = self._omega(client) if self.client and L > 1 else L
         memory["selection.omega"] = torch.tensor(omega)
-        kept_back = np.array([b.layer >= omega and not b.normalisation for b in client.layout.blocks])
+        kept_back = np.array(
+            [b.layer >= omega and not b.normalisation for b in client.layout.blocks]
+        )
         payload.sent &= ~kept_back
         memory["selection.received"] = memory["selection.received"] | (torch.arange(L) < omega)
 
     def _omega(self, client: Client) -> int:
         memory, L = client.memory, len(client.layout.layers)
         B_now, tau_now = self._norms(client)
-        if client.rounds == 0 or int(memory["selection.omega"]) == L:  # the regulariser was whole: learn the bounds
-            memory["selection.B"] = torch.from_numpy(np.maximum(memory["selection.B"].numpy(), B_now))
-            memory["selection.tau"] = torch.from_numpy(np.maximum(memory["selection.tau"].numpy(), tau_now))
+        # the regulariser was whole: learn the bounds
+        if client.rounds == 0 or int(memory["selection.omega"]) == L:
+            memory["selection.B"] = torch.from_numpy(
+                np.maximum(memory["selection.B"].numpy(), B_now)
+            )
+            memory["selection.tau"] = torch.from_numpy(
+                np.maximum(memory["selection.tau"].numpy(), tau_now)
+            )
             return L - 1
         B, tau = memory["selection.B"].numpy(), memory["selection.tau"].numpy()
         classes = int((client.class_counts > 0).sum())
         sizes = _sizes(client.layout)
-        sizes = sizes if self.width == "channels" else replace(sizes, outputs=_numbers(client, sizes.outputs))
+        sizes = (
+            sizes
+            if self.width == "channels"
+            else replace(sizes, outputs=_numbers(client, sizes.outputs))
+        )
         fits = [holds(o, B, tau, B_now, tau_now, sizes, classes) for o in range(1, L + 1)]
-        return search(int(memory["selection.omega"]), fits, self.search, self.step_back, self.largest)
+        return search(
+            int(memory["selection.omega"]), fits, self.search, self.step_back, self.largest
+        )
 
     def _norms(self, client: Client) -> tuple[np.ndarray, np.ndarray]:
-        """||w^l|| and ||w^l - s^l|| of the client's current model; the latter 0 for layers that were not received."""
+        """||w^l|| and ||w^l - s^l|| of the client's current model; the latter 0 for layers that
+        were not received."""
         layout, model, received = client.layout, client["model"], client.payload
         L = len(layout.layers)
         numbers = layout.numbers * layout.is_own
@@ -197,13 +232,18 @@ def _sizes(layout: Layout) -> LayerSizes:
 
 
 def _numbers(client: Client, outputs: np.ndarray) -> np.ndarray:
-    """How many numbers each layer puts out for a sample, (L,); `outputs` where a layer is not called as a module."""
+    """How many numbers each layer puts out for a sample, (L,); `outputs` where a layer is not
+    called as a module."""
     network, widths = client.bind().model, dict(zip(client.layout.layers, outputs, strict=True))
 
     def keep(name: str, _: nn.Module, __: Any, out: Any) -> None:
         widths[name] = float(out[0].numel()) if isinstance(out, Tensor) else widths[name]
 
-    hooks = [m.register_forward_hook(partial(keep, name)) for name, m in network.named_modules() if name in widths]
+    hooks = [
+        m.register_forward_hook(partial(keep, name))
+        for name, m in network.named_modules()
+        if name in widths
+    ]
     x, _ = next(iter(client.data.train.batches(1)))
     with torch.no_grad():
         network.eval()(x)

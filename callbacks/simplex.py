@@ -1,4 +1,5 @@
-"""Points on the simplex (non-negative entries that sum to 1): the nearest, and minima of quadratic functions."""
+"""Points on the simplex (non-negative entries that sum to 1): the nearest, and minima of quadratic
+functions."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ from torch import Tensor
 from fl_lightning.foundation.errors import RunFailed
 
 PIVOTS = 20
-"""Steps of block pivoting at most. It ends within a few, or it may cycle, as where sources are more than dimensions."""
+"""Steps of block pivoting at most. It ends within a few, or it may cycle, as where sources are more
+than dimensions."""
 
 
 def to_simplex(R: Tensor) -> Tensor:
-    """The nearest points (Euclidean) with non-negative entries that sum to 1, over the last dimension; all NaN where a
-    number is not finite."""
+    """The nearest points (Euclidean) with non-negative entries that sum to 1, over the last
+    dimension; all NaN where a number is not finite."""
     u = R.sort(dim=-1, descending=True).values
     k = torch.arange(1, R.shape[-1] + 1, dtype=R.dtype, device=R.device)
     threshold = (u.cumsum(-1) - 1) / k
@@ -25,14 +27,15 @@ def to_simplex(R: Tensor) -> Tensor:
 
 
 def simplex_rows(H: Tensor | float, Q: Tensor) -> Tensor:
-    """The rows r that minimise r H r / 2 - r q over the simplex, by block principal pivoting over the free entries.
+    """The rows r that minimise r H r / 2 - r q over the simplex, by block principal pivoting over
+    the free entries.
 
     Rows for which that does not end within `PIVOTS` are found by non-negative least squares.
 
     Args:
-        H: positive definite (n, n), float64; of an asymmetric one (products of float32 are, by rounding) the symmetric
-            part counts, since on the whole of it pivoting may never end. A number above 0: that multiple of the
-            identity, by projection.
+        H: positive definite (n, n), float64; of an asymmetric one (products of float32 are, by
+            rounding) the symmetric part counts, since on the whole of it pivoting may never end. A
+            number above 0: that multiple of the identity, by projection.
         Q: a row q for each row that is wanted, (k, n), float64.
 
     Returns:
@@ -51,9 +54,13 @@ def simplex_rows(H: Tensor | float, Q: Tensor) -> Tensor:
     for _ in range(PIVOTS):
         pair = free[:, :, None] & free[:, None, :]
         K = torch.zeros(k, n + 1, n + 1, dtype=H.dtype)
-        K[:, :n, :n] = torch.where(pair, H, torch.zeros_like(H)) + torch.diag_embed((~free).to(H.dtype) * scale)
+        K[:, :n, :n] = torch.where(pair, H, torch.zeros_like(H)) + torch.diag_embed(
+            (~free).to(H.dtype) * scale
+        )
         K[:, :n, n] = K[:, n, :n] = free.to(H.dtype) * scale
-        right = torch.cat([torch.where(free, Q, torch.zeros_like(Q)), torch.full((k, 1), scale, dtype=H.dtype)], 1)
+        right = torch.cat(
+            [torch.where(free, Q, torch.zeros_like(Q)), torch.full((k, 1), scale, dtype=H.dtype)], 1
+        )
         solution = torch.linalg.solve(K, right)
         r, multiplier = solution[:, :n], solution[:, n:] * scale
         slack = r @ H - Q + multiplier  # must be >= 0 where r = 0
@@ -70,7 +77,8 @@ def simplex_rows(H: Tensor | float, Q: Tensor) -> Tensor:
 
 
 def simplex_minimum(Q: Tensor) -> Tensor:
-    """argmin of a^T Q a over a >= 0 with sum 1, (n,), of a positive semidefinite `Q` (n, n), float64; of 0 uniform."""
+    """argmin of a^T Q a over a >= 0 with sum 1, (n,), of a positive semidefinite `Q` (n, n),
+    float64; of 0 uniform."""
     n, scale = len(Q), float(Q.diagonal().mean())
     if scale <= 0:
         return torch.full((n,), 1 / n, dtype=torch.float64)
@@ -82,7 +90,9 @@ def _by_least_squares(H: Tensor, Q: Tensor) -> Tensor:
     """As `simplex_rows`. With H = A^T A and q = A^T b, A r - b is (A - b 1^T) r on the simplex."""
     values, vectors = torch.linalg.eigh(H)
     if not (bool(values.isfinite().all()) and bool(Q.isfinite().all())):
-        raise RunFailed("a relation's rows cannot be found: a number is not finite; lower optimizer.lr")
+        raise RunFailed(
+            "a relation's rows cannot be found: a number is not finite; lower optimizer.lr"
+        )
     root = values.clamp_min(1e-12 * float(values[-1])).sqrt()[:, None]
     A, b = root * vectors.T, (vectors.T @ Q.T) / root
     return torch.stack([_shortest((A - b[:, k, None]) / root[-1]) for k in range(len(Q))])
@@ -91,12 +101,15 @@ def _by_least_squares(H: Tensor, Q: Tensor) -> Tensor:
 def _shortest(A: Tensor) -> Tensor:
     """argmin of ||A a|| over a >= 0 with sum 1, (n,), `A` (m, n).
 
-    The minimum of ||A x||^2 + (sum x - 1)^2 over x >= 0 lies in the same direction, whatever the scale of A (for
-    x = s a the best s depends on ||A a|| alone, and grows as that shrinks): that is non-negative least squares.
+    The minimum of ||A x||^2 + (sum x - 1)^2 over x >= 0 lies in the same direction, whatever the
+    scale of A (for x = s a the best s depends on ||A a|| alone, and grows as that shrinks): that is
+    non-negative least squares.
     """
     from sklearn.linear_model import LinearRegression
 
     rows, target = torch.cat([A, A.new_ones(1, A.shape[1])]), A.new_zeros(len(A) + 1)
     target[-1] = 1
-    x = torch.from_numpy(LinearRegression(fit_intercept=False, positive=True).fit(rows.numpy(), target.numpy()).coef_)
+    x = torch.from_numpy(
+        LinearRegression(fit_intercept=False, positive=True).fit(rows.numpy(), target.numpy()).coef_
+    )
     return x / x.sum()

@@ -1,10 +1,12 @@
-"""Differential privacy of single samples: what `optimizer.privacy` accounts for, and what it refuses."""
+"""Differential privacy of single samples: what `optimizer.privacy` accounts for, and what it
+refuses."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,17 +15,30 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from fl_lightning.callbacks.base import Observer, Transform
-from fl_lightning.callbacks.privacy import BEHIND, INPUTS, check_account, check_noise_stays, rounds_of
+from fl_lightning.callbacks.privacy import (
+    BEHIND,
+    INPUTS,
+    check_account,
+    check_noise_stays,
+    rounds_of,
+)
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.core import Client, ModelGroup, Payload, Phase, RoundRecord, RunContext
 from fl_lightning.foundation.device import no_draws
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import generator, unrepeatable
-from fl_lightning.privacy.accounting import Mechanism, calibrated, check_delta, epsilon, sampling_rate
+from fl_lightning.privacy.accounting import (
+    Mechanism,
+    calibrated,
+    check_delta,
+    epsilon,
+    sampling_rate,
+)
 from fl_lightning.privacy.steps import Private, clipped_sum
 
 STEPS, NOISE = "privacy.steps", "privacy.step_noise"
-"""Tensors: of a client's memory, the private steps that it has taken; of the server's, the noise of the run."""
+"""Tensors: of a client's memory, the private steps that it has taken; of the server's, the noise of
+the run."""
 KEY = "optimizer.privacy"
 
 
@@ -31,8 +46,9 @@ KEY = "optimizer.privacy"
 class StepPrivacy(Transform, Observer):
     """Computes epsilon for `optimizer.privacy`, which adds this callback; do not name it yourself.
 
-    The unit is a sample of a client. Each step is a Gaussian mechanism on a Poisson sample of the client's training
-    samples; epsilon is of all steps that the client has taken, by dp-accounting's privacy loss distributions.
+    The unit is a sample of a client. Each step is a Gaussian mechanism on a Poisson sample of the
+    client's training samples; epsilon is of all steps that the client has taken, by dp-accounting's
+    privacy loss distributions.
     """
 
     client_memory = True
@@ -49,7 +65,8 @@ class StepPrivacy(Transform, Observer):
     # ---------------------------------------------------------------- before the first round
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` where something of a sample passes the noise by, or a resumed run had other noise."""
+        """Raise `BadInput` where something of a sample passes the noise by, or a resumed run had
+        other noise."""
         check_account(run, KEY)
         self._check(run)
         self._noise = self._multiplier(run.config, run.method, run.data.train_sizes)
@@ -58,15 +75,23 @@ class StepPrivacy(Transform, Observer):
         run.server.memory[NOISE] = torch.tensor(self._noise, dtype=torch.float64)
 
     def _check(self, run: RunContext) -> None:
-        """Raise `BadInput` for parts of the run that tell more of a sample than the noisy steps do."""
+        """Raise `BadInput` for parts of the run that tell more of a sample than the noisy steps
+        do."""
         for group in run.groups:
             _check_model(run, group)
         finetuned = "finetuned" in (run.judge, *(run.config.evaluation.models or ()))
-        allowed = f"fine-tuned copies take steps that {KEY} does not account for: before, after, global"
+        allowed = (
+            f"fine-tuned copies take steps that {KEY} does not account for: before, after, global"
+        )
         check("evaluation.judge", run.judge, not finetuned, allowed)
         precision = run.config.fabric.precision
         fine = precision in ("32-true", "64-true")
-        check("fabric.precision", precision, fine, f"{KEY} bounds gradients in 32 bits or more: 32-true or 64-true")
+        check(
+            "fabric.precision",
+            precision,
+            fine,
+            f"{KEY} bounds gradients in 32 bits or more: 32-true or 64-true",
+        )
         for callback in run.callbacks:
             if not isinstance(callback, Transform) or callback is self:
                 continue
@@ -81,9 +106,16 @@ class StepPrivacy(Transform, Observer):
             BadInput: the method is not covered; delta is too large; no noise meets the target.
         """
         privacy = config.optimizer.privacy
-        check(KEY, "", privacy.on, "callbacks.stepprivacy accounts for it, and it is off: give its clip and noise")
+        check(
+            KEY,
+            "",
+            privacy.on,
+            "callbacks.stepprivacy accounts for it, and it is off: give its clip and noise",
+        )
         if (why := refusal(method)) is not None:
-            raise BadInput(KEY, type(method).__name__.lower(), f"it {why}, which noise on steps does not cover")
+            raise BadInput(
+                KEY, type(method).__name__.lower(), f"it {why}, which noise on steps does not cover"
+            )
         check_delta(f"{KEY}.delta", privacy.delta, sum(sizes))
         if privacy.noise is not None:
             return privacy.noise
@@ -91,12 +123,15 @@ class StepPrivacy(Transform, Observer):
         target, key = float(privacy.epsilon_target or 0), f"{KEY}.epsilon_target"
         check(key, target, any(steps for _, steps in most), "no client takes a step in this run")
         noise = 0.0
-        for q, n in sorted(most, key=lambda one: -one[0] * one[1] ** 0.5):  # about how epsilon grows
+        # about how epsilon grows
+        for q, n in sorted(most, key=lambda one: -one[0] * one[1] ** 0.5):
             if not noise or epsilon([Mechanism(noise, n, q)], privacy.delta) > target:
-                noise = calibrated(lambda z, q=q, n=n: [Mechanism(z, n, q)], target, privacy.delta, key)  # type: ignore[misc]
+                noise = calibrated(partial(_one_mechanism, n, q), target, privacy.delta, key)
         return noise
 
-    def planned(self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]) -> dict[str, Any]:
+    def planned(
+        self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]
+    ) -> dict[str, Any]:
         """What the summary will have at most, before the run."""
         self._noise = self._multiplier(config, method, sizes)
         return self._report(config, _planned(config, method, sizes))
@@ -115,7 +150,11 @@ class StepPrivacy(Transform, Observer):
         """
         taken = sum(fit.steps for fit in client.fits)
         phases = client.run.method.private_phases()
-        most = steps_of(client.run.config, phases, len(client.data.train)) if not isinstance(phases, str) else 0
+        most = (
+            steps_of(client.run.config, phases, len(client.data.train))
+            if not isinstance(phases, str)
+            else 0
+        )
         allowed = f"its private_phases say {most} steps in a round, and it took {taken}"
         check(f"{type(client.run.method).__name__}.private_phases", phases, taken <= most, allowed)
         client.memory[STEPS] = client.memory[STEPS] + taken
@@ -132,7 +171,9 @@ class StepPrivacy(Transform, Observer):
 
     def _epsilon(self, config: Config, taken: Iterable[tuple[float, int]]) -> float:
         delta = config.optimizer.privacy.delta
-        return max((epsilon([Mechanism(self._noise, n, q)], delta) for q, n in largest(taken)), default=0.0)
+        return max(
+            (epsilon([Mechanism(self._noise, n, q)], delta) for q, n in largest(taken)), default=0.0
+        )
 
     def _report(self, config: Config, taken: Sequence[tuple[float, int]]) -> dict[str, Any]:
         privacy = config.optimizer.privacy
@@ -145,8 +186,11 @@ class StepPrivacy(Transform, Observer):
             "privacy_sampling": max((q for q, _ in taken), default=0.0),
             "privacy_clip_gradient": privacy.clip,
             "privacy_noise_gradient": self._noise,
-            "privacy_covers": "a training sample, against the server, other clients and readers of global and personal "
-            "models; not how many samples a client has, losses and scores in tables, validation and test samples, "
+            "privacy_covers": "a training sample, against the server, other clients and readers of "
+            "global and "
+            "personal "
+            "models; not how many samples a client has, losses and scores in tables, validation "
+            "and test samples, "
             f"{INPUTS}",
         }
 
@@ -161,7 +205,8 @@ def refusal(method: Any) -> str | None:
 
 
 def largest(taken: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Of (sampling rate, steps) those that no other exceeds in both: the largest epsilon is one of theirs."""
+    """Of (sampling rate, steps) those that no other exceeds in both: the largest epsilon is one of
+    theirs."""
     left: list[tuple[float, int]] = []
     for q, n in sorted(set(taken), reverse=True):
         if n and all(n > steps for _, steps in left):
@@ -176,7 +221,13 @@ def steps_of(config: Config, phases: Sequence[float | None], samples: int) -> in
     total = 0
     for epochs in phases:
         epochs = federation.local_epochs if epochs is None else epochs
-        whole = federation.local_steps if epochs is None else max(1, round(epochs * per_epoch)) if epochs else 0
+        whole = (
+            federation.local_steps
+            if epochs is None
+            else max(1, round(epochs * per_epoch))
+            if epochs
+            else 0
+        )
         total += int(whole or 0) if samples else 0
     return total
 
@@ -187,7 +238,10 @@ def _planned(config: Config, method: Any, sizes: Sequence[int]) -> list[tuple[fl
     if isinstance(phases, str):
         return []
     size = config.federation.batch_size
-    return [(sampling_rate(n, size), rounds[c] * steps_of(config, phases, n)) for c, n in enumerate(sizes)]
+    return [
+        (sampling_rate(n, size), rounds[c] * steps_of(config, phases, n))
+        for c, n in enumerate(sizes)
+    ]
 
 
 def _taken(run: RunContext) -> list[tuple[float, int]]:
@@ -198,21 +252,39 @@ def _taken(run: RunContext) -> list[tuple[float, int]]:
 
 
 def _check_model(run: RunContext, group: ModelGroup) -> None:
-    """Raise `BadInput` for a model that tells of samples otherwise than by its gradients, or whose gradients of single
-    samples torch.func cannot find."""
+    """Raise `BadInput` for a model that tells of samples otherwise than by its gradients, or whose
+    gradients of single samples torch.func cannot find."""
     for name, part in group.module.model.named_modules():
-        keeps = isinstance(part, _NormBase) and part.track_running_stats and name not in group.layout.still
-        what = f"its {name} ({type(part).__name__}) keeps statistics of samples, and no noise covers them"
+        keeps = (
+            isinstance(part, _NormBase)
+            and part.track_running_stats
+            and name not in group.layout.still
+        )
+        what = (
+            f"its {name} ({type(part).__name__}) keeps statistics of samples, and no noise covers "
+            f"them"
+        )
         check("model", group.name, not keeps, f"{what}: a model without, such as with GroupNorm")
-    own = getattr(type(group.module.model), "training_step", None) not in (None, LightningModule.training_step)
-    check("model", group.name, not own, f"{KEY} bounds samples in the task loss, and would pass its training_step by")
+    own = getattr(type(group.module.model), "training_step", None) not in (
+        None,
+        LightningModule.training_step,
+    )
+    check(
+        "model",
+        group.name,
+        not own,
+        f"{KEY} bounds samples in the task loss, and would pass its training_step by",
+    )
     for client in run.at_home(group.members)[:1]:
         batch = run.data.example(client, run.device, run.dtype)
         try:
             with no_draws(run.device):
                 clipped_sum(group.module, batch, 1.0)
         except Exception as error:  # whatever a user's forward pass does that torch.func cannot
-            why = f"torch.func cannot find gradients of single samples ({type(error).__name__}: {error}"
+            why = (
+                f"torch.func cannot find gradients of single samples ({type(error).__name__}: "
+                f"{error}"
+            )
             raise BadInput("model", group.name, why.splitlines()[0] + ")") from error
 
 
@@ -220,16 +292,29 @@ def protection(client: Client, phase: Phase) -> Private | None:
     """How the steps of a phase of `client`, its next one, are protected; None: they are not.
 
     Raises:
-        BadInput: the phase trains on other samples, by another loss, or by steps of its own; nothing accounts for it.
+        BadInput: the phase trains on other samples, by another loss, or by steps of its own;
+            nothing accounts for it.
     """
     run, privacy = client.run, client.run.config.optimizer.privacy
     if not privacy.on:
         return None
-    odd = [name for name in ("part", "targets", "batch_size", "step") if getattr(phase, name) is not None]
+    odd = [
+        name
+        for name in ("part", "targets", "batch_size", "step")
+        if getattr(phase, name) is not None
+    ]
     odd += ["loss"] if phase.objective.loss is not None else []
-    allowed = f"a phase of it has a {odd[0] if odd else ''} of its own, which noise on steps does not cover"
+    allowed = (
+        f"a phase of it has a {odd[0] if odd else ''} of its own, which noise on steps does not "
+        f"cover"
+    )
     check(KEY, run.method_name, not odd, allowed)
-    check(KEY, "", NOISE in run.server.memory, "callbacks.stepprivacy must hang on the run, to account for it")
+    check(
+        KEY,
+        "",
+        NOISE in run.server.memory,
+        "callbacks.stepprivacy must hang on the run, to account for it",
+    )
 
     def draws(purpose: str, step: int) -> torch.Generator:
         if privacy.reproducible:
@@ -238,3 +323,8 @@ def protection(client: Client, phase: Phase) -> Private | None:
 
     taken = sum(fit.steps for fit in client.fits)
     return Private(float(privacy.clip or 0), float(run.server.memory[NOISE]), taken, draws)
+
+
+def _one_mechanism(count: int, rate: float, noise: float) -> list[Mechanism]:
+    """The mechanism of `count` steps that take samples at `rate`."""
+    return [Mechanism(noise, count, rate)]

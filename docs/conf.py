@@ -50,13 +50,17 @@ def outside(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def plain(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Stars and bars of docstrings (products, norms, `**kwargs`) are no markup, outside of `names`."""
+    """Stars and bars of docstrings (products, norms, `**kwargs`) are no markup, outside of
+    `names`."""
     for number, line in enumerate(lines):
         parts = re.split(r"(`[^`]*`)", line)
-        lines[number] = "".join(p if p.startswith("`") else re.sub(r"(?<!\\)([*|])", r"\\\1", p) for p in parts)
+        lines[number] = "".join(
+            p if p.startswith("`") else re.sub(r"(?<!\\)([*|])", r"\\\1", p) for p in parts
+        )
 
 
 def setup(app: Sphinx) -> None:
     """What Sphinx calls."""
     app.connect("source-read", outside)
-    app.connect("autodoc-process-docstring", plain, priority=900)  # when napoleon has read its sections
+    # when napoleon has read its sections
+    app.connect("autodoc-process-docstring", plain, priority=900)

@@ -10,4 +10,15 @@ from fl_lightning.foundation.errors import BadInput as BadInput
 from fl_lightning.foundation.errors import RunFailed as RunFailed
 
 __version__: str
-__all__ = ["BadInput", "Run", "RunFailed", "Worth", "__version__", "compare", "fit", "study", "tune", "worth"]
+__all__ = [
+    "BadInput",
+    "Run",
+    "RunFailed",
+    "Worth",
+    "__version__",
+    "compare",
+    "fit",
+    "study",
+    "tune",
+    "worth",
+]

@@ -1,4 +1,5 @@
-"""From a resolved configuration to a finished run folder: what `fl-train` calls, in one process or many."""
+"""From a resolved configuration to a finished run folder: what `fl-train` calls, in one process or
+many."""
 
 from __future__ import annotations
 
@@ -55,43 +56,64 @@ from fl_lightning.results.folder import RunFolder, best
 
 
 def fit(
-    config: Config, folder: Path, resume: bool = False, put_together: Callable[..., Federation] | None = None
+    config: Config,
+    folder: Path,
+    resume: bool = False,
+    put_together: Callable[..., Federation] | None = None,
 ) -> dict[str, Any]:
-    """Run `config` in `folder` (made by the caller), from the start or from its last checkpoint; `put_together` as for
-    `fit_on_rank`.
+    """Run `config` in `folder` (made by the caller), from the start or from its last checkpoint;
+    `put_together` as for `fit_on_rank`.
 
     Returns:
         What `summary.json` holds.
     """
-    if config.fabric.precision == "16-mixed" and device.resolved(config.fabric.accelerator) == "cpu":
-        raise BadInput("fabric.precision", "16-mixed", "a CPU trains with bf16-mixed, 32-true or 64-true")
+    if (
+        config.fabric.precision == "16-mixed"
+        and device.resolved(config.fabric.accelerator) == "cpu"
+    ):
+        raise BadInput(
+            "fabric.precision", "16-mixed", "a CPU trains with bf16-mixed, 32-true or 64-true"
+        )
     return launch(config, fit_on_rank, folder, resume, put_together)
 
 
 def test(config: Config, folder: Path, which: Literal["last", "best"]) -> dict[str, Any]:
-    """Judge the models in a checkpoint of the run in `folder` again; returns their scores and its round."""
+    """Judge the models in a checkpoint of the run in `folder` again; returns their scores and its
+    round."""
     return launch(config, _test, folder, which)
 
 
 def export(
-    config: Config, folder: Path, client: str, out: Path, which: Literal["last", "best"], kind: Format = "safetensors"
+    config: Config,
+    folder: Path,
+    client: str,
+    out: Path,
+    which: Literal["last", "best"],
+    kind: Format = "safetensors",
 ) -> dict[str, Any]:
-    """Write the model of a client, by name or number, to `out`; returns its kind, round and the model's arguments."""
+    """Write the model of a client, by name or number, to `out`; returns its kind, round and the
+    model's arguments."""
     return launch(alone(config), _export, folder, client, out, which, kind)
 
 
-def predictor(config: Config, folder: Path, client: int, which: Literal["last", "best"]) -> Predictor:
+def predictor(
+    config: Config, folder: Path, client: int, which: Literal["last", "best"]
+) -> Predictor:
     """One client's model of the run in `folder`, ready for raw samples; on the CPU."""
-    check("client", client, 0 <= client < config.clients, f"it must lie in [0, {config.clients - 1}]")
+    check(
+        "client", client, 0 <= client < config.clients, f"it must lie in [0, {config.clients - 1}]"
+    )
     made: Predictor = launch(alone(config), _predictor, folder, client, which)["predictor"]
     return made
 
 
 def join(config: Config, folder: Path, *newcomer: Any) -> dict[str, Any]:
-    """Write a model for a client that was not in the run of `folder`; nothing in the folder is written to.
+    """Write a model for a client that was not in the run of `folder`; nothing in the folder is
+    written to.
 
-    `asked`: `data` (an npz file), `out`, `rounds`, `model` (as `architecture` has it). Returns what `export` returns,
-    whether the data are `labelled`, and the accuracy on test data where there are any: as received, and after training.
+    `asked`: `data` (an npz file), `out`, `rounds`, `model` (as `architecture` has it). Returns what
+    `export` returns, whether the data are `labelled`, and the accuracy on test data where there are
+    any: as received, and after training.
     """
     return launch(alone(config), _join, folder, *newcomer)
 
@@ -105,7 +127,11 @@ def alone(config: Config) -> Config:
 
 
 def fit_on_rank(
-    fabric: Fabric, config: Config, folder: Path, resume: bool, put_together: Callable[..., Federation] | None = None
+    fabric: Fabric,
+    config: Config,
+    folder: Path,
+    resume: bool,
+    put_together: Callable[..., Federation] | None = None,
 ) -> dict[str, Any]:
     """`fit` on one rank, where a caller's own task has been launched already.
 
@@ -117,7 +143,11 @@ def fit_on_rank(
 
 
 def _logged(
-    fabric: Fabric, config: Config, folder: Path, resume: bool, put_together: Callable[..., Federation]
+    fabric: Fabric,
+    config: Config,
+    folder: Path,
+    resume: bool,
+    put_together: Callable[..., Federation],
 ) -> dict[str, Any]:
     callbacks = {name: instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()}
     loggers = [instantiate(f"loggers.{name}", c) for name, c in config.loggers.items()]
@@ -125,21 +155,27 @@ def _logged(
     lock = join_lock(folder / "lock") if _note is not None and (folder / "lock").exists() else None
     for name, callback in callbacks.items():
         if isinstance(callback, Relation):
-            raise BadInput(f"callbacks.{name}", type(callback).__name__, "a relation is brought by a method")
+            raise BadInput(
+                f"callbacks.{name}", type(callback).__name__, "a relation is brought by a method"
+            )
     fed = put_together(fabric, config, folder, in_order([*callbacks.values(), writer], loggers))
     if resume and has_checkpoint(folder / "checkpoints"):
         restore(fed.run, folder / "checkpoints")
     elif resume and (rows := writer.folder.read("metrics")):
         when = why_none(callbacks.values(), rows, ended=(folder / "summary.json").is_file())
         if fed.run.is_main:
-            print(f"resume: the run {when}; it begins again, with the same numbers", file=sys.stderr)
+            print(
+                f"resume: the run {when}; it begins again, with the same numbers", file=sys.stderr
+            )
     writer.folder.check_whole(fed.run.resumed_from)
     with fed.run.processes.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
         summary = fed.fit()
-    tables = ("final_accuracies", "final_models", "final_further", "newcomers")  # in files of their own
+    # in files of their own
+    tables = ("final_accuracies", "final_models", "final_further", "newcomers")
     summary = {key: value for key, value in summary.items() if key not in tables}
     if fed.run.is_main:  # last of all: it says that the run has ended
-        # The two names that scripts rely on; loggers, where a column has its last value, get `total_...` alone.
+        # The two names that scripts rely on; loggers, where a column has its last value, get
+        # `total_...` alone.
         summary |= {name: summary[f"total_{name}"] for name in ("upload_bytes", "download_bytes")}
         writer.folder.write_summary(summary)
     if lock is not None:
@@ -147,7 +183,9 @@ def _logged(
     return summary
 
 
-def _test(fabric: Fabric, config: Config, folder: Path, which: Literal["last", "best"]) -> dict[str, Any]:
+def _test(
+    fabric: Fabric, config: Config, folder: Path, which: Literal["last", "best"]
+) -> dict[str, Any]:
     fed = ended(fabric, config, folder)
     _restore(fed, which)
     try_evaluation(fed.run, fed.worker.trainers)
@@ -156,12 +194,18 @@ def _test(fabric: Fabric, config: Config, folder: Path, which: Literal["last", "
     return {"round": fed.run.server.round, **scores}
 
 
-def ended(fabric: Fabric, config: Config, folder: Path, callbacks: Sequence[Callback] = ()) -> Federation:
-    """The federation of a run that has ended; a line says so where its data are not those that it trained on."""
+def ended(
+    fabric: Fabric, config: Config, folder: Path, callbacks: Sequence[Callback] = ()
+) -> Federation:
+    """The federation of a run that has ended; a line says so where its data are not those that it
+    trained on."""
     fed = assemble(fabric, config, folder, list(callbacks))
     data, before = fed.run.data, provenance.data_of(folder)
     if fed.run.is_main and data.holds_all and before not in (None, samples_digest(data)):
-        what = "what is computed from data (scores, input statistics) is of other samples than the run's"
+        what = (
+            "what is computed from data (scores, input statistics) is of other samples than the "
+            "run's"
+        )
         print(f"data: the data have changed since the run trained on them: {what}", file=sys.stderr)
     return fed
 
@@ -170,16 +214,27 @@ def _restore(fed: Federation, which: Literal["last", "best"]) -> None:
     """Load a checkpoint; where it is the best, say so if a round that was not saved is better."""
     t = restore(fed.run, fed.run.folder / "checkpoints", which)
     rows, metric = RunFolder(fed.run.folder).read("metrics"), fed.run.data.metric
-    name = metric.of("validation" if any(metric.of("validation") in row for row in rows) else "mean")
+    name = metric.of(
+        "validation" if any(metric.of("validation") in row for row in rows) else "mean"
+    )
     score, at = best(rows, name)
     ours = next((row[name] for row in rows if row["round"] == t and name in row), math.nan)
     if which == "best" and fed.run.is_main and metric.merit(score) > metric.merit(ours):
         line = f"checkpoint best: round {t} ({name} {ours:.4f}), the best that was saved"
-        print(f"{line}; round {at} ({score:.4f}) was not: callbacks.checkpoint.seconds", file=sys.stderr)
+        print(
+            f"{line}; round {at} ({score:.4f}) was not: callbacks.checkpoint.seconds",
+            file=sys.stderr,
+        )
 
 
 def _export(
-    fabric: Fabric, config: Config, folder: Path, client: str, out: Path, which: Literal["last", "best"], form: Format
+    fabric: Fabric,
+    config: Config,
+    folder: Path,
+    client: str,
+    out: Path,
+    which: Literal["last", "best"],
+    form: Format,
 ) -> dict[str, Any]:
     fed = ended(fabric, config, folder)
     number = number_of(fed.run.data, client)
@@ -199,36 +254,63 @@ def _predictor(
 
 
 def _join(
-    fabric: Fabric, config: Config, folder: Path, data: str, out: Path, rounds: int | None, model: str | None
+    fabric: Fabric,
+    config: Config,
+    folder: Path,
+    data: str,
+    out: Path,
+    rounds: int | None,
+    model: str | None,
 ) -> dict[str, Any]:
-    private = next((n for n, c in config.callbacks.items() if getattr(c.load(), "accounts", False)), None)
+    private = next(
+        (n for n, c in config.callbacks.items() if getattr(c.load(), "accounts", False)), None
+    )
     allowed = f"a client that joins would upload what callbacks.{private} does not account for"
     check("run", str(folder), private is None, allowed)
     blurred = any(c.load() is BlurRelation for c in config.callbacks.values())
-    check("run", str(folder), not blurred, "a client that joins would receive a mix that blurrelation has not changed")
+    check(
+        "run",
+        str(folder),
+        not blurred,
+        "a client that joins would receive a mix that blurrelation has not changed",
+    )
     fed = ended(fabric, config, folder)
     group = architecture(fed.run, model)
     restore(fed.run, folder / "checkpoints")
     rounds = config.evaluation.newcomer_rounds if rounds is None else rounds
-    new, labelled = from_file(fed.run.data, data, config.data.validation if rounds else 0.0, config.seed, fed.run.dtype)
+    new, labelled = from_file(
+        fed.run.data, data, config.data.validation if rounds else 0.0, config.seed, fed.run.dtype
+    )
     vector, buffers, scores = join_client(fed.worker, new, labelled, rounds, group)
     rule = rule_of(fed.run, group)
     kind = "after" if labelled and rounds else "before"
     trained = rounds if (labelled or rule.unlabelled) and rule.trains != "nothing" else 0
     # Any client with the same architecture.
     facts = written(fed, group.members[0], vector, buffers, out, NEWCOMER)
-    return {"kind": kind, "labelled": labelled, "rule": rule.says, "trained": trained, **scores, **facts}
+    return {
+        "kind": kind,
+        "labelled": labelled,
+        "rule": rule.says,
+        "trained": trained,
+        **scores,
+        **facts,
+    }
 
 
 def written(
-    fed: Federation, client: int, vector: torch.Tensor, buffers: list[torch.Tensor], out: Path,
-    who: int | None = None, form: Format = "safetensors",
-) -> dict[str, Any]:  # fmt: skip
-    """Write one model (D,) with its buffers; returns the run's round, what its class is called with, and what is said
-    of its data.
+    fed: Federation,
+    client: int,
+    vector: torch.Tensor,
+    buffers: list[torch.Tensor],
+    out: Path,
+    who: int | None = None,
+    form: Format = "safetensors",
+) -> dict[str, Any]:
+    """Write one model (D,) with its buffers; returns the run's round, what its class is called
+    with, and what is said of its data.
 
-    `client` has the architecture, and `who` made the inputs: its number among all that the data were dealt to (None:
-    the client's).
+    `client` has the architecture, and `who` made the inputs: its number among all that the data
+    were dealt to (None: the client's).
 
     Raises:
         BadInput: torch cannot export it as `form`.
@@ -247,12 +329,23 @@ def written(
     write(model, form, out, inputs(2, run.data.input_shape, run.data.text), known)
     component = run.config.models[group.index].component
     arguments = arguments_of(component, run.data.input_shape, run.data.num_classes, run.data.text)
-    facts = {"round": run.server.round, "component": component, "arguments": arguments, "about": known}
+    facts = {
+        "round": run.server.round,
+        "component": component,
+        "arguments": arguments,
+        "about": known,
+    }
     if type(run.method).build is not Method.build:
         facts["built_by"] = run.config.method
-    facts |= {"input_shape": tuple(run.data.input_shape), "classes": run.data.num_classes, "text": run.data.text}
+    facts |= {
+        "input_shape": tuple(run.data.input_shape),
+        "classes": run.data.num_classes,
+        "text": run.data.text,
+    }
     if type(run.method).outputs is not Method.outputs:
-        facts["scored_as"] = (type(run.method).outputs.__doc__ or "its own hook `outputs` says").partition("\n")[0]
+        facts["scored_as"] = (
+            type(run.method).outputs.__doc__ or "its own hook `outputs` says"
+        ).partition("\n")[0]
     return facts
 
 
@@ -264,18 +357,22 @@ def assemble(
     data: FederatedData | None = None,
     most_batches: int | None = None,
 ) -> Federation:
-    """The federation of `config`, ready to run: data (None: the config's), model with its first weights, method.
+    """The federation of `config`, ready to run: data (None: the config's), model with its first
+    weights, method.
 
     `most_batches`: batches of an epoch, and steps of a phase, at most (None: all).
     """
     if data is None:
-        with fabric.rank_zero_first(local=True), device.seeded(key(config.seed, "data")):  # one rank downloads
+        # one rank downloads
+        with fabric.rank_zero_first(local=True), device.seeded(key(config.seed, "data")):
             data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
     models = []
     for each in config.models:  # no model depends on those before it in the list
         device.seed_all(key(config.seed, "initial model"), fabric.device)
         models.append(build(each.component, data.input_shape, data.num_classes, data.text))
-    return federation(fabric, config, data, models, config.method.build(), callbacks, folder, most_batches)
+    return federation(
+        fabric, config, data, models, config.method.build(), callbacks, folder, most_batches
+    )
 
 
 def instantiate(key_: str, component: Component) -> Any:
@@ -290,7 +387,8 @@ def instantiate(key_: str, component: Component) -> Any:
 
 
 def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-    """Run `task(fabric, config, *args)` on every process that the configuration asks for; rank 0's answer."""
+    """Run `task(fabric, config, *args)` on every process that the configuration asks for; rank 0's
+    answer."""
     outside = launcher.launch_of()
     clients = config.clients
     kind = device.resolved(config.fabric.accelerator)
@@ -301,25 +399,45 @@ def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> d
     if config.smoke:
         devices = min(int(devices), clients)
     if there is not None and int(devices) > there:
-        raise BadInput("fabric.devices", devices, f"this machine has {there} {kind.upper()} devices")
+        raise BadInput(
+            "fabric.devices", devices, f"this machine has {there} {kind.upper()} devices"
+        )
     ranks = int(devices) * config.fabric.num_nodes
-    check("fabric.devices", devices, ranks <= clients, f"at most one process for each of the {clients} clients")
+    check(
+        "fabric.devices",
+        devices,
+        ranks <= clients,
+        f"at most one process for each of the {clients} clients",
+    )
     if outside is not None:
         launcher.check_launched(outside, devices, ranks)
     elif line := launcher.line_on_left_over():
         log.say(line)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     if (config.fabric.threads or 1) > 4 * cores:
-        raise BadInput("fabric.threads", config.fabric.threads, f"this process may use {cores} cores")
+        raise BadInput(
+            "fabric.threads", config.fabric.threads, f"this process may use {cores} cores"
+        )
     threads = config.fabric.threads
-    if threads is None and int(devices) > 1:  # tasks that SLURM has bound to cores have their share already
-        threads = cores if outside and cores < (os.cpu_count() or 1) else max(1, cores // int(devices))
+    # tasks that SLURM has bound to cores have their share already
+    if threads is None and int(devices) > 1:
+        threads = (
+            cores if outside and cores < (os.cpu_count() or 1) else max(1, cores // int(devices))
+        )
     if config.fabric.num_nodes > 1 and not outside:
-        raise BadInput("fabric.num_nodes", config.fabric.num_nodes, "several nodes want SLURM or torchrun")
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # a rank's error is said once, in one line
+        raise BadInput(
+            "fabric.num_nodes", config.fabric.num_nodes, "several nodes want SLURM or torchrun"
+        )
+    # a rank's error is said once, in one line
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*srun.* command is available.*")  # a login node is a fine place to run
-        fabric = fabric_of(kind, config.fabric.precision, int(devices), config.fabric.num_nodes, outside)
+        # a login node is a fine place to run
+        warnings.filterwarnings("ignore", ".*srun.* command is available.*")
+        fabric = fabric_of(
+            kind, config.fabric.precision, int(devices), config.fabric.num_nodes, outside
+        )
     work = cast(Callable[..., Any], _guarded)
     with tempfile.TemporaryDirectory() as notes:
         note = None if outside or ranks == 1 else Path(notes) / "failure"
@@ -328,13 +446,20 @@ def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> d
         except ProcessRaisedException as error:
             raise _failure_in(note) or error from None
         except ProcessExitedException as error:
-            how = f"killed by {error.signal_name}" if error.signal_name else f"exit code {error.exit_code}"
-            died = MachineFailed(f"rank {error.error_index} died ({how}); the run can be continued with --resume")
+            how = (
+                f"killed by {error.signal_name}"
+                if error.signal_name
+                else f"exit code {error.exit_code}"
+            )
+            died = MachineFailed(
+                f"rank {error.error_index} died ({how}); the run can be continued with --resume"
+            )
             raise _failure_in(note) or died from None
     return result
 
 
-_note: Path | None = None  # where a rank that this package has started leaves its last words, for the parent process
+# where a rank that this package has started leaves its last words, for the parent process
+_note: Path | None = None
 
 
 def _guarded(
@@ -351,8 +476,10 @@ def _guarded(
     log.print_anything()
     if note is not None:
         log.outlive_readers()
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # unwind, as for Ctrl-C: close what is open
-        # It ends with the process that started it. Torch asks for SIGINT, which a script's background jobs ignore.
+        # unwind, as for Ctrl-C: close what is open
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # It ends with the process that started it. Torch asks for SIGINT, which a script's
+        # background jobs ignore.
         _prctl_pr_set_pdeathsig(signal.SIGTERM)
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():  # killed while this one was starting
@@ -366,9 +493,12 @@ def _guarded(
         try:
             with device.no_draws(torch.device("cpu")):  # a script goes on with its own
                 answer = task(fabric, config, *args)
-        except torch.OutOfMemoryError as error:  # beside the visits, which are tried again in smaller parts
+        # beside the visits, which are tried again in smaller parts
+        except torch.OutOfMemoryError as error:
             first_line = str(error).partition("\n")[0]
-            raise RunFailed(f"out of memory: {first_line}; fl-train plan says what a run takes") from error
+            raise RunFailed(
+                f"out of memory: {first_line}; fl-train plan says what a run takes"
+            ) from error
     except (BadInput, RunFailed) as error:
         if note is not None:
             _tell(error)
@@ -380,7 +510,8 @@ def _guarded(
         raise
     finally:
         torch.set_num_threads(before)
-    if fabric.world_size > 1:  # else gloo's threads may outlive the interpreter and abort the process
+    # else gloo's threads may outlive the interpreter and abort the process
+    if fabric.world_size > 1:
         fabric.barrier()
         dist.destroy_process_group()
     return answer
@@ -394,7 +525,8 @@ def _end(code: int) -> None:
 
 
 def _tell(error: BadInput | RunFailed) -> None:
-    """Say why this process ends: to the parent process, which prints what it is told first, or on stderr."""
+    """Say why this process ends: to the parent process, which prints what it is told first, or on
+    stderr."""
     if _note is None:
         print("fl-train: error:", error, file=sys.stderr, flush=True)
         return
@@ -408,6 +540,7 @@ def _failure_in(note: Path | None) -> BadInput | RunFailed | None:
         return None
     try:
         error: BadInput | RunFailed = pickle.loads(note.read_bytes())
-    except (OSError, EOFError, pickle.UnpicklingError):  # there is none, or its writer was killed over it
+    # there is none, or its writer was killed over it
+    except (OSError, EOFError, pickle.UnpicklingError):
         return None
     return error

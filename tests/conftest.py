@@ -10,7 +10,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-# Equal bits need equal numbers of threads, and two cores have better to do than to wait for each other.
+# Equal bits need equal numbers of threads, and two cores have better to do than to wait for each
+# other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as `fl-train` has it; torch reads it once
 
@@ -46,7 +47,8 @@ from fl_lightning.models import head_of
 from fl_lightning.models.prepared import adapt
 from fl_lightning.storage.state import MODEL, ClientState
 
-# Images of containers often forbid Python to keep compiled files: each of hundreds of processes would compile anew.
+# Images of containers often forbid Python to keep compiled files: each of hundreds of processes
+# would compile anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -56,22 +58,27 @@ SMALL = """
 """
 
 SAMPLE = ("fedavg", "kapc", "ktpfl", "ditto", "fedrep", "fedhkd")
-"""Of every kind one: a global model; a relation; predictions; a further vector; several phases; statistics."""
+"""Of every kind one: a global model; a relation; predictions; a further vector; several phases;
+statistics."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is `sampled`, only the named parameters (without names: those of SAMPLE's methods) are fast."""
+    """Of a test that is `sampled`, only the named parameters (without names: those of SAMPLE's
+    methods) are fast."""
     for item in items:
         mark = item.get_closest_marker("sampled")
         words = set(re.findall(r"[a-z]+", item.name.partition("[")[2].lower()))
-        if mark and not (any(name in item.name for name in mark.args) if mark.args else words & set(SAMPLE)):
+        if mark and not (
+            any(name in item.name for name in mark.args) if mark.args else words & set(SAMPLE)
+        ):
             item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
 def fl_data() -> Path:
-    """The folder with real MNIST and CIFAR-10 (environment variable FL_DATA), or a skip that says so."""
+    """The folder with real MNIST and CIFAR-10 (environment variable FL_DATA), or a skip that says
+    so."""
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get("FL_DATA", beside))
     if not folder.is_dir():
@@ -109,11 +116,14 @@ class PlainNet(nn.Module):
 
 
 class ResidualNet(nn.Module):
-    """A stem, one block of a ResNet and a classifier, as narrow as they can be, for 8 x 8 pixels."""
+    """A stem, one block of a ResNet and a classifier, as narrow as they can be, for 8 x 8
+    pixels."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(1, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU()
+        )
         shortcut = nn.Sequential(nn.Conv2d(4, 8, 1, 2, bias=False), nn.BatchNorm2d(8))
         self.block = BasicBlock(4, 8, 2, shortcut)
         self.fc = nn.Linear(8, 10)
@@ -144,9 +154,13 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
         nets: dict[Any, Any] = net if isinstance(net, dict) else {net: None}
         config = _config(list(nets.values()), data if isinstance(data, dict) else {}, changes)
         precision, clients = config.fabric.precision, config.federation.clients
-        fabric = Fabric(accelerator="cpu", devices=1, precision=precision, strategy=ClientParallelStrategy())
+        fabric = Fabric(
+            accelerator="cpu", devices=1, precision=precision, strategy=ClientParallelStrategy()
+        )
         fabric.launch()
-        loaded = data if isinstance(data, FederatedData) else prepare(config.data, clients, config.seed)
+        loaded = (
+            data if isinstance(data, FederatedData) else prepare(config.data, clients, config.seed)
+        )
         config.data.held_out_clients = len(loaded.held_out) / clients
         models = []
         if isinstance(method, ADAPTED) and not ranks:
@@ -161,10 +175,15 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
 
 
 def _adapted(model: nn.Module, rank: int | None) -> nn.Module:
-    """`model`, with adapters of its last layer below the classifier where these have a rank (0: of none)."""
+    """`model`, with adapters of its last layer below the classifier where these have a rank (0: of
+    none)."""
     if rank:
         head = head_of(model)
-        layers = [name for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d) and name != head]
+        layers = [
+            name
+            for name, m in model.named_modules()
+            if isinstance(m, nn.Linear | nn.Conv2d) and name != head
+        ]
         adapt(model, {"rank": rank, "alpha": float(rank), "targets": layers[-1:]}, head)
     return model
 
@@ -177,15 +196,27 @@ def make_run(federation: Callable[..., Federation]) -> Callable[..., RunContext]
 
 def _config(counts: list[int | None], data: Settings, changes: Settings) -> Config:
     settings: Settings = {
-        "rounds": 2, "clients": 4, "participation": 1.0, "local_epochs": 1, "local_steps": None, "batch_size": 32,
-        "on_bad_client": "stop", "optimizer": {}, "evaluation": {}, "fabric": {}, "seed": 0, "precision": "32-true",
-    }  # fmt: skip
+        "rounds": 2,
+        "clients": 4,
+        "participation": 1.0,
+        "local_epochs": 1,
+        "local_steps": None,
+        "batch_size": 32,
+        "on_bad_client": "stop",
+        "optimizer": {},
+        "evaluation": {},
+        "fabric": {},
+        "seed": 0,
+        "precision": "32-true",
+    }
     settings |= changes
     return Config(
         method=Component("unused"),
         models=[ModelConfig(Component("unused"), count) for count in counts],
         seed=settings["seed"],
-        federation=FederationConfig(**{k: settings[k] for k in FederationConfig.__dataclass_fields__}),
+        federation=FederationConfig(
+            **{k: settings[k] for k in FederationConfig.__dataclass_fields__}
+        ),
         optimizer=OptimizerConfig(**({"lr": 0.05} | settings["optimizer"])),
         evaluation=EvaluationConfig(**settings["evaluation"]),
         data=DataConfig(**data),
@@ -195,9 +226,11 @@ def _config(counts: list[int | None], data: Settings, changes: Settings) -> Conf
 
 @pytest.fixture
 def make_client() -> Callable[..., Client]:
-    """Gives a client of a run in a round, as transforms see it; it has received its group's global model.
+    """Gives a client of a run in a round, as transforms see it; it has received its group's global
+    model.
 
-    Its state is made where it has none. There is no module: what trains or scores it needs a whole run.
+    Its state is made where it has none. There is no module: what trains or scores it needs a whole
+    run.
     """
 
     def make(run: RunContext, client: int, round: int = 1) -> Client:
@@ -206,9 +239,15 @@ def make_client() -> Callable[..., Client]:
             model = group.initial.clone()
             received = model.clone() if run.policy.keeps_received else model
             transforms = [c for c in run.callbacks if isinstance(c, Transform)]
-            memory = {k: v.clone() for part in (run.method, *transforms) for k, v in part.init_client(run).items()}
+            memory = {
+                k: v.clone()
+                for part in (run.method, *transforms)
+                for k, v in part.init_client(run).items()
+            }
             buffers = [b.clone() for b in group.initial_buffers]
-            run.states[client] = ClientState(client, {MODEL: model}, buffers, {MODEL: received}, memory=memory)
+            run.states[client] = ClientState(
+                client, {MODEL: model}, buffers, {MODEL: received}, memory=memory
+            )
         made = Client(run, group, client, round, run.states[client])
         made.payload = Payload(group.layout, group.vectors[MODEL], group.down_mask.copy())
         return made
@@ -218,7 +257,8 @@ def make_client() -> Callable[..., Client]:
 
 @pytest.fixture
 def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Runs `fl-train fit` in this process on some 700 digits, with other `flags`; gives the run folder."""
+    """Runs `fl-train fit` in this process on some 700 digits, with other `flags`; gives the run
+    folder."""
     monkeypatch.chdir(tmp_path)
 
     def run(name: str, *flags: str) -> Path:

@@ -1,4 +1,5 @@
-"""Which device a run takes, what is refused, and the accelerator's suite on one that is written in Python."""
+"""Which device a run takes, what is refused, and the accelerator's suite on one that is written in
+Python."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def has(monkeypatch: pytest.MonkeyPatch, kind: str | None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps", None])
-def test_auto_and_gpu_are_whatever_there_is(kind: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_and_gpu_are_whatever_there_is(
+    kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     has(monkeypatch, kind)
     assert device.resolved("auto") == (kind or "cpu")
     assert device.resolved("cpu") == "cpu"
@@ -50,16 +53,29 @@ def test_auto_and_gpu_are_whatever_there_is(kind: str | None, monkeypatch: pytes
     ],
 )
 def test_what_this_machine_has_not_is_refused_in_one_line(
-    asked: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    asked: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     has(monkeypatch, "cuda" if asked == "mps" else None)
     monkeypatch.chdir(tmp_path)
-    assert main(f"fit --config kapc_exact_digits --loggers null --fabric.accelerator {asked}".split()) == 2
+    assert (
+        main(f"fit --config kapc_exact_digits --loggers null --fabric.accelerator {asked}".split())
+        == 2
+    )
     err = capsys.readouterr().err
-    assert err.startswith("fl-train: error: fabric.accelerator") and said in err and err.count("\n") == 1
+    assert (
+        err.startswith("fl-train: error: fabric.accelerator")
+        and said in err
+        and err.count("\n") == 1
+    )
 
 
-def test_an_accelerator_that_is_registered_with_lightning_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerator_that_is_registered_with_lightning_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Own(CPUAccelerator):
         """One of a user."""
 
@@ -78,8 +94,11 @@ def test_an_accelerator_that_is_registered_with_lightning_is_taken(monkeypatch: 
         ACCELERATOR_REGISTRY.remove("own")
 
 
-def test_what_lightning_does_not_know_is_cast_on_its_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning would cast on CUDA; and lets no group of processes on MPS, though one process is a group here."""
+def test_what_lightning_does_not_know_is_cast_on_its_own_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lightning would cast on CUDA; and lets no group of processes on MPS, though one process is a
+    group here."""
     has(monkeypatch, "xpu")
     monkeypatch.setattr(device, "count", lambda: 2)
     fabric: Any = fabric_of("xpu", "bf16-mixed")
@@ -116,12 +135,20 @@ def test_nothing_drawn_within_leaves_a_trace() -> None:
     assert device.same_states(before, device.random_states(CPU))
 
 
-def test_an_exchange_that_fails_with_all_ranks_there_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exchange_that_fails_with_all_ranks_there_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A device's error, say: no rank is to blame."""
     group: Any = object.__new__(Group)
     watch: Any = object.__new__(Heartbeat)
     group.size, group.exchanges, group._watch = 2, 4, watch
-    watch.group, watch.beat, watch._signs, watch._answered, watch._moved = group, 0.0, [b"9 5 1", b"9 5 2"], 0.0, [0, 0]
+    watch.group, watch.beat, watch._signs, watch._answered, watch._moved = (
+        group,
+        0.0,
+        [b"9 5 1", b"9 5 2"],
+        0.0,
+        [0, 0],
+    )
     monkeypatch.setattr(watch, "_silent", lambda limit: [])
     said = r"an exchange between the ranks failed: NCCL error 5; .*--resume"
     with pytest.raises(RunFailed, match=said) as failed, group._together():
@@ -148,12 +175,18 @@ def test_no_kind_of_device_is_named_where_another_would_fall_through() -> None:
 
 @pytest.mark.slow
 def test_the_suite_passes_on_a_pretended_device() -> None:
-    """In a process of its own. Of the golden runs, which take many minutes (docs/devices.md), it is one."""
+    """In a process of its own. Of the golden runs, which take many minutes (docs/devices.md), it is
+    one."""
     among = "not numbers_of_the_cpu or scaffold-host"
     words = ["-m", "pytest", "tests/accelerator", "-n", "0", "-q", "-p", "no:cacheprovider", "-m"]
     env = {**os.environ, "FL_TEST_DEVICE": "pretended"}
     root = Path(__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, *words, "", "-k", among], cwd=root, env=env, capture_output=True, text=True, check=False
+        [sys.executable, *words, "", "-k", among],
+        cwd=root,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

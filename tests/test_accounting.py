@@ -72,9 +72,13 @@ class TwoPasses(LightningModule):
 
 
 def test_a_linear_net_costs_what_a_hand_count_says() -> None:
-    cost = cost_of(client_of(nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))), torch.randn(3, 64))
+    cost = cost_of(
+        client_of(nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))),
+        torch.randn(3, 64),
+    )
     assert cost.forward == 2 * (64 * 16 + 16 * 10)
-    assert cost.backward == 2 * (64 * 16 + 2 * 16 * 10)  # the first layer hands nothing further back
+    # the first layer hands nothing further back
+    assert cost.backward == 2 * (64 * 16 + 2 * 16 * 10)
     assert cost.extra == 0
     assert cost.of(samples=7, steps=3, proximal=11) == {
         "flops_forward": 7 * cost.forward,
@@ -97,7 +101,8 @@ def test_resnet18_costs_the_same_for_each_sample_of_a_greater_batch() -> None:
         loss = model(torch.randn(8, 3, 32, 32)).sum()
         torch.autograd.grad(loss, list(model.parameters()))
     assert counter.get_total_flops() == 8 * (small.forward + small.backward)
-    assert small.forward == pytest.approx(2 * 37.0e6, rel=2e-3)  # 1.8 G multiply-adds at 224 x 224, over 7 x 7
+    # 1.8 G multiply-adds at 224 x 224, over 7 x 7
+    assert small.forward == pytest.approx(2 * 37.0e6, rel=2e-3)
 
 
 @pytest.mark.parametrize("method", [KAPC(), FedAMP()], ids=repr)
@@ -110,7 +115,8 @@ def test_the_servers_products_are_those_that_torch_counts(federation: Make, meth
         method.broadcast(server)
     n, columns = 4, int(group.layout.numbers[group.down_mask].sum())
     products = 2 * n * n * columns + 2 * n * n * columns  # the Gram matrix, and the mix
-    assert counter.get_total_flops() == pytest.approx(products, rel=0.01)  # and a little for the relation's own
+    # and a little for the relation's own
+    assert counter.get_total_flops() == pytest.approx(products, rel=0.01)
     beside = (4 * n + 2) * columns + 2 * n * columns
     layers = len(run.layer_names) if run.relation.per_layer else 1
     assert server.flops == products + beside + run.relation.flops(layers, n, n)
@@ -119,7 +125,9 @@ def test_the_servers_products_are_those_that_torch_counts(federation: Make, meth
 def test_a_mean_costs_three_operations_for_each_number_and_client(federation: Make) -> None:
     fed = federation(FedAvg(), rounds=1)
     record = fed.round(1)
-    assert record.metrics["flops_server"] == (3 * 4 + 1) * int(fed.run.groups[0].layout.numbers.sum())
+    assert record.metrics["flops_server"] == (3 * 4 + 1) * int(
+        fed.run.groups[0].layout.numbers.sum()
+    )
     assert federation(Local(), rounds=1).round(1).metrics["flops_server"] == 0
 
 
@@ -143,16 +151,25 @@ def test_a_run_counts_its_visits_and_counting_changes_nothing(federation: Make) 
     fed.fit()
     for t in (1, 2):
         plain.round(t)
-    assert all(torch.equal(state.vectors["model"], model_of(plain, c)) for c, state in fed.run.states.items())
+    assert all(
+        torch.equal(state.vectors["model"], model_of(plain, c))
+        for c, state in fed.run.states.items()
+    )
     assert len(fed.run.states) == 4
     [group], last = fed.run.groups, records.held[1]
-    everything, coached = int(group.layout.numbers.sum()), int(group.layout.numbers[group.down_mask].sum())
+    everything, coached = (
+        int(group.layout.numbers.sum()),
+        int(group.layout.numbers[group.down_mask].sum()),
+    )
     for row in last.clients:
         steps = 2 * -(-row["train_samples"] // 32)
         lone = row["train_samples"] % 32 == 1
         assert row["flops_penalty"] == 5 * coached * (steps - 2 * lone)
-        assert row["flops_forward"] == 2 * row["train_samples"] * 2 * (4 * 9 * 9 + 36 * 16 + 16 * 10)
-        assert 0 < row["flops_extra"] <= 9 * (everything + coached) + 5 * everything  # quantising and norms
+        assert row["flops_forward"] == 2 * row["train_samples"] * 2 * (
+            4 * 9 * 9 + 36 * 16 + 16 * 10
+        )
+        # quantising and norms
+        assert 0 < row["flops_extra"] <= 9 * (everything + coached) + 5 * everything
     total = sum(row["flops_backward"] for row in last.clients)
     assert last.metrics["flops_backward"] == total > 0
 
@@ -176,7 +193,8 @@ def test_the_servers_memory_is_what_it_holds(federation: Make) -> None:
     first = fed.round(1).metrics["memory_server_mib"] * 2**20
     cube = fed.run.server.memory["relation"].numel() * 8
     working = (4 + 4) * (1 << 15) * 4  # differences and products of a tile
-    assert first == vector * (4 + 4 + 1) + cube + working  # last received, composed, and the initial model
+    # last received, composed, and the initial model
+    assert first == vector * (4 + 4 + 1) + cube + working
     alone = federation(Local(), rounds=1).round(1).metrics["memory_server_mib"] * 2**20
     assert alone == vector * (4 + 1)
     assert np.isfinite(first)
@@ -204,7 +222,8 @@ def take_a_step(client: Client, batch: Batch) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Studies(FedAvg):
-    """Clients take steps by hand before and after they train, and look at some samples when they receive and upload."""
+    """Clients take steps by hand before and after they train, and look at some samples when they
+    receive and upload."""
 
     def receive(self, client: Client, payload: Payload) -> None:
         super().receive(client, payload)
@@ -248,7 +267,8 @@ FORWARD, BACKWARD = 2 * (64 * 16 + 16 * 10), 2 * (64 * 16 + 2 * 16 * 10)
 def test_what_a_hook_trains_and_looks_at_is_counted(federation: Make) -> None:
     for row in counted(federation(Studies(), callbacks=[Looks()])):
         assert row["flops_extra"] == 4 * 20 * (FORWARD + BACKWARD) + (3 + 5 + 7 + 11 + 13) * FORWARD
-        assert row["flops_forward"] == FORWARD * row["train_samples"]  # scores before and after are no part of it
+        # scores before and after are no part of it
+        assert row["flops_forward"] == FORWARD * row["train_samples"]
 
 
 def test_no_hook_hangs_at_the_classifier_while_nothing_is_counted(federation: Make) -> None:
@@ -262,7 +282,8 @@ def test_no_hook_hangs_at_the_classifier_while_nothing_is_counted(federation: Ma
 
 @dataclass(frozen=True)
 class Phases(FedProx):
-    """Three steps of 4 on other data, an own step on each batch, and half of the steps of an epoch with the pull."""
+    """Three steps of 4 on other data, an own step on each batch, and half of the steps of an epoch
+    with the pull."""
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         other = ResidentPart(torch.zeros(12, 1, 8, 8), torch.arange(12) % 10, None)
@@ -274,13 +295,17 @@ class Phases(FedProx):
 
 
 def test_phases_add_up(federation: Make) -> None:
-    """On the client's own data by the columns; on other data, and by steps of one's own, as `flops_extra`."""
+    """On the client's own data by the columns; on other data, and by steps of one's own, as
+    `flops_extra`."""
     fed = federation(Phases())
     numbers = sum(p.numel() for p in fed.worker.trainers[0].module.model.parameters())
     for row in counted(fed):
         assert row["train_samples"] > 3 * 32
         assert row["flops_extra"] == (12 + row["train_samples"]) * (FORWARD + BACKWARD)
-        assert (row["flops_forward"], row["flops_backward"]) == (3 * 32 * FORWARD, 3 * 32 * BACKWARD)
+        assert (row["flops_forward"], row["flops_backward"]) == (
+            3 * 32 * FORWARD,
+            3 * 32 * BACKWARD,
+        )
         assert row["flops_penalty"] == 5 * numbers * 2
 
 
@@ -328,7 +353,9 @@ class Unseen(FedAvg):
         return super().phases(client, payload)
 
 
-def test_what_is_not_known_is_said_once_and_stays_an_empty_cell(federation: Make, tmp_path: Path, capsys: Any) -> None:
+def test_what_is_not_known_is_said_once_and_stays_an_empty_cell(
+    federation: Make, tmp_path: Path, capsys: Any
+) -> None:
     def table(fed: Federation) -> list[dict[str, str]]:
         count_costs(fed.run, fed.worker.trainers)
         folder = tmp_path / fed.run.method_name
@@ -345,4 +372,9 @@ def test_what_is_not_known_is_said_once_and_stays_an_empty_cell(federation: Make
     trainer.count = lambda: "ValueError: too few samples for me"  # type: ignore[method-assign]
     for row in table(fed):
         assert [row[name] for name in CLIENT_FLOPS] == [""] * 4
-    assert capsys.readouterr().err.count("plainnet could not be counted (ValueError: too few samples for me)") == 1
+    assert (
+        capsys.readouterr().err.count(
+            "plainnet could not be counted (ValueError: too few samples for me)"
+        )
+        == 1
+    )

@@ -1,4 +1,5 @@
-"""What scripts and notebooks are given: `fl_lightning.fit` and `Run`, with the command line's checks and no traces."""
+"""What scripts and notebooks are given: `fl_lightning.fit` and `Run`, with the command line's
+checks and no traces."""
 
 from __future__ import annotations
 
@@ -24,10 +25,14 @@ from fl_lightning.core import RunContext as Running
 from fl_lightning.methods import Method
 
 QUIET: dict[str, Any] = {
-    "loggers": None, "callbacks": {"heatmaps": None, "progress": None},
-    "fabric.accelerator": "cpu", "fabric.threads": 1, "data.fraction": 0.4, "model.hidden": [16],
+    "loggers": None,
+    "callbacks": {"heatmaps": None, "progress": None},
+    "fabric.accelerator": "cpu",
+    "fabric.threads": 1,
+    "data.fraction": 0.4,
+    "model.hidden": [16],
     "federation": {"clients": 4, "local_epochs": 1, "rounds": 3, "participation": 0.5},
-}  # fmt: skip
+}
 FLAGS = """
 --config=kapc_exact_digits --loggers=null --callbacks.heatmaps=null --callbacks.progress=null
 --fabric.accelerator=cpu --fabric.threads=1 --data.fraction=0.4 --model.hidden=[16] --federation.clients=4
@@ -72,7 +77,11 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def untimed(run: Run) -> dict[str, list[float]]:
-    return {name: column.tolist() for name, column in run.rounds.items() if not name.startswith(("seconds", "memory"))}
+    return {
+        name: column.tolist()
+        for name, column in run.rounds.items()
+        if not name.startswith(("seconds", "memory"))
+    }
 
 
 # ---------------------------------------------------------------- fit
@@ -82,18 +91,25 @@ def test_a_mapping_a_file_and_flags_are_one_run(workplace: Path) -> None:
     """Called again and again in one process, whose signal handlers stay what they were."""
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     one = fit({"config": "kapc_exact_digits", **QUIET})
-    Path("own.yaml").write_text(yaml.safe_dump({**yaml.safe_load((one.folder / "config.yaml").read_text())}))
+    Path("own.yaml").write_text(
+        yaml.safe_dump({**yaml.safe_load((one.folder / "config.yaml").read_text())})
+    )
     other, third = fit(Path("own.yaml")), fit(FLAGS.split())
     assert [run.folder.as_posix() for run in (one, other, third)] == [
-        "runs/kapc_exact_digits-001", "runs/own-001", "runs/kapc_exact_digits-002",
-    ]  # fmt: skip
+        "runs/kapc_exact_digits-001",
+        "runs/own-001",
+        "runs/kapc_exact_digits-002",
+    ]
     assert one.config == other.config == third.config
     assert str(untimed(one)) == str(untimed(other)) == str(untimed(third))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
     told = {**QUIET, "config": ["kapc_exact_digits"], "name": one.folder.name, "resume": True}
     longer = fit({**told, "federation.rounds": np.int64(4), "out": Path("runs")})
     assert longer.rounds["round"].tolist() == [1, 2, 3, 4]
-    assert main(["export", "--run", str(longer.folder), "--client", "0", "--out", "a.safetensors"]) == 0
+    assert (
+        main(["export", "--run", str(longer.folder), "--client", "0", "--out", "a.safetensors"])
+        == 0
+    )
 
 
 def test_a_class_stands_for_its_import_path(here: None) -> None:
@@ -111,18 +127,36 @@ def test_a_class_stands_for_its_import_path(here: None) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"method": "fedavgg"}, r"^method: 'fedavgg' is not allowed; no such name \(did you mean fedavg\?\)"),
-        ({"federation.round": 3}, r"^federation\.round: 3 is not allowed; no such key \(did you mean"),
+        (
+            {"method": "fedavgg"},
+            r"^method: 'fedavgg' is not allowed; no such name \(did you mean fedavg\?\)",
+        ),
+        (
+            {"federation.round": 3},
+            r"^federation\.round: 3 is not allowed; no such key \(did you mean",
+        ),
         ({"optimizer": {"lr": -1}}, r"^optimizer\.lr: -1"),
-        ("kapc_digit", r"^config: 'kapc_digit' is not allowed; no such file \(did you mean kapc_digits\?\)"),
+        (
+            "kapc_digit",
+            r"^config: 'kapc_digit' is not allowed; no such file \(did you mean kapc_digits\?\)",
+        ),
         (["--seed"], r"^seed: it needs a value"),
         (["--seed", 3], r"^config: 3 is not allowed; flags are text"),
-        (3, r"^config: 3 is not allowed; it must be a mapping, a config file or its name, or flags"),
-        ({"print_config": True, "seed": 1}, r"^print_config: True is not allowed; it is for the command line"),
+        (
+            3,
+            r"^config: 3 is not allowed; it must be a mapping, a config file or its name, or "
+            r"flags",
+        ),
+        (
+            {"print_config": True, "seed": 1},
+            r"^print_config: True is not allowed; it is for the command line",
+        ),
     ],
     ids=str,
 )
-def test_what_cannot_work_is_refused_as_by_the_command(config: Any, said: str, workplace: Path) -> None:
+def test_what_cannot_work_is_refused_as_by_the_command(
+    config: Any, said: str, workplace: Path
+) -> None:
     with pytest.raises(BadInput, match=said):
         fit(config)
     assert list(workplace.iterdir()) == []
@@ -137,11 +171,20 @@ def test_ctrl_c_goes_through_and_the_run_goes_on(here: None) -> None:
     assert repr(cut) == "<Run runs/cut: selfkapc, 1 of 3 rounds>"
 
 
-def test_an_extended_run_has_no_results_until_it_ends(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped before its first new round it has lost nothing; after it, what the shorter run's end left is gone."""
+def test_an_extended_run_has_no_results_until_it_ends(
+    here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped before its first new round it has lost nothing; after it, what the shorter run's end
+    left is gone."""
     of_the_end = ("final.csv", "newcomers.csv", "relative.json", "summary.json")
     callbacks = {**QUIET["callbacks"], "stops": {"class_path": Stops}}
-    told = {**QUIET, "config": "kapc_exact_digits", "name": "cut", "resume": True, "callbacks": callbacks}
+    told = {
+        **QUIET,
+        "config": "kapc_exact_digits",
+        "name": "cut",
+        "resume": True,
+        "callbacks": callbacks,
+    }
     told |= {"data.held_out_clients": 0.25, "evaluation.newcomer_samples": [0]}
     short = fit({**told, "federation": {**QUIET["federation"], "rounds": 1}})
     (short.folder / "relative.json").write_text("{}")
@@ -155,10 +198,16 @@ def test_an_extended_run_has_no_results_until_it_ends(here: None, monkeypatch: p
         if stopped == 2:
             assert [(short.folder / name).read_bytes() for name in of_the_end] == before
             config = short.folder / "config.yaml"
-            config.write_text(config.read_text().replace("rounds: 1\n", "rounds: 3\n", 1))  # as a kill leaves it
+            # as a kill leaves it
+            config.write_text(config.read_text().replace("rounds: 1\n", "rounds: 3\n", 1))
         cut = Run(short.folder)
         assert repr(cut) == f"<Run {short.folder}: kapc, {stopped - 1} of 3 rounds>"
-        assert cut.summary == {} and cut.final.empty and cut.newcomers.empty and len(cut.final_accuracies) == 0
+        assert (
+            cut.summary == {}
+            and cut.final.empty
+            and cut.newcomers.empty
+            and len(cut.final_accuracies) == 0
+        )
     assert not any((short.folder / name).exists() for name in of_the_end)
     monkeypatch.setattr(Stops, "at", 0)
     assert fit(told).summary["rounds"] == 3
@@ -166,10 +215,16 @@ def test_an_extended_run_has_no_results_until_it_ends(here: None, monkeypatch: p
 
 @pytest.mark.slow
 def test_several_processes_from_a_notebook(workplace: Path) -> None:
-    """An interactive interpreter has no file that its processes could read; Lightning knows it by `sys.ps1`."""
+    """An interactive interpreter has no file that its processes could read; Lightning knows it by
+    `sys.ps1`."""
     config = {**QUIET, "method": "fedavg", "fabric.devices": 2}
-    lines = f"import sys; sys.ps1 = '>>> '\nfrom fl_lightning import fit\nprint(fit({config!r}).summary['world_size'])"
-    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=300, check=False)
+    lines = (
+        f"import sys; sys.ps1 = '>>> '\nfrom fl_lightning import "
+        f"fit\nprint(fit({config!r}).summary['world_size'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", lines], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.stdout.splitlines()[-1:] == ["2"], done.stderr
 
 
@@ -178,9 +233,16 @@ def test_several_processes_from_a_notebook(workplace: Path) -> None:
 
 def test_tables_are_those_of_the_folder() -> None:
     run = fit({"config": "kapc_exact_digits", **QUIET})
-    for name, table in (("metrics", run.rounds), ("clients", run.clients), ("split", run.split), ("final", run.final)):
+    for name, table in (
+        ("metrics", run.rounds),
+        ("clients", run.clients),
+        ("split", run.split),
+        ("final", run.final),
+    ):
         held = rows(run.folder / f"{name}.csv")
-        assert set(table) == {k for k in held[0] if any(row[k] for row in held)} and isinstance(table, pd.DataFrame)
+        assert set(table) == {k for k in held[0] if any(row[k] for row in held)} and isinstance(
+            table, pd.DataFrame
+        )
         for column, values in table.items():
             number = str if column == "model" else float
             written = [number(row[column]) if row[column] else np.nan for row in held]
@@ -189,15 +251,22 @@ def test_tables_are_those_of_the_folder() -> None:
     assert run.final_accuracies.shape == (4,)
     assert run.final_accuracies.mean() == pytest.approx(run.summary["final_mean_accuracy"])
     percent = f"{100 * run.final_accuracies.mean():.2f} %"
-    assert repr(run) == f"<Run {run.folder}: kapc, 3 of 3 rounds, mean accuracy {percent} at the end>"
+    assert (
+        repr(run) == f"<Run {run.folder}: kapc, 3 of 3 rounds, mean accuracy {percent} at the end>"
+    )
     assert run.newcomers.empty
-    assert run.columns["mean_accuracy"].model == run.judge == "after" and set(run.rounds) < set(run.columns)
+    assert run.columns["mean_accuracy"].model == run.judge == "after" and set(run.rounds) < set(
+        run.columns
+    )
 
     after = run.by_client("accuracy_after")
     assert after.shape == (3, 4)
     assert np.isfinite(after).sum(1).tolist() == [2, 2, 2]  # half of the clients in each round
     np.testing.assert_allclose(np.nanmean(after, 1), run.rounds["accuracy_after"])
-    with pytest.raises(BadInput, match=r"^column: 'accuracy_afte' is not allowed; columns of clients.csv: round, cl"):
+    with pytest.raises(
+        BadInput,
+        match=r"^column: 'accuracy_afte' is not allowed; columns of clients.csv: round, cl",
+    ):
         run.by_client("accuracy_afte")
 
 
@@ -212,7 +281,9 @@ def test_the_cube_is_the_cohorts_part_of_the_relation() -> None:
         np.testing.assert_array_equal(cube[receiver][:, view.sources], view.rows[a])
         np.testing.assert_allclose(cube[receiver].sum(-1), 1, rtol=1e-6)
     np.testing.assert_array_equal(run.cube(), run.cube(3))
-    with pytest.raises(BadInput, match=r"^round: 4 is not allowed; there is no relation of it; kept: 1 to 3$"):
+    with pytest.raises(
+        BadInput, match=r"^round: 4 is not allowed; there is no relation of it; kept: 1 to 3$"
+    ):
         run.cube(4)
 
 
@@ -247,7 +318,12 @@ def test_type_checkers_are_told_the_same() -> None:
     stub = Path(fl_lightning.__file__).with_name("__init__.pyi").read_text()
     [listed] = [node.value for node in ast.parse(stub).body if isinstance(node, ast.Assign)]
     assert ast.literal_eval(listed) == fl_lightning.__all__
-    told = {a.name: n.module for n in ast.parse(stub).body if isinstance(n, ast.ImportFrom) for a in n.names}
+    told = {
+        a.name: n.module
+        for n in ast.parse(stub).body
+        if isinstance(n, ast.ImportFrom)
+        for a in n.names
+    }
     assert told == {name: f"fl_lightning.{module}" for name, module in fl_lightning._WHERE.items()}
 
 
@@ -257,17 +333,28 @@ class Forgotten(Method):
     strength: float = 0.3
 
 
-def test_a_method_whose_fields_are_no_arguments_is_refused(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_whose_fields_are_no_arguments_is_refused(
+    here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Forgotten, "__module__", "own_notebook")
     for given in ({}, {"method.strength": 0.5}):
         with pytest.raises(
-            BadInput, match=r"^method: .*Forgotten.*\(strength\): write @dataclass\(frozen=True\) above it"
+            BadInput,
+            match=r"^method: .*Forgotten.*\(strength\): write @dataclass\(frozen=True\) above it",
         ):
             fit({**QUIET, "method": Forgotten, **given})
 
 
 def test_a_name_and_arguments_with_dots_in_one_mapping(workplace: Path) -> None:
-    run = fit({**QUIET, "config": "kapc_exact_digits", "method": "fedprox", "method.mu": 0.2, "federation.rounds": 1})
+    run = fit(
+        {
+            **QUIET,
+            "config": "kapc_exact_digits",
+            "method": "fedprox",
+            "method.mu": 0.2,
+            "federation.rounds": 1,
+        }
+    )
     assert run.config["method"] == {"name": "fedprox", "init_args": {"mu": 0.2}}
 
 

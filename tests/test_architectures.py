@@ -38,7 +38,8 @@ def model(fed: Federation, client: int) -> torch.Tensor:
 
 def test_channels_last_is_how_images_come_and_changes_no_other_number(federation: Make) -> None:
     plain, asked = (
-        federation(KAPC(), net="norm", precision="64-true", fabric={"channels_last": on}) for on in (False, True)
+        federation(KAPC(), net="norm", precision="64-true", fabric={"channels_last": on})
+        for on in (False, True)
     )
     for fed in (plain, asked):
         fed.fit()
@@ -116,7 +117,9 @@ def test_prototypes_join_them_all(federation: Make) -> None:
     assert told.all()
     alone = federation(FedProto(), net={"plain": 4}, rounds=1)
     alone.round(1)
-    assert not torch.equal(fed.run.server.memory["means.features"], alone.run.server.memory["means.features"])
+    assert not torch.equal(
+        fed.run.server.memory["means.features"], alone.run.server.memory["means.features"]
+    )
 
 
 def test_attention_asks_for_no_more_than_one_architecture_can_give(federation: Make) -> None:
@@ -135,7 +138,9 @@ def test_what_mixes_everybody_wants_one_architecture(federation: Make, method: M
 @pytest.mark.sampled("0.5")
 @pytest.mark.parametrize("method", [FedAvg(), Local(), FedProto(), FedAMP(alpha=0.5)])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_a_checkpoint_has_them_all(federation: Make, tmp_path: Path, method: Method, participation: float) -> None:
+def test_a_checkpoint_has_them_all(
+    federation: Make, tmp_path: Path, method: Method, participation: float
+) -> None:
     settings = {"net": BOTH, "participation": participation}
     whole = federation(method, rounds=3, **settings)
     whole.fit()
@@ -155,13 +160,17 @@ def test_a_checkpoint_has_them_all(federation: Make, tmp_path: Path, method: Met
         restore(strange.run, begun.run.folder / "checkpoints")
 
 
-def test_operations_that_cannot_be_counted_for_one_architecture_are_left_out(federation: Make) -> None:
+def test_operations_that_cannot_be_counted_for_one_architecture_are_left_out(
+    federation: Make,
+) -> None:
     fed = federation(FedAvg(), net=BOTH, rounds=1)
     first, second = fed.worker.trainers
     first.cost, second.cost = None, SampleCost(1.0, 2.0, 0.0)
     for _ in range(2):
         record = fed.round(1)
-        assert not any(name.startswith("flops_") and name != "flops_server" for name in record.metrics)
+        assert not any(
+            name.startswith("flops_") and name != "flops_server" for name in record.metrics
+        )
         first.cost, second.cost = second.cost, first.cost
 
 

@@ -1,4 +1,5 @@
-"""The atlas: its studies, the merging of its cells, what its page says of them, and a tiny map of real runs."""
+"""The atlas: its studies, the merging of its cells, what its page says of them, and a tiny map of
+real runs."""
 
 from __future__ import annotations
 
@@ -33,10 +34,22 @@ def atlas(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def row(**other: Any) -> dict[str, Any]:
     """A cell as the CSV has it."""
     fine = {
-        "kind": "iid", "strength": "60", "samples": 48.0, "method": "ditto", "seed": 40, "judge": "after",
-        "accuracy": 0.9, "alone": 0.8, "gain": 0.1, "harmed": 0.0, "worst_tenth": 0.7, "bytes": 2**20, "trials": 12,
-        "config": "a", "version": "0.1.0+b",
-    }  # fmt: skip
+        "kind": "iid",
+        "strength": "60",
+        "samples": 48.0,
+        "method": "ditto",
+        "seed": 40,
+        "judge": "after",
+        "accuracy": 0.9,
+        "alone": 0.8,
+        "gain": 0.1,
+        "harmed": 0.0,
+        "worst_tenth": 0.7,
+        "bytes": 2**20,
+        "trials": 12,
+        "config": "a",
+        "version": "0.1.0+b",
+    }
     return fine | other
 
 
@@ -58,28 +71,41 @@ def test_parts_merge_by_cell_and_refuse_other_code(atlas: ModuleType) -> None:
     assert [(r["seed"], r["accuracy"]) for r in merged] == [(40, 0.9), (41, 0.5), (42, 0.9)]
     assert len(atlas.merged([row()], [row(method="apfl", version="0.1.0+c", config="d")])) == 2
     for key in ("version", "config"):
-        with pytest.raises(SystemExit, match=rf"iid, 60, ditto: {key} is .* in seed 40, other in seed 41"):
+        with pytest.raises(
+            SystemExit, match=rf"iid, 60, ditto: {key} is .* in seed 40, other in seed 41"
+        ):
             atlas.merged([row()], [row(seed=41, **{key: "other"})])
 
 
 def test_the_page_counts_whole_settings_alone(atlas: ModuleType, tmp_path: Path) -> None:
-    """Differences, intervals and regrets against numpy and scipy; a setting that lacks a cell is named."""
+    """Differences, intervals and regrets against numpy and scipy; a setting that lacks a cell is
+    named."""
     page = importlib.import_module("atlas_page")
     rng = np.random.default_rng(0)
     scores = {"local": 0.8, "fedavg after": 0.82, "ditto": 0.7}
     rows = [
-        row(kind=kind, strength=strength, method=method, seed=seed, accuracy=level + rng.normal(0, 0.01))
+        row(
+            kind=kind,
+            strength=strength,
+            method=method,
+            seed=seed,
+            accuracy=level + rng.normal(0, 0.01),
+        )
         for kind, strength in (("iid", "20"), ("iid", "60"), ("hsu", "1.0"))
         for method, level in scores.items()
         for seed in range(40, 50)
     ]
     file = tmp_path / "iid-cells.csv"
-    file.write_text(as_csv([r for r in rows if r["kind"] == "iid" or r["method"] != "local" or r["seed"] < 49]))
+    file.write_text(
+        as_csv([r for r in rows if r["kind"] == "iid" or r["method"] != "local" or r["seed"] < 49])
+    )
     read = page.read(tmp_path)
     assert read.settings == [("iid", "20"), ("iid", "60")]
     assert read.left_out == [("hsu", "1.0")]
     by_method = {
-        m: 100 * np.array([r["accuracy"] for r in rows if r["strength"] == "20" and r["method"] == m]) for m in scores
+        m: 100
+        * np.array([r["accuracy"] for r in rows if r["strength"] == "20" and r["method"] == m])
+        for m in scores
     }
     difference = by_method["ditto"] - by_method["local"]
     low, high = page.interval(read.against("local")[0, read.methods.index("ditto")])
@@ -88,11 +114,17 @@ def test_the_page_counts_whole_settings_alone(atlas: ModuleType, tmp_path: Path)
     heat = page.heat(read, "local")
     assert [line.split(" | ")[0] for line in heat[2:]] == ["| fedavg after", "| local", "| ditto"]
     assert f"| {difference.mean():+.1f}* |" in heat[-1]
-    assert page.winners(read)[2].startswith("| alike, samples: 20 | ") and page.winners(read)[2].endswith("| 0 of 2 |")
+    assert page.winners(read)[2].startswith("| alike, samples: 20 | ") and page.winners(read)[
+        2
+    ].endswith("| 0 of 2 |")
     file.write_text(as_csv(rows[:-1]))  # Ditto's last run in the third setting failed
     read = page.read(tmp_path)
     assert len(read.settings) == 3
-    assert [line.rpartition(" | ")[2] for line in page.heat(read, "local")[2:]] == ["+2.3* |", "+0.0 |", "– |"]
+    assert [line.rpartition(" | ")[2] for line in page.heat(read, "local")[2:]] == [
+        "+2.3* |",
+        "+0.0 |",
+        "– |",
+    ]
     assert page.summary(read)[-1].endswith(" | 1 |")
     (best, *_) = page.summary(read)[2:]
     assert best.startswith("| fedavg after | after | 1.0 | ") and "| 0.0 | 0 | " in best
@@ -100,8 +132,12 @@ def test_the_page_counts_whole_settings_alone(atlas: ModuleType, tmp_path: Path)
 
 def test_what_tuning_was_worth_is_read_from_the_choices(atlas: ModuleType, tmp_path: Path) -> None:
     page = importlib.import_module("atlas_page")
-    (tmp_path / "hsu-tuned.csv").write_text("method,gain,warnings\nditto,0.05,\nfedper,0.2,lr lies at the edge\n")
-    (tmp_path / "iid-tuned.csv").write_text("method,gain,warnings\nditto,0.01,lr lies at the edge\n")
+    (tmp_path / "hsu-tuned.csv").write_text(
+        "method,gain,warnings\nditto,0.05,\nfedper,0.2,lr lies at the edge\n"
+    )
+    (tmp_path / "iid-tuned.csv").write_text(
+        "method,gain,warnings\nditto,0.01,lr lies at the edge\n"
+    )
     assert page.tuning(tmp_path) == [
         "| method | hsu | iid | mean | choices at an edge |",
         "| --- | --- | --- | --- | --- |",
@@ -117,7 +153,9 @@ def test_newcomers_are_means_over_clients_and_then_seeds(
 
     def cell(label: str, *scores: float) -> SimpleNamespace:
         rows = [{"samples_per_class": n, "accuracy": s + n / 10} for s in scores for n in (0, 1)]
-        return SimpleNamespace(label=label, run=SimpleNamespace(rows=lambda name: rows if name == "newcomers" else []))
+        return SimpleNamespace(
+            label=label, run=SimpleNamespace(rows=lambda name: rows if name == "newcomers" else [])
+        )
 
     cells = [cell("ditto", 0.5, 0.7), cell("ditto", 0.8, 0.8), cell("local", 0.1)]
     monkeypatch.setattr(page, "cells_of", lambda studies: (cells, []))
@@ -142,8 +180,12 @@ def test_traffic_is_counted_up_to_halfway_between_training_alone_and_the_best(
         run = SimpleNamespace(rows=lambda _: rows, axis=axis, config={"evaluation": {"every": 1}})
         return SimpleNamespace(label=label, column="mean_accuracy", scores=scores, run=run)
 
-    cells = [cell("local", 0.5, 0.6, 0.6), cell("ditto", 0.6, 0.75, 0.8), cell("fedper", 0.5, 0.7, 0.6),
-             cell("fedper", 0.5, 0.6, 0.6)]  # fmt: skip
+    cells = [
+        cell("local", 0.5, 0.6, 0.6),
+        cell("ditto", 0.6, 0.75, 0.8),
+        cell("fedper", 0.5, 0.7, 0.6),
+        cell("fedper", 0.5, 0.6, 0.6),
+    ]
     monkeypatch.setattr(page, "cells_of", lambda studies: (cells, []))
     assert page.traffic([tmp_path / "hsu"]) == [
         "| method | hsu: 70.0 % |",
@@ -152,7 +194,8 @@ def test_traffic_is_counted_up_to_halfway_between_training_alone_and_the_best(
         "| ditto | 4.00 |",
         "| fedper | 4.00 (1 of 2) |",
     ]
-    cells[:] = [cell("local", 0.8, 0.8, 0.8), cell("ditto", 0.8, 0.8, 0.805)]  # less than a point: no target
+    # less than a point: no target
+    cells[:] = [cell("local", 0.8, 0.8, 0.8), cell("ditto", 0.8, 0.8, 0.805)]
     assert page.traffic([tmp_path / "hsu"])[2:] == ["| local | – |", "| ditto | – |"]
     cells[0].run.config["evaluation"]["every"] = 20
     with pytest.raises(SystemExit, match="hsu: scored every 20 rounds"):
@@ -160,7 +203,8 @@ def test_traffic_is_counted_up_to_halfway_between_training_alone_and_the_best(
 
 
 def test_the_rule_advises_for_kinds_that_it_has_not_seen(atlas: ModuleType, tmp_path: Path) -> None:
-    """Where one feature decides, the tree finds it. It never advises who harms anywhere (SCAFFOLD here)."""
+    """Where one feature decides, the tree finds it. It never advises who harms anywhere (SCAFFOLD
+    here)."""
     page, rule = importlib.import_module("atlas_page"), importlib.import_module("atlas_rule")
     rng = np.random.default_rng(0)
     cells, settings = [], []
@@ -171,9 +215,18 @@ def test_the_rule_advises_for_kinds_that_it_has_not_seen(atlas: ModuleType, tmp_
             scores |= {} if far else {"fedavg after": 0.9, "ditto": 0.82, "scaffold": 0.95}
             features = rng.uniform(size=len(atlas.FEATURES)) / 100
             features[3] += far
-            settings.append({"kind": kind, "strength": strength} | dict(zip(atlas.FEATURES, features, strict=True)))
+            settings.append(
+                {"kind": kind, "strength": strength}
+                | dict(zip(atlas.FEATURES, features, strict=True))
+            )
             cells += [
-                row(kind=kind, strength=strength, method=m, seed=seed, accuracy=level + rng.normal(0, 0.001))
+                row(
+                    kind=kind,
+                    strength=strength,
+                    method=m,
+                    seed=seed,
+                    accuracy=level + rng.normal(0, 0.001),
+                )
                 for m, level in scores.items()
                 for seed in range(40, 50)
             ]
@@ -183,13 +236,17 @@ def test_the_rule_advises_for_kinds_that_it_has_not_seen(atlas: ModuleType, tmp_
     x = rule.features(read, tmp_path)
     advice = rule.left_out(read, x, leaves=5)
     names = [read.methods[k] for k in advice]
-    assert names == ["ditto" if strength == "3.0" else "fedavg after" for _, strength in read.settings]
+    assert names == [
+        "ditto" if strength == "3.0" else "fedavg after" for _, strength in read.settings
+    ]
     *_, of_advice, hindsight, unharmed, _, worse = rule.judged(read, advice)
     assert of_advice.startswith("- the advice: -1.6")
     assert re.search(r": -(5\.0|4\.9)", hindsight)
     assert re.search(r": -1\.[67]", unharmed)  # without SCAFFOLD
     assert worse.endswith(": none.")
-    assert rule.judged(read, np.full(len(names), read.methods.index("scaffold")))[-1].count(" 3") == 6
+    assert (
+        rule.judged(read, np.full(len(names), read.methods.index("scaffold")))[-1].count(" 3") == 6
+    )
     tree = rule.without_idle_questions(rule.grown(x, read.against("local").mean(axis=-1), 5), read)
     lines = rule.written(tree, read)
     assert lines[0].startswith("feature_shift_within <= 0.5") and "fedavg after (+10.0" in lines[1]
@@ -197,20 +254,27 @@ def test_the_rule_advises_for_kinds_that_it_has_not_seen(atlas: ModuleType, tmp_
     assert (tmp_path / "rule.png").stat().st_size > 1000
     deep = rule.grown(x * 0 + rng.uniform(size=x.shape), rng.normal(0, 9, size=(18, 4)), 5)
     rule.draw(deep, read, tmp_path / "deep.png")
-    (tmp_path / "agreement.csv").write_text(as_csv([row | {"agreement": row["strength"]} for row in settings[::-1]]))
-    assert list(rule.features(read, tmp_path, agreement=True)["agreement"]) == [row["strength"] for row in settings]
+    (tmp_path / "agreement.csv").write_text(
+        as_csv([row | {"agreement": row["strength"]} for row in settings[::-1]])
+    )
+    assert list(rule.features(read, tmp_path, agreement=True)["agreement"]) == [
+        row["strength"] for row in settings
+    ]
 
 
 def test_agreement_is_the_mean_cosine_of_two_clients_first_changes(
     atlas: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By hand for three vectors; in runs, clients with moved labels agree less than those that are alike."""
+    """By hand for three vectors; in runs, clients with moved labels agree less than those that are
+    alike."""
     agreement = importlib.import_module("atlas_agreement")
     vectors = torch.tensor([[1.0, 0.0], [1.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
     gram = SimpleNamespace(total=lambda: SimpleNamespace(full=(vectors @ vectors.T)[None]))
     inputs = SimpleNamespace(gram=lambda of: gram, samples=torch.ones(3, dtype=torch.float64))
     mean = agreement.Measured()
-    torch.testing.assert_close(mean.weights(inputs)[0, 0], torch.full((3,), 1 / 3, dtype=torch.float64))
+    torch.testing.assert_close(
+        mean.weights(inputs)[0, 0], torch.full((3,), 1 / 3, dtype=torch.float64)
+    )
     assert mean.agreement == pytest.approx(-1 / 3)  # of 1 / sqrt 2, -1 and -1 / sqrt 2
 
     read = studyfile.read
@@ -229,14 +293,21 @@ def test_agreement_is_the_mean_cosine_of_two_clients_first_changes(
 def test_a_tiny_map_comes_again_to_the_same_numbers(
     atlas: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two methods' search, map, cells, and two of them once more from what is kept beside the cells."""
+    """Two methods' search, map, cells, and two of them once more from what is kept beside the
+    cells."""
     read = studyfile.read
 
     def tiny(name: str, *rest: Any) -> Any:
         content = read(name, *rest)
         if name == "atlas/iid":
-            content |= {"methods": ["ditto"], "seeds": "40-41", "grid": {"data.samples_per_client": [20, 30, 40]}}
-            content["base"].append({"federation.rounds": 2, "federation.local_epochs": 1, "model.hidden": [8]})
+            content |= {
+                "methods": ["ditto"],
+                "seeds": "40-41",
+                "grid": {"data.samples_per_client": [20, 30, 40]},
+            }
+            content["base"].append(
+                {"federation.rounds": 2, "federation.local_epochs": 1, "model.hidden": [8]}
+            )
         return content
 
     monkeypatch.setattr(studyfile, "read", tiny)
@@ -259,7 +330,8 @@ def test_a_tiny_map_comes_again_to_the_same_numbers(
     (tmp_path / "atlas" / "iid-cells.csv").write_text(as_csv(rows[:1]))
     assert atlas.rerun(tmp_path / "wrong", 1, seed=0) == 1
     kept = (tmp_path / "atlas" / "iid.yaml").read_bytes()
-    monkeypatch.setattr(atlas, "main", lambda words: words[0] == "tune")  # a search would end with code 1
+    # a search would end with code 1
+    monkeypatch.setattr(atlas, "main", lambda words: words[0] == "tune")
     atlas.run(tmp_path / "elsewhere", ["iid"], 1, [])
     assert (tmp_path / "elsewhere" / "iid" / "map.yaml").read_bytes() == kept
     (tmp_path / "runs" / "iid" / "versions.json").write_text('{"ditto": "0.0.1+older"}')

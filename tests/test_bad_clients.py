@@ -1,4 +1,5 @@
-"""A client that fails: named and fatal, or left as it was and left out, or tried again; never half-received."""
+"""A client that fails: named and fatal, or left as it was and left out, or tried again; never
+half-received."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ FEW: dict[str, dict[str, int]] = {
     "fedrep": {"head_epochs": 1},
 }
 METHODS = [
-    instantiate("method", Component(e.class_path, FEW.get(name, {}))) for name, e in catalogue.table("methods").items()
+    instantiate("method", Component(e.class_path, FEW.get(name, {})))
+    for name, e in catalogue.table("methods").items()
 ]
 PUBLIC = {"data": {"public": "held_back"}}
 """Data for any method: some distil on public ones."""
@@ -57,7 +59,9 @@ class Fault(Transform):
 
     changes_upload = True
 
-    def __init__(self, what: Callable[[Client, Payload], None], at: set[int], client: int = 1, times: int = 9) -> None:
+    def __init__(
+        self, what: Callable[[Client, Payload], None], at: set[int], client: int = 1, times: int = 9
+    ) -> None:
         self.what, self.at, self.client, self.times = what, at, client, times
         self.count: dict[int, int] = {}
 
@@ -92,7 +96,10 @@ def explodes(client: Client, payload: Payload) -> None:
 FAULTS = {
     breaks: ("upload", "OSError: the line is dead (traceback in failure.txt)"),
     turns_nan: ("upload", "its upload is not finite; lower optimizer.lr"),
-    loses_numbers: ("upload", "ValueError: its upload is torch.float32 of shape (5,), not torch.float32 of shape"),
+    loses_numbers: (
+        "upload",
+        "ValueError: its upload is torch.float32 of shape (5,), not torch.float32 of shape",
+    ),
     changes_type: ("upload", "ValueError: its upload is torch.float16 of shape ("),
     explodes: ("training", "its model is not finite; lower optimizer.lr"),
 }
@@ -144,9 +151,13 @@ def test_stop_names_client_round_and_stage(federation: Make, what: Any) -> None:
         assert "and gone" in (fed.run.folder / "failure.txt").read_text()
 
 
-def test_the_stage_is_the_one_in_which_it_failed(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stage_is_the_one_in_which_it_failed(
+    federation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def at(stage: str, **changes: Any) -> None:
-        with pytest.raises(BadClient, match=rf"client [01] failed in round 1, stage {stage}: ") as caught:
+        with pytest.raises(
+            BadClient, match=rf"client [01] failed in round 1, stage {stage}: "
+        ) as caught:
             fed.round(1)
         assert caught.value.stage == stage
 
@@ -184,17 +195,22 @@ def memory_turns_nan(client: Client, payload: Payload) -> None:
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 @pytest.mark.parametrize("what", [vector_turns_nan, memory_turns_nan], ids=lambda f: f.__name__)
 def test_whatever_the_method_keeps_must_be_finite(federation: Make, what: Any, policy: str) -> None:
-    """Vectors and numbers that stay with the client would spoil its next rounds, and are in no upload."""
+    """Vectors and numbers that stay with the client would spoil its next rounds, and are in no
+    upload."""
     fed = federation(APFL(), on_bad_client=policy, callbacks=[Fault(what, {2})])
     fed.round(1)
     before = state(fed, 1)
     reason = "what else it keeps is not finite; lower optimizer.lr"
     if policy == "stop":
-        with pytest.raises(BadClient, match=f"client 1 failed in round 2, stage training: {reason}"):
+        with pytest.raises(
+            BadClient, match=f"client 1 failed in round 2, stage training: {reason}"
+        ):
             fed.round(2)
         return
     record = fed.round(2)
-    assert [(f["client"], f["reason"], f["outcome"]) for f in record.failures] == [(1, reason, "skipped")]
+    assert [(f["client"], f["reason"], f["outcome"]) for f in record.failures] == [
+        (1, reason, "skipped")
+    ]
     assert same(before, state(fed, 1)) and "kept_norm" not in record.clients[0]
 
 
@@ -210,14 +226,21 @@ def test_what_begins_as_nan_is_no_failure(federation: Make) -> None:
 @pytest.mark.sampled("FedAvg-breaks1", "FedAvg-explodes", "FedAvg-turns_nan", "SCAFFOLD")
 @pytest.mark.parametrize(
     ("method", "what"),
-    [(FedAvg(), what) for what in FAULTS] + [(m, breaks) for m in METHODS if m.relation().is_global],
+    [(FedAvg(), what) for what in FAULTS]
+    + [(m, breaks) for m in METHODS if m.relation().is_global],
     ids=lambda x: getattr(x, "__name__", None) or name(x),
 )
-def test_a_skipped_client_is_as_if_it_had_not_been_drawn(federation: Make, method: Method, what: Any) -> None:
-    """With one shared model nothing but what it receives passes between clients: bit for bit, and in every figure."""
+def test_a_skipped_client_is_as_if_it_had_not_been_drawn(
+    federation: Make, method: Method, what: Any
+) -> None:
+    """With one shared model nothing but what it receives passes between clients: bit for bit, and
+    in every figure."""
     if isinstance(method, FedAlign):
-        method = replace(method, block="body.1")  # of this net's last block no channels can be taken
-    fed = federation(method, **PUBLIC, rounds=3, on_bad_client="skip", callbacks=[Fault(what, {1, 3})])
+        # of this net's last block no channels can be taken
+        method = replace(method, block="body.1")
+    fed = federation(
+        method, **PUBLIC, rounds=3, on_bad_client="skip", callbacks=[Fault(what, {1, 3})]
+    )
     other = federation(method, **PUBLIC, rounds=3, callbacks=[Fault(breaks, set())])
     everyone = other.cohort(1)
     for t in (1, 2, 3):
@@ -225,7 +248,9 @@ def test_a_skipped_client_is_as_if_it_had_not_been_drawn(federation: Make, metho
         assert got.cohort == everyone
         assert numbers(got.metrics) == {"clients_failed": int(t != 2), **numbers(wanted.metrics)}
         assert got.clients == wanted.clients
-        assert (got.traffic == wanted.traffic).all() and got.relation.sources == wanted.relation.sources
+        assert (
+            got.traffic == wanted.traffic
+        ).all() and got.relation.sources == wanted.relation.sources
         assert all(map(torch.equal, models(fed), models(other)))
         assert fed.run.states.keys() == other.run.states.keys()
         assert all(same(fed.run.states[c], other.run.states[c]) for c in fed.run.states)
@@ -233,12 +258,20 @@ def test_a_skipped_client_is_as_if_it_had_not_been_drawn(federation: Make, metho
 
 
 @pytest.mark.sampled(
-    "breaks-FedAvg", "explodes-KAPC", "breaks-Ditto", "breaks-FedRep", "explodes-KTPFL", "explodes-FedHKD"
+    "breaks-FedAvg",
+    "explodes-KAPC",
+    "breaks-Ditto",
+    "breaks-FedRep",
+    "explodes-KTPFL",
+    "explodes-FedHKD",
 )
 @pytest.mark.parametrize("method", METHODS, ids=name)
 @pytest.mark.parametrize("what", [breaks, explodes], ids=lambda f: f.__name__)
-def test_a_skipped_client_keeps_its_last_good_state(federation: Make, method: Method, what: Any) -> None:
-    """Its own model, the server's copy, its buffers, what callbacks and the optimiser keep for it."""
+def test_a_skipped_client_keeps_its_last_good_state(
+    federation: Make, method: Method, what: Any
+) -> None:
+    """Its own model, the server's copy, its buffers, what callbacks and the optimiser keep for
+    it."""
     hung: list[Callback] = [LayerSelection()] if method.relation().per_layer else [TopK(0.2)]
     optimizer = {"momentum": 0.9, "keep_state": True}
     fed = federation(
@@ -261,7 +294,9 @@ def test_a_skipped_client_keeps_its_last_good_state(federation: Make, method: Me
         assert record.metrics["clients_failed"] == len(failed)
 
 
-def test_a_client_that_never_works_has_no_state(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_client_that_never_works_has_no_state(
+    federation: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     fed = federation(KAPC(), on_bad_client="skip")
     whole = fed.run.data.client
 
@@ -276,8 +311,16 @@ def test_a_client_that_never_works_has_no_state(federation: Make, capsys: pytest
     rest = [accuracies[c] for c in (0, 2, 3)]
     assert summary["final_mean_accuracy"] == pytest.approx(sum(rest) / 3)
     err = capsys.readouterr().err
-    assert err.count("client 1 failed in round 2, stage data: ZeroDivisionError: division by zero (trace") == 1
-    assert "stage evaluation: ZeroDivisionError: division by zero (traceback in failure.txt); its final model" in err
+    assert (
+        err.count(
+            "client 1 failed in round 2, stage data: ZeroDivisionError: division by zero (trace"
+        )
+        == 1
+    )
+    assert (
+        "stage evaluation: ZeroDivisionError: division by zero (traceback in failure.txt); its "
+        "final model" in err
+    )
 
 
 def test_a_score_that_fails_after_aggregation_costs_the_score(federation: Make) -> None:
@@ -296,7 +339,10 @@ def test_a_round_in_which_all_fail_ends_the_run(federation: Make, policy: str) -
     fed = federation(FedAvg(), on_bad_client=policy)
     fed.round(1)
     module(fed).training_step = lambda batch, k: 1 / 0  # type: ignore[method-assign]
-    with pytest.raises(RunFailed, match="every client of round 2 failed; the first: client 0 failed in round 2, stage"):
+    with pytest.raises(
+        RunFailed,
+        match="every client of round 2 failed; the first: client 0 failed in round 2, stage",
+    ):
         fed.round(2)
 
 
@@ -308,10 +354,18 @@ def test_a_round_in_which_all_fail_ends_the_run(federation: Make, policy: str) -
 @pytest.mark.parametrize("what", [breaks, explodes], ids=lambda f: f.__name__)
 def test_a_fault_that_passes_leaves_no_trace(federation: Make, method: Method, what: Any) -> None:
     """The second attempt begins where the first began and draws what it drew."""
-    settings: dict[str, Any] = {"net": "norm", "rounds": 3, "optimizer": {"momentum": 0.9, "keep_state": True}}
+    settings: dict[str, Any] = {
+        "net": "norm",
+        "rounds": 3,
+        "optimizer": {"momentum": 0.9, "keep_state": True},
+    }
     hung: list[Callback] = [LayerSelection()] if method.relation().per_layer else [Quantize()]
     fed = federation(
-        method, **PUBLIC, on_bad_client="retry", callbacks=[*hung, Fault(what, {1, 2}, times=1)], **settings
+        method,
+        **PUBLIC,
+        on_bad_client="retry",
+        callbacks=[*hung, Fault(what, {1, 2}, times=1)],
+        **settings,
     )
     plain = federation(method, **PUBLIC, callbacks=[*hung, Fault(what, set())], **settings)
     for t in (1, 2, 3):
@@ -335,7 +389,8 @@ def test_a_fault_that_stays_is_skipped(federation: Make) -> None:
 
 
 def test_a_second_attempt_has_the_memory_of_the_first(federation: Make) -> None:
-    """What the failed visit had made is gone when the next begins, or a full GPU would be full again."""
+    """What the failed visit had made is gone when the next begins, or a full GPU would be full
+    again."""
     made: list[weakref.ref[Tensor]] = []
 
     def fills_the_memory(client: Client, payload: Payload) -> None:
@@ -388,7 +443,9 @@ class Keeps(FedAvg):
         client.memory["mine"] = torch.tensor([1.0, self.value])
 
 
-def test_whatever_a_method_keeps_must_be_finite(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_a_method_keeps_must_be_finite(
+    federation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(BadClient, match="what else it keeps is not finite"):
         federation(Keeps()).round(1)
     monkeypatch.setattr(Keeps, "value", 2.0)
@@ -396,11 +453,19 @@ def test_whatever_a_method_keeps_must_be_finite(federation: Make, monkeypatch: p
 
 
 @pytest.mark.parametrize("method", [DBE(), FedPAC()])
-def test_means_of_features_must_be_finite(federation: Make, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_means_of_features_must_be_finite(
+    federation: Make, method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are told, and kept by nobody but the server."""
     bad = {"moments.means": torch.full((10, 16), math.nan), "moments.V": torch.tensor(math.nan)}
-    monkeypatch.setattr("fl_lightning.methods.common.collaboration.feature_moments", lambda client: bad)
-    monkeypatch.setattr(MeanPull, "__init__", lambda pull, *args: vars(pull).update(u=None, running=bad["moments.V"]))
+    monkeypatch.setattr(
+        "fl_lightning.methods.common.collaboration.feature_moments", lambda client: bad
+    )
+    monkeypatch.setattr(
+        MeanPull,
+        "__init__",
+        lambda pull, *args: vars(pull).update(u=None, running=bad["moments.V"]),
+    )
     monkeypatch.setattr(MeanPull, "__call__", lambda pull, module, batch: module.task_loss(batch))
     with pytest.raises(BadClient, match="what it tells is not finite"):
         federation(method).round(1)
@@ -408,7 +473,9 @@ def test_means_of_features_must_be_finite(federation: Make, method: Method, monk
 
 def test_a_second_attempt_is_sent_what_the_first_was(federation: Make) -> None:
     """A transform has put another vector in the payload of the first."""
-    fed, undisturbed = (federation(FedAvg(), on_bad_client="retry", callbacks=[Halves(n)]) for n in (1, 0))
+    fed, undisturbed = (
+        federation(FedAvg(), on_bad_client="retry", callbacks=[Halves(n)]) for n in (1, 0)
+    )
     assert [f["outcome"] for f in fed.round(1).failures] == ["retried"]
     assert not undisturbed.round(1).failures
     assert all(map(torch.equal, models(fed), models(undisturbed)))

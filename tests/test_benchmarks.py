@@ -1,4 +1,5 @@
-"""The benchmarks measure what they say: the bare loop does the engine's work, and the scripts run."""
+"""The benchmarks measure what they say: the bare loop does the engine's work, and the scripts
+run."""
 
 from __future__ import annotations
 
@@ -38,7 +39,13 @@ def tiny(script: Load) -> Any:
     workload = script("workloads").workloads(FOLDER)["100-mlps-10-a-round"]
     noise = replace(workload.data, source="arrays")
     return replace(
-        workload, data=noise, clients=5, participation=0.8, train_samples=173, test_samples=40, rounds_at_once=1
+        workload,
+        data=noise,
+        clients=5,
+        participation=0.8,
+        train_samples=173,
+        test_samples=40,
+        rounds_at_once=1,
     )
 
 
@@ -49,20 +56,32 @@ def test_bare_loop_and_engine_reach_the_same_weights(script: Load, tiny: Any) ->
 @pytest.mark.slow
 def test_they_agree_with_batch_norm_and_a_lone_last_sample(script: Load, tiny: Any) -> None:
     resnet = Component("fl_lightning.models.resnet18.ResNet18")
-    lone = replace(tiny, model=resnet, shape=(3, 8, 8), clients=2, train_samples=2 * 17, test_samples=2, local_epochs=1)
+    lone = replace(
+        tiny,
+        model=resnet,
+        shape=(3, 8, 8),
+        clients=2,
+        train_samples=2 * 17,
+        test_samples=2,
+        local_epochs=1,
+    )
     assert script("speed").same_weights(lone, tolerance=1e-5) < 1e-5
 
 
 def test_a_bare_loop_that_does_other_work_is_found_out(
     script: Load, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script("bare"), "generator", lambda seed, *ids: rng.generator(seed + 1, *ids))
+    monkeypatch.setattr(
+        script("bare"), "generator", lambda seed, *ids: rng.generator(seed + 1, *ids)
+    )
     with pytest.raises(AssertionError, match="does other work"):
         script("speed").same_weights(tiny)
 
 
 @pytest.mark.slow
-def test_a_default_round_scores_every_kind_of_model(script: Load, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_default_round_scores_every_kind_of_model(
+    script: Load, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module, columns = script("speed"), set[str]()
     federation = type(tiny).federation
 
@@ -81,7 +100,11 @@ def test_a_default_round_scores_every_kind_of_model(script: Load, tiny: Any, mon
 
 @pytest.mark.slow
 def test_only_one_benchmark_runs_and_the_others_rows_stay(
-    script: Load, tiny: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: Load,
+    tiny: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     speed = script("speed")
     first, second = replace(tiny, name="first"), replace(tiny, name="second")
@@ -91,7 +114,13 @@ def test_only_one_benchmark_runs_and_the_others_rows_stay(
     speed.main(speed.benchmarks(), ["--only", "first", "--pairs", "1", "--out", str(out)])
     speed.main(speed.benchmarks(), ["--only", "kapc-second", "--pairs", "1", "--out", str(out)])
     rows = json.loads(out.read_text())["rows"]
-    assert [row["name"] for row in rows] == ["first", "first", "first", "kapc-second", "kapc-second"]
+    assert [row["name"] for row in rows] == [
+        "first",
+        "first",
+        "first",
+        "kapc-second",
+        "kapc-second",
+    ]
     assert all(row["seconds"] > 0 and row["low"] <= row["ratio"] <= row["high"] for row in rows)
     assert capsys.readouterr().out.count("| first |") == 6  # three rows, printed twice
 
@@ -108,7 +137,9 @@ def test_what_else_is_timed_of_a_round(script: Load, tiny: Any, kind: str, sides
 def test_the_server_step_is_the_engines(script: Load, solver: Any) -> None:
     """Each receives the mix of all by its row of the cube, which the step has learned."""
     model = MLP((1, 8, 8), 10, [16])
-    server = script("server").Server(model, 3, KAPC(solver=solver, start="server" if solver == "exact" else "own"))
+    server = script("server").Server(
+        model, 3, KAPC(solver=solver, start="server" if solver == "exact" else "own")
+    )
     before = server.memory["relation"].clone()
     server.step()
     cube = server.memory["relation"]
@@ -138,18 +169,24 @@ def test_the_interval_holds_the_median_with_95_percent(script: Load) -> None:
     interval = script("measure").interval
     assert interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
     assert interval([float(k) for k in range(1, 11)]) == (2.0, 9.0)  # 97.9 %; (3, 8) would be 89 %
-    assert interval([float(k) for k in range(1, 31)]) == (10.0, 21.0)  # the textbook's ranks for n = 30
+    # the textbook's ranks for n = 30
+    assert interval([float(k) for k in range(1, 31)]) == (10.0, 21.0)
 
 
 @pytest.mark.slow
-def test_the_calibration_of_worth(script: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One consortium with gains and one without: lines of the file, not run again, and the table of goals."""
+def test_the_calibration_of_worth(
+    script: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One consortium with gains and one without: lines of the file, not run again, and the table of
+    goals."""
     worth, file = script("worth"), tmp_path / "results.jsonl"
     worth.main(["run", str(file), "--count", "2", "--cycles", "1", "--draws", "2"])
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["null"] for line in lines] == [False, True]
     assert [row["size"] for row in lines[0]["silos"]] == list(worth.SIZES)
-    assert all(row["true"] == 0 for row in lines[1]["silos"]) and any(row["true"] for row in lines[0]["silos"])
+    assert all(row["true"] == 0 for row in lines[1]["silos"]) and any(
+        row["true"] for row in lines[0]["silos"]
+    )
     before = file.read_text()
     worth.main(["run", str(file), "--count", "2", "--cycles", "1", "--draws", "2"])
     assert file.read_text() == before
@@ -157,14 +194,20 @@ def test_the_calibration_of_worth(script: Load, tmp_path: Path, capsys: pytest.C
     last = json.loads(file.read_text().splitlines()[-1])
     assert last["number"] == 3 and last["silos"] == []
     if last["more"] and last["more"]["reached"]:
-        assert last["more"]["needed"] > last["more"]["size"] and last["more"]["reached"] < last["more"]["half"]
+        assert (
+            last["more"]["needed"] > last["more"]["size"]
+            and last["more"]["reached"] < last["more"]["half"]
+        )
     worth.main(["table", str(file)])
     shown = capsys.readouterr().out
-    assert "4 consortia, 2 without any gain" in shown and "promised for more own samples kept" in shown
+    assert (
+        "4 consortia, 2 without any gain" in shown and "promised for more own samples kept" in shown
+    )
 
 
 def test_the_calibrations_students_learn(script: Load) -> None:
-    """Of 1,000 samples an epoch or so of steps learns most of what the teacher knows; alone is one silo's model."""
+    """Of 1,000 samples an epoch or so of steps learns most of what the teacher knows; alone is one
+    silo's model."""
     worth = script("worth")
     world = worth.World(0)
     assert world.features == 8
@@ -172,8 +215,12 @@ def test_the_calibrations_students_learn(script: Load) -> None:
     models = worth.trained([[x for x, _ in data]], [[y for _, y in data]], world, 0)
     for c in range(len(worth.SIZES)):
         x, y = world.draw(c, 4000)
-        scored = worth.logits([p[:, c : c + 1] for p in models["local"]], torch.from_numpy(x)[None, None])[0, 0]
-        best = ((x - world.shifts[c]) @ world.teachers[c] * world.slope / 8**0.5 + world.offsets[c] > 0) == y
+        scored = worth.logits(
+            [p[:, c : c + 1] for p in models["local"]], torch.from_numpy(x)[None, None]
+        )[0, 0]
+        best = (
+            (x - world.shifts[c]) @ world.teachers[c] * world.slope / 8**0.5 + world.offsets[c] > 0
+        ) == y
         assert ((scored > 0).numpy() == y).mean() > best.mean() - 0.08
 
 
@@ -183,7 +230,9 @@ def test_runs_together_are_measured(
     """A line with both sides; both train the same runs."""
     together = script("together")
     monkeypatch.setattr(
-        sys, "argv", ["together.py", "--only", "ten-seeds", "--seeds", "2", "--rounds", "1", "--pairs", "1"]
+        sys,
+        "argv",
+        ["together.py", "--only", "ten-seeds", "--seeds", "2", "--rounds", "1", "--pairs", "1"],
     )
     together.main()
     *_, line = capsys.readouterr().out.splitlines()

@@ -46,17 +46,23 @@ def test_a_global_model_is_one_of_every_architecture(federation: Make) -> None:
 
 
 @pytest.mark.parametrize(("method", "kind"), [(FedAvg(), "global"), (CFL(0.5, 0.0, 1), "personal")])
-def test_models_of_clusters_are_not_called_the_global_model(federation: Make, method: Method, kind: str) -> None:
+def test_models_of_clusters_are_not_called_the_global_model(
+    federation: Make, method: Method, kind: str
+) -> None:
     fed = federation(replace(method, eps1=100.0) if isinstance(method, CFL) else method)
     last(fed, 2)
     assert fed.evaluator.everyone()["final_model"] == kind
 
 
 @pytest.mark.parametrize("method", [Ditto(), PFedMe(), APFL()], ids=lambda m: type(m).__name__)
-def test_who_joins_begins_with_what_is_received_in_every_vector(federation: Make, method: Method) -> None:
+def test_who_joins_begins_with_what_is_received_in_every_vector(
+    federation: Make, method: Method
+) -> None:
     fed = federation(method)
     last(fed)
-    model, _, scores = join(fed.worker, fed.run.data.client(0, fed.run.device, fed.run.dtype), False, 0)
+    model, _, scores = join(
+        fed.worker, fed.run.data.client(0, fed.run.device, fed.run.dtype), False, 0
+    )
     assert torch.equal(model, fed.run.groups[0].vectors["model"])
     assert set(scores) == {"accuracy_received", "loss"}
 
@@ -68,7 +74,10 @@ def test_who_joins_trains_as_the_method_says(federation: Make, method: Method) -
     before = [state.vectors["model"].clone() for state in fed.run.states.values()]
     model, *_ = join(fed.worker, fed.run.data.client(0, fed.run.device, fed.run.dtype), True, 1)
     assert model.isfinite().all() and not torch.equal(model, fed.run.groups[0].vectors["model"])
-    assert all(torch.equal(a, s.vectors["model"]) for a, s in zip(before, fed.run.states.values(), strict=True))
+    assert all(
+        torch.equal(a, s.vectors["model"])
+        for a, s in zip(before, fed.run.states.values(), strict=True)
+    )
 
 
 def test_who_never_took_part_would_begin_with_the_global_model(federation: Make) -> None:
@@ -84,11 +93,15 @@ def test_a_change_counts_from_what_was_received(federation: Make) -> None:
 
     class Watched(CFL):
         def aggregate(self, server: Server) -> None:
-            grams[server.run.config.federation.on_bad_client] = server.only.gram(server.answered, since="sent").full
+            grams[server.run.config.federation.on_bad_client] = server.only.gram(
+                server.answered, since="sent"
+            ).full
             super().aggregate(server)
 
     for way in ("stop", "retry"):
-        last(federation(Watched(), callbacks=[Quantize(direction="download")], on_bad_client=way), 2)
+        last(
+            federation(Watched(), callbacks=[Quantize(direction="download")], on_bad_client=way), 2
+        )
     assert torch.equal(grams["stop"], grams["retry"])
 
 
@@ -101,13 +114,17 @@ class OwnMean(FedAvg):
 
 
 def test_a_robust_aggregator_that_is_passed_by_is_no_defence(federation: Make) -> None:
-    with pytest.raises(BadInput, match=r"callbacks\.krum: 'ownmean' is not allowed; .* past a robust one"):
+    with pytest.raises(
+        BadInput, match=r"callbacks\.krum: 'ownmean' is not allowed; .* past a robust one"
+    ):
         last(federation(OwnMean(), callbacks=[Krum(attackers=0)]))
     last(federation(OwnMean()))
 
 
 def test_a_frozen_body_is_not_gone_back_through(federation: Make) -> None:
-    whole, parts, more = (last(federation(m))[0] for m in (FedAvg(), FedRep(head_epochs=1), FedRep(head_epochs=2)))
+    whole, parts, more = (
+        last(federation(m))[0] for m in (FedAvg(), FedRep(head_epochs=1), FedRep(head_epochs=2))
+    )
     assert parts["flops_forward"] == 2 * whole["flops_forward"]
     head = more["flops_backward"] - parts["flops_backward"]  # of one epoch of the classifier alone
     assert 0 < head < whole["flops_backward"] / 2
@@ -129,8 +146,12 @@ class Passes(FedAvg):
 
 def test_every_pass_of_an_own_loss_counts(federation: Make) -> None:
     plain, one, three = (last(federation(m))[0] for m in (FedAvg(), Passes(), Passes(3)))
-    assert {k: one[k] for k in one if k.startswith("flops")} == {k: plain[k] for k in plain if k.startswith("flops")}
-    assert three["flops_extra"] == pytest.approx(2 * (plain["flops_forward"] + plain["flops_backward"]), abs=2)
+    assert {k: one[k] for k in one if k.startswith("flops")} == {
+        k: plain[k] for k in plain if k.startswith("flops")
+    }
+    assert three["flops_extra"] == pytest.approx(
+        2 * (plain["flops_forward"] + plain["flops_backward"]), abs=2
+    )
 
 
 def test_the_loss_is_that_of_the_last_phase_that_took_a_step(federation: Make) -> None:

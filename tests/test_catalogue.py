@@ -43,7 +43,10 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_all() -> None:
     ],
 )
 def test_did_you_mean_knows_full_keys_and_last_parts(word: str, meant: str) -> None:
-    assert catalogue.did_you_mean(word, ["seed", "federation.rounds", "data.alpha"]) == f" (did you mean {meant}?)"
+    assert (
+        catalogue.did_you_mean(word, ["seed", "federation.rounds", "data.alpha"])
+        == f" (did you mean {meant}?)"
+    )
 
 
 def test_did_you_mean_keeps_silent_when_nothing_is_near() -> None:
@@ -51,7 +54,8 @@ def test_did_you_mean_keeps_silent_when_nothing_is_near() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "base"), [("methods", Method), ("models", nn.Module), ("callbacks", Callback), ("loggers", Observer)]
+    ("kind", "base"),
+    [("methods", Method), ("models", nn.Module), ("callbacks", Callback), ("loggers", Observer)],
 )
 def test_every_listed_class_exists_and_is_of_its_kind(kind: str, base: type) -> None:
     assert catalogue.table(kind)
@@ -73,11 +77,17 @@ def test_every_listed_method_is_one_and_can_be_made() -> None:
 
 
 def test_sources_partitions_and_configs_have_summaries() -> None:
-    for kind, name in (("sources", "digits"), ("partitions", "dirichlet"), ("configs", "kapc_resnet18")):
+    for kind, name in (
+        ("sources", "digits"),
+        ("partitions", "dirichlet"),
+        ("configs", "kapc_resnet18"),
+    ):
         assert name in catalogue.table(kind)
         assert all(entry.summary for entry in catalogue.table(kind).values())
 
 
 def test_shipped_configs_open_with_and_without_suffix() -> None:
-    assert catalogue.shipped("configs", "kapc_exact_digits") == catalogue.shipped("configs", "kapc_exact_digits.yaml")
+    assert catalogue.shipped("configs", "kapc_exact_digits") == catalogue.shipped(
+        "configs", "kapc_exact_digits.yaml"
+    )
     assert catalogue.shipped("configs", "nothing") is None

@@ -151,7 +151,9 @@ Checked = Callable[..., tuple[dict[str, str], str]]
 
 
 @pytest.fixture
-def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Checked]:
+def checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Checked]:
     """Checks a class of OWN in this process; gives what each check said, and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -159,12 +161,19 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     def run(name: str, *words: str, code: int = 0) -> tuple[dict[str, str], str]:
         capsys.readouterr()
-        assert main(["check-method", name if "." in name else f"own_checked.{name}", *SMALL, *words]) == code
+        assert (
+            main(["check-method", name if "." in name else f"own_checked.{name}", *SMALL, *words])
+            == code
+        )
         out, err = capsys.readouterr()
         said = dict(re.findall(r"^(?:ok|FAILS) +([\w-]+) +(.*)$", out, re.MULTILINE))
-        assert len(said) == sum(line.startswith(("ok ", "refused ", "FAILS ")) for line in out.splitlines())
+        assert len(said) == sum(
+            line.startswith(("ok ", "refused ", "FAILS ")) for line in out.splitlines()
+        )
         failing = {line.split()[1] for line in out.splitlines() if line.startswith("FAILS ")}
-        return {name: ("FAILS " if name in failing else "ok ") + text for name, text in said.items()}, err
+        return {
+            name: ("FAILS " if name in failing else "ok ") + text for name, text in said.items()
+        }, err
 
     yield run
     sys.modules.pop("own_checked", None)
@@ -184,7 +193,9 @@ def test_a_sound_method_passes(checked: Checked, tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "two" / "final.csv").exists()
 
 
-@pytest.mark.parametrize("method", ["Sound", pytest.param("fl_lightning.methods.kapc.KAPC", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["Sound", pytest.param("fl_lightning.methods.kapc.KAPC", marks=pytest.mark.slow)]
+)
 def test_sound_methods_pass_what_takes_no_time(method: str, checked: Checked) -> None:
     said, _ = checked(method, "--only", "runs,bytes,operations")
     assert list(said) == ["runs", "bytes", "operations"]
@@ -204,20 +215,36 @@ def test_the_method_of_a_config_is_left_aside() -> None:
 
 
 BROKEN = {
-    "Drawn": ("runs,seed", r"another: metrics\.csv differs from round 1 on .*draw from client\.generator"),
+    "Drawn": (
+        "runs,seed",
+        r"another: metrics\.csv differs from round 1 on .*draw from client\.generator",
+    ),
     "Outside": (
         "runs,seed,resume",
         r"after round 1 and continued, it is another run: metrics\.csv differs from round 2 on .*"
         r"belongs into slots, init_client or init_server",
     ),
     "InModule": ("runs,seed", r"a second run with the same seed, in the same process, is another"),
-    "WantsAll": ("runs,partial", r"AssertionError: where are the others\? \(own_checked\.py, line \d+\)"),
-    "Uncounted": ("runs,operations", r"torch sees .* operations in a round, and .* are counted; what a hook computes"),
-    "LeavesTraces": ("runs,skip", r"tried again leaves a trace: metrics\.csv differs from round 2 on"),
-    "Wireless": ("runs,bytes", r"no byte goes up, yet what client 0 holds changes the models of others"),
+    "WantsAll": (
+        "runs,partial",
+        r"AssertionError: where are the others\? \(own_checked\.py, line \d+\)",
+    ),
+    "Uncounted": (
+        "runs,operations",
+        r"torch sees .* operations in a round, and .* are counted; what a hook computes",
+    ),
+    "LeavesTraces": (
+        "runs,skip",
+        r"tried again leaves a trace: metrics\.csv differs from round 2 on",
+    ),
+    "Wireless": (
+        "runs,bytes",
+        r"no byte goes up, yet what client 0 holds changes the models of others",
+    ),
     "Breaks": (
         "seed,runs",
-        r"^FAILS .*client 0 failed in round 1, stage training: ZeroDivisionError: division by zero \(own_checked\.py, ",
+        r"^FAILS .*client 0 failed in round 1, stage training: ZeroDivisionError: division by "
+        r"zero \(own_checked\.py, ",
     ),
 }
 """By class: the checks that are made, of which the last fails, and why."""
@@ -237,18 +264,33 @@ def test_what_is_broken_is_named(method: str, checked: Checked) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["own_checked.Nothing"], "method: 'own_checked.Nothing' is not allowed; module own_checked has no Nothing"),
-        (["own_checked.NoMethod"], "method: 'own_checked.NoMethod' is not allowed; it must be a subclass of"),
+        (
+            ["own_checked.Nothing"],
+            "method: 'own_checked.Nothing' is not allowed; module own_checked has no Nothing",
+        ),
+        (
+            ["own_checked.NoMethod"],
+            "method: 'own_checked.NoMethod' is not allowed; it must be a subclass of",
+        ),
         (["nowhere.Mine"], "method: 'nowhere.Mine' is not allowed; there is no module nowhere"),
-        (["own_checked.Sound", "--only", "seeds"], "only: 'seeds' is not allowed; no such check (did you mean seed?)"),
-        (["own_checked.Sound", "--federation.rounds", "2"], "federation.rounds: 2 is not allowed; it must be at"),
+        (
+            ["own_checked.Sound", "--only", "seeds"],
+            "only: 'seeds' is not allowed; no such check (did you mean seed?)",
+        ),
+        (
+            ["own_checked.Sound", "--federation.rounds", "2"],
+            "federation.rounds: 2 is not allowed; it must be at",
+        ),
         (["own_checked.Sound", "--out", "."], "out: '.' is not allowed; it exists"),
         (["fedavg", "--method.mu", "1"], "method.mu: '1' is not allowed; no such key"),
-        (["fedavg", "--method", "kapc"], "method: '--method' is not allowed; fedavg is checked; --method.ARG sets"),
+        (
+            ["fedavg", "--method", "kapc"],
+            "method: '--method' is not allowed; fedavg is checked; --method.ARG sets",
+        ),
         ([], "method: None is not allowed; one must be given"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) and value else None,
-)  # fmt: skip
+)
 def test_what_cannot_be_checked_is_refused(
     words: list[str], said: str, checked: Checked, capsys: pytest.CaptureFixture[str]
 ) -> None:

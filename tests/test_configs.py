@@ -43,7 +43,9 @@ def test_what_it_resolves_to_can_be_fed_back(
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "--config", _spoken(path), "--print_config"]) == 0
     printed = capsys.readouterr().out
-    assert {"method", "model", "federation", "data", "optimizer", "evaluation"} <= yaml.safe_load(printed).keys()
+    assert {"method", "model", "federation", "data", "optimizer", "evaluation"} <= yaml.safe_load(
+        printed
+    ).keys()
     (tmp_path / "again.yaml").write_text(printed)
     assert main(["fit", "--config", "again.yaml", "--print_config"]) == 0
     assert capsys.readouterr().out == printed
@@ -66,13 +68,21 @@ def test_it_runs_without_data_and_without_a_network(
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name == f"{name}-001"
     assert (folder / "metrics.csv").read_text().count("\n") == 2
-    there = "digits" in name or "glyphs" in name or ("watch" in name and find_spec("seglearn") is not None)
-    assert f'"made_up_data": {"false" if there else "true"}' in (folder / "summary.json").read_text()
+    there = (
+        "digits" in name
+        or "glyphs" in name
+        or ("watch" in name and find_spec("seglearn") is not None)
+    )
+    assert (
+        f'"made_up_data": {"false" if there else "true"}' in (folder / "summary.json").read_text()
+    )
     assert str(folder.relative_to(tmp_path)) in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
-@pytest.mark.parametrize("name", ["kapc_mnist", "kapc_resnet18", "kapc_bls_mnist", "kapc_bls_resnet18"])
+@pytest.mark.parametrize(
+    "name", ["kapc_mnist", "kapc_resnet18", "kapc_bls_mnist", "kapc_bls_resnet18"]
+)
 def test_the_papers_configs_say_the_papers_settings(name: str) -> None:
     """Whatever a default is, or becomes."""
     arguments = Settings.merged(read_config(name)).method.init_args
@@ -85,12 +95,14 @@ def test_the_papers_configs_say_the_papers_settings(name: str) -> None:
 
 @pytest.mark.slow
 def test_the_study_of_switches_is_about_each_one_alone() -> None:
-    """Every row resolves; each method is there as it is, and every other row of it is another run."""
+    """Every row resolves; each method is there as it is, and every other row of it is another
+    run."""
     file = FOLDER / "studies" / "digits" / "switches.yaml"
     asked = Study.of(yaml.safe_load(file.read_text()))
     assert asked.seeds == [0, 1, 2, 3, 4]
     _, runs, configs = resolve(replace(asked, seeds=[0]))
-    assert len(runs) == len(configs) == len(asked.methods) + 2  # FedAvg of both judges, and training alone
+    # FedAvg of both judges, and training alone
+    assert len(runs) == len(configs) == len(asked.methods) + 2
     names = [run.entry.name for run in runs]
     labels = {run.entry.label for run in runs}
     assert {name for name in names if names.count(name) > 1} <= labels

@@ -62,9 +62,12 @@ ELSEWHERE = {
     "dashboard": "report/test_workspace.py",
     "check-method": "test_check_method.py",
 }
-"""Commands that want a run, a study, data or time, and the tests that run them. On the pages of TUTORIALS they are run
-as they stand there; elsewhere their keys are looked at."""
-QUICK = [*QUIET, *shlex.split("--federation.rounds 1 --federation.local_epochs 1 --fabric.accelerator cpu")]
+"""Commands that want a run, a study, data or time, and the tests that run them. On the pages of
+TUTORIALS they are run as they stand there; elsewhere their keys are looked at."""
+QUICK = [
+    *QUIET,
+    *shlex.split("--federation.rounds 1 --federation.local_epochs 1 --fabric.accelerator cpu"),
+]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -81,7 +84,12 @@ def files(page: Path) -> dict[str, str]:
 
 def commands(page: Path) -> list[str]:
     """The `fl-train` lines of the page's plain blocks."""
-    return [line for block in blocks(page, "") for line in block.splitlines() if line.startswith("fl-train ")]
+    return [
+        line
+        for block in blocks(page, "")
+        for line in block.splitlines()
+        if line.startswith("fl-train ")
+    ]
 
 
 @pytest.fixture
@@ -111,7 +119,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_readme_has_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
-    lines = [line for line in text.splitlines() if line.lstrip(" $").startswith("pip install uv &&")]
+    lines = [
+        line for line in text.splitlines() if line.lstrip(" $").startswith("pip install uv &&")
+    ]
     assert lines == [
         "pip install uv && uv run fl-train fit --config kapc_digits.yaml",
         "pip install uv && uv run pytest",
@@ -120,25 +130,44 @@ def test_the_readme_has_the_two_commands() -> None:
 
 def test_the_readmes_commands_work_after_uv_run() -> None:
     """One line that activates stands alone, before the first command that is not run through uv."""
-    shown = [block for block in blocks(ROOT / "README.md", "") if "fl-train" in block or "activate" in block]
+    shown = [
+        block
+        for block in blocks(ROOT / "README.md", "")
+        if "fl-train" in block or "activate" in block
+    ]
     first = next(k for k, block in enumerate(shown) if block.startswith("fl-train "))
     assert ". .venv/bin/activate\n" in shown[:first]
-    assert all(block.startswith(("pip install uv && uv run ", ". .venv")) for block in shown[:first])
+    assert all(
+        block.startswith(("pip install uv && uv run ", ". .venv")) for block in shown[:first]
+    )
     text = (ROOT / "README.md").read_text()
     installs = re.findall(r"pip install (.*?)[`\n]", text)
-    assert [words for words in installs if "fl_lightning" in words] == []  # it is no package of an index
+    # it is no package of an index
+    assert [words for words in installs if "fl_lightning" in words] == []
 
 
 def test_decisions_that_the_code_and_the_pages_name_exist() -> None:
-    sources = [*ROOT.glob("fl_lightning/**/*.py"), *ROOT.glob("callbacks/*.py"), ROOT / "pyproject.toml"]
-    named = {number for file in sources for number in re.findall(r"docs/decisions/(\d{4})", file.read_text())}
+    sources = [
+        *ROOT.glob("fl_lightning/**/*.py"),
+        *ROOT.glob("callbacks/*.py"),
+        ROOT / "pyproject.toml",
+    ]
+    named = {
+        number
+        for file in sources
+        for number in re.findall(r"docs/decisions/(\d{4})", file.read_text())
+    }
     assert named
     assert named <= {path.name[:4] for path in (ROOT / "docs" / "decisions").iterdir()}
 
 
-@pytest.mark.sampled("README.md", "CHANGELOG", "own-model", "add-a-method", "reference", "studies", "methods", "tune")
+@pytest.mark.sampled(
+    "README.md", "CHANGELOG", "own-model", "add-a-method", "reference", "studies", "methods", "tune"
+)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_are_understood(page: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_are_understood(
+    page: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for line in commands(page):
         _, command, *words = shlex.split(line)
         if command == "fit" and "--help" in words:
@@ -157,7 +186,11 @@ def test_commands_are_understood(page: Path, folder: Path, capsys: pytest.Captur
             tests = (ROOT / "tests" / ELSEWHERE[command]).read_text()
             assert re.search(rf"""["'\s]{command}["'\s]""", tests), line
             known = {*keys(parser.parser_of(command))} if command != "status" else set()
-            flags = {word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+            flags = {
+                word[2:].partition("=")[0].replace("-", "_")
+                for word in words
+                if word.startswith("--")
+            }
             own = command in (
                 "plan",
                 "study",
@@ -173,7 +206,9 @@ def test_commands_are_understood(page: Path, folder: Path, capsys: pytest.Captur
 
 
 @pytest.mark.sampled("add-a-method")
-@pytest.mark.parametrize("name", ["own-model-and-data.md", "add-a-method.md", "server-optimiser.md"])
+@pytest.mark.parametrize(
+    "name", ["own-model-and-data.md", "add-a-method.md", "server-optimiser.md"]
+)
 def test_examples_run(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = ROOT / "docs" / name
     for line in "".join(blocks(page, "")).splitlines():
@@ -193,18 +228,24 @@ def test_examples_run(name: str, folder: Path, capsys: pytest.CaptureFixture[str
 # ---------------------------------------------------------------- tutorials
 
 
-SMALL = shlex.split("--federation.rounds 2 --federation.local_epochs 1 --data.fraction 0.4 --fabric.accelerator cpu")
+SMALL = shlex.split(
+    "--federation.rounds 2 --federation.local_epochs 1 --data.fraction 0.4 --fabric.accelerator cpu"
+)
 LESS = {
     "fit": [*QUIET, *SMALL, "--fabric.devices", "1"],
     "study": [*SMALL, "--workers", "1"],
-    "worth": shlex.split("--federation.rounds 2 --repeats 5 --methods fedper --workers 1 --fabric.accelerator cpu"),
+    "worth": shlex.split(
+        "--federation.rounds 2 --repeats 5 --methods fedper --workers 1 --fabric.accelerator cpu"
+    ),
     "check-method": ["--only", "runs,seed", "--federation.rounds", "3"],
 }
-"""What is added to a tutorial's commands, so that they take no time; a run that goes on gets one round more."""
+"""What is added to a tutorial's commands, so that they take no time; a run that goes on gets one
+round more."""
 TUTORIALS = ("first-run", "paper", "cluster", "reading-a-relation", "python", "hospitals")
 LONG = {
     "fl-train tune study.yaml --out tuned/mine --trials 20": "study/test_tune.py",
-    "fl-train compare tuned/mine/study --baseline local --format latex --out tuned.tex": "study/test_tune.py",
+    "fl-train compare tuned/mine/study --baseline local --format latex "
+    "--out tuned.tex": "study/test_tune.py",
 }
 """Lines of tutorials that take longer than a test may, and the tests that run their like."""
 
@@ -214,7 +255,9 @@ LONG = {
 def test_tutorials_run(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every line of a tutorial, in its order, in an empty folder."""
     page = ROOT / "docs" / f"{name}.md"
-    studies = [text for source in (page, ROOT / "docs" / "studies.md") for text in blocks(source, "yaml")]
+    studies = [
+        text for source in (page, ROOT / "docs" / "studies.md") for text in blocks(source, "yaml")
+    ]
     (folder / "study.yaml").write_text(studies[0])
     for line in "".join(blocks(page, "")).splitlines():
         if line in LONG:
@@ -232,7 +275,8 @@ def test_tutorials_run(name: str, folder: Path, capsys: pytest.CaptureFixture[st
     if name == "paper":
         assert r"\toprule" in (folder / "table.tex").read_text()
     if name == "reading-a-relation":
-        assert float(re.findall(r"stays in the group ([\d.]+)", out)[0]) > 0.7  # 3 of 7 without groups
+        # 3 of 7 without groups
+        assert float(re.findall(r"stays in the group ([\d.]+)", out)[0]) > 0.7
     if name == "hospitals":
         rows = json.loads((folder / "worth" / "days" / "worth.json").read_text())["silos"]
         assert [row["silo"] for row in rows] == ["Aarau", "Basel", "Chur", "Davos", "Olten", "Zug"]
@@ -249,20 +293,31 @@ def test_names_that_stand_for_others_are_those_of_the_code(page: str) -> None:
     """Every name in the tables' columns but the first."""
     sources = [*ROOT.glob("fl_lightning/**/*.py"), *ROOT.glob("callbacks/*.py")]
     known = set(re.findall(r"\w+", " ".join(file.read_text() for file in sources)))
-    tables = [line for line in (ROOT / "docs" / page).read_text().splitlines() if line.startswith("| ")]
-    right = [name for line in tables for name in re.findall(r"`([^`]+)`", line.replace("\\|", "").split("|", 2)[2])]
+    tables = [
+        line for line in (ROOT / "docs" / page).read_text().splitlines() if line.startswith("| ")
+    ]
+    right = [
+        name
+        for line in tables
+        for name in re.findall(r"`([^`]+)`", line.replace("\\|", "").split("|", 2)[2])
+    ]
     words = {word for name in right for word in re.findall(r"[A-Za-z_]\w+", name)}
     assert len(words) > 50
     assert sorted(words - known) == []
 
 
-# ---------------------------------------------------------------- the method that a page builds from nothing
+# ------------------------------------------------------- the method that a page builds from nothing
 
 
 def test_the_pages_method_is_short_and_keeps_its_promises(folder: Path) -> None:
-    """Its global model is FedAvg's to the bit; without a pull its personal models are those of training alone."""
+    """Its global model is FedAvg's to the bit; without a pull its personal models are those of
+    training alone."""
     assert len((folder / "my_methods.py").read_text().splitlines()) <= 40
-    tests = [thing for name, thing in runpy.run_path("test_my_methods.py").items() if name.startswith("test_")]
+    tests = [
+        thing
+        for name, thing in runpy.run_path("test_my_methods.py").items()
+        if name.startswith("test_")
+    ]
     assert len(tests) == 2
     for number, test in enumerate(tests):
         test(folder / str(number))
@@ -299,9 +354,20 @@ class Watch(Transform):
 
 def test_fedper_keeps_its_promises(folder: Path) -> None:
     (folder / "my_watch.py").write_text(WATCH)
-    flags = ["--config", "kapc_digits", *QUICK, "--federation.rounds", "2", "--federation.clients", "4"]
+    flags = [
+        "--config",
+        "kapc_digits",
+        *QUICK,
+        "--federation.rounds",
+        "2",
+        "--federation.clients",
+        "4",
+    ]
     assert main(["fit", *flags, "--method", "fedavg", "--name", "fedavg"]) == 0
-    assert main(["fit", *flags, "--method", "fedper", "--callbacks", "my_watch.Watch", "--name", "a"]) == 0
+    assert (
+        main(["fit", *flags, "--method", "fedper", "--callbacks", "my_watch.Watch", "--name", "a"])
+        == 0
+    )
     watch = sys.modules["my_watch"].Watch
 
     # The head is never in a payload, the whole body always is.
@@ -312,20 +378,42 @@ def test_fedper_keeps_its_promises(folder: Path) -> None:
     for t in (1, 2):
         bodies = [body for round, _, body in watch.downloads if round == t]
         assert len(bodies) == 4
-        assert all(torch.equal(a, b) for body in bodies for a, b in zip(body, bodies[0], strict=True))
+        assert all(
+            torch.equal(a, b) for body in bodies for a, b in zip(body, bodies[0], strict=True)
+        )
     first, last = (next(body for round, _, body in watch.downloads if round == t) for t in (1, 2))
     assert not torch.equal(first[0], last[0])
 
     # The bytes are FedAvg's without the head: 32 * 10 weights and 10 biases of 4 bytes, 4 clients.
     head = 4 * 4 * (32 * 10 + 10)
-    for ours, theirs in zip(rows("runs/a/metrics.csv"), rows("runs/fedavg/metrics.csv"), strict=True):
-        for column in ("upload_bytes", "download_bytes", "upload_parameter_bytes", "download_parameter_bytes"):
+    for ours, theirs in zip(
+        rows("runs/a/metrics.csv"), rows("runs/fedavg/metrics.csv"), strict=True
+    ):
+        for column in (
+            "upload_bytes",
+            "download_bytes",
+            "upload_parameter_bytes",
+            "download_parameter_bytes",
+        ):
             assert int(ours[column]) == int(theirs[column]) - head
 
     # The heads differ.
     models = []
     for client in (0, 1):
-        assert main(["export", "--run", "runs/a", "--client", str(client), "--out", f"{client}.safetensors"]) == 0
+        assert (
+            main(
+                [
+                    "export",
+                    "--run",
+                    "runs/a",
+                    "--client",
+                    str(client),
+                    "--out",
+                    f"{client}.safetensors",
+                ]
+            )
+            == 0
+        )
         models.append(load_file(f"{client}.safetensors"))
     assert not torch.equal(models[0]["classifier.weight"], models[1]["classifier.weight"])
     with np.load("runs/a/relation/round-0002.npz") as held:
@@ -348,13 +436,19 @@ def reference() -> str:
 
 
 def test_every_key_stands_in_the_reference(reference: str) -> None:
-    assert describe.replaced(reference, describe.keys_of_a_run()) == reference, "python -m ...configuration.describe"
+    assert describe.replaced(reference, describe.keys_of_a_run()) == reference, (
+        "python -m ...configuration.describe"
+    )
     for action in parser_of("fit")._actions:
         if action.dest not in ("help", *GROUPS) and "." not in action.dest:
             assert f"| `{action.dest}` |" in reference
     keys = re.findall(rf"^\| `((?:{'|'.join(GROUPS)})\.[\w.]+)` \|", reference, re.MULTILINE)
     within = len(dataclasses.fields(StepPrivacyConfig)) - 1  # in place of optimizer.privacy
-    assert len(keys) == len(set(keys)) == within + sum(len(dataclasses.fields(kind)) for kind in GROUPS.values())
+    assert (
+        len(keys)
+        == len(set(keys))
+        == within + sum(len(dataclasses.fields(kind)) for kind in GROUPS.values())
+    )
 
 
 @pytest.mark.parametrize("kind", sorted(BASES))
@@ -369,14 +463,21 @@ def test_every_component_and_argument_stands_in_the_reference(kind: str, referen
 
 
 def test_the_page_on_methods_is_whole() -> None:
-    """Of each method a row and a bullet, with rule and tests; every switch that it names is one of its arguments."""
+    """Of each method a row and a bullet, with rule and tests; every switch that it names is one of
+    its arguments."""
     page = (ROOT / "docs" / "methods.md").read_text()
-    bullets = dict(re.findall(r"^- \*\*`(\w+)`\*\* (.*?)(?=^- \*\*`|^#|\Z)", page, re.MULTILINE | re.DOTALL))
+    bullets = dict(
+        re.findall(r"^- \*\*`(\w+)`\*\* (.*?)(?=^- \*\*`|^#|\Z)", page, re.MULTILINE | re.DOTALL)
+    )
     methods = catalogue.table("methods")
-    assert list(bullets) == [entry.name for group in catalogue.families("methods").values() for entry in group]
+    assert list(bullets) == [
+        entry.name for group in catalogue.families("methods").values() for entry in group
+    ]
     for name, bullet in bullets.items():
         assert f"| `{name}` |" in page and "Rule:" in bullet and "Tests:" in bullet, name
-        arguments = inspect.signature(_import("methods", "method", methods[name].class_path)).parameters
+        arguments = inspect.signature(
+            _import("methods", "method", methods[name].class_path)
+        ).parameters
         named = [words.split()[0] for words in re.findall(r"`([a-z_]+ [^`]+)`", bullet)]
         assert set(named) <= arguments.keys(), name
 
@@ -384,10 +485,16 @@ def test_the_page_on_methods_is_whole() -> None:
 def test_every_column_and_file_stands_in_the_reference(reference: str, folder: Path) -> None:
     shown = shlex.split("--loggers tensorboard --callbacks heatmaps,wireless --data.validation 0.1")
     shown += shlex.split("--data.held_out_clients 0.34")
-    flags = shlex.split("--method fedavg --evaluation.judge finetuned --federation.clients 3 --name a")
+    flags = shlex.split(
+        "--method fedavg --evaluation.judge finetuned --federation.clients 3 --name a"
+    )
     assert main(["fit", *QUICK, *flags, *shown]) == 0
     run = folder / "runs" / "a"
-    names = {re.sub(r"^class_\d+$", "class_0", name) for table in run.glob("*.csv") for name in rows(str(table))[0]}
+    names = {
+        re.sub(r"^class_\d+$", "class_0", name)
+        for table in run.glob("*.csv")
+        for name in rows(str(table))[0]
+    }
     names |= json.loads((run / "summary.json").read_text()).keys()
     assert len(names) > 30
     assert [name for name in sorted(names) if f"`{name}`" not in reference] == []

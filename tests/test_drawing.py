@@ -12,10 +12,22 @@ from PIL import Image
 
 from fl_lightning.drawing import heatmap as drawing
 from fl_lightning.drawing.curves import draw_scores
-from fl_lightning.drawing.heatmap import MOST_CELLS, extension, heatmap, in_blocks, save_png, weight_scale
+from fl_lightning.drawing.heatmap import (
+    MOST_CELLS,
+    extension,
+    heatmap,
+    in_blocks,
+    save_png,
+    weight_scale,
+)
 from fl_lightning.foundation.metric import ACCURACY, MAE
 
-YELLOW, VIOLET, GREY, RED = (0xFD, 0xE7, 0x24), (0x44, 0x01, 0x54), (0xC8, 0xC8, 0xC8), (0xD6, 0x27, 0x28)
+YELLOW, VIOLET, GREY, RED = (
+    (0xFD, 0xE7, 0x24),
+    (0x44, 0x01, 0x54),
+    (0xC8, 0xC8, 0xC8),
+    (0xD6, 0x27, 0x28),
+)
 
 
 def draw(values: Any, rows: Any = None, cols: Any = None, **kwargs: Any) -> np.ndarray:
@@ -43,7 +55,9 @@ def count(image: np.ndarray, colour: tuple[int, int, int]) -> int:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 10), (21, 100), (1, 100), (100, 1), (1000, 1000)])
-def test_a_picture_is_a_bounded_uint8_rgb_array_that_png_keeps(shape: tuple[int, int], tmp_path: Path) -> None:
+def test_a_picture_is_a_bounded_uint8_rgb_array_that_png_keeps(
+    shape: tuple[int, int], tmp_path: Path
+) -> None:
     image = draw(np.linspace(0, 1, shape[0] * shape[1]).reshape(shape), rows=list(range(shape[0])))
     assert image.dtype == np.uint8
     assert image.ndim == 3 and image.shape[2] == 3
@@ -80,7 +94,13 @@ def test_a_missing_weight_is_grey_and_one_below_zero_red() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "shown"),
-    [(0, 1, "neither"), (-0.1, 1, "min"), (0, 1.2, "max"), (-1, 2, "both"), (0, 1 + 1e-7, "neither")],
+    [
+        (0, 1, "neither"),
+        (-0.1, 1, "min"),
+        (0, 1.2, "max"),
+        (-1, 2, "both"),
+        (0, 1 + 1e-7, "neither"),
+    ],
 )
 def test_colour_bars_say_what_lies_beyond_them(low: float, high: float, shown: str) -> None:
     assert extension(low, high, 1.0) == shown
@@ -99,11 +119,15 @@ def test_a_kept_layout_gives_the_same_picture_as_a_new_one() -> None:
 def test_another_cohort_takes_the_layout_of_the_last_one_with_its_own_numbers() -> None:
     """A round with 10 of 100 clients must not lay out its picture anew."""
     forget()
-    one, other = (draw(np.eye(4), rows=cohort, cols=cohort) for cohort in ([10, 20, 33, 47], [11, 12, 13, 99]))
+    one, other = (
+        draw(np.eye(4), rows=cohort, cols=cohort) for cohort in ([10, 20, 33, 47], [11, 12, 13, 99])
+    )
     assert drawing._frame.cache_info().misses == 1
     assert one.shape == other.shape and (one != other).any()
     forget()
-    np.testing.assert_array_equal(other, draw(np.eye(4), rows=[11, 12, 13, 99], cols=[11, 12, 13, 99]))
+    np.testing.assert_array_equal(
+        other, draw(np.eye(4), rows=[11, 12, 13, 99], cols=[11, 12, 13, 99])
+    )
 
 
 def test_the_greatest_of_a_block_stands_for_many_cells() -> None:
@@ -114,7 +138,9 @@ def test_the_greatest_of_a_block_stands_for_many_cells() -> None:
     n = 3 * MOST_CELLS
     spike = np.zeros((n, n))
     spike[17, 200] = 1.0
-    assert count(draw(spike, rows=list(range(n))), YELLOW) > count(draw(np.zeros((n, n)), rows=list(range(n))), YELLOW)
+    assert count(draw(spike, rows=list(range(n))), YELLOW) > count(
+        draw(np.zeros((n, n)), rows=list(range(n))), YELLOW
+    )
 
 
 def test_few_columns_have_their_numbers_where_they_are_asked_for() -> None:
@@ -136,12 +162,20 @@ def test_long_names_keep_their_end_and_are_turned_below() -> None:
     one, other = (draw(np.zeros((1, 20)), rows=[prefix + end]) for end in ("query", "value"))
     assert one.shape[1] < 1100 and (one != other).any()
     names = ["Zürich", "Universitätsspital Basel", "a$b$c"]
-    turned, short = (heatmap(np.eye(3), ["a", "b", "c"], of, "t", "x", "y") for of in (names, ["a", "b", "c"]))
+    turned, short = (
+        heatmap(np.eye(3), ["a", "b", "c"], of, "t", "x", "y") for of in (names, ["a", "b", "c"])
+    )
     assert turned.shape[0] - short.shape[0] > 100
-    assert labels_of("x", ["a", "b", "c"], names) == ["Zürich", "Universitätsspital Basel", r"a\$b\$c"]
+    assert labels_of("x", ["a", "b", "c"], names) == [
+        "Zürich",
+        "Universitätsspital Basel",
+        r"a\$b\$c",
+    ]
 
 
-@pytest.mark.parametrize("values", [np.zeros((2, 3)), np.full((2, 3), np.nan), np.full((2, 3), -1.0)])
+@pytest.mark.parametrize(
+    "values", [np.zeros((2, 3)), np.full((2, 3), np.nan), np.full((2, 3), -1.0)]
+)
 def test_degenerate_values_are_drawn(values: np.ndarray) -> None:
     assert draw(values, numbers=True).size
     assert draw(values, counts=True).size
@@ -152,20 +186,33 @@ def test_scores_by_round_have_a_line_for_each_kind_of_model(metric: Any) -> None
     column = metric.by("after")
     rows = [{"round": t, column: 0.1 * t} for t in (1, 2, 3)]
     one = draw_scores(rows, metric, "after", "run $1$")
-    two = draw_scores([row | {metric.by("global"): 0.2} for row in rows], metric, "after", "run $1$")
+    two = draw_scores(
+        [row | {metric.by("global"): 0.2} for row in rows], metric, "after", "run $1$"
+    )
     assert one.shape == two.shape == (400, 640, 3)
-    assert count(one, (0x2A, 0x78, 0xD6)) > 50 and count(two, (0x1A, 0x9E, 0x6D)) > 50 > count(one, (0x1A, 0x9E, 0x6D))
+    assert count(one, (0x2A, 0x78, 0xD6)) > 50 and count(two, (0x1A, 0x9E, 0x6D)) > 50 > count(
+        one, (0x1A, 0x9E, 0x6D)
+    )
     assert draw_scores([], metric, "global", "empty").shape == (400, 640, 3)
     assert draw_scores(rows[:1], metric, "after", "one").shape == (400, 640, 3)
 
 
 def test_the_cache_of_fonts_is_made_in_silence(tmp_path: Path) -> None:
-    """A first use of matplotlib makes one, and may say so; a folder that cannot hold it would be named."""
+    """A first use of matplotlib makes one, and may say so; a folder that cannot hold it would be
+    named."""
     (tmp_path / "file").write_text("")
     env = {**os.environ, "MPLCONFIGDIR": str(tmp_path / "file" / "none"), "TMPDIR": str(tmp_path)}
-    code = "from fl_lightning.cli import main; main(['list', 'methods']); import matplotlib.font_manager"
+    code = (
+        "from fl_lightning.cli import main; main(['list', 'methods']); import "
+        "matplotlib.font_manager"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert "kapc" in done.stdout
     assert done.stderr == ""

@@ -1,4 +1,5 @@
-"""Without a package of an extra, what needs it ends in one line with the command that installs it; the rest works."""
+"""Without a package of an extra, what needs it ends in one line with the command that installs it;
+the rest works."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.cli import BUG, main
-from fl_lightning.cli import compare as compare  # what is absent is looked for by the command, not by its imports
+
+# what is absent is looked for by the command, not by its imports
+from fl_lightning.cli import compare as compare
 from fl_lightning.foundation import extras
 from fl_lightning.foundation.extras import command, needs, require
 
@@ -29,7 +32,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("wandb", f"{FIT} --loggers wandb", "loggers.wandb: ", "'wandb>="),
         ("tensorboard", f"{FIT} --loggers tensorboard", "loggers.tensorboard: ", "'tensorboard>="),
         ("torchvision", f"{FIT} --model resnet18", "model: ", "'torchvision>="),
-        ("torchvision", f"{FIT} --data.source mnist --model cnn", "data.source: ", "'torchvision>="),
+        (
+            "torchvision",
+            f"{FIT} --data.source mnist --model cnn",
+            "data.source: ",
+            "'torchvision>=",
+        ),
         ("torchvision", f"{FIT} --data.partition rotated", "data.partition: ", "'torchvision>="),
         (
             "matplotlib",
@@ -44,11 +52,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_one_line_names_the_command(
-    absent: str, line: str, begins: str, installs: str, folder: Path, monkeypatch: pytest.MonkeyPatch,
+    absent: str,
+    line: str,
+    begins: str,
+    installs: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """Exit code 2, and nothing is left behind."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == absent or name.endswith("models.resnet18")]:
+    for name in [
+        name
+        for name in sys.modules
+        if name.partition(".")[0] == absent or name.endswith("models.resnet18")
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, absent, None)
     assert main(line.split()) == 2
@@ -60,15 +77,22 @@ def test_one_line_names_the_command(
     assert list(folder.iterdir()) == []
 
 
-def test_without_any_extra_the_digits_are_trained(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    names = [name for modules in extras.MODULES.values() for name in modules if name != "scipy"]  # scikit-learn has it
+def test_without_any_extra_the_digits_are_trained(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    # scikit-learn has it
+    names = [name for modules in extras.MODULES.values() for name in modules if name != "scipy"]
     for name in names:
         monkeypatch.setitem(sys.modules, name, None)
-    assert main([*FIT.split(), "--federation.local_epochs", "1", "--callbacks.progress", "null"]) == 0
+    assert (
+        main([*FIT.split(), "--federation.local_epochs", "1", "--callbacks.progress", "null"]) == 0
+    )
     assert (folder / "runs" / "kapc_exact_digits-001" / "summary.json").is_file()
 
 
-def test_a_module_of_no_extra_is_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_of_no_extra_is_a_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "fl_lightning.cli.status", None)
     assert main(["status"]) == BUG
     assert "Traceback" in capsys.readouterr().err
@@ -82,7 +106,9 @@ def test_uv_is_named_where_there_is_no_pip(monkeypatch: pytest.MonkeyPatch) -> N
     assert command("dp").startswith("pip install 'dp-accounting>=")
 
 
-def test_where_the_package_was_never_installed_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_package_was_never_installed_its_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def absent(name: str) -> list[str]:
         raise metadata.PackageNotFoundError(name)
 

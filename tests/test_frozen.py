@@ -1,4 +1,5 @@
-"""Parameters that do not train: once on every rank, in no vector, upload or row, and in the run folder once."""
+"""Parameters that do not train: once on every rank, in no vector, upload or row, and in the run
+folder once."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ class Backbone(nn.Module):
     def __init__(self, frozen: bool = True) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(1, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4, affine=False), nn.Flatten()
+            nn.Conv2d(1, 4, 3, stride=2),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.BatchNorm2d(4, affine=False),
+            nn.Flatten(),
         )
         self.norm = nn.BatchNorm1d(36)
         self.out = nn.Linear(36, 10)
@@ -67,13 +72,18 @@ def around(federation: Make) -> Make:
     """A federation around a model of one's own, drawn from `seed`."""
 
     def make(
-        model: Callable[[], nn.Module], method: Method | None = None, callbacks: Sequence[Any] = (), seed: int = 0,
+        model: Callable[[], nn.Module],
+        method: Method | None = None,
+        callbacks: Sequence[Any] = (),
+        seed: int = 0,
         **changes: Any,
-    ) -> Federation:  # fmt: skip
+    ) -> Federation:
         fed = federation(method, **changes)
         run, fabric = fed.run, fed.worker.trainers[0].fabric
         torch.manual_seed(seed)
-        return build(fabric, run.config, run.data, [model().to(run.dtype)], run.method, callbacks, run.folder)
+        return build(
+            fabric, run.config, run.data, [model().to(run.dtype)], run.method, callbacks, run.folder
+        )
 
     return make
 
@@ -86,12 +96,27 @@ def test_what_is_frozen_is_no_block() -> None:
     model = Backbone()
     layout = Layout(model, "out", frozen_in(model))
     assert [b.name for b in layout.blocks] == [
-        "norm.weight", "norm.bias", "out.weight", "out.bias", "norm.running_mean", "norm.running_var"
-    ]  # fmt: skip
+        "norm.weight",
+        "norm.bias",
+        "out.weight",
+        "out.bias",
+        "norm.running_mean",
+        "norm.running_var",
+    ]
     assert layout.layers == ["out"] and layout.own_names == ["norm.num_batches_tracked"]
     assert layout.still == ["body.1", "body.3"]
-    statistics = [f"body.{k}.{n}" for k in (1, 3) for n in ("running_mean", "running_var", "num_batches_tracked")]
-    assert layout.frozen == ["body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias", *statistics]
+    statistics = [
+        f"body.{k}.{n}"
+        for k in (1, 3)
+        for n in ("running_mean", "running_var", "num_batches_tracked")
+    ]
+    assert layout.frozen == [
+        "body.0.weight",
+        "body.0.bias",
+        "body.1.weight",
+        "body.1.bias",
+        *statistics,
+    ]
     whole = Layout(model, "out")  # as ever, where nobody says what is frozen
     assert whole.frozen == [] and "body.0.weight" in [b.name for b in whole.blocks]
 
@@ -112,7 +137,9 @@ class HeadAlone(FedAvg):
         return [Phase(trains=client.mask(lambda b: b.head))]
 
 
-@pytest.mark.parametrize("method", [FedAvg(), KAPC(), Local()], ids=lambda m: type(m).__name__.lower())
+@pytest.mark.parametrize(
+    "method", [FedAvg(), KAPC(), Local()], ids=lambda m: type(m).__name__.lower()
+)
 def test_vectors_and_uploads_hold_the_rest_alone(around: Make, method: Method) -> None:
     fed = around(lambda: Two(frozen=True), method)
     before = kept(fed)
@@ -125,7 +152,8 @@ def test_vectors_and_uploads_hold_the_rest_alone(around: Make, method: Method) -
 
 
 def test_it_is_the_training_of_the_classifier_alone(around: Make) -> None:
-    """The same numbers as where the body lies in all vectors and no phase trains it; and fewer bytes."""
+    """The same numbers as where the body lies in all vectors and no phase trains it; and fewer
+    bytes."""
     whole, parts = around(lambda: Two(frozen=False), HeadAlone()), around(lambda: Two(frozen=True))
     rows = []
     for fed in (whole, parts):
@@ -141,7 +169,8 @@ def test_it_is_the_training_of_the_classifier_alone(around: Make) -> None:
 
 
 def test_statistics_of_a_frozen_body_stay(around: Make) -> None:
-    """It is a function of the sample alone, in training too; the normalisation that trains is as ever."""
+    """It is a function of the sample alone, in training too; the normalisation that trains is as
+    ever."""
     fed = around(Backbone)
     before = kept(fed)
     fed.fit()
@@ -200,7 +229,9 @@ def test_a_checkpoint_of_another_frozen_part_is_refused(around: Make, tmp_path: 
         restore(other.run, tmp_path / "checkpoints")
 
 
-def test_processes_with_other_weights_are_refused(around: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_with_other_weights_are_refused(
+    around: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fed, digests = around(Backbone), []
 
     class Processes:
@@ -222,7 +253,10 @@ def test_processes_with_other_weights_are_refused(around: Make, monkeypatch: pyt
 
 def test_newcomers_stand_on_it_too(around: Make) -> None:
     fed = around(
-        lambda: Two(frozen=True), KAPC(), data={"held_out_clients": 0.25}, evaluation={"newcomer_samples": [5]}
+        lambda: Two(frozen=True),
+        KAPC(),
+        data={"held_out_clients": 0.25},
+        evaluation={"newcomer_samples": [5]},
     )
     before = kept(fed)
     rows = fed.fit()["newcomers"]
@@ -233,7 +267,9 @@ def test_newcomers_stand_on_it_too(around: Make) -> None:
 def test_two_architectures_each_have_theirs(federation: Make) -> None:
     fed = federation(Local(), net={"plain": 2, "norm": 2})
     run, fabric = fed.run, fed.worker.trainers[0].fabric
-    fed = build(fabric, run.config, run.data, [Two(frozen=True), Backbone()], Local(), [], run.folder)
+    fed = build(
+        fabric, run.config, run.data, [Two(frozen=True), Backbone()], Local(), [], run.folder
+    )
     before = [{n: t.clone() for n, t in g.frozen.items()} for g in fed.run.groups]
     fed.fit()
     assert [len(b) for b in before] == [2, 10]

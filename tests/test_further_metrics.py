@@ -1,4 +1,5 @@
-"""What models are scored by beside accuracy (`evaluation.metrics`): torchmetrics against scikit-learn; the tables."""
+"""What models are scored by beside accuracy (`evaluation.metrics`): torchmetrics against
+scikit-learn; the tables."""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 from torch import Tensor
 
 from fl_lightning.cli import main
-from fl_lightning.configuration.config import Component, Config, DataConfig, EvaluationConfig, ModelConfig
+from fl_lightning.configuration.config import (
+    Component,
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+)
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import FURTHER, by_shares, recalls
@@ -30,7 +37,9 @@ Make = Callable[..., Federation]
 OWN = ["balanced_accuracy", "f1", "auroc", "calibration"]
 
 
-def made_up(seed: int, labels: list[int], samples: int = 60, classes: int = 4) -> tuple[Tensor, Tensor]:
+def made_up(
+    seed: int, labels: list[int], samples: int = 60, classes: int = 4
+) -> tuple[Tensor, Tensor]:
     """Scores that lean towards the right class, and labels of `labels` alone."""
     draws = np.random.default_rng(seed)
     y = draws.choice(labels, samples)
@@ -63,14 +72,19 @@ def test_they_are_scikit_learns(labels: list[int], seed: int) -> None:
     want = by_sklearn(scores, y)
     found = {name: float(FURTHER[name].value(scores, y)) for name in OWN}
     assert found == pytest.approx(want, abs=1e-6, nan_ok=True)
-    assert [name for name in OWN if math.isnan(found[name])] == (OWN[:3] if len(labels) == 1 else [])
+    assert [name for name in OWN if math.isnan(found[name])] == (
+        OWN[:3] if len(labels) == 1 else []
+    )
     if len(labels) == 4:
         chances = scores.softmax(1).numpy()
-        assert found["auroc"] == pytest.approx(roc_auc_score(y.numpy(), chances, multi_class="ovr"), abs=1e-6)
+        assert found["auroc"] == pytest.approx(
+            roc_auc_score(y.numpy(), chances, multi_class="ovr"), abs=1e-6
+        )
 
 
 def test_accuracy_by_class_shares() -> None:
-    """The recalls of the test set of all, weighed by the client's classes; unknown where a class has no test sample."""
+    """The recalls of the test set of all, weighed by the client's classes; unknown where a class
+    has no test sample."""
     scores = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 0, 0]])
     recall = recalls(scores, torch.tensor([0, 1, 1, 0]))
     assert recall.tolist()[:2] == [1.0, 0.5] and recall[2].isnan()
@@ -80,15 +94,30 @@ def test_accuracy_by_class_shares() -> None:
 
 def test_columns_know_their_metric() -> None:
     for name, metric in FURTHER.items():
-        for column in (metric.by("after"), metric.of("mean"), metric.of("clients"), metric.on_global_test("global")):
+        for column in (
+            metric.by("after"),
+            metric.of("mean"),
+            metric.of("clients"),
+            metric.on_global_test("global"),
+        ):
             assert COLUMNS[column].metric == metric.name == name
-    assert COLUMNS["accuracy_after"].metric == COLUMNS["global_test_accuracy_after"].metric == "accuracy"
+    assert (
+        COLUMNS["accuracy_after"].metric
+        == COLUMNS["global_test_accuracy_after"].metric
+        == "accuracy"
+    )
     assert [name for name, metric in FURTHER.items() if not metric.rises] == ["calibration"]
 
 
 def scored(make: Make, method: Method, names: list[str], **changes: Any) -> tuple[Federation, Any]:
-    """A federation after its only round, in which a client has a single class, and the round's record."""
-    fed = make(method, rounds=1, evaluation={"metrics": names, "models": ["before", "after", "global"]}, **changes)
+    """A federation after its only round, in which a client has a single class, and the round's
+    record."""
+    fed = make(
+        method,
+        rounds=1,
+        evaluation={"metrics": names, "models": ["before", "after", "global"]},
+        **changes,
+    )
     test = fed.run.data.client(1).test
     assert hasattr(test, "x") and hasattr(test, "y")
     test.x, test.y = (part[:1].expand(len(part), *part.shape[1:]) for part in (test.x, test.y))
@@ -97,46 +126,75 @@ def scored(make: Make, method: Method, names: list[str], **changes: Any) -> tupl
 
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
 def test_what_stands_in_the_record(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of each kind of model; one class shows calibration alone, and the means say of how many clients they are."""
+    """Of each kind of model; one class shows calibration alone, and the means say of how many
+    clients they are."""
     fed, record = scored(federation, FedAvg(), OWN)
-    assert [f"{name}_{kind}" in row for row in record.clients for name in OWN for kind in ("before", "global")].count(
-        False
-    ) == 6
+    assert [
+        f"{name}_{kind}" in row
+        for row in record.clients
+        for name in OWN
+        for kind in ("before", "global")
+    ].count(False) == 6
     assert "auroc_global" not in record.clients[1] and "calibration_global" in record.clients[1]
     for name in OWN:
         values = [row[f"{name}_global"] for row in record.clients if f"{name}_global" in row]
-        assert len(values) == record.metrics[f"clients_{name}"] == (4 if name == "calibration" else 3)
-        assert record.metrics[f"mean_{name}"] == record.metrics[f"{name}_global"] == pytest.approx(np.mean(values))
-    assert list(record.metrics)[-8:] == [f"{what}_{name}" for name in OWN for what in ("mean", "clients")]
-    assert list(record.clients[0])[-12:] == [f"{name}_{kind}" for kind in ("before", "after", "global") for name in OWN]
+        assert (
+            len(values) == record.metrics[f"clients_{name}"] == (4 if name == "calibration" else 3)
+        )
+        assert (
+            record.metrics[f"mean_{name}"]
+            == record.metrics[f"{name}_global"]
+            == pytest.approx(np.mean(values))
+        )
+    assert list(record.metrics)[-8:] == [
+        f"{what}_{name}" for name in OWN for what in ("mean", "clients")
+    ]
+    assert list(record.clients[0])[-12:] == [
+        f"{name}_{kind}" for kind in ("before", "after", "global") for name in OWN
+    ]
 
     client = fed.evaluator.at_rest(0)
     module = client.bind(fed.run.groups[0].vectors["model"])
     module.model.eval()
     [(x, y)] = client.data.test.batches(500)
     want = by_sklearn(module.model(x).detach().double(), y)
-    assert {name: record.clients[0][f"{name}_global"] for name in OWN} == pytest.approx(want, abs=1e-6)
+    assert {name: record.clients[0][f"{name}_global"] for name in OWN} == pytest.approx(
+        want, abs=1e-6
+    )
 
     capsys.readouterr()
     final = fed.evaluator.everyone()
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        f"{name}: mean over 3 of 4 clients; the test samples of 1 have a single class, or none, and cannot show it"
+        f"{name}: mean over 3 of 4 clients; the test samples of 1 have a single class, or none, "
+        f"and cannot show it"
         " (client 1)"
         for name in OWN[:3]
     ]
-    assert final["final_further"][0] == pytest.approx(want, abs=1e-6) and "auroc" not in final["final_further"][1]
-    assert {f"final_{k}": v for k, v in record.metrics.items() if k in ("mean_auroc", "clients_auroc", "mean_f1")} == {
-        k: final[k] for k in ("final_mean_auroc", "final_clients_auroc", "final_mean_f1")
-    }
+    assert (
+        final["final_further"][0] == pytest.approx(want, abs=1e-6)
+        and "auroc" not in final["final_further"][1]
+    )
+    assert {
+        f"final_{k}": v
+        for k, v in record.metrics.items()
+        if k in ("mean_auroc", "clients_auroc", "mean_f1")
+    } == {k: final[k] for k in ("final_mean_auroc", "final_clients_auroc", "final_mean_f1")}
 
 
 def test_nothing_else_changes(federation: Make) -> None:
     """Neither numbers nor columns, and without being asked nothing is measured."""
-    plain, asked = (federation(FedPer(), rounds=1, evaluation={"metrics": m}).round(1) for m in (None, OWN))
-    for ours, theirs in ((plain.metrics, asked.metrics), *zip(plain.clients, asked.clients, strict=True)):
+    plain, asked = (
+        federation(FedPer(), rounds=1, evaluation={"metrics": m}).round(1) for m in (None, OWN)
+    )
+    for ours, theirs in (
+        (plain.metrics, asked.metrics),
+        *zip(plain.clients, asked.clients, strict=True),
+    ):
         beside = [name for name in theirs if name not in ours]
-        assert {name.rpartition("_")[0] for name in beside} >= {"f1", "auroc"} and not set(ours) - set(theirs)
+        assert {name.rpartition("_")[0] for name in beside} >= {"f1", "auroc"} and not set(
+            ours
+        ) - set(theirs)
         assert list(theirs)[len(ours) :] == beside
         same = {k: v for k, v in ours.items() if not k.startswith(("seconds", "memory"))}
         assert same == {k: theirs[k] for k in same}
@@ -145,9 +203,11 @@ def test_nothing_else_changes(federation: Make) -> None:
 @pytest.mark.parametrize("judge", ["global", "after"])
 def test_accuracy_by_class_shares_of_a_run(federation: Make, judge: str) -> None:
     fed = federation(
-        FedAvg(), rounds=1, data={"global_test": True},
+        FedAvg(),
+        rounds=1,
+        data={"global_test": True},
         evaluation={"judge": judge, "metrics": ["class_share_accuracy"]},
-    )  # fmt: skip
+    )
     record = fed.round(1)
     column = f"global_test_class_share_accuracy_{judge}"
     part = fed.run.data.global_test(torch.device("cpu"), torch.float32)
@@ -155,14 +215,23 @@ def test_accuracy_by_class_shares_of_a_run(federation: Make, judge: str) -> None
     [(x, y)] = part.batches(5000)
     for id, row in enumerate(record.clients):
         client = fed.evaluator.at_rest(id)
-        module = client.bind(fed.run.groups[0].vectors["model"] if judge == "global" else client["model"])
+        module = client.bind(
+            fed.run.groups[0].vectors["model"] if judge == "global" else client["model"]
+        )
         module.model.eval()
         right, counts = module.model(x).argmax(1) == y, fed.run.data.class_counts[id]
-        want = sum(float(right[y == k].float().mean()) * n for k, n in enumerate(counts) if n) / counts.sum()
+        want = (
+            sum(float(right[y == k].float().mean()) * n for k, n in enumerate(counts) if n)
+            / counts.sum()
+        )
         assert row[column] == pytest.approx(want, abs=1e-6) != row[f"accuracy_{judge}"]
-    assert record.metrics["mean_class_share_accuracy"] == pytest.approx(np.mean([r[column] for r in record.clients]))
+    assert record.metrics["mean_class_share_accuracy"] == pytest.approx(
+        np.mean([r[column] for r in record.clients])
+    )
     final = fed.evaluator.everyone()
-    assert [row["class_share_accuracy"] for row in final["final_further"]] == [row[column] for row in record.clients]
+    assert [row["class_share_accuracy"] for row in final["final_further"]] == [
+        row[column] for row in record.clients
+    ]
 
 
 @pytest.mark.parametrize(
@@ -176,27 +245,40 @@ def test_what_cannot_be_measured_is_refused(names: Any, data: Any, said: str) ->
     config = Config(Component("x"), [ModelConfig(Component("x"))], data=DataConfig(**data))
     config.validate()
     config.evaluation = EvaluationConfig(metrics=names)
-    with pytest.raises(BadInput, match=rf"evaluation\.metrics: \['{names[0]}'\] .*{said}") as caught:
+    with pytest.raises(
+        BadInput, match=rf"evaluation\.metrics: \['{names[0]}'\] .*{said}"
+    ) as caught:
         config.validate()
     assert "\n" not in str(caught.value)
 
 
-def test_from_the_command_line_to_the_tables(fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_the_command_line_to_the_tables(
+    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Empty cells in the files, the report's rows, and `test` finds the same."""
-    run = fit("a", "--method fedavg --federation.rounds 1 --evaluation.metrics [f1,auroc] --callbacks checkpoint")
+    run = fit(
+        "a",
+        "--method fedavg --federation.rounds 1 --evaluation.metrics [f1,auroc] --callbacks "
+        "checkpoint",
+    )
     with (run / "final.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     known = [float(row["auroc"]) for row in rows if row["auroc"]]
     summary = json.loads((run / "summary.json").read_text())
     assert list(rows[0]) == ["client", "accuracy", "model", "f1", "auroc"]
-    assert summary["final_clients_auroc"] == len(known) and summary["final_mean_auroc"] == pytest.approx(np.mean(known))
+    assert summary["final_clients_auroc"] == len(known) and summary[
+        "final_mean_auroc"
+    ] == pytest.approx(np.mean(known))
     assert "final_further" not in summary
     capsys.readouterr()
     assert main(["test", "--run", str(run)]) == 0
     assert f"{summary['final_mean_f1']}" in capsys.readouterr().out
     assert main(["report", str(run)]) == 0
     page = (run / "report.html").read_text()
-    assert "macro F1" in page and f"{100 * summary['final_mean_auroc']:.2f} % (of {len(known)} clients)" in page
+    assert (
+        "macro F1" in page
+        and f"{100 * summary['final_mean_auroc']:.2f} % (of {len(known)} clients)" in page
+    )
     assert main(["fit", "--evaluation.metrics", "[recall]", "--name", "b"]) == 2
     assert "evaluation.metrics" in capsys.readouterr().err
 
@@ -204,19 +286,29 @@ def test_from_the_command_line_to_the_tables(fit: Callable[..., Path], capsys: p
 def test_rare_classes_are_named_once_with_the_metric_to_take(
     fit: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And a client whose few test samples hold no positive is in no mean of a metric that needs one."""
-    rows = [f"{k % 7},{'sick' if k % 40 == 0 else 'well'},{k % 4}" for k in range(400)]  # all sick ones on one farm
+    """And a client whose few test samples hold no positive is in no mean of a metric that needs
+    one."""
+    # all sick ones on one farm
+    rows = [f"{k % 7},{'sick' if k % 40 == 0 else 'well'},{k % 4}" for k in range(400)]
     (tmp_path / "farms.csv").write_text("\n".join(["x,label,farm", *rows]))
-    words = f"--method fedavg --federation.rounds 2 --data.root {tmp_path / 'farms.csv'} --data.fraction 1.0"
+    words = (
+        f"--method fedavg --federation.rounds 2 --data.root {tmp_path / 'farms.csv'} "
+        f"--data.fraction 1.0"
+    )
     words += " --data.group_column farm --data.partition natural --data.client_test 0.25"
     fit("a", f"{words} --callbacks checkpoint")
     (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("data:")]
     assert said.startswith("data: rare classes, share of the training samples: 'sick' 2.")
-    assert said.endswith("accuracy hides them; --evaluation.metrics [balanced_accuracy,auroc,f1] shows them")
+    assert said.endswith(
+        "accuracy hides them; --evaluation.metrics [balanced_accuracy,auroc,f1] shows them"
+    )
     run = fit("b", f"{words} --evaluation.metrics [balanced_accuracy]")
     lines = capsys.readouterr().err.splitlines()
     assert next(line for line in lines if line.startswith("data:")).endswith("accuracy hides them")
-    over = "mean over 1 of 4 clients; the test samples of 3 have a single class, or none, and cannot show it"
+    over = (
+        "mean over 1 of 4 clients; the test samples of 3 have a single class, or none, and cannot "
+        "show it"
+    )
     assert f"balanced_accuracy: {over} (client 1, 2, 3)" in lines
     summary = json.loads((run / "summary.json").read_text())
     with (run / "final.csv").open(newline="") as file:
@@ -229,13 +321,21 @@ def test_rare_classes_are_named_once_with_the_metric_to_take(
 def test_a_run_names_samples_of_untrained_classes(
     fit: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [f"{k},{k % 10},{k // 10 % 2}" for k in range(40)]  # two farms: of each class one to train on, one to test
+    # two farms: of each class one to train on, one to test
+    rows = [f"{k},{k % 10},{k // 10 % 2}" for k in range(40)]
     (tmp_path / "farms.csv").write_text("\n".join(["x,label,farm", *rows]))
-    words = f"--method fedavg --federation.rounds 1 --federation.clients 2 --data.root {tmp_path / 'farms.csv'}"
-    words += " --data.group_column farm --data.partition natural --data.client_test 0.5 --data.min_samples 2"
+    words = (
+        f"--method fedavg --federation.rounds 1 --federation.clients 2 --data.root "
+        f"{tmp_path / 'farms.csv'}"
+    )
+    words += (
+        " --data.group_column farm --data.partition natural --data.client_test 0.5 "
+        "--data.min_samples 2"
+    )
     fit("a", f"{words} --data.fraction 1.0 --data.validation 0.2")
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("data:")]
     assert lines == [
-        "data: 4 of 4 validation and 4 of 20 test samples are of classes that no client trains on; they tell little",
+        "data: 4 of 4 validation and 4 of 20 test samples are of classes that no client trains "
+        "on; they tell little",
         "data: 10 classes in 16 training samples; for a number to predict, --data.task regression",
     ]

@@ -1,4 +1,5 @@
-"""`data.global_test`: one test set for all clients, beside each client's own (FedHKD's local and global accuracy)."""
+"""`data.global_test`: one test set for all clients, beside each client's own (FedHKD's local and
+global accuracy)."""
 
 from __future__ import annotations
 
@@ -24,20 +25,31 @@ ALL, OWN = "global_test_accuracy_", "accuracy_"
 
 
 def numbered(tmp_path: Path) -> str:
-    """80 training and 40 test samples of two features: their number, and 0 or 1 for the part they are from."""
+    """80 training and 40 test samples of two features: their number, and 0 or 1 for the part they
+    are from."""
     x = np.stack([np.arange(120), np.repeat([0, 1], [80, 40])], 1).astype(np.float32)
-    np.savez(tmp_path / "a.npz", x_train=x[:80], y_train=np.arange(80) % 2, x_test=x[80:], y_test=np.arange(40) % 2)
+    np.savez(
+        tmp_path / "a.npz",
+        x_train=x[:80],
+        y_train=np.arange(80) % 2,
+        x_test=x[80:],
+        y_test=np.arange(40) % 2,
+    )
     return str(tmp_path / "a.npz")
 
 
 def test_fedhkds_split(tmp_path: Path) -> None:
     root = numbered(tmp_path)
-    data = prepare(DataConfig(root=root, fraction=0.5, partition="hsu", min_samples=1, **PAPER), 4, 0)
+    data = prepare(
+        DataConfig(root=root, fraction=0.5, partition="hsu", min_samples=1, **PAPER), 4, 0
+    )
     parts = [data.client(i) for i in range(4)]
-    assert [(len(p.train), len(p.test)) for p in parts] == [(8, 2)] * 4  # 10 of 40 each; floor(2.5) are its test part
+    # 10 of 40 each; floor(2.5) are its test part
+    assert [(len(p.train), len(p.test)) for p in parts] == [(8, 2)] * 4
     own = torch.cat([x for p in parts for part in (p.train, p.test) for x, _ in part.batches(99)])
     numbers = (own * data._train.std + data._train.mean)[:, 0].round()
-    assert len(set(numbers.tolist())) == 40 and numbers.max() < 80  # none of the official test set, each once
+    # none of the official test set, each once
+    assert len(set(numbers.tolist())) == 40 and numbers.max() < 80
     common = data.global_test(CPU, torch.float32)
     assert common is not None and len(common) == 40
     ((x, y),) = common.batches(99)
@@ -47,7 +59,8 @@ def test_fedhkds_split(tmp_path: Path) -> None:
 
 def test_without_a_cut_the_clients_share_the_same_test_set_out(tmp_path: Path) -> None:
     plain, common = (
-        prepare(DataConfig(root=numbered(tmp_path), partition="iid", global_test=g), 4, 0) for g in (False, True)
+        prepare(DataConfig(root=numbered(tmp_path), partition="iid", global_test=g), 4, 0)
+        for g in (False, True)
     )
     assert plain.global_test(CPU, torch.float32) is None
     shared = common.global_test(CPU, torch.float32)
@@ -108,7 +121,9 @@ def test_final_models_are_scored_on_it_as_those_of_the_last_round(
     asked = {"judge": judge, "models": models}
     fed = federation(method, rounds=1, data=dict(PAPER), evaluation=asked)
     last, final = fed.round(1).metrics, fed.evaluator.everyone()
-    found = {name.removeprefix("final_" + ALL): value for name, value in final.items() if ALL in name}
+    found = {
+        name.removeprefix("final_" + ALL): value for name, value in final.items() if ALL in name
+    }
     assert found.keys() == kinds
     for kind in kinds - {"before"}:
         assert found[kind] == last[ALL + kind]
@@ -130,7 +145,12 @@ def test_each_global_model_is_scored_on_it(federation: Make) -> None:
 
 
 def test_it_changes_no_other_number(federation: Make) -> None:
-    rows = [federation(FedAvg(), rounds=1, data={"global_test": asked}).round(1).metrics for asked in (False, True)]
-    plain, asked = ({k: v for k, v in r.items() if not k.startswith(("seconds", "memory"))} for r in rows)
+    rows = [
+        federation(FedAvg(), rounds=1, data={"global_test": asked}).round(1).metrics
+        for asked in (False, True)
+    ]
+    plain, asked = (
+        {k: v for k, v in r.items() if not k.startswith(("seconds", "memory"))} for r in rows
+    )
     assert asked.keys() - plain.keys() == {ALL + "global"}
     assert {k: asked[k] for k in plain} == plain

@@ -28,7 +28,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def faults(kept: str, **variables: str) -> int:
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, kept], capture_output=True, text=True, timeout=120, check=False, env=variables
+        [sys.executable, "-c", MEASURE, kept],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=variables,
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
@@ -42,7 +47,11 @@ def test_a_step_takes_the_memory_of_the_step_before() -> None:
     assert faults("left", MALLOC_TRIM_THRESHOLD_="1", MALLOC_MMAP_THRESHOLD_="100000") >= 16
 
 
-@pytest.mark.parametrize(("name", "value"), [("MALLOC_ARENA_MAX", "2"), ("GLIBC_TUNABLES", "glibc.malloc.check=0")])
-def test_who_has_set_something_is_left_alone(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("MALLOC_ARENA_MAX", "2"), ("GLIBC_TUNABLES", "glibc.malloc.check=0")]
+)
+def test_who_has_set_something_is_left_alone(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(name, value)
     assert not keep_freed()

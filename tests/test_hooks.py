@@ -1,4 +1,5 @@
-"""What a hook changes on the way arrives, whoever brings the hook; a change that was not declared is an error."""
+"""What a hook changes on the way arrives, whoever brings the hook; a change that was not declared
+is an error."""
 
 from __future__ import annotations
 
@@ -60,8 +61,12 @@ class SendsLess(FedAvg):
         return sent
 
 
-@pytest.mark.parametrize(("method", "callbacks"), [(FedAvg(), [Zeros()]), (SendsZeros(), [])], ids=["hook", "method"])
-def test_what_a_hook_or_a_method_uploads_arrives(federation: Make, method: Any, callbacks: list[Callback]) -> None:
+@pytest.mark.parametrize(
+    ("method", "callbacks"), [(FedAvg(), [Zeros()]), (SendsZeros(), [])], ids=["hook", "method"]
+)
+def test_what_a_hook_or_a_method_uploads_arrives(
+    federation: Make, method: Any, callbacks: list[Callback]
+) -> None:
     fed = federation(method, callbacks=callbacks)
     fed.round(1)
     assert not fed.run.groups[0].vectors["model"].any()
@@ -71,21 +76,28 @@ def test_what_a_hook_or_a_method_uploads_arrives(federation: Make, method: Any, 
 
 
 def test_a_change_that_is_not_declared_is_an_error(federation: Make) -> None:
-    with pytest.raises(BadInput, match=r"Undeclared.changes_upload: False .* its on_upload changes what travels"):
+    with pytest.raises(
+        BadInput, match=r"Undeclared.changes_upload: False .* its on_upload changes what travels"
+    ):
         federation(FedAvg(), callbacks=[Undeclared()]).round(1)
-    with pytest.raises(BadInput, match=r"SendsLess.changes_upload: False .* its upload changes what travels"):
+    with pytest.raises(
+        BadInput, match=r"SendsLess.changes_upload: False .* its upload changes what travels"
+    ):
         federation(SendsLess()).round(1)
 
     class Less(Transform):
         def on_download(self, client: Client, payload: Payload) -> None:
             payload.sent[0] = False
 
-    with pytest.raises(BadInput, match=r"Less.changes_download: False .* its on_download changes what travels"):
+    with pytest.raises(
+        BadInput, match=r"Less.changes_download: False .* its on_download changes what travels"
+    ):
         federation(FedAvg(), callbacks=[Less()]).round(1)
 
 
 def test_a_broadcast_that_leaves_blocks_out_says_so(federation: Make) -> None:
-    """Where clients own nothing, their memory is used again: what was left out would be another client's."""
+    """Where clients own nothing, their memory is used again: what was left out would be another
+    client's."""
 
     @dataclass(frozen=True)
     class Withholds(FedAvg):
@@ -99,7 +111,9 @@ def test_a_broadcast_that_leaves_blocks_out_says_so(federation: Make) -> None:
     class Declared(Withholds):
         changes_download = True
 
-    with pytest.raises(BadInput, match=r"Withholds.changes_download: False .* its broadcast changes what travels"):
+    with pytest.raises(
+        BadInput, match=r"Withholds.changes_download: False .* its broadcast changes what travels"
+    ):
         federation(Withholds()).round(1)
     fed = federation(Declared(), optimizer={"lr": 0.0})
     fed.round(1), fed.round(2)
@@ -107,7 +121,9 @@ def test_a_broadcast_that_leaves_blocks_out_says_so(federation: Make) -> None:
 
 
 @pytest.mark.parametrize("asks", ["hook", "budget"])
-def test_rounds_of_a_client_that_is_not_kept_are_no_silent_zero(federation: Make, asks: str) -> None:
+def test_rounds_of_a_client_that_is_not_kept_are_no_silent_zero(
+    federation: Make, asks: str
+) -> None:
     seen = []
 
     @dataclass(frozen=True)
@@ -121,7 +137,9 @@ def test_rounds_of_a_client_that_is_not_kept_are_no_silent_zero(federation: Make
     class Declared(Counts):
         client_memory = True
 
-    with pytest.raises(BadInput, match=r"Counts.client_memory: False .* nothing is kept of clients: set it to True"):
+    with pytest.raises(
+        BadInput, match=r"Counts.client_memory: False .* nothing is kept of clients: set it to True"
+    ):
         federation(Counts()).round(1)
     fed = federation(Declared())
     losses = [fed.round(t).metrics.get("train_loss") for t in (1, 2)]
@@ -135,7 +153,9 @@ def test_memory_that_is_not_declared_is_an_error(federation: Make) -> None:
         def init_client(self, run: RunContext) -> dict[str, Tensor]:
             return {"seen": torch.zeros(1)}
 
-    with pytest.raises(BadInput, match=r"Remembers.client_memory: False .* its init_client gives tensors"):
+    with pytest.raises(
+        BadInput, match=r"Remembers.client_memory: False .* its init_client gives tensors"
+    ):
         federation(FedAvg(), callbacks=[Remembers()]).round(1)
 
 
@@ -155,7 +175,9 @@ def test_hooks_that_only_look_cost_no_memory(federation: Make) -> None:
     assert not fed.run.states and not fed.run.policy.keeps_clients and seen == [0, 1, 2, 3] * 2
 
 
-def test_an_attack_stands_before_what_changes_uploads_and_after_what_does_not(federation: Make) -> None:
+def test_an_attack_stands_before_what_changes_uploads_and_after_what_does_not(
+    federation: Make,
+) -> None:
     attack = Attack("sign_flip", clients=[0])
     federation(FEDORA(selection="always"), callbacks=[attack]).prepare()
     with pytest.raises(BadInput, match="it must come before quantize"):
@@ -163,7 +185,9 @@ def test_an_attack_stands_before_what_changes_uploads_and_after_what_does_not(fe
 
 
 @pytest.mark.parametrize("knows", [False, True])
-def test_who_changes_the_model_alone_is_refused_beside_further_vectors(federation: Make, knows: bool) -> None:
+def test_who_changes_the_model_alone_is_refused_beside_further_vectors(
+    federation: Make, knows: bool
+) -> None:
     class Halves(Zeros):
         further_vectors = knows
 
@@ -171,22 +195,31 @@ def test_who_changes_the_model_alone_is_refused_beside_further_vectors(federatio
     if knows:
         fed.prepare()
         return
-    with pytest.raises(BadInput, match=r"callbacks\.halves: 'scaffold' is not allowed; it changes the model alone"):
+    with pytest.raises(
+        BadInput, match=r"callbacks\.halves: 'scaffold' is not allowed; it changes the model alone"
+    ):
         fed.prepare()
 
 
 @pytest.mark.parametrize(
-    ("name", "hook"), [("recieve", "receive"), ("phase", "phases"), ("agregate", "aggregate"), ("uplaod", "upload")]
+    ("name", "hook"),
+    [("recieve", "receive"), ("phase", "phases"), ("agregate", "aggregate"), ("uplaod", "upload")],
 )
 def test_a_misspelt_hook_is_refused(name: str, hook: str) -> None:
     with pytest.raises(TypeError, match=rf"Own\.{name} would never be called: is it {hook}\?"):
         type("Own", (FedAvg,), {name: lambda *args: None})
-    base = type("Own", (Method,), {f"_{name}": lambda *args: None, "similarity": lambda *args: None, name: 1.0})
+    base = type(
+        "Own",
+        (Method,),
+        {f"_{name}": lambda *args: None, "similarity": lambda *args: None, name: 1.0},
+    )
     type("Further", (base,), {name: lambda *args: None})  # its base knows it
 
 
 def test_a_phase_is_scored_as_a_kind_of_model() -> None:
-    with pytest.raises(BadInput, match=r"Phase\.scores: 'warm' is not allowed; .* before, distilled, after, global"):
+    with pytest.raises(
+        BadInput, match=r"Phase\.scores: 'warm' is not allowed; .* before, distilled, after, global"
+    ):
         Phase(scores="warm")
     assert Phase(scores="distilled").scores == "distilled"
 
@@ -207,13 +240,17 @@ def test_statistics_that_are_not_gathered_are_no_empty_dict(federation: Make) ->
     class Declared(Told):
         statistics = True
 
-    with pytest.raises(BadInput, match=r"Told\.statistics: False .* ask for server\.statistics: set it to True"):
+    with pytest.raises(
+        BadInput, match=r"Told\.statistics: False .* ask for server\.statistics: set it to True"
+    ):
         federation(Told()).round(1)
     federation(Declared()).round(1)
 
 
 @pytest.mark.parametrize("slots", [{}, {"own": Slot()}], ids=["unknown", "not exchanged"])
-def test_a_vector_that_is_not_exchanged_is_not_uploaded(federation: Make, slots: dict[str, Slot]) -> None:
+def test_a_vector_that_is_not_exchanged_is_not_uploaded(
+    federation: Make, slots: dict[str, Slot]
+) -> None:
     @dataclass(frozen=True)
     class Sends(FedAvg):
         def slots(self) -> dict[str, Slot]:
@@ -223,7 +260,8 @@ def test_a_vector_that_is_not_exchanged_is_not_uploaded(federation: Make, slots:
             return replace(super().upload(client, payload), vectors={"own": client["model"]})
 
     with pytest.raises(
-        BadInput, match=r"Sends\.slots: 'own' .* its upload holds this vector: .* Slot\(exchanged=True\)"
+        BadInput,
+        match=r"Sends\.slots: 'own' .* its upload holds this vector: .* Slot\(exchanged=True\)",
     ):
         federation(Sends(), on_bad_client="skip").round(1)
 
@@ -243,8 +281,14 @@ def test_memory_of_a_client_that_is_not_kept_is_not_written(federation: Make) ->
     class Declared(Writes):
         client_memory = True
 
-    for who, fed in (("Writes", federation(Writes())), ("Notes", federation(FedAvg(), callbacks=[Notes()]))):
-        with pytest.raises(BadInput, match=rf"{who}\.client_memory: False .* client\.memory\['seen'\], which would be"):
+    for who, fed in (
+        ("Writes", federation(Writes())),
+        ("Notes", federation(FedAvg(), callbacks=[Notes()])),
+    ):
+        with pytest.raises(
+            BadInput,
+            match=rf"{who}\.client_memory: False .* client\.memory\['seen'\], which would be",
+        ):
             fed.round(1)
     fed = federation(Declared())
     fed.round(1)
@@ -265,7 +309,9 @@ def test_features_that_are_not_kept_are_not_looked_at(federation: Make) -> None:
     class Declared(Sees):
         features = True
 
-    with pytest.raises(BadInput, match=r"Sees\.features: False .* it looks at module\.features: set it to True"):
+    with pytest.raises(
+        BadInput, match=r"Sees\.features: False .* it looks at module\.features: set it to True"
+    ):
         federation(Sees()).round(1)
     federation(Declared()).round(1)
 
@@ -278,18 +324,22 @@ def test_the_only_group_of_several_is_asked_for(federation: Make, asks: str) -> 
             assert len(server["model"] if asks == "item" else server.only.initial)
 
     with pytest.raises(
-        BadInput, match=r"model: \['plainnet', 'normnet'\] .* Lone .* set `several = False` in its class"
+        BadInput,
+        match=r"model: \['plainnet', 'normnet'\] .* Lone .* set `several = False` in its class",
     ):
         federation(Lone(), net={"plain": 2, "norm": 2}).round(1)
     federation(Lone()).round(1)
 
 
-def test_feature_widths_of_two_architectures_of_one_class_differ(make_run: Callable[..., RunContext]) -> None:
+def test_feature_widths_of_two_architectures_of_one_class_differ(
+    make_run: Callable[..., RunContext],
+) -> None:
     run = make_run(net={"plain": 2, "norm": 2})
     first, second = run.groups
     assert run.feature_width == 16
     first.name, second.name, second.head = "net", "net", torch.nn.Linear(8, 10)
     with pytest.raises(
-        BadInput, match=r"model: 'net 16, net 8' is not allowed; .* all architectures must give equally"
+        BadInput,
+        match=r"model: 'net 16, net 8' is not allowed; .* all architectures must give equally",
     ):
         _ = run.feature_width

@@ -1,4 +1,5 @@
-"""What a reader may count on in the code, beside ruff's rules, the layers of import-linter and the budgets."""
+"""What a reader may count on in the code, beside ruff's rules, the layers of import-linter and the
+budgets."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ SHARED = {
     "prototypes",
     "serveroptimizer",
 }
-"""What methods of one idea have in common, and methods that others are a variant of, which they say in the paper."""
+"""What methods of one idea have in common, and methods that others are a variant of, which they say
+in the paper."""
 
 
 def code_lines(text: str) -> dict[int, str]:
@@ -60,7 +62,8 @@ def code_lines(text: str) -> dict[int, str]:
 
 
 def runs(text: str) -> set[tuple[str, ...]]:
-    """The shapes of all `ALIKE` lines in a row that stand in functions: what a class declares is no logic."""
+    """The shapes of all `ALIKE` lines in a row that stand in functions: what a class declares is no
+    logic."""
     spans = [
         (f.lineno, f.end_lineno or 0)
         for f in ast.walk(ast.parse(text))
@@ -107,7 +110,8 @@ def test_what_is_alike_is_seen() -> None:
     assert (
         len(
             code_lines(
-                '"""Words."""\nimport a\n\n# more\nx = 1  # here\ndef f():\n    """\n    Said.\n    """\n'
+                '"""Words."""\nimport a\n\n# more\nx = 1  # here\ndef f():\n    """\n    Said.\n   '
+                ' """\n'
             )
         )
         == 2

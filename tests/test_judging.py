@@ -1,4 +1,5 @@
-"""Final scores are of the kind of model that the judge names, for every method; clients that have none are named."""
+"""Final scores are of the kind of model that the judge names, for every method; clients that have
+none are named."""
 
 from __future__ import annotations
 
@@ -37,7 +38,14 @@ from fl_lightning.methods.scaffold import SCAFFOLD
 
 Make = Callable[..., Federation]
 
-SHARED = (FedAvg(), FedProx(mu=0.5), FedHKD(sigma=0.0, nu=0.0), SCAFFOLD(), CFL(first_round=0), PFedHN())
+SHARED = (
+    FedAvg(),
+    FedProx(mu=0.5),
+    FedHKD(sigma=0.0, nu=0.0),
+    SCAFFOLD(),
+    CFL(first_round=0),
+    PFedHN(),
+)
 """They have a global model, or one for each client."""
 BESIDE = (APFL(), Ditto(), FedRoD(), PFedMe())
 """Beside a global model, each client has one of its own."""
@@ -48,11 +56,21 @@ OWN = (Local(), FedProto(predict="classifier"), FedAMP(), KAPC(start="own"), FED
 MIXES = (KAPC(start="server"), KTPFLModels(), FedALA())
 """A client begins with a mix of its own, which is made in the round."""
 
-# Which column of the last round the final score of this kind equals: nobody has trained since, all have taken part.
+# Which column of the last round the final score of this kind equals: nobody has trained since, all
+# have taken part.
 SAME = [
-    *((method, judge, f"accuracy_{judge}") for method in SHARED + BESIDE for judge in ("after", "global", "finetuned")),
-    *((method, judge, f"accuracy_{judge}") for method in PARTS + OWN + MIXES for judge in ("after", "finetuned")),
-    # Before training: what a client would begin the next round with. The mean has been taken since it was last judged;
+    *(
+        (method, judge, f"accuracy_{judge}")
+        for method in SHARED + BESIDE
+        for judge in ("after", "global", "finetuned")
+    ),
+    *(
+        (method, judge, f"accuracy_{judge}")
+        for method in PARTS + OWN + MIXES
+        for judge in ("after", "finetuned")
+    ),
+    # Before training: what a client would begin the next round with. The mean has been taken since
+    # it was last judged;
     *((method, "before", "accuracy_global") for method in SHARED),
     # its own model has been trained since;
     *((method, "before", "accuracy_after") for method in OWN),
@@ -68,22 +86,29 @@ def judged(make: Make, method: Method, judge: str, **changes: Any) -> Federation
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize(("method", "judge", "column"), SAME, ids=lambda v: v if isinstance(v, str) else repr(v))
+@pytest.mark.parametrize(
+    ("method", "judge", "column"), SAME, ids=lambda v: v if isinstance(v, str) else repr(v)
+)
 def test_final_scores_are_those_of_the_kind_that_the_judge_names(
     federation: Make, method: Method, judge: str, column: str
 ) -> None:
     fed = judged(federation, method, judge)
     records = [fed.round(t) for t in (1, 2)]
     found = fed.evaluator.everyone()
-    assert found["final_accuracies"] == pytest.approx([row[column] for row in records[-1].clients], abs=1e-12)
+    assert found["final_accuracies"] == pytest.approx(
+        [row[column] for row in records[-1].clients], abs=1e-12
+    )
     assert found["final_kinds"] == {judge: 4}
     assert found["final_models"] == [judge] * 4
     assert found["judge"] == judge
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("method", [*SHARED, *BESIDE, *PARTS, *OWN, FedProto()], ids=repr)  # prototypes move on
-def test_before_at_the_end_is_what_the_next_round_would_begin_with(federation: Make, method: Method) -> None:
+# prototypes move on
+@pytest.mark.parametrize("method", [*SHARED, *BESIDE, *PARTS, *OWN, FedProto()], ids=repr)
+def test_before_at_the_end_is_what_the_next_round_would_begin_with(
+    federation: Make, method: Method
+) -> None:
     fed = judged(federation, method, "before")
     for t in (1, 2):
         fed.round(t)
@@ -103,7 +128,9 @@ class Uploads(Observer):
 
 
 @pytest.mark.parametrize("judge", ["global", "after", "finetuned"])
-def test_the_judge_changes_no_training_and_models_are_kept_for_after_alone(federation: Make, judge: str) -> None:
+def test_the_judge_changes_no_training_and_models_are_kept_for_after_alone(
+    federation: Make, judge: str
+) -> None:
     seen, plain = Uploads(), Uploads()
     changes = {"participation": 0.5, "rounds": 3}
     fed = judged(federation, FedAvg(), judge, callbacks=[seen], **changes)
@@ -117,7 +144,9 @@ def test_the_judge_changes_no_training_and_models_are_kept_for_after_alone(feder
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedPer(), KAPC(start="server")], ids=repr)
-def test_a_client_that_never_took_part_is_scored_as_it_would_begin_and_named(federation: Make, method: Method) -> None:
+def test_a_client_that_never_took_part_is_scored_as_it_would_begin_and_named(
+    federation: Make, method: Method
+) -> None:
     fed = judged(federation, method, "after", clients=8, participation=0.25, rounds=1)
     record = fed.round(1)
     found = fed.evaluator.everyone()
@@ -136,10 +165,14 @@ def test_a_client_that_never_took_part_is_scored_as_it_would_begin_and_named(fed
         if isinstance(method, FedPer):  # the shared body, and a head of the first model
             assert not torch.equal(model, initial)
             head = layout.segments(layout.mask(lambda block: block.head))
-            assert all(torch.equal(model[s.start : s.stop], initial[s.start : s.stop]) for s in head)
+            assert all(
+                torch.equal(model[s.start : s.stop], initial[s.start : s.stop]) for s in head
+            )
 
 
-@pytest.mark.parametrize(("method", "judge"), [(FedAvg(), "after"), (KAPC(start="server"), "before")], ids=repr)
+@pytest.mark.parametrize(
+    ("method", "judge"), [(FedAvg(), "after"), (KAPC(start="server"), "before")], ids=repr
+)
 def test_what_the_judge_asks_for_survives_a_checkpoint_and_is_missed_where_it_was_not_kept(
     federation: Make, method: Method, judge: str
 ) -> None:
@@ -150,7 +183,8 @@ def test_what_the_judge_asks_for_survives_a_checkpoint_and_is_missed_where_it_wa
     restore(again.run, again.run.folder / "checkpoints")
     assert again.evaluator.everyone() == fed.evaluator.everyone()
 
-    other = federation(method, fed_net(method), callbacks=[saver := Checkpoint()])  # by the method's own judge
+    # by the method's own judge
+    other = federation(method, fed_net(method), callbacks=[saver := Checkpoint()])
     for t in (1, 2):
         saver.on_round_end(other.run, other.round(t))
     asked = judged(federation, method, judge)
@@ -166,14 +200,18 @@ def fed_net(method: Method) -> str:
 def test_fine_tuning_begins_with_the_global_model_whatever_the_judge(federation: Make) -> None:
     by = {}
     for judge in ("global", "after", "finetuned"):
-        fed = federation(FedAvg(), evaluation={"judge": judge, "models": ["after", "global", "finetuned"]})
+        fed = federation(
+            FedAvg(), evaluation={"judge": judge, "models": ["after", "global", "finetuned"]}
+        )
         records = [fed.round(t) for t in (1, 2)]
         by[judge] = [row["accuracy_finetuned"] for row in records[-1].clients]
     assert by["global"] == by["after"] == by["finetuned"]
 
 
 @pytest.mark.parametrize("method", [*BESIDE, FedALA(), FedPer()], ids=repr)
-def test_fine_tuning_begins_with_the_global_model_else_with_the_clients_own(federation: Make, method: Method) -> None:
+def test_fine_tuning_begins_with_the_global_model_else_with_the_clients_own(
+    federation: Make, method: Method
+) -> None:
     fed = judged(federation, method, "finetuned")
     for t in (1, 2):
         fed.round(t)
@@ -181,7 +219,9 @@ def test_fine_tuning_begins_with_the_global_model_else_with_the_clients_own(fede
     for c in range(4):
         model, _ = fed.evaluator.finetune(2, c)
         known = fed.run.groups[0].vectors["model"]
-        assert torch.equal(model, fed.run.states[c].vectors["model"] if isinstance(method, FedPer) else known)
+        assert torch.equal(
+            model, fed.run.states[c].vectors["model"] if isinstance(method, FedPer) else known
+        )
 
 
 def test_fine_tuning_takes_the_learning_rate_of_the_round(federation: Make) -> None:

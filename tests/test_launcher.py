@@ -13,14 +13,32 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.launcher import Launch, check_torchrun_answers, launch_of, left_over
 
 TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "GROUP_RANK": "1",
-    "MASTER_ADDR": "node1", "MASTER_PORT": "29500",
-}  # fmt: skip
-SALLOC = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_JOB_NAME": "interactive"}
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+}
+SALLOC = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_NTASKS": "4",
+    "SLURM_NPROCS": "4",
+    "SLURM_JOB_NAME": "interactive",
+}
 SRUN = SALLOC | {
-    "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "1"
-}  # fmt: skip
-MPIRUN = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+}
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "2",
+}
 
 
 def test_processes_of_torchrun_and_srun_are_recognised() -> None:
@@ -33,12 +51,25 @@ def test_processes_of_torchrun_and_srun_are_recognised() -> None:
 @pytest.mark.parametrize(
     ("environment", "names"),
     [
-        ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, ["RANK=1", "LOCAL_RANK=1", "WORLD_SIZE=2"]),
+        (
+            {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"},
+            ["RANK=1", "LOCAL_RANK=1", "WORLD_SIZE=2"],
+        ),
         ({"NODE_RANK": "1", "GROUP_RANK": "0"}, ["NODE_RANK=1"]),
         (SALLOC, ["SLURM_NTASKS=4"]),
-        (SALLOC | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}, ["SLURM_NTASKS=4"]),  # sbatch
-        (SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}, ["SLURM_NTASKS=4"]),
-        (MPIRUN, ["OMPI_COMM_WORLD_RANK=2", "OMPI_COMM_WORLD_LOCAL_RANK=2", "OMPI_COMM_WORLD_SIZE=4"]),
+        # sbatch
+        (
+            SALLOC | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"},
+            ["SLURM_NTASKS=4"],
+        ),
+        (
+            SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0"},
+            ["SLURM_NTASKS=4"],
+        ),
+        (
+            MPIRUN,
+            ["OMPI_COMM_WORLD_RANK=2", "OMPI_COMM_WORLD_LOCAL_RANK=2", "OMPI_COMM_WORLD_SIZE=4"],
+        ),
         ({name: value for name, value in TORCHRUN.items() if name != "MASTER_PORT"}, ["RANK=3"]),
         (TORCHRUN | {"RANK": "4"}, ["RANK=4"]),
         (TORCHRUN | {"RANK": "first"}, ["RANK=first"]),
@@ -46,7 +77,9 @@ def test_processes_of_torchrun_and_srun_are_recognised() -> None:
         ({}, []),
     ],
 )
-def test_what_another_job_has_left_starts_no_process(environment: dict[str, str], names: list[str]) -> None:
+def test_what_another_job_has_left_starts_no_process(
+    environment: dict[str, str], names: list[str]
+) -> None:
     assert launch_of(environment) is None
     assert left_over(environment)[: len(names)] == names
     assert bool(left_over(environment)) == bool(names)
@@ -58,16 +91,32 @@ def test_a_torchrun_that_is_gone_is_not_waited_for() -> None:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
         check_torchrun_answers(TORCHRUN | address)  # rank 0 opens the port itself, later
         there = TORCHRUN | address | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-        with pytest.raises(BadInput, match=r"torchrun does not answer at MASTER_ADDR:MASTER_PORT, 127.0.0.1:"):
+        with pytest.raises(
+            BadInput, match=r"torchrun does not answer at MASTER_ADDR:MASTER_PORT, 127.0.0.1:"
+        ):
             check_torchrun_answers(there)
         server.listen()
         check_torchrun_answers(there)
 
 
-SMALL = "--method fedavg --federation.rounds 1 --federation.clients 3 --data.fraction 0.2 --loggers null"
+SMALL = (
+    "--method fedavg --federation.rounds 1 --federation.clients 3 --data.fraction 0.2 --loggers "
+    "null"
+)
 QUIET = "--callbacks.heatmaps null --callbacks.progress null --fabric.threads 1"
-LEFT = {"RANK": "1", "LOCAL_RANK": "1", "NODE_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.255.255.1"}
-LEFT |= SALLOC | {"LT_CLI_USED": "1", "LT_DEVICES": "3", "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": "1"}
+LEFT = {
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "NODE_RANK": "1",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.255.255.1",
+}
+LEFT |= SALLOC | {
+    "LT_CLI_USED": "1",
+    "LT_DEVICES": "3",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "MASTER_PORT": "1",
+}
 
 
 @pytest.fixture
@@ -75,7 +124,21 @@ def scores(tmp_path: Path) -> Callable[..., str]:
     """Trains a small federation; gives the table of its clients without what is measured."""
 
     def train(name: str, *flags: str) -> str:
-        assert main(["fit", *SMALL.split(), *QUIET.split(), *flags, "--out", str(tmp_path), "--name", name]) == 0
+        assert (
+            main(
+                [
+                    "fit",
+                    *SMALL.split(),
+                    *QUIET.split(),
+                    *flags,
+                    "--out",
+                    str(tmp_path),
+                    "--name",
+                    name,
+                ]
+            )
+            == 0
+        )
         return (tmp_path / name / "final.csv").read_text()
 
     return train
@@ -83,7 +146,10 @@ def scores(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_among_variables_of_other_jobs_is_whole(
-    devices: int, scores: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    devices: int,
+    scores: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The processes that it starts itself find each other, too."""
     alone = scores("alone")
@@ -91,7 +157,9 @@ def test_a_run_among_variables_of_other_jobs_is_whole(
         monkeypatch.setenv(name, value)
     capfd.readouterr()
     assert scores("among", "--fabric.devices", str(devices)) == alone
-    told = "environment: RANK=1, LOCAL_RANK=1, NODE_RANK=1, WORLD_SIZE=2, SLURM_NTASKS=4 is not heeded"
+    told = (
+        "environment: RANK=1, LOCAL_RANK=1, NODE_RANK=1, WORLD_SIZE=2, SLURM_NTASKS=4 is not heeded"
+    )
     assert capfd.readouterr().err.count(told) == 1
 
 
@@ -102,7 +170,8 @@ def test_processes_that_were_started_and_are_not_wanted_are_refused(
         monkeypatch.setenv(name, value)
     assert main(["fit", *SMALL.split(), "--out", str(tmp_path / "runs")]) == 2
     assert capsys.readouterr().err == (
-        "fl-train: error: fabric.devices: 1 is not allowed; srun has started 2 processes: devices times num_nodes must "
+        "fl-train: error: fabric.devices: 1 is not allowed; srun has started 2 processes: devices "
+        "times num_nodes must "
         "be as many (if it has started none, unset SLURM_STEP_ID)\n"
     )
     assert not (tmp_path / "runs").exists()

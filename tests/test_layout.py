@@ -14,7 +14,12 @@ from fl_lightning.foundation.errors import BadInput
 
 def small() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5, bias=False), nn.Linear(5, 2)
+        nn.Conv2d(1, 3, 3),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(12, 5, bias=False),
+        nn.Linear(5, 2),
     )
 
 
@@ -49,7 +54,9 @@ def test_a_bound_model_reads_and_writes_its_row() -> None:
     assert not torch.equal(other, before)
     assert buffers[0].item() == 1
     for block in layout.blocks:
-        assert torch.equal(model.state_dict()[block.name].flatten(), other[block.start : block.stop])
+        assert torch.equal(
+            model.state_dict()[block.name].flatten(), other[block.start : block.stop]
+        )
 
 
 def test_other_buffers_stay_with_the_client() -> None:
@@ -76,7 +83,8 @@ def test_other_buffers_stay_with_the_client() -> None:
 
 
 def test_tied_weights_shared_buffers_and_complex_numbers() -> None:
-    """A classifier's weight that is another layer's is the classifier's; a shared buffer counts once."""
+    """A classifier's weight that is another layer's is the classifier's; a shared buffer counts
+    once."""
     model = small()
     model[4], model[5] = nn.Linear(12, 12, bias=False), nn.Linear(12, 12)
     model[5].weight = model[4].weight

@@ -1,4 +1,5 @@
-"""Small things that only a second reading finds: each has its test here, by the part that it belongs to."""
+"""Small things that only a second reading finds: each has its test here, by the part that it
+belongs to."""
 
 from __future__ import annotations
 
@@ -46,7 +47,12 @@ def test_spectral_norms_are_taken_in_32_bits_whatever_the_precision() -> None:
 
 
 def test_what_the_optimiser_keeps_is_of_one_slot_and_one_purpose() -> None:
-    phases = [Phase(), Phase(purpose="align"), Phase("personal"), Phase("personal", purpose="align")]
+    phases = [
+        Phase(),
+        Phase(purpose="align"),
+        Phase("personal"),
+        Phase("personal", purpose="align"),
+    ]
     prefixes = [_prefix(phase) for phase in phases]
     assert len(set(prefixes)) == 4
     for prefix in prefixes:
@@ -66,9 +72,12 @@ def test_the_artifact_has_the_table_of_clients(tmp_path: Path) -> None:
 
 def test_a_damaged_run_of_a_study_leaves_the_others_to_be_seen(tmp_path: Path) -> None:
     cells = [
-        {"folder": f"runs/a/seed-{seed}", "label": "a", "setting": {}, "seed": seed, "method": "a"} for seed in (0, 1)
+        {"folder": f"runs/a/seed-{seed}", "label": "a", "setting": {}, "seed": seed, "method": "a"}
+        for seed in (0, 1)
     ]
-    for cell, text in zip(cells, ("round,seconds,mean_accuracy\n1,1,0.5\n", "\0\0\n1\n"), strict=True):
+    for cell, text in zip(
+        cells, ("round,seconds,mean_accuracy\n1,1,0.5\n", "\0\0\n1\n"), strict=True
+    ):
         folder = tmp_path / str(cell["folder"])
         folder.mkdir(parents=True)
         (folder / "metrics.csv").write_text(text)
@@ -79,14 +88,21 @@ def test_a_damaged_run_of_a_study_leaves_the_others_to_be_seen(tmp_path: Path) -
 
 
 def test_a_split_that_is_cut_short_says_so() -> None:
-    rows = [{"client": c, "train_samples": 1, "test_samples": 1, "class_0": 1} for c in range(MOST_CLIENTS + 3)]
+    rows = [
+        {"client": c, "train_samples": 1, "test_samples": 1, "class_0": 1}
+        for c in range(MOST_CLIENTS + 3)
+    ]
 
-    run = SimpleNamespace(rows={"split": rows}.get, name="a", client_names={}, facts={"heterogeneity_hellinger": 0.5})
+    run = SimpleNamespace(
+        rows={"split": rows}.get, name="a", client_names={}, facts={"heterogeneity_hellinger": 0.5}
+    )
     words = split_words(splits([run])[0], [run])  # type: ignore[list-item]
     assert words.startswith(f"{MOST_CLIENTS + 3} clients (the first {MOST_CLIENTS} are shown) with")
 
 
-def test_a_run_without_any_judged_round_has_a_summary_all_the_same(tmp_path: Path, make_run: Make) -> None:
+def test_a_run_without_any_judged_round_has_a_summary_all_the_same(
+    tmp_path: Path, make_run: Make
+) -> None:
     run = make_run(FedAvg())
     folder = RunFolder(tmp_path)
     keeper = RunFolderWriter(folder)
@@ -98,7 +114,9 @@ def test_a_run_without_any_judged_round_has_a_summary_all_the_same(tmp_path: Pat
 
 
 def _row() -> dict[str, float]:
-    traffic = {f"{way}load{kind}_bytes": 1.0 for way in ("up", "down") for kind in ("", "_parameter")}
+    traffic = {
+        f"{way}load{kind}_bytes": 1.0 for way in ("up", "down") for kind in ("", "_parameter")
+    }
     return {"round": 1.0, "seconds": 1.0, **traffic}
 
 
@@ -108,14 +126,19 @@ def test_running_statistics_do_not_decide_who_is_alike(federation: Make) -> None
     fed.round(1)
     before = fed.run.method.broadcast(server := _server(fed)) and server.only.weighed.weights  # type: ignore[union-attr]
     for state in fed.run.states.values():
-        state.received["model"][fed.run.groups[0].layout.parameters.stop :] *= 7 * (state.client + 1)
+        state.received["model"][fed.run.groups[0].layout.parameters.stop :] *= 7 * (
+            state.client + 1
+        )
     fed.run.method.broadcast(server := _server(fed))
     assert torch.equal(server.only.weighed.weights, before)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("far", range(4))  # whoever would be chosen else
-def test_krum_sees_an_upload_whose_running_statistics_alone_are_far_off(federation: Make, far: int) -> None:
-    """They travel and are averaged: a relation may leave them aside, an aggregator that looks for attackers may not."""
+def test_krum_sees_an_upload_whose_running_statistics_alone_are_far_off(
+    federation: Make, far: int
+) -> None:
+    """They travel and are averaged: a relation may leave them aside, an aggregator that looks for
+    attackers may not."""
 
     class Statistics(Transform):
         changes_upload = True
@@ -131,7 +154,9 @@ def test_krum_sees_an_upload_whose_running_statistics_alone_are_far_off(federati
 
 
 @pytest.mark.parametrize(
-    "method", [FedRoD(), GPFL(), FedGen(generator_steps=1), PFedFDA()], ids=lambda m: type(m).__name__
+    "method",
+    [FedRoD(), GPFL(), FedGen(generator_steps=1), PFedFDA()],
+    ids=lambda m: type(m).__name__,
 )
 def test_methods_count_the_labels_that_a_client_trains_on(federation: Make, method: Method) -> None:
     """Flipped labels: their counts turn with them, where a method asks; those of the split stay."""
@@ -140,13 +165,19 @@ def test_methods_count_the_labels_that_a_client_trains_on(federation: Make, meth
     fed.run.data.relabel(1, lambda y: 9 - y)
     client, other = (Client(fed.run, fed.run.group_of(c), c, 1, fed.pool.state(c)) for c in (1, 0))
     assert client.class_counts.tolist() == true[1, ::-1].tolist() != true[1].tolist()
-    assert other.class_counts.tolist() == true[0].tolist() and np.array_equal(fed.run.data.class_counts, true)
+    assert other.class_counts.tolist() == true[0].tolist() and np.array_equal(
+        fed.run.data.class_counts, true
+    )
     y = torch.cat([y for _, y in client.data.train.batches(100)])
     assert torch.equal(client.class_counts, y.bincount(minlength=10))
     with pytest.MonkeyPatch.context() as patch:
         asked: list[int] = []
         counts = type(fed.run.data).trained_counts
-        patch.setattr(type(fed.run.data), "trained_counts", lambda data, i: (asked.append(i), counts(data, i))[1])
+        patch.setattr(
+            type(fed.run.data),
+            "trained_counts",
+            lambda data, i: (asked.append(i), counts(data, i))[1],
+        )
         fed.round(1)
         assert {0, 1, 2, 3} <= {*asked}
 

@@ -30,7 +30,8 @@ def test_absolute_error_by_hand() -> None:
     assert float(MAE.total(output, y, 1)) == pytest.approx(0.5 + 0 + 3)
     assert float(MAE.loss(output, y)) == pytest.approx((0.25 + 0 + 9) / 3)
     assert MAE.loss(output, y, "none").tolist() == [0.25, 0, 9]
-    # Another width of the same numbers, as in bf16-mixed or 64-true, gives a loss of that width with gradients.
+    # Another width of the same numbers, as in bf16-mixed or 64-true, gives a loss of that width
+    # with gradients.
     wide = output.double().requires_grad_()
     MAE.loss(wide, y).backward()
     assert wide.grad is not None
@@ -58,7 +59,10 @@ def test_totals_of_several_batches_are_those_of_each(shape: tuple[int, ...]) -> 
 def test_which_way_is_better() -> None:
     rows = [{"round": t, "mean_mae": v} for t, v in ((1, 3.0), (2, 1.5), (3, 1.5), (4, math.nan))]
     assert best(rows) == (1.5, 2)
-    rows = [{"round": t, "mean_accuracy": v, "accuracy_after": -v} for t, v in ((1, 0.3), (2, 0.7), (3, 0.7))]
+    rows = [
+        {"round": t, "mean_accuracy": v, "accuracy_after": -v}
+        for t, v in ((1, 0.3), (2, 0.7), (3, 0.7))
+    ]
     assert best(rows) == (0.7, 2)
     assert best(rows, "accuracy_after") == (-0.3, 1)
     assert math.isnan(best([{"round": 1}])[0]) and best([])[1] == 0

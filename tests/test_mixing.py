@@ -20,7 +20,9 @@ from tests.mixes import mixed
 class Rank(Group):
     """One of several threads that stand for processes; they exchange through a shared table."""
 
-    def __init__(self, rank: int, size: int, table: dict[Any, Any], gate: threading.Barrier) -> None:
+    def __init__(
+        self, rank: int, size: int, table: dict[Any, Any], gate: threading.Barrier
+    ) -> None:
         self.rank, self.size, self.device = rank, size, torch.device("cpu")
         self.table, self.gate, self.calls = table, gate, 0
 
@@ -33,9 +35,12 @@ class Rank(Group):
     def gather_objects(self, item: Any) -> list[Any]:
         return self._everyones(item) if self.size > 1 else [item]
 
-    def all_to_all(self, parts: list[torch.Tensor], send_sizes: Any, receive_sizes: Any) -> list[torch.Tensor]:
+    def all_to_all(
+        self, parts: list[torch.Tensor], send_sizes: Any, receive_sizes: Any
+    ) -> list[torch.Tensor]:
         send = torch.cat(parts)
-        assert not send_sizes[self.rank] or send.dtype == torch.float64  # models do not travel to where they lie
+        # models do not travel to where they lie
+        assert not send_sizes[self.rank] or send.dtype == torch.float64
         came = [p[self.rank] for p in self._everyones(send.split(list(send_sizes)))]
         assert [p.numel() for p in came] == list(receive_sizes)
         return came
@@ -47,7 +52,9 @@ class Rank(Group):
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         parts = self._everyones(tensor)
-        assert not any(((parts[a] != 0) & (parts[b] != 0)).any() for a in range(self.size) for b in range(a))
+        assert not any(
+            ((parts[a] != 0) & (parts[b] != 0)).any() for a in range(self.size) for b in range(a)
+        )
         return torch.stack(parts[::-1]).sum(0)  # a library may add in any order
 
 
@@ -101,7 +108,8 @@ def weights() -> torch.Tensor:
 def server_step(
     W: torch.Tensor, A: torch.Tensor, size: int, sums_to_one: bool = True
 ) -> list[tuple[dict[int, torch.Tensor], torch.Tensor, Any]]:
-    """On `size` ranks: the rows that each rank's receivers hear, the shared mean, and the Gram matrix."""
+    """On `size` ranks: the rows that each rank's receivers hear, the shared mean, and the Gram
+    matrix."""
     home = assign_homes([5, 1, 2, 9, 3, 3, 1], size)
 
     def job(group: Group) -> tuple[dict[int, torch.Tensor], torch.Tensor, Any]:
@@ -116,7 +124,9 @@ def server_step(
     return on_ranks(size, job)
 
 
-def test_every_layer_is_mixed_with_its_own_weights(models: torch.Tensor, weights: torch.Tensor) -> None:
+def test_every_layer_is_mixed_with_its_own_weights(
+    models: torch.Tensor, weights: torch.Tensor
+) -> None:
     into, shared, gram = server_step(models, weights, 1)[0]
     for s in SEGMENTS:
         columns = slice(s.start, s.stop)
@@ -132,7 +142,9 @@ def test_every_layer_is_mixed_with_its_own_weights(models: torch.Tensor, weights
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_rows_without_sum_one_are_applied_as_they_are(models: torch.Tensor, weights: torch.Tensor, size: int) -> None:
+def test_rows_without_sum_one_are_applied_as_they_are(
+    models: torch.Tensor, weights: torch.Tensor, size: int
+) -> None:
     A = 1.3 * weights
     for into, *_ in server_step(models, A, size, sums_to_one=False):
         for c, row in into.items():
@@ -143,19 +155,26 @@ def test_rows_without_sum_one_are_applied_as_they_are(models: torch.Tensor, weig
 
 
 def test_distances_survive_float32_when_clients_are_alike(weights: torch.Tensor) -> None:
-    """At one per cent of drift the plain float32 product loses them (relative error about 0.7); centred it does not."""
+    """At one per cent of drift the plain float32 product loses them (relative error about 0.7);
+    centred it does not."""
     g = torch.Generator().manual_seed(2)
     W = torch.randn(1, D, generator=g) + 0.01 * torch.randn(N, D, generator=g)
     _, _, gram = server_step(W, weights, 1)[0]
     for s in SEGMENTS:
-        exact = torch.cdist(W[SOURCES][:, s.start : s.stop].double(), W[SOURCES][:, s.start : s.stop].double()).square()
+        exact = torch.cdist(
+            W[SOURCES][:, s.start : s.stop].double(), W[SOURCES][:, s.start : s.stop].double()
+        ).square()
         torch.testing.assert_close(gram.distances[s.layer], exact, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("exchange", [1, 1 << 20])
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_any_number_of_ranks_gives_the_same_bits(
-    models: torch.Tensor, weights: torch.Tensor, size: int, exchange: int, monkeypatch: pytest.MonkeyPatch
+    models: torch.Tensor,
+    weights: torch.Tensor,
+    size: int,
+    exchange: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Tiles one by one, and several at a time."""
     monkeypatch.setattr("fl_lightning.core.mixing.EXCHANGE", exchange)

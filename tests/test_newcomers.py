@@ -1,4 +1,5 @@
-"""Clients that are held out of a run, and the model that each method gives to one that it has never seen."""
+"""Clients that are held out of a run, and the model that each method gives to one that it has never
+seen."""
 
 from __future__ import annotations
 
@@ -56,10 +57,13 @@ HELD: dict[str, Any] = {"held_out_clients": 0.34, "alpha": 0.5}
 """Of four clients one is held out."""
 SMALL = {name: {"samples": 24} for name in ("fedmd", "simpfd", "topkpfd", "ktpfl")}
 SMALL |= {name: {"samples": 24, "steps": 2} for name in ("feddf", "pfeddf")}
-SMALL |= {"lgfedavg": {"layers": 1}, "knnper": {"lam": 0.5}}  # one that is chosen may be 0, on some machines
+# one that is chosen may be 0, on some machines
+SMALL |= {"lgfedavg": {"layers": 1}, "knnper": {"lam": 0.5}}
 
 
-def done(make: Make, method: Method, data: dict[str, Any] | FederatedData | None = None, **changes: Any) -> Federation:
+def done(
+    make: Make, method: Method, data: dict[str, Any] | FederatedData | None = None, **changes: Any
+) -> Federation:
     """After all rounds."""
     given = {**HELD, **data} if isinstance(data, dict) else data or HELD
     fed = make(method, data=given, **changes)
@@ -72,8 +76,15 @@ def done(make: Make, method: Method, data: dict[str, Any] | FederatedData | None
 def kept(fed: Federation) -> list[Tensor]:
     """Copies of all that clients and server keep."""
     run = fed.run
-    found = [v for state in run.states.values() for v in (*state.vectors.values(), *state.memory.values())]
-    found += [*run.server.memory.values(), *(v for group in run.groups for v in group.vectors.values())]
+    found = [
+        v
+        for state in run.states.values()
+        for v in (*state.vectors.values(), *state.memory.values())
+    ]
+    found += [
+        *run.server.memory.values(),
+        *(v for group in run.groups for v in group.vectors.values()),
+    ]
     return [v.clone() for v in found]
 
 
@@ -110,11 +121,14 @@ def test_normalisation_does_not_look_at_them() -> None:
 def test_their_test_samples_are_not_in_the_test_set_of_all() -> None:
     device = torch.device("cpu")
     held, everyone = (
-        prepare(DataConfig(alpha=0.5, global_test=True, held_out_clients=share), 10, 0) for share in (0.3, 0.0)
+        prepare(DataConfig(alpha=0.5, global_test=True, held_out_clients=share), 10, 0)
+        for share in (0.3, 0.0)
     )
     parts = [data.global_test(device, torch.float32) for data in (held, everyone)]
     away = sum(len(who.test) for who in held.held_out)
-    assert parts[0] is not None and parts[1] is not None and 0 < len(parts[0]) == len(parts[1]) - away
+    assert (
+        parts[0] is not None and parts[1] is not None and 0 < len(parts[0]) == len(parts[1]) - away
+    )
 
 
 @pytest.mark.sampled("FedAvg", "KAPC", "FEDORA")
@@ -123,8 +137,11 @@ def test_their_test_samples_are_not_in_the_test_set_of_all() -> None:
     [FedAvg(), KAPC(), FEDORA(), PFedHN(), FeSEM(clusters=2), FedMD(samples=24)],
     ids=lambda m: type(m).__name__,
 )
-def test_their_data_never_influence_training(federation: Make, tmp_path: Path, method: Method) -> None:
-    """Inputs are made noise and labels moved on, in the file that is read: no bit of the run is another."""
+def test_their_data_never_influence_training(
+    federation: Make, tmp_path: Path, method: Method
+) -> None:
+    """Inputs are made noise and labels moved on, in the file that is read: no bit of the run is
+    another."""
     arrays = dict(np.load(digits(tmp_path)))
     settings = {**HELD, "source": "arrays", "root": str(tmp_path / "digits.npz"), "validation": 0.2}
     if isinstance(method, FedMD):
@@ -135,7 +152,10 @@ def test_their_data_never_influence_training(federation: Make, tmp_path: Path, m
     dirty = prepare(config, 4, 0)
     for who in dirty.held_out:
         for index in (who.train, who.validation):
-            dirty._train.raw[index], dirty._train.labels[index] = 255, (dirty._train.labels[index] + 1) % 10
+            dirty._train.raw[index], dirty._train.labels[index] = (
+                255,
+                (dirty._train.labels[index] + 1) % 10,
+            )
         dirty._test.raw[who.test] = 0
     poisoned = done(federation, method, dirty)
     assert equal(kept(clean), kept(poisoned))
@@ -155,15 +175,22 @@ def digits(folder: Path) -> Path:
 
     found = load_digits()
     x, y = (found.images * 15).astype(np.uint8)[:700], found.target[:700]
-    np.savez(folder / "digits.npz", x_train=x[:500], y_train=y[:500], x_test=x[500:], y_test=y[500:])
+    np.savez(
+        folder / "digits.npz", x_train=x[:500], y_train=y[:500], x_test=x[500:], y_test=y[500:]
+    )
     return folder / "digits.npz"
 
 
 @pytest.mark.parametrize(
     ("share", "said"),
-    [(0.05, "of 4 clients that is 0"), (0.9, "of 4 clients that is 4"), (1.0, r"in \[0, 1\)"), (-0.1, r"in \[0, 1\)"),
-     (float("nan"), "finite")],
-)  # fmt: skip
+    [
+        (0.05, "of 4 clients that is 0"),
+        (0.9, "of 4 clients that is 4"),
+        (1.0, r"in \[0, 1\)"),
+        (-0.1, r"in \[0, 1\)"),
+        (float("nan"), "finite"),
+    ],
+)
 def test_shares_that_leave_nobody_are_refused(federation: Make, share: float, said: str) -> None:
     config = federation(FedAvg()).run.config
     with pytest.raises(BadInput, match=rf"^data\.held_out_clients: .*{said}"):
@@ -207,8 +234,12 @@ def test_more_samples_hold_the_fewer_ones_and_nobody_has_more_than_it_has() -> N
 @pytest.mark.parametrize("name", catalogue.table("methods"))
 def test_every_method_gives_unseen_clients_a_model(federation: Make, name: str) -> None:
     """Rows for all; the run keeps what it had; once more gives the same."""
-    method = instantiate("method", Component(catalogue.table("methods")[name].class_path, SMALL.get(name, {})))
-    fed = done(federation, method, {"validation": 0.2, "public": "held_back"}, net="norm", clients=5)
+    method = instantiate(
+        "method", Component(catalogue.table("methods")[name].class_path, SMALL.get(name, {}))
+    )
+    fed = done(
+        federation, method, {"validation": 0.2, "public": "held_back"}, net="norm", clients=5
+    )
     before = kept(fed)
     found = newcomers(fed.worker)
     rows = found["newcomers"]
@@ -217,7 +248,11 @@ def test_every_method_gives_unseen_clients_a_model(federation: Make, name: str) 
         (who.number, count) for who in fed.run.data.held_out for count in (0, 1, 5, 20)
     ]
     for row in rows:
-        assert row["rule"] and row["samples"] <= 10 * row["samples_per_class"] and row["test_samples"] > 0
+        assert (
+            row["rule"]
+            and row["samples"] <= 10 * row["samples_per_class"]
+            and row["test_samples"] > 0
+        )
         alone = name in ("local", "fedproto", "fedtgp") and not row["samples"]
         assert ("accuracy" in row) == (not alone)
     losses = {row["samples_per_class"]: row.get("loss") for row in rows[:4]}
@@ -249,7 +284,9 @@ def test_without_samples_fedavgs_newcomer_has_the_global_model(federation: Make)
     right = scoring.score("global", client, new.test)
     loss = float(client.module.mean_loss(new.test, 500))
     row = newcomers(fed.worker)["newcomers"][0]
-    assert row["accuracy"] == row["accuracy_received"] == scores["accuracy_received"] == float(right)
+    assert (
+        row["accuracy"] == row["accuracy_received"] == scores["accuracy_received"] == float(right)
+    )
     assert row["loss"] == pytest.approx(loss, rel=1e-6)
 
 
@@ -264,16 +301,31 @@ def test_fedbn_without_normalisation_is_fedavg(federation: Make) -> None:
 
 @pytest.mark.sampled("KAPC", "FedAvg", "IFCA")
 @pytest.mark.parametrize(
-    "method", [FedAvg(), KAPC(), IFCA(clusters=2), FEDORA(), FedRep(), PFedHN(), FedCAC(), FedPAC(), KNNPer(), CFL()],
+    "method",
+    [
+        FedAvg(),
+        KAPC(),
+        IFCA(clusters=2),
+        FEDORA(),
+        FedRep(),
+        PFedHN(),
+        FedCAC(),
+        FedPAC(),
+        KNNPer(),
+        CFL(),
+    ],
     ids=lambda m: type(m).__name__,
-)  # fmt: skip
+)
 def test_join_gives_what_the_row_says(federation: Make, tmp_path: Path, method: Method) -> None:
     """For the same samples, from a file: bit for bit."""
     fed = done(federation, method, {"validation": 0.2})
     data, who = fed.run.data, fed.run.data.held_out[0]
     rows = {row["samples_per_class"]: row for row in newcomers(fed.worker)["newcomers"]}
     raw, y = data._train.raw[who.train].numpy(), data._train.labels[who.train]
-    test = {"x_test": data._test.raw[who.test].numpy(), "y_test": data._test.labels[who.test].numpy()}
+    test = {
+        "x_test": data._test.raw[who.test].numpy(),
+        "y_test": data._test.labels[who.test].numpy(),
+    }
     for count in (0, 5):
         index = labelled(y, who, count, 0).numpy() if count else slice(None)
         held = {"x_train": raw[index][:, 0], **(test | {"x_test": test["x_test"][:, 0]})}
@@ -290,7 +342,9 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_join_from_the_command_line_gives_what_the_row_says(fit: Callable[..., Path], capsys: Any) -> None:
+def test_join_from_the_command_line_gives_what_the_row_says(
+    fit: Callable[..., Path], capsys: Any
+) -> None:
     held = "--data.held_out_clients 0.34 --evaluation.newcomer_samples [5]"
     folder = fit("a", "--method ifca --method.clusters 2 --callbacks checkpoint", held)
     [row] = table(folder)
@@ -299,15 +353,24 @@ def test_join_from_the_command_line_gives_what_the_row_says(fit: Callable[..., P
     assert str(who.number) == row["client"]
     y, index = data._train.labels[who.train], labelled(data._train.labels[who.train], who, 5, 0)
     x, test = data._train.raw[who.train][index][:, 0].numpy(), data._test
-    np.savez("new.npz", x_train=x, y_train=y[index].numpy(), x_test=test.raw[who.test][:, 0].numpy(),
-             y_test=test.labels[who.test].numpy())  # fmt: skip
+    np.savez(
+        "new.npz",
+        x_train=x,
+        y_train=y[index].numpy(),
+        x_test=test.raw[who.test][:, 0].numpy(),
+        y_test=test.labels[who.test].numpy(),
+    )
     capsys.readouterr()
-    assert main(["join", "--run", str(folder), "--data", "new.npz", "--out", "new.safetensors"]) == 0
+    assert (
+        main(["join", "--run", str(folder), "--data", "new.npz", "--out", "new.safetensors"]) == 0
+    )
     said = capsys.readouterr().out
     assert f"# accuracy: {row['accuracy']}\n" in said and f"# rule: {row['rule']}\n" in said
 
 
-def test_it_trains_on_augmented_samples_where_everybody_does(federation: Make, tmp_path: Path) -> None:
+def test_it_trains_on_augmented_samples_where_everybody_does(
+    federation: Make, tmp_path: Path
+) -> None:
     """Whether it was held out or comes in a file; what it is judged by is as it is."""
     fed = done(federation, FedAvg(), {"augment": "crop_flip", "validation": 0.2})
     joined, new = after(fed, 5)
@@ -331,15 +394,22 @@ def after(fed: Federation, count: int, rounds: int = 2) -> tuple[Any, Any]:
 
 
 @pytest.mark.sampled("norm-FedPer")
-@pytest.mark.parametrize("method", [FedPer(), FedRep(head_epochs=2)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method", [FedPer(), FedRep(head_epochs=2)], ids=lambda m: type(m).__name__
+)
 @pytest.mark.parametrize("net", ["plain", "norm"])
-def test_a_personal_part_is_trained_under_the_shared_one(federation: Make, net: str, method: Method) -> None:
-    """Body and running statistics are the global ones, bit for bit; the classifier is not the first one."""
+def test_a_personal_part_is_trained_under_the_shared_one(
+    federation: Make, net: str, method: Method
+) -> None:
+    """Body and running statistics are the global ones, bit for bit; the classifier is not the first
+    one."""
     fed = done(federation, method, net=net)
     joined, _ = after(fed, 5)
     group = fed.run.groups[0]
     for block in group.layout.blocks:
-        ours, theirs = (v[block.start : block.stop] for v in (joined.vector, group.vectors["model"]))
+        ours, theirs = (
+            v[block.start : block.stop] for v in (joined.vector, group.vectors["model"])
+        )
         assert torch.equal(ours, theirs) == (not block.head), block.name
 
 
@@ -347,16 +417,26 @@ def test_fedbabu_trains_everything(federation: Make) -> None:
     fed = done(federation, FedBABU())
     joined, _ = after(fed, 5)
     group = fed.run.groups[0]
-    moved = [not torch.equal(joined.vector[b.start : b.stop], group.vectors["model"][b.start : b.stop])
-             for b in group.layout.blocks]  # fmt: skip
+    moved = [
+        not torch.equal(joined.vector[b.start : b.stop], group.vectors["model"][b.start : b.stop])
+        for b in group.layout.blocks
+    ]
     assert all(moved)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [IFCA(clusters=3), CFL(eps1=1e9, eps2=0.0, first_round=1)], ids=str)
+@pytest.mark.parametrize(
+    "method", [IFCA(clusters=3), CFL(eps1=1e9, eps2=0.0, first_round=1)], ids=str
+)
 def test_a_newcomer_finds_its_planted_group(federation: Make, method: Method) -> None:
     """Groups disagree about labels: a model of another one would be wrong on nearly all."""
-    planted = {"partition": "iid", "planted": "labels", "groups": 2, "held_out_clients": 0.25, "alpha": 0.1}
+    planted = {
+        "partition": "iid",
+        "planted": "labels",
+        "groups": 2,
+        "held_out_clients": 0.25,
+        "alpha": 0.1,
+    }
     fed = done(federation, method, planted, clients=8, rounds=4, local_epochs=4)
     joined, _ = after(fed, 5)
     largest, _ = after(fed, 0)
@@ -365,12 +445,15 @@ def test_a_newcomer_finds_its_planted_group(federation: Make, method: Method) ->
         largest.scores["accuracy_received"] > 0.7 or largest.scores["accuracy_received"] < 0.2
     )  # one group's or the other's
     rows = newcomers(fed.worker)["newcomers"]
-    found = {row["client"]: row["accuracy_received"] for row in rows if row["samples_per_class"] == 5}
+    found = {
+        row["client"]: row["accuracy_received"] for row in rows if row["samples_per_class"] == 5
+    }
     assert len(found) == 2 and min(found.values()) > 0.7
 
 
 def test_fesems_newcomer_receives_the_nearest_centre(federation: Make, monkeypatch: Any) -> None:
-    """It trains from the mean of the centres, weighted by their clients' samples; then the nearest is its own."""
+    """It trains from the mean of the centres, weighted by their clients' samples; then the nearest
+    is its own."""
     fed = done(federation, FeSEM(clusters=2), HELD, clients=6, rounds=3)
     seen: list[tuple[Tensor, Tensor]] = []
     broadcast = FeSEM.broadcast
@@ -383,9 +466,14 @@ def test_fesems_newcomer_receives_the_nearest_centre(federation: Make, monkeypat
     monkeypatch.setattr(FeSEM, "broadcast", watched)
     after(fed, 20)
     run, samples = fed.run, torch.tensor(fed.run.data.train_sizes, dtype=torch.float64)
-    of, centres = run.server.memory["cluster"], [run.groups[0].vectors[name] for name in ("model", "model.1")]
+    of, centres = (
+        run.server.memory["cluster"],
+        [run.groups[0].vectors[name] for name in ("model", "model.1")],
+    )
     shares = torch.stack([samples[of == k].sum() for k in (0, 1)]) / samples.sum()
-    torch.testing.assert_close(seen[0][0].double(), shares @ torch.stack(centres).double(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        seen[0][0].double(), shares @ torch.stack(centres).double(), rtol=0, atol=1e-6
+    )
     nearest = min(centres, key=lambda centre: float((centre - seen[1][1]).norm()))
     assert torch.equal(seen[1][0], nearest)
 
@@ -406,16 +494,21 @@ def test_a_newcomers_mix_is_of_its_own(federation: Make, monkeypatch: Any) -> No
     relation = fed.run.server.memory["relation"].clone()
     after(fed, 5)
     assert [w.sources for w, _ in seen] == [[0, 1, 2, 3]] * 2
-    assert not torch.equal(seen[0][1], seen[1][1]) and not torch.equal(seen[0][0].weights, seen[1][0].weights)
+    assert not torch.equal(seen[0][1], seen[1][1]) and not torch.equal(
+        seen[0][0].weights, seen[1][0].weights
+    )
     assert torch.equal(fed.run.server.memory["relation"], relation)
 
 
 @pytest.mark.sampled("FedCAC", "PFedLA")
-@pytest.mark.parametrize("method", [FedCAC(), FedPAC(), FedFomo(), PFedLA()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method", [FedCAC(), FedPAC(), FedFomo(), PFedLA()], ids=lambda m: type(m).__name__
+)
 def test_what_is_kept_of_a_newcomer_is_used_and_nothing_else_moves(
     federation: Make, monkeypatch: Any, method: Method
 ) -> None:
-    """Between its two rounds the server learns of it alone: others' rows, means and models are what they were."""
+    """Between its two rounds the server learns of it alone: others' rows, means and models are what
+    they were."""
     fed = done(federation, method, {"validation": 0.3})
     servers: list[Any] = []
     broadcast = type(method).broadcast
@@ -423,7 +516,9 @@ def test_what_is_kept_of_a_newcomer_is_used_and_nothing_else_moves(
         type(method),
         "broadcast",
         lambda self, server: (
-            servers.append(({k: v.clone() for k, v in server.memory.items()}, dict(server.only.group.vectors))),
+            servers.append(
+                ({k: v.clone() for k, v in server.memory.items()}, dict(server.only.group.vectors))
+            ),
             broadcast(self, server),
         )[1],
     )
@@ -448,7 +543,8 @@ def test_fedem_learns_weights_alone(federation: Make) -> None:
 
 @pytest.mark.slow
 def test_pfedhn_fits_the_embedding_alone(federation: Make, monkeypatch: Any) -> None:
-    """Its model is made by the run's hypernetwork, of an embedding that makes a better one than the mean embedding."""
+    """Its model is made by the run's hypernetwork, of an embedding that makes a better one than the
+    mean embedding."""
     fed = done(federation, PFedHN(hyper_lr=0.05), rounds=12, local_epochs=2)
     memory = {name: v.clone() for name, v in fed.run.server.memory.items()}
     joined, _ = after(fed, 20)
@@ -464,21 +560,31 @@ def test_pfedhn_fits_the_embedding_alone(federation: Make, monkeypatch: Any) -> 
     torch.testing.assert_close(start.vector[: len(made)], made)
 
 
-@pytest.mark.parametrize("method", [PerFedAvg(alpha=0.5), KNNPer(lam=0.5)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method", [PerFedAvg(alpha=0.5), KNNPer(lam=0.5)], ids=lambda m: type(m).__name__
+)
 def test_some_train_nothing(federation: Make, method: Method) -> None:
     """The global model stays what it is; own samples tell how it is used."""
     fed = done(federation, method)
     joined, _ = after(fed, 20)
     without, _ = after(fed, 0)
     assert torch.equal(without.vector, fed.run.groups[0].vectors["model"])
-    assert joined.scores["accuracy_received"] != without.scores["accuracy_received"] and "accuracy" not in joined.scores
+    assert (
+        joined.scores["accuracy_received"] != without.scores["accuracy_received"]
+        and "accuracy" not in joined.scores
+    )
     assert type(method).newcomers is not None and type(method).newcomers.trains == "nothing"
 
 
 @pytest.mark.slow
 def test_fedmd_teaches_without_labels(federation: Make) -> None:
     method = FedMD(samples=300, epochs=15, batch_size=32, loss="kl")
-    fed = done(federation, method, {"public": "held_back", "public_samples": 300, "alpha": 100.0}, local_epochs=5)
+    fed = done(
+        federation,
+        method,
+        {"public": "held_back", "public_samples": 300, "alpha": 100.0},
+        local_epochs=5,
+    )
     joined, _ = after(fed, 0)
     assert "accuracy_received" not in joined.scores and joined.scores["accuracy"] > 0.5
 
@@ -501,10 +607,12 @@ def test_one_sample_and_batchnorm(federation: Make) -> None:
 
 
 def test_further_metrics_of_what_it_is_given_and_has_in_the_end(federation: Make) -> None:
-    """As its last columns; of one class there is no AUROC. Without them the other numbers are the same."""
+    """As its last columns; of one class there is no AUROC. Without them the other numbers are the
+    same."""
     names = ["f1", "auroc"]
     plain, fed = (
-        done(federation, FedAvg(), evaluation={"metrics": m, "newcomer_samples": [0, 5]}) for m in (None, names)
+        done(federation, FedAvg(), evaluation={"metrics": m, "newcomer_samples": [0, 5]})
+        for m in (None, names)
     )
     found = newcomers(fed.worker)
     rows, before = found["newcomers"], newcomers(plain.worker)["newcomers"]
@@ -512,7 +620,10 @@ def test_further_metrics_of_what_it_is_given_and_has_in_the_end(federation: Make
     assert [{k: v for k, v in row.items() if k not in columns} for row in rows] == before
     assert all(list(row)[-4:] == columns for row in rows)
     for count, row in zip((0, 5), rows, strict=True):
-        assert found[f"newcomer_mean_f1_{count}"] == row["f1"] and found[f"newcomer_mean_auroc_{count}"] == row["auroc"]
+        assert (
+            found[f"newcomer_mean_f1_{count}"] == row["f1"]
+            and found[f"newcomer_mean_auroc_{count}"] == row["auroc"]
+        )
     run, who = fed.run, fed.run.data.held_out[0]
     new, knows = few(run.data, who, 5, 0.0, 0, run.device, run.dtype)
     joined = join(fed.worker, new, knows, 2)
@@ -528,16 +639,31 @@ def test_further_metrics_of_what_it_is_given_and_has_in_the_end(federation: Make
 
 
 def test_rows_and_means_stand_in_the_run_folder(fit: Callable[..., Path]) -> None:
-    flags = "--method fedavg --data.held_out_clients 0.5 --evaluation.newcomer_samples [0,2] --callbacks progress"
+    flags = (
+        "--method fedavg --data.held_out_clients 0.5 --evaluation.newcomer_samples [0,2] "
+        "--callbacks progress"
+    )
     folder = fit("a", flags)
     rows = table(folder)
     assert [*rows[0]] == [
-        "client", "samples_per_class", "samples", "test_samples", "rule", "accuracy_received", "accuracy", "loss"
-    ]  # fmt: skip
+        "client",
+        "samples_per_class",
+        "samples",
+        "test_samples",
+        "rule",
+        "accuracy_received",
+        "accuracy",
+        "loss",
+    ]
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["held_out_clients"] == sorted({int(row["client"]) for row in rows}) and summary["clients"] == 2
+    assert (
+        summary["held_out_clients"] == sorted({int(row["client"]) for row in rows})
+        and summary["clients"] == 2
+    )
     for count in (0, 2):
-        mean = np.mean([float(row["accuracy"]) for row in rows if row["samples_per_class"] == str(count)])
+        mean = np.mean(
+            [float(row["accuracy"]) for row in rows if row["samples_per_class"] == str(count)]
+        )
         assert summary[f"newcomer_mean_accuracy_{count}"] == pytest.approx(mean)
     assert not (fit("b", "--method fedavg") / "newcomers.csv").exists()
 
@@ -564,25 +690,35 @@ class Zeros(Transform):
 
 def test_what_newcomers_receive_goes_through_the_transforms(federation: Make) -> None:
     """A model of zeros gives every class the same score, and without samples it is all there is."""
-    fed = federation(FedAvg(), data=HELD, callbacks=[zeros := Zeros("download")], evaluation={"newcomer_samples": [0]})
+    fed = federation(
+        FedAvg(),
+        data=HELD,
+        callbacks=[zeros := Zeros("download")],
+        evaluation={"newcomer_samples": [0]},
+    )
     fed.prepare()
     for t in (1, 2):
         fed.round(t)
     zeros.calls.clear()
     before = kept(fed)
     [row] = newcomers(fed.worker)["newcomers"]
-    assert row["loss"] == pytest.approx(math.log(10)) and zeros.calls == [("download", fed.run.clients)]
+    assert row["loss"] == pytest.approx(math.log(10)) and zeros.calls == [
+        ("download", fed.run.clients)
+    ]
     assert equal(kept(fed), before)
 
 
 def test_what_newcomers_upload_goes_through_the_transforms(federation: Make) -> None:
-    """It uploads between two rounds of its own: where that is lost on the way, its own mix in the second is another."""
+    """It uploads between two rounds of its own: where that is lost on the way, its own mix in the
+    second is another."""
     losses = {}
     for way in ("upload", "nowhere"):
         fed = federation(
-            KAPC(start="server", solver="exact", beta=0.01), data=HELD, callbacks=[zeros := Zeros("nowhere")],
+            KAPC(start="server", solver="exact", beta=0.01),
+            data=HELD,
+            callbacks=[zeros := Zeros("nowhere")],
             evaluation={"newcomer_samples": [5]},
-        )  # fmt: skip
+        )
         fed.prepare()
         for t in (1, 2):
             fed.round(t)
@@ -590,13 +726,19 @@ def test_what_newcomers_upload_goes_through_the_transforms(federation: Make) -> 
         zeros.calls.clear()
         before = kept(fed)
         [row] = newcomers(fed.worker)["newcomers"]
-        assert [hook for hook, client in zeros.calls if client == 3] == ["download", "upload", "download"]
+        assert [hook for hook, client in zeros.calls if client == 3] == [
+            "download",
+            "upload",
+            "download",
+        ]
         assert equal(kept(fed), before)
         losses[way] = row["loss"]
     assert losses["upload"] != losses["nowhere"]
 
 
-def test_a_newcomer_whose_hook_fails_is_named_with_its_stage(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newcomer_whose_hook_fails_is_named_with_its_stage(
+    federation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fed = done(federation, KAPC())
     with monkeypatch.context() as broken:
         broken.setattr(Method, "upload", lambda *_: 1 / 0)

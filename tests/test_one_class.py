@@ -1,4 +1,5 @@
-"""Models that give every sample the same class: who is named, on the screen, in `final.csv`, report and comparison."""
+"""Models that give every sample the same class: who is named, on the screen, in `final.csv`, report
+and comparison."""
 
 from __future__ import annotations
 
@@ -23,8 +24,10 @@ from fl_lightning.results.result import RunResult
 Make = Callable[..., Federation]
 RATE, SITES = 9, ("Aarau", "Basel", "Chur", "Zug")
 RARE = (
-    "--data.source table --data.root t.csv --data.label_column ill --data.group_column site --data.partition natural "
-    "--federation.clients 4 --model mlp --model.hidden [4] --federation.rounds 1 --fabric.accelerator cpu "
+    "--data.source table --data.root t.csv --data.label_column ill --data.group_column site "
+    "--data.partition natural "
+    "--federation.clients 4 --model mlp --model.hidden [4] --federation.rounds 1 "
+    "--fabric.accelerator cpu "
     "--loggers null --callbacks.heatmaps null --callbacks.progress null --optimizer.lr 0.01"
 )
 
@@ -48,7 +51,8 @@ def test_classes_are_counted_by_model() -> None:
 def test_a_client_with_one_predicted_class_is_named(
     federation: Make, executor: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The classifier's bias decides: with 1e6 on class 3 all predictions are 3. No sample is scored twice for it."""
+    """The classifier's bias decides: with 1e6 on class 3 all predictions are 3. No sample is scored
+    twice for it."""
     fed = federation(Local(), rounds=1, fabric={"executor": executor})
     fed.round(1)
     model = fed.run.states[2].vectors["model"]
@@ -58,11 +62,20 @@ def test_a_client_with_one_predicted_class_is_named(
     test = fed.run.data.client(2).test
     labels = torch.cat([y for _, y in test.batches(500)])
     share = float(labels.bincount().max()) / len(labels)
-    assert [row.get("largest_class_share") for row in final["final_further"]] == [None, None, share, None]
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("predictions: ")]
+    assert [row.get("largest_class_share") for row in final["final_further"]] == [
+        None,
+        None,
+        share,
+        None,
+    ]
+    lines = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("predictions: ")
+    ]
     assert lines == [
-        f"predictions: 1 of 4 final models predict one class for all of the client's test samples: client 2 (largest "
-        f"class {100 * share:.1f} %); accuracy does not show it, --evaluation.metrics [balanced_accuracy,auroc] does"
+        f"predictions: 1 of 4 final models predict one class for all of the client's test samples: "
+        f"client 2 (largest "
+        f"class {100 * share:.1f} %); accuracy does not show it, --evaluation.metrics "
+        f"[balanced_accuracy,auroc] does"
     ]
 
 
@@ -98,8 +111,16 @@ def test_a_run_its_test_its_report_and_a_comparison_say_so(
     shares = [float(row["largest_class_share"]) for row in rows]
     assert shares == pytest.approx([float(row["accuracy"]) for row in rows]) and min(shares) > 0.7
     subject = "4 of 4 final models predict one class for all of the client's test samples"
-    named = ", ".join(f"{site} (largest class {100 * share:.1f} %)" for site, share in zip(SITES, shares, strict=True))
-    assert capsys.readouterr().err.count(f"predictions: {subject}: client {named}; accuracy does not show it") == 2
+    named = ", ".join(
+        f"{site} (largest class {100 * share:.1f} %)"
+        for site, share in zip(SITES, shares, strict=True)
+    )
+    assert (
+        capsys.readouterr().err.count(
+            f"predictions: {subject}: client {named}; accuracy does not show it"
+        )
+        == 2
+    )
     assert main(["test", "--run", "runs/alone"]) == 0
     assert capsys.readouterr().err.count(f"predictions: {subject}") == 1
     [remark] = tables.remarks([RunResult("runs/alone")])
@@ -110,9 +131,15 @@ def test_a_run_its_test_its_report_and_a_comparison_say_so(
 
 def test_a_comparison_counts_runs_by_row() -> None:
     def cell(label: str, *shares: float, **more: Any) -> Any:
-        rows = [{"client": c, "largest_class_share": share} for c, share in enumerate(shares)] or [{"client": 0}]
-        run = SimpleNamespace(judge="after", rows=lambda table: rows, called=str, setting=lambda key: None)
-        return SimpleNamespace(**{"label": label, "metric": "accuracy", "judge": "after", "run": run, **more})
+        rows = [{"client": c, "largest_class_share": share} for c, share in enumerate(shares)] or [
+            {"client": 0}
+        ]
+        run = SimpleNamespace(
+            judge="after", rows=lambda table: rows, called=str, setting=lambda key: None
+        )
+        return SimpleNamespace(
+            **{"label": label, "metric": "accuracy", "judge": "after", "run": run, **more}
+        )
 
     cells = [cell("local", 0.9), cell("local"), cell("ditto"), cell("other", 0.8, judge="global")]
     [note] = _one_class(cells)

@@ -32,14 +32,21 @@ def write(folder: Path, **texts: str) -> None:
 def test_files_by_import_path_with_what_they_descend_from(workplace: Path) -> None:
     write(workplace, fl_own_base="import torch\nclass Base(torch.nn.Module): ...\n")
     for folder in ("fl_own_a", "fl_own_b"):
-        write(workplace, **{f"{folder}__models": "from fl_own_base import Base\nclass Net(Base): ...\n"})
+        write(
+            workplace,
+            **{f"{folder}__models": "from fl_own_base import Base\nclass Net(Base): ...\n"},
+        )
         (workplace / folder / "__init__.py").write_text("")
         importlib.import_module(f"{folder}.models")
     models = [ModelConfig(Component(f"{folder}.models.Net")) for folder in ("fl_own_a", "fl_own_b")]
     found = owncode.files(owncode.paths(Config(FEDAVG, models)))
     names = [
-        "fl_own_a/__init__.py", "fl_own_a/models.py", "fl_own_b/__init__.py", "fl_own_b/models.py", "fl_own_base.py",
-    ]  # fmt: skip
+        "fl_own_a/__init__.py",
+        "fl_own_a/models.py",
+        "fl_own_b/__init__.py",
+        "fl_own_b/models.py",
+        "fl_own_base.py",
+    ]
     assert list(found) == names
     assert all(file == workplace / name for name, (_, file) in found.items())
 
@@ -48,7 +55,8 @@ def test_files_by_import_path_with_what_they_descend_from(workplace: Path) -> No
 def test_packages_of_an_environment_that_is_borrowed_are_not_own(
     workplace: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as one below a venv with --system-site-packages: what own classes descend from is not copied from it."""
+    """Such as one below a venv with --system-site-packages: what own classes descend from is not
+    copied from it."""
     name = f"fl_borrowed_{kind[:4]}"
     folder = workplace / "system" / kind
     folder.mkdir(parents=True)
@@ -63,7 +71,8 @@ def test_packages_of_an_environment_that_is_borrowed_are_not_own(
 def test_files_that_own_files_import_from_their_folder(workplace: Path) -> None:
     write(
         workplace,
-        fl_own_c__methods="from .steps import half\nimport json, torch\nfrom fl_lightning.methods import Method\n"
+        fl_own_c__methods="from .steps import half\nimport json, torch\nfrom fl_lightning.methods "
+        "import Method\n"
         "class Mine(Method):\n    def step(self):\n        from fl_own_c import late\n",
         fl_own_c__steps="from fl_own_top import flip as half\nfrom . import more\n",
         fl_own_c__late="import random\n",
@@ -73,19 +82,35 @@ def test_files_that_own_files_import_from_their_folder(workplace: Path) -> None:
         random="# never imported: the standard library comes first\n",
     )
     config = Config(Component("fl_own_c.methods.Mine"), [])
-    names = ["fl_own_c/late.py", "fl_own_c/methods.py", "fl_own_c/more.py", "fl_own_c/steps.py", "fl_own_top.py"]
+    names = [
+        "fl_own_c/late.py",
+        "fl_own_c/methods.py",
+        "fl_own_c/more.py",
+        "fl_own_c/steps.py",
+        "fl_own_top.py",
+    ]
     assert list(owncode.files(owncode.paths(config))) == names  # without importing anything
     importlib.import_module("fl_own_c.methods")
     assert list(owncode.files(owncode.paths(config))) == names
 
 
 def test_every_part_of_a_configuration_counts_but_loggers(workplace: Path) -> None:
-    write(workplace, **{f"fl_own_{part}": "class A: ...\n" for part in ("d", "e", "f", "g", "h", "i")})
+    write(
+        workplace, **{f"fl_own_{part}": "class A: ...\n" for part in ("d", "e", "f", "g", "h", "i")}
+    )
     own = [Component(f"fl_own_{part}.A") for part in ("d", "e", "f", "g")]
     data = DataConfig(source="fl_own_h.A", partition="fl_own_i.A")
-    config = Config(own[0], [ModelConfig(own[1])], data=data, callbacks={"mine": own[2]}, loggers={"mine": own[3]})
+    config = Config(
+        own[0],
+        [ModelConfig(own[1])],
+        data=data,
+        callbacks={"mine": own[2]},
+        loggers={"mine": own[3]},
+    )
     assert list(owncode.now(config)) == [f"fl_own_{part}.py" for part in ("d", "e", "f", "h", "i")]
-    assert list(owncode.now(config, owncode.SHARED)) == [f"fl_own_{part}.py" for part in ("e", "h", "i")]
+    assert list(owncode.now(config, owncode.SHARED)) == [
+        f"fl_own_{part}.py" for part in ("e", "h", "i")
+    ]
     assert owncode.now(Config(Component("torch.nn.Linear"), [])) == {}  # installed
 
 
@@ -105,7 +130,9 @@ def test_versions_are_kept_with_their_rounds_and_never_overwritten(tmp_path: Pat
     one, two, three = ({"a.py": text, "b/c.py": b"same"} for text in (b"1", b"2", b"3"))
 
     def told() -> list[tuple[int, str]]:
-        return [(version["first_round"], version["folder"]) for version in owncode.versions(tmp_path)]
+        return [
+            (version["first_round"], version["folder"]) for version in owncode.versions(tmp_path)
+        ]
 
     assert owncode.keep(tmp_path, one, 1) == [] and told() == [(1, "source")]
     assert owncode.keep(tmp_path, one, 4) == [] and told() == [(1, "source")]
@@ -117,7 +144,10 @@ def test_versions_are_kept_with_their_rounds_and_never_overwritten(tmp_path: Pat
     assert owncode.keep(tmp_path, one, 9) == ["a.py"]  # as at first: no third copy
     assert told()[2:] == [(9, "source")]
     assert owncode.keep(tmp_path, one, 3) == [] and told() == [(1, "source")]
-    texts = {place: (tmp_path / place / "a.py").read_bytes() for place in ("source", "source/from-round-0006")}
+    texts = {
+        place: (tmp_path / place / "a.py").read_bytes()
+        for place in ("source", "source/from-round-0006")
+    }
     assert texts == {"source": b"1", "source/from-round-0006": b"2"}
     assert (tmp_path / "source/from-round-0006-2/a.py").read_bytes() == b"3"
     assert owncode.keep(tmp_path / "none", {}, 1) == [] and not (tmp_path / "none").exists()

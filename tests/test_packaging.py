@@ -1,4 +1,5 @@
-"""What is shipped: the lists in pyproject.toml agree with the disk, and a wheel works on its own."""
+"""What is shipped: the lists in pyproject.toml agree with the disk, and a wheel works on its
+own."""
 
 from __future__ import annotations
 
@@ -56,7 +57,10 @@ def test_pip_and_uv_are_held_to_the_same_versions(pyproject: dict[str, Any]) -> 
     constraints = [line for line in lines if line and not line.startswith("#")]
     assert constraints == pyproject["tool"]["uv"]["constraint-dependencies"]
     assert all("==" in line for line in constraints)
-    assert runpy.run_path(str(ROOT / ".ci" / "constraints.py"))["text"]() == (ROOT / "constraints.txt").read_text()
+    assert (
+        runpy.run_path(str(ROOT / ".ci" / "constraints.py"))["text"]()
+        == (ROOT / "constraints.txt").read_text()
+    )
 
 
 def test_every_dependency_has_an_exact_version_to_test_with(pyproject: dict[str, Any]) -> None:
@@ -70,7 +74,8 @@ def test_every_dependency_has_an_exact_version_to_test_with(pyproject: dict[str,
 
 
 def test_every_extra_is_installed_to_test_with(pyproject: dict[str, Any]) -> None:
-    """Through `all`, which the group dev names; and each extra has the packages that `extras.MODULES` looks for."""
+    """Through `all`, which the group dev names; and each extra has the packages that
+    `extras.MODULES` looks for."""
     extras = dict(pyproject["project"]["optional-dependencies"])
     (everything,) = extras.pop("all")
     assert everything == f"fl_lightning[{','.join(extras)}]"
@@ -81,7 +86,9 @@ def test_every_extra_is_installed_to_test_with(pyproject: dict[str, Any]) -> Non
         listed = {line.partition(">")[0] for line in extras[extra]}
         names = {name.lower() for module in modules for name in distributions[module]}
         assert listed <= names | {"wandb-workspaces"}
-        assert command(extra).endswith(f"pip install {' '.join(repr(line) for line in extras[extra])}")
+        assert command(extra).endswith(
+            f"pip install {' '.join(repr(line) for line in extras[extra])}"
+        )
 
 
 def test_the_packages_are_those_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +105,9 @@ def test_on_windows_one_line_says_where_it_runs() -> None:
     code = "import sys; sys.platform = 'win32'; import fl_lightning"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("ImportError: fl_lightning runs on Linux and macOS")
+    assert done.stderr.splitlines()[-1].startswith(
+        "ImportError: fl_lightning runs on Linux and macOS"
+    )
 
 
 def test_the_metadata_is_what_an_index_asks_for(pyproject: dict[str, Any]) -> None:
@@ -110,11 +119,13 @@ def test_the_metadata_is_what_an_index_asks_for(pyproject: dict[str, Any]) -> No
         for line in project["classifiers"]
         if line.startswith(("Operating", "Programming Language :: Python :: 3."))
     }
-    versions = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["tests"]["strategy"][
-        "matrix"
-    ]["python"]
+    versions = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"][
+        "tests"
+    ]["strategy"]["matrix"]["python"]
     systems = {"Operating System :: MacOS", "Operating System :: POSIX :: Linux"}
-    assert said == systems | {f"Programming Language :: Python :: {version}" for version in versions}
+    assert said == systems | {
+        f"Programming Language :: Python :: {version}" for version in versions
+    }
     assert project["requires-python"] == f">={versions[0]}"
 
 
@@ -139,7 +150,11 @@ def test_the_link_to_callbacks_is_relative() -> None:
 
 
 def test_nothing_large_and_no_lock_file_is_kept(files: list[str]) -> None:
-    large = [name for name in files if (ROOT / name).is_file() and (ROOT / name).stat().st_size > 1_000_000]
+    large = [
+        name
+        for name in files
+        if (ROOT / name).is_file() and (ROOT / name).stat().st_size > 1_000_000
+    ]
     assert large == []
     assert "uv.lock" not in files  # it holds addresses of registries
 
@@ -167,8 +182,20 @@ def wheel(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Path:
     if request.param == "no link":
         (source / "fl_lightning" / "callbacks").unlink()
         (source / "fl_lightning" / "callbacks").write_text("../callbacks")
-    line = ["uv", "build", "--wheel", "--no-config", "--python", sys.executable, "--out-dir", str(out), str(source)]
-    done = subprocess.run(line, cwd=source, capture_output=True, text=True, timeout=300, check=False)
+    line = [
+        "uv",
+        "build",
+        "--wheel",
+        "--no-config",
+        "--python",
+        sys.executable,
+        "--out-dir",
+        str(out),
+        str(source),
+    ]
+    done = subprocess.run(
+        line, cwd=source, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     (built,) = out.glob("*.whl")
     return built
@@ -181,7 +208,9 @@ def test_a_wheel_holds_every_module_once_and_nothing_else(wheel: Path) -> None:
     held = [name for name in names if ".dist-info/" not in name]
     assert len(held) == len(set(held))
     wanted = {
-        str(path.relative_to(ROOT)) for path in (ROOT / "fl_lightning").rglob("*.py") if "callbacks" not in path.parts
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "fl_lightning").rglob("*.py")
+        if "callbacks" not in path.parts
     }
     for top, pattern in (
         ("callbacks", "*.py"),
@@ -190,10 +219,16 @@ def test_a_wheel_holds_every_module_once_and_nothing_else(wheel: Path) -> None:
         ("configs", "*.csv"),
         ("slurm", "*"),
     ):
-        found = [path for path in (ROOT / top).rglob(pattern) if path.is_file() and "__pycache__" not in path.parts]
+        found = [
+            path
+            for path in (ROOT / top).rglob(pattern)
+            if path.is_file() and "__pycache__" not in path.parts
+        ]
         wanted |= {f"fl_lightning/{path.relative_to(ROOT)}" for path in found}
     rooms = {"report": "page.*", "gains": "page.*", "deploy": "app_*"}
-    pages = [path for room, names in rooms.items() for path in (ROOT / "fl_lightning" / room).glob(names)]
+    pages = [
+        path for room, names in rooms.items() for path in (ROOT / "fl_lightning" / room).glob(names)
+    ]
     wanted |= {str(path.relative_to(ROOT)) for path in pages}
     others = {"py.typed", "__init__.pyi", "configuration/index.json"}
     assert set(held) == wanted | {f"fl_lightning/{name}" for name in others}
@@ -202,25 +237,48 @@ def test_a_wheel_holds_every_module_once_and_nothing_else(wheel: Path) -> None:
 
 def run(cwd: Path, *line: str) -> str:
     """What a command that ends well prints; this project's own environment is hidden from it."""
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
     env |= {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=1500, check=False)
+    done = subprocess.run(
+        line, cwd=cwd, env=env, capture_output=True, text=True, timeout=1500, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def installed(archive: Path, venv: Path) -> str:
-    """The Python of a new environment with a wheel or sdist, which borrows the dependencies of this one."""
+    """The Python of a new environment with a wheel or sdist, which borrows the dependencies of this
+    one."""
     python = str(venv / "bin" / "python")
     run(venv.parent, sys.executable, "-m", "venv", "--without-pip", str(venv))
-    run(venv.parent, "uv", "pip", "install", "--quiet", "--no-deps", "--no-config", "--python", python, str(archive))
-    site = run(venv.parent, python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-    Path(site, "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # after the archive's own
+    run(
+        venv.parent,
+        "uv",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-config",
+        "--python",
+        python,
+        str(archive),
+    )
+    site = run(
+        venv.parent, python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"
+    ).strip()
+    # after the archive's own
+    Path(site, "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
 
 
 @pytest.mark.slow
-def test_an_sdist_is_whole_and_passes_its_own_tests(source: Path, files: list[str], tmp_path: Path) -> None:
+def test_an_sdist_is_whole_and_passes_its_own_tests(
+    source: Path, files: list[str], tmp_path: Path
+) -> None:
     """All that git knows; of its tests some that read files beside the package, and a run."""
     line = [
         "uv",
@@ -236,13 +294,23 @@ def test_an_sdist_is_whole_and_passes_its_own_tests(source: Path, files: list[st
     run(tmp_path, *line)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        packed.extractall(
+            tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
+        )
     root = archive.with_name(archive.name.removesuffix(".tar.gz"))
     unpacked = {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file()}
     assert {name for name in files if name != "fl_lightning/callbacks"} <= unpacked
     python = installed(archive, tmp_path / "venv")
-    tests = ["test_mixing.py", "test_house.py", "test_configs.py", "test_site.py", "e2e/test_commands.py"]
-    out = run(root, python, "-P", "-m", "pytest", "-q", "-n", "0", *(f"tests/{name}" for name in tests))
+    tests = [
+        "test_mixing.py",
+        "test_house.py",
+        "test_configs.py",
+        "test_site.py",
+        "e2e/test_commands.py",
+    ]
+    out = run(
+        root, python, "-P", "-m", "pytest", "-q", "-n", "0", *(f"tests/{name}" for name in tests)
+    )
     assert re.search(r"^\d+ passed", out, re.MULTILINE), out
 
 
@@ -258,12 +326,22 @@ def test_a_wheel_works_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
         empty,
         python,
         "-c",
-        "import fl_lightning, fl_lightning.callbacks as c; print(fl_lightning.__file__, c.__file__)",
+        "import fl_lightning, fl_lightning.callbacks as c; print(fl_lightning.__file__, "
+        "c.__file__)",
     )
     assert all(word.startswith(str(venv)) for word in where.split())
     command = str(venv / "bin" / "fl-train")
     listed = [line.split()[0] for line in run(empty, command, "list", "configs").splitlines()]
     assert listed == sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
-    out = run(empty, command, "fit", "--config", "kapc_mnist.yaml", "--smoke", "--fabric.accelerator", "cpu")
+    out = run(
+        empty,
+        command,
+        "fit",
+        "--config",
+        "kapc_mnist.yaml",
+        "--smoke",
+        "--fabric.accelerator",
+        "cpu",
+    )
     assert "runs/kapc_mnist-001" in out
     assert (empty / "runs" / "kapc_mnist-001" / "summary.json").exists()

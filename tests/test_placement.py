@@ -64,7 +64,11 @@ def test_no_move_makes_a_round_longer(ranks: int, clients: list[tuple[int, float
         assert home[client] != to
         home[client] = to
     after = max(loads(cohort, home, work, ranks))
-    assert after <= before * (1 - WORTH) + 1e-9 if found and ranks > 1 else after == pytest.approx(before)
+    assert (
+        after <= before * (1 - WORTH) + 1e-9
+        if found and ranks > 1
+        else after == pytest.approx(before)
+    )
 
 
 class Pair:
@@ -72,9 +76,17 @@ class Pair:
 
     send_object, receive_object = Group.send_object, Group.receive_object
 
-    def __init__(self, rank: int, boxes: list[Queue[Any]], together: threading.Barrier, said: list[Any]) -> None:
+    def __init__(
+        self, rank: int, boxes: list[Queue[Any]], together: threading.Barrier, said: list[Any]
+    ) -> None:
         self.device = torch.device("cpu")
-        self.rank, self.size, self._boxes, self._together, self._said = rank, 2, boxes, together, said
+        self.rank, self.size, self._boxes, self._together, self._said = (
+            rank,
+            2,
+            boxes,
+            together,
+            said,
+        )
 
     def gather_objects(self, item: Any) -> list[Any]:
         self._said[self.rank] = item
@@ -94,17 +106,24 @@ def states_of(store: VectorStore, clients: Sequence[int]) -> dict[int, ClientSta
     found = {}
     for c in clients:
         vectors = {
-            name: store.allocate(torch.full((4,), float(10 * c + k))) for k, name in enumerate(("model", "control"))
+            name: store.allocate(torch.full((4,), float(10 * c + k)))
+            for k, name in enumerate(("model", "control"))
         }
-        received = {"control": store.allocate(torch.full((4,), 10 * c + 2.0)), "model": vectors["model"]}
+        received = {
+            "control": store.allocate(torch.full((4,), 10 * c + 2.0)),
+            "model": vectors["model"],
+        }
         memory = {"alpha": torch.tensor(c), "seen": torch.ones(2, 3)}
-        found[c] = ClientState(c, vectors, [torch.tensor(c, dtype=torch.int64)], received, c + 1, memory)
+        found[c] = ClientState(
+            c, vectors, [torch.tensor(c, dtype=torch.int64)], received, c + 1, memory
+        )
     return found
 
 
 @pytest.mark.parametrize("place", get_args(Place))
 def test_a_state_moves_as_it_is(tmp_path: Path, place: Place) -> None:
-    """Whatever vectors it has; what the server last received stays the client's own vector where it is that."""
+    """Whatever vectors it has; what the server last received stays the client's own vector where it
+    is that."""
     stores = [VectorStore(place, tmp_path, torch.device("cpu")) for _ in range(2)]
     states = [states_of(stores[0], [0, 1, 2]), states_of(stores[1], [3])]
     homes = [[0, 0, 0, 1, 0], [0, 0, 0, 1, 0]]
@@ -125,7 +144,10 @@ def test_a_state_moves_as_it_is(tmp_path: Path, place: Place) -> None:
     for c, here in ((1, states[1]), (3, states[0])):
         [before], now = states_of(stores[0], [c]).values(), here[c]
         assert (now.client, now.rounds) == (c, before.rounds)
-        assert now.received["model"] is now.vectors["model"] and now.received["control"] is not now.vectors["control"]
+        assert (
+            now.received["model"] is now.vectors["model"]
+            and now.received["control"] is not now.vectors["control"]
+        )
         for name in ("vectors", "received", "memory"):
             one, other = getattr(now, name), getattr(before, name)
             assert list(one) == list(other) and all(torch.equal(one[k], other[k]) for k in one)

@@ -13,20 +13,29 @@ from typing import Any
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.configuration.config import Component, Config, DataConfig, FederationConfig, ModelConfig
+from fl_lightning.configuration.config import (
+    Component,
+    Config,
+    DataConfig,
+    FederationConfig,
+    ModelConfig,
+)
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.worker import Worker
 from fl_lightning.foundation import device
 from fl_lightning.lab.planning import rehearsal
 
 LINE = (
-    "--config kapc_exact_digits --loggers null --fabric.accelerator cpu --data.fraction 0.4 --federation.local_epochs 1"
+    "--config kapc_exact_digits --loggers null --fabric.accelerator cpu --data.fraction 0.4 "
+    "--federation.local_epochs 1"
 )
 Plan = Callable[[str], str]
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Plan:
+def plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Plan:
     """Runs `fl-train plan` with the keys of a line; returns what it prints."""
     monkeypatch.chdir(tmp_path)
 
@@ -49,7 +58,12 @@ def config(**federation: Any) -> Config:
 
 def test_bytes_are_those_that_a_run_counts(plan: Plan, tmp_path: Path) -> None:
     planned = json.loads(plan(f"{LINE} --json"))
-    assert main(["fit", "--name", "one", *shlex.split(f"{LINE} --federation.rounds 1 --callbacks null")]) == 0
+    assert (
+        main(
+            ["fit", "--name", "one", *shlex.split(f"{LINE} --federation.rounds 1 --callbacks null")]
+        )
+        == 0
+    )
     with (tmp_path / "runs" / "one" / "metrics.csv").open() as file:
         [counted] = csv.DictReader(file)
     assert planned["upload"] == float(counted["upload_bytes"])
@@ -69,14 +83,22 @@ def test_the_words_have_the_same_figures(plan: Plan, monkeypatch: pytest.MonkeyP
 
 def test_data_that_are_not_here_are_made_up(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal, "BUDGET", 0.0)
-    line = "--config kapc_mnist --loggers null --data.download false --fabric.accelerator cpu --federation.clients 20"
-    text = plan(f"{line} --method ktpfl --data.public fashionmnist --method.samples 40 --samples 70")
+    line = (
+        "--config kapc_mnist --loggers null --data.download false --fabric.accelerator cpu "
+        "--federation.clients 20"
+    )
+    text = plan(
+        f"{line} --method ktpfl --data.public fashionmnist --method.samples 40 --samples 70"
+    )
     assert "data: not here; 70 training samples a client were made up" in text
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_a_short_round_of_some_clients_is_scaled_to_the_cohort(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a known rate per sample, seconds are those of all clients' samples; the server's are as they were."""
+def test_a_short_round_of_some_clients_is_scaled_to_the_cohort(
+    executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a known rate per sample, seconds are those of all clients' samples; the server's are as
+    they were."""
     monkeypatch.setattr(rehearsal, "BUDGET", 0.0)
     monkeypatch.setattr(rehearsal, "MOST_CLIENTS", 4)
     trained: list[int] = []
@@ -92,22 +114,35 @@ def test_a_short_round_of_some_clients_is_scaled_to_the_cohort(executor: str, mo
         record = run_round(self, number, cohort)
         tests = sum(self.run.data.test_sizes[c] for c in cohort)
         client, evaluation = 1e-3 * sum(trained), 1e-4 * tests
-        seconds = {"seconds_client": client, "seconds_evaluation": evaluation, "seconds": client + evaluation + 5}
+        seconds = {
+            "seconds_client": client,
+            "seconds_evaluation": evaluation,
+            "seconds": client + evaluation + 5,
+        }
         return replace(record, metrics=record.metrics | seconds)
 
     monkeypatch.setattr(Worker, "_train", counting)
     monkeypatch.setattr(Federation, "round", timed)
     run = config(local_epochs=2)
-    run = replace(run, fabric=replace(run.fabric, executor=executor), evaluation=replace(run.evaluation, every=3))
+    run = replace(
+        run,
+        fabric=replace(run.fabric, executor=executor),
+        evaluation=replace(run.evaluation, every=3),
+    )
     planned = rehearsal.rehearse(run)
     assert sum(trained) == 4 * 2 * 16  # a batch in each of two epochs
     data = rehearsal._data(run)
     assert data is not None
     assert planned.seconds == pytest.approx(
-        {"clients": 1e-3 * 2 * sum(data.train_sizes), "evaluation": 1e-4 * sum(data.test_sizes) / 3, "server": 5.0}
+        {
+            "clients": 1e-3 * 2 * sum(data.train_sizes),
+            "evaluation": 1e-4 * sum(data.test_sizes) / 3,
+            "server": 5.0,
+        }
     )
     assert (planned.rehearsed, planned.cohort) == (4, 10)
-    # A vector of the model in 32 bits and the relation's share stay with each of the other six clients.
+    # A vector of the model in 32 bits and the relation's share stay with each of the other six
+    # clients.
     numbers = 64 * 32 + 32 + 32 * 10 + 10
     samples = sum(data.train_sizes) + sum(data.test_sizes)
     assert planned.stored == pytest.approx(6 * 4 * (numbers + 64 * samples / 10), rel=0.05)
@@ -134,10 +169,16 @@ def test_without_an_accelerator_there_is_no_rehearsal(
     ],
 )
 def test_bad_input_is_one_line(
-    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config_words = "" if "--config" in words else "--config kapc_exact_digits --loggers null --callbacks null "
+    config_words = (
+        "" if "--config" in words else "--config kapc_exact_digits --loggers null --callbacks null "
+    )
     assert main(["plan", *shlex.split(config_words + words)]) in (1, 2)
     out, err = capsys.readouterr()
     assert out == ""

@@ -19,7 +19,9 @@ from fl_lightning.foundation.parallel import environment_of
 from fl_lightning.lab.study.workers import run_all
 
 
-@pytest.mark.parametrize(("encoding", "name"), [("ascii", "\\u0141\\xf3d\\u017a"), ("latin-1", "\\u0141ód\\u017a")])
+@pytest.mark.parametrize(
+    ("encoding", "name"), [("ascii", "\\u0141\\xf3d\\u017a"), ("latin-1", "\\u0141ód\\u017a")]
+)
 def test_a_name_that_the_terminal_lacks_is_printed_in_escapes(
     encoding: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,7 +40,9 @@ def test_a_name_that_the_terminal_lacks_is_printed_in_escapes(
     assert name in err.buffer.getvalue().decode(encoding)
 
 
-def test_what_workers_print_is_kept_in_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_workers_print_is_kept_in_utf_8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     jobs = run_all(lambda name: print(name), ["Łódź"], 1, tmp_path, lambda numbers: None)
     assert [ended.error for ended in jobs] == [None]
@@ -47,8 +51,14 @@ def test_what_workers_print_is_kept_in_utf_8(tmp_path: Path, monkeypatch: pytest
 
 def test_the_command_line_itself_prints_any_name(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "fl_lightning", "status", str(tmp_path / "Łódź")]
-    done = subprocess.run(line, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, check=False)
-    assert done.returncode == 2 and b"\\u0141\\xf3d\\u017a" in done.stderr and b"Traceback" not in done.stderr
+    done = subprocess.run(
+        line, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, check=False
+    )
+    assert (
+        done.returncode == 2
+        and b"\\u0141\\xf3d\\u017a" in done.stderr
+        and b"Traceback" not in done.stderr
+    )
 
 
 # ---------------------------------------------------------------- a port that is in use
@@ -71,9 +81,14 @@ def test_own_processes_meet_at_a_free_port_whatever_is_left_in_the_environment(
     assert environment.main_port == environment.main_port != taken
 
 
-def test_processes_that_cannot_meet_are_one_line(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_cannot_meet_are_one_line(
+    taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch.distributed import TCPStore
 
     monkeypatch.setenv(port.NAME, str(taken))
-    with pytest.raises(BadInput, match=rf"MASTER_PORT: '{taken}' .*choose a port that is free"), port.named_if_taken():
+    with (
+        pytest.raises(BadInput, match=rf"MASTER_PORT: '{taken}' .*choose a port that is free"),
+        port.named_if_taken(),
+    ):
         TCPStore("localhost", taken, 2, True)

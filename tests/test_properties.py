@@ -55,16 +55,25 @@ PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "optimizer.lr": st.floats(0, 1e6),
     "optimizer.clip_norm": st.none() | positive,
     "optimizer.lr_decay": positive,
-    "evaluation.models": st.none() | st.lists(st.sampled_from(["before", "after", "global", "finetuned"]), unique=True),
+    "evaluation.models": st.none()
+    | st.lists(st.sampled_from(["before", "after", "global", "finetuned"]), unique=True),
     "fabric.devices": st.just("auto") | st.integers(1, 64),
     "fabric.precision": st.sampled_from(["32-true", "64-true", "bf16-mixed"]),
 }
 METHODS = st.one_of(
     st.sampled_from(["local", "fedavg", "fedper", "fedbn"]),
-    st.fixed_dictionaries({"name": st.just("fedprox"), "init_args": st.fixed_dictionaries({"mu": positive})}),
-    st.fixed_dictionaries({"name": st.just("fedamp"), "sigma": st.none() | positive, "alpha": positive}),
     st.fixed_dictionaries(
-        {"name": st.just("kapc"), "solver": st.sampled_from(["step", "exact"]), "lam": st.floats(0, 1e6)}
+        {"name": st.just("fedprox"), "init_args": st.fixed_dictionaries({"mu": positive})}
+    ),
+    st.fixed_dictionaries(
+        {"name": st.just("fedamp"), "sigma": st.none() | positive, "alpha": positive}
+    ),
+    st.fixed_dictionaries(
+        {
+            "name": st.just("kapc"),
+            "solver": st.sampled_from(["step", "exact"]),
+            "lam": st.floats(0, 1e6),
+        }
     ),
 )
 CALLBACKS = st.fixed_dictionaries(
@@ -73,8 +82,12 @@ CALLBACKS = st.fixed_dictionaries(
         "heatmaps": st.none() | st.fixed_dictionaries({"every": st.integers(1, 99)}),
         "quantize": st.fixed_dictionaries({"bits": st.sampled_from([8, 16])}),
         "topk": st.fixed_dictionaries({"share": share}),
-        "krum": st.fixed_dictionaries({"attackers": st.integers(0, 99), "keep": st.integers(1, 99)}),
-        "attack": st.fixed_dictionaries({"kind": st.just("noise"), "clients": st.lists(st.integers(0, 9))}),
+        "krum": st.fixed_dictionaries(
+            {"attackers": st.integers(0, 99), "keep": st.integers(1, 99)}
+        ),
+        "attack": st.fixed_dictionaries(
+            {"kind": st.just("noise"), "clients": st.lists(st.integers(0, 9))}
+        ),
     },
 )
 
@@ -95,7 +108,11 @@ def test_a_printed_config_means_the_same(
     file: Path, plain: dict[str, Any], method: Any, callbacks: dict[str, Any], hidden: list[int]
 ) -> None:
     """`--print_config` fed back gives the same config, and prints the same."""
-    nested: dict[str, Any] = {"method": method, "callbacks": callbacks, "model": {"name": "mlp", "hidden": hidden}}
+    nested: dict[str, Any] = {
+        "method": method,
+        "callbacks": callbacks,
+        "model": {"name": "mlp", "hidden": hidden},
+    }
     for key, value in plain.items():
         group, _, name = key.rpartition(".")
         (nested.setdefault(group, {}) if group else nested)[name] = value
@@ -119,8 +136,15 @@ def _at(config: Config, key: str) -> Any:
 
 @same
 @given(
-    key=st.sampled_from([k for k in keys(parser_of("fit")) if k not in ("config", "print_config", "smoke")]),
-    value=st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=3),
+    key=st.sampled_from(
+        [k for k in keys(parser_of("fit")) if k not in ("config", "print_config", "smoke")]
+    ),
+    value=st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.lists(st.integers(), max_size=3),
 )
 def test_any_value_is_taken_or_refused_in_words(key: str, value: Any) -> None:
     """Nothing but `BadInput` comes of a value of any kind, and what is taken is finite."""
@@ -130,7 +154,12 @@ def test_any_value_is_taken_or_refused_in_words(key: str, value: Any) -> None:
         config = plan([layer])
     except BadInput:
         return
-    flat = [v for part in dataclasses.asdict(config).values() if isinstance(part, dict) for v in part.values()]
+    flat = [
+        v
+        for part in dataclasses.asdict(config).values()
+        if isinstance(part, dict)
+        for v in part.values()
+    ]
     assert all(math.isfinite(v) for v in flat if isinstance(v, float))
 
 
@@ -141,14 +170,19 @@ def test_any_value_is_taken_or_refused_in_words(key: str, value: Any) -> None:
 def labels(draw: st.DrawFn, least: int, most: int) -> np.ndarray:
     """Labels of up to 12 classes, some of which may be rare or absent."""
     classes = draw(st.integers(1, 12))
-    weights = np.array(draw(st.lists(st.integers(0, 9), min_size=classes, max_size=classes)), dtype=float)
+    weights = np.array(
+        draw(st.lists(st.integers(0, 9), min_size=classes, max_size=classes)), dtype=float
+    )
     assume(weights.any())
     size, seed = draw(st.integers(least, most)), draw(st.integers(0, 99))
     return np.random.default_rng(seed).choice(classes, size, p=weights / weights.sum())
 
 
-def check_deal(train: np.ndarray, test: np.ndarray, clients: int, data: DataConfig, seed: int) -> None:
-    """Disjoint, complete where the partition deals everything, and nobody has fewer than the least."""
+def check_deal(
+    train: np.ndarray, test: np.ndarray, clients: int, data: DataConfig, seed: int
+) -> None:
+    """Disjoint, complete where the partition deals everything, and nobody has fewer than the
+    least."""
     shares = partition.deal(train, test, clients, data, np.random.default_rng(seed))
     needs = (partition.least(data), 1)
     for part, pool, need in zip(shares, (train, test), needs, strict=True):
@@ -157,7 +191,9 @@ def check_deal(train: np.ndarray, test: np.ndarray, clients: int, data: DataConf
         assert len(np.unique(dealt)) == len(dealt) <= len(pool)
         assert not len(dealt) or (dealt.min() >= 0 and dealt.max() < len(pool))
         assert min(map(len, part)) >= need
-        if data.partition in ("iid", "rotated") or (data.partition == "dirichlet" and data.sizes == "free"):
+        if data.partition in ("iid", "rotated") or (
+            data.partition == "dirichlet" and data.sizes == "free"
+        ):
             assert len(dealt) == len(pool)
     left, held = partition.hold_out(shares[0], train, data.validation, np.random.default_rng(seed))
     for whole, a, b in zip(shares[0], left, held, strict=True):
@@ -167,24 +203,41 @@ def check_deal(train: np.ndarray, test: np.ndarray, clients: int, data: DataConf
 
 KINDS = st.one_of(
     st.fixed_dictionaries(
-        {"by": st.sampled_from(["class", "client"]), "sizes": st.sampled_from(["free", "equal"]),
-         "alpha": st.floats(-4, 4).map(lambda x: 10.0**x)}
+        {
+            "by": st.sampled_from(["class", "client"]),
+            "sizes": st.sampled_from(["free", "equal"]),
+            "alpha": st.floats(-4, 4).map(lambda x: 10.0**x),
+        }
     ),
-    st.fixed_dictionaries({"partition": st.just("hsu"), "alpha": st.floats(-4, 4).map(lambda x: 10.0**x)}),
-    st.fixed_dictionaries({"partition": st.just("pathological"), "classes_per_client": st.integers(1, 5)}),
+    st.fixed_dictionaries(
+        {"partition": st.just("hsu"), "alpha": st.floats(-4, 4).map(lambda x: 10.0**x)}
+    ),
+    st.fixed_dictionaries(
+        {"partition": st.just("pathological"), "classes_per_client": st.integers(1, 5)}
+    ),
     st.fixed_dictionaries({"partition": st.sampled_from(["iid", "rotated"])}),
-)  # fmt: skip
+)
 
 
 @same
 @given(
-    train=labels(1, 2000), test=labels(1, 400), clients=st.integers(1, 60), kind=KINDS,
-    min_samples=st.integers(1, 20), validation=st.sampled_from([0.0, 0.1, 0.5]), seed=st.integers(0, 99),
-)  # fmt: skip
+    train=labels(1, 2000),
+    test=labels(1, 400),
+    clients=st.integers(1, 60),
+    kind=KINDS,
+    min_samples=st.integers(1, 20),
+    validation=st.sampled_from([0.0, 0.1, 0.5]),
+    seed=st.integers(0, 99),
+)
 def test_a_partition_is_disjoint_complete_and_fair(
-    train: np.ndarray, test: np.ndarray, clients: int, kind: dict[str, Any], min_samples: int, validation: float,
+    train: np.ndarray,
+    test: np.ndarray,
+    clients: int,
+    kind: dict[str, Any],
+    min_samples: int,
+    validation: float,
     seed: int,
-) -> None:  # fmt: skip
+) -> None:
     data = DataConfig(min_samples=min_samples, validation=validation, **kind)
     enough = len(train) >= clients * partition.least(data) and len(test) >= clients
     try:
@@ -196,7 +249,11 @@ def test_a_partition_is_disjoint_complete_and_fair(
 
 
 @settings(same, max_examples=6)
-@given(by=st.sampled_from(["class", "client"]), sizes=st.sampled_from(["free", "equal"]), seed=st.integers(0, 10**6))
+@given(
+    by=st.sampled_from(["class", "client"]),
+    sizes=st.sampled_from(["free", "equal"]),
+    seed=st.integers(0, 10**6),
+)
 def test_a_thousand_clients_at_a_hundredth(by: Any, sizes: Any, seed: int) -> None:
     draws = np.random.default_rng(seed)
     train, test = draws.integers(0, 10, 20_000), draws.integers(0, 10, 4_000)
@@ -214,14 +271,18 @@ def tensors(draw: st.DrawFn, rows: int | None = None) -> torch.Tensor:
     size = draw(st.integers(1, 40))
     scale = draw(st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e6, 1e30]))
     shape = (size,) if rows is None else (draw(st.integers(1, rows)), size)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 999)))) * scale
+    x = (
+        torch.randn(shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 999))))
+        * scale
+    )
     return x.round() if draw(st.booleans()) else x
 
 
 @same
 @given(x=tensors(), bits=st.sampled_from([8, 16]), seed=st.integers(0, 999))
 def test_quantisation_comes_back_within_a_step(x: torch.Tensor, bits: int, seed: int) -> None:
-    """Nothing moves by more than a step of the grid, zeros stay, and the largest comes back as it was."""
+    """Nothing moves by more than a step of the grid, zeros stay, and the largest comes back as it
+    was."""
     back = quantised(x, bits, torch.Generator().manual_seed(seed))
     step = x.abs().max() / (2 ** (bits - 1) - 1)
     assert back.isfinite().all()
@@ -236,11 +297,16 @@ def test_the_largest_come_back_and_the_rest_is_zero(x: torch.Tensor, share: floa
     back = largest(x, count)
     kept = back != 0
     assert int(kept.sum()) <= count and torch.equal(back[kept], x[kept])
-    assert kept.all() or float(x[~kept].abs().max()) <= float(back.abs().sort(descending=True).values[count - 1])
+    assert kept.all() or float(x[~kept].abs().max()) <= float(
+        back.abs().sort(descending=True).values[count - 1]
+    )
 
 
 @same
-@given(sent=st.lists(st.booleans(), min_size=len(LAYOUT.blocks), max_size=len(LAYOUT.blocks)), double=st.booleans())
+@given(
+    sent=st.lists(st.booleans(), min_size=len(LAYOUT.blocks), max_size=len(LAYOUT.blocks)),
+    double=st.booleans(),
+)
 def test_a_payload_counts_what_it_sends(sent: list[bool], double: bool) -> None:
     row = torch.zeros(LAYOUT.size, dtype=torch.float64 if double else torch.float32)
     payload = Payload(LAYOUT, row, np.array(sent))
@@ -261,7 +327,9 @@ def test_a_trimmed_mean_lies_among_what_is_left(W: torch.Tensor, cut: int, seed:
     out, kept = trimmed_mean(W, cut), W.sort(0).values[cut : n - cut]
     slack = 1e-5 * W.abs().amax(0)
     assert (out >= kept[0] - slack).all() and (out <= kept[-1] + slack).all()
-    assert torch.equal(out, trimmed_mean(W[torch.randperm(n, generator=torch.Generator().manual_seed(seed))], cut))
+    assert torch.equal(
+        out, trimmed_mean(W[torch.randperm(n, generator=torch.Generator().manual_seed(seed))], cut)
+    )
     assert torch.equal(trimmed_mean(W[:1].expand(n, -1), cut), W[0])
 
 
@@ -283,7 +351,10 @@ def test_mixing_keeps_equal_models_and_the_identity(W: torch.Tensor, seed: int) 
 @same
 @given(
     rows=st.lists(
-        st.dictionaries(st.sampled_from("abcdef"), st.integers() | st.floats(allow_nan=False), min_size=1), min_size=1
+        st.dictionaries(
+            st.sampled_from("abcdef"), st.integers() | st.floats(allow_nan=False), min_size=1
+        ),
+        min_size=1,
     )
 )
 def test_a_table_gives_back_what_was_written(file: Path, rows: list[dict[str, float]]) -> None:

@@ -51,7 +51,10 @@ def test_every_start_is_kept_with_code_command_and_versions(
     flags = "--model fl_own_provenance.Net --callbacks.checkpoint.every 1 --federation.rounds 1"
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "a"
-    words = "--config kapc_exact_digits --loggers null --callbacks null --fabric.accelerator cpu --data.fraction 0.4"
+    words = (
+        "--config kapc_exact_digits --loggers null --callbacks null --fabric.accelerator cpu "
+        "--data.fraction 0.4"
+    )
     words += f" --federation.clients 4 --federation.local_epochs 1 --name a {flags}"
     assert main(["fit", *words.split()]) == 0
     (start,) = json.loads((folder / "provenance.json").read_text())
@@ -61,7 +64,10 @@ def test_every_start_is_kept_with_code_command_and_versions(
     assert start["machine"]["cores"] >= 1 and start["machine"]["memory_gib"] > 0
     assert start["started"] <= start["ended"]
     assert "torch==" in (folder / "environment.txt").read_text()
-    assert sorted(path.name for path in (folder / "source").iterdir()) == ["fl_own_provenance.py", "rounds.json"]
+    assert sorted(path.name for path in (folder / "source").iterdir()) == [
+        "fl_own_provenance.py",
+        "rounds.json",
+    ]
     assert (folder / "lock").read_text().split(", ended ")[1][:4].isdecimal()
 
     (tmp_path / "fl_own_provenance.py").write_text(OWN + "\n# changed\n")
@@ -69,25 +75,36 @@ def test_every_start_is_kept_with_code_command_and_versions(
     provenance._git.cache_clear()
     lock, written = (folder / "lock").read_bytes(), (folder / "log.txt").read_bytes()
     assert main(["fit", "--name", "a", "--resume", "--federation.rounds", "2", "--seed", "1"]) == 2
-    assert len(json.loads((folder / "provenance.json").read_text())) == 1  # a start that was refused is none
+    # a start that was refused is none
+    assert len(json.loads((folder / "provenance.json").read_text())) == 1
     assert (folder / "log.txt").read_bytes() == written
     assert (folder / "lock").read_bytes() == lock
     capsys.readouterr()
     assert main(["fit", "--name", "a", "--resume", "--federation.rounds", "2"]) == 2
     err = capsys.readouterr().err
-    assert "code: 'fl_own_provenance.py' is not allowed; it has changed since runs/a was begun" in err
+    assert (
+        "code: 'fl_own_provenance.py' is not allowed; it has changed since runs/a was begun" in err
+    )
     assert err.count("\n") == 1 and "--accept_changed_code" in err
     assert len(json.loads((folder / "provenance.json").read_text())) == 1
-    assert main(["fit", "--name", "a", "--resume", "--federation.rounds", "2", "--accept_changed_code"]) == 0
+    assert (
+        main(
+            ["fit", "--name", "a", "--resume", "--federation.rounds", "2", "--accept_changed_code"]
+        )
+        == 0
+    )
     starts = json.loads((folder / "provenance.json").read_text())
     assert [start["git"]["dirty"] for start in starts] == [False, True]
     assert [start["first_round"] for start in starts] == [1, 2]
     assert (folder / "source" / "fl_own_provenance.py").read_text() == OWN
-    assert "# changed" in (folder / "source" / "from-round-0002" / "fl_own_provenance.py").read_text()
+    assert (
+        "# changed" in (folder / "source" / "from-round-0002" / "fl_own_provenance.py").read_text()
+    )
     versions = owncode.versions(folder)
     assert [(v["first_round"], v["folder"], v["changed"]) for v in versions] == [
-        (1, "source", []), (2, "source/from-round-0002", ["fl_own_provenance.py"]),
-    ]  # fmt: skip
+        (1, "source", []),
+        (2, "source/from-round-0002", ["fl_own_provenance.py"]),
+    ]
     lines = [line.split(" ", 1) for line in (folder / "log.txt").read_text().splitlines()]
     assert [when for when, _ in lines] == sorted(when for when, _ in lines)
     said = [
@@ -97,11 +114,17 @@ def test_every_start_is_kept_with_code_command_and_versions(
         for _, what in lines
     ]
     assert said == [
-        "kapc: 4 clients, 1 rounds", "RELATION", "round 1/1", "ended",
-        "kapc: 4 clients, 2 rounds", "RELATION",
-        "code: fl_own_provenance.py changed: rounds from 2 on are of another version (source/rounds.json)",
-        "round 2/2", "ended",
-    ]  # fmt: skip
+        "kapc: 4 clients, 1 rounds",
+        "RELATION",
+        "round 1/1",
+        "ended",
+        "kapc: 4 clients, 2 rounds",
+        "RELATION",
+        "code: fl_own_provenance.py changed: rounds from 2 on are of another version "
+        "(source/rounds.json)",
+        "round 2/2",
+        "ended",
+    ]
     assert "on from round 1" in lines[4][1]
 
 
@@ -124,9 +147,12 @@ def test_the_log_keeps_what_is_said_and_warned_and_how_it_ends(
         raise KeyboardInterrupt
     lines = [line.split(" ", 1)[1] for line in file.read_text().splitlines()]
     assert lines == [
-        "rank 1: before the first round", "rank 1: a round", "rank 1: UserWarning: odd data",
-        "rank 1: WARNING of some.library: slow disk", "rank 1: ended by KeyboardInterrupt",
-    ]  # fmt: skip
+        "rank 1: before the first round",
+        "rank 1: a round",
+        "rank 1: UserWarning: odd data",
+        "rank 1: WARNING of some.library: slow disk",
+        "rank 1: ended by KeyboardInterrupt",
+    ]
     assert capsys.readouterr().err.startswith("before the first round\n")
     log.note("of no run")
     assert len(file.read_text().splitlines()) == len(lines)
@@ -145,7 +171,8 @@ def test_a_start_that_is_refused_leaves_no_log_and_one_that_fails_does(tmp_path:
     [
         ("kapc_exact_digits", {}, "kapc_exact_digits-seed7"),
         ("kapc_resnet18", {"source": "cifar10"}, "kapc_resnet18-cifar10-seed7"),
-        ("kapc_exact_digits", {"source": "mnist"}, "kapc-mnist-seed7"),  # the config speaks of other data
+        # the config speaks of other data
+        ("kapc_exact_digits", {"source": "mnist"}, "kapc-mnist-seed7"),
         ("fedavg_digits", {}, "kapc-digits-seed7"),  # and of another method
         ("", {"source": "images", "root": "data/leaves"}, "kapc-leaves-seed7"),
     ],

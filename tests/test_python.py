@@ -1,4 +1,5 @@
-"""Python at par with the command line: data, models and methods of a script, studies, predictions on raw samples."""
+"""Python at par with the command line: data, models and methods of a script, studies, predictions
+on raw samples."""
 
 from __future__ import annotations
 
@@ -29,9 +30,13 @@ X, Y = X[:600].reshape(-1, 8, 8).astype(np.float32), Y[:600]
 SITES = np.array(["north", "south", "west"])[np.arange(600) % 3]
 NAMES = np.array([f"digit {k}" for k in range(10)])
 QUIET: dict[str, Any] = {
-    "loggers": None, "callbacks": {"heatmaps": None, "progress": None}, "fabric.accelerator": "cpu",
-    "fabric.threads": 1, "federation.rounds": 2, "federation.local_epochs": 1,
-}  # fmt: skip
+    "loggers": None,
+    "callbacks": {"heatmaps": None, "progress": None},
+    "fabric.accelerator": "cpu",
+    "fabric.threads": 1,
+    "federation.rounds": 2,
+    "federation.local_epochs": 1,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -74,19 +79,32 @@ class Module(LightningDataModule):
 
 
 def test_arrays_a_model_and_a_method_of_a_script() -> None:
-    """Client names make the natural partition; the model's weights are the first ones; nothing is fitted twice."""
+    """Client names make the natural partition; the model's weights are the first ones; nothing is
+    fitted twice."""
     net = network()
     run = fit(QUIET, data=(X, NAMES[Y], SITES), model=net, method=Ditto(lam=0.5))
-    assert run.config["method"] == {"name": "ditto", "init_args": {"lam": 0.5, "personal_epochs": None}}
+    assert run.config["method"] == {
+        "name": "ditto",
+        "init_args": {"lam": 0.5, "personal_epochs": None},
+    }
     assert run.config["federation"]["clients"] == 3 and run.config["data"]["partition"] == "natural"
     assert run.split["train_samples"].tolist() == [160, 160, 160] and run.rounds_done == 2
     kept = torch.load(run.config["model"]["init_args"]["file"], weights_only=False)
-    assert all(torch.equal(a, b) for a, b in zip(kept.state_dict().values(), net.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(kept.state_dict().values(), net.state_dict().values(), strict=True)
+    )
     guessed = run.predict("north", X[SITES == "north"])
     assert set(guessed) <= set(NAMES) and (guessed == NAMES[Y][SITES == "north"]).mean() > 0.3
-    again = fit({**QUIET, "federation.rounds": 3, "name": run.folder.name, "resume": True}, data=(X, NAMES[Y], SITES),
-                model=network(), method=Ditto(lam=0.5))  # fmt: skip
-    assert again.rounds["round"].tolist() == [1, 2, 3] and len(list(Path("runs/given").iterdir())) == 2
+    again = fit(
+        {**QUIET, "federation.rounds": 3, "name": run.folder.name, "resume": True},
+        data=(X, NAMES[Y], SITES),
+        model=network(),
+        method=Ditto(lam=0.5),
+    )
+    assert (
+        again.rounds["round"].tolist() == [1, 2, 3] and len(list(Path("runs/given").iterdir())) == 2
+    )
 
 
 @pytest.mark.parametrize("method", [None, "fedbn", FedRoD()], ids=["selfkapc", "fedbn", "fedrod"])
@@ -118,18 +136,35 @@ def test_clients_that_are_numbers_are_in_their_order(kind: str, tmp_path: Path) 
     """As text, 10 comes before 2, and the model of client 2 was that of client 10."""
     _, settings = keep((X, Y, (np.arange(600) % 12).astype(kind)), tmp_path)
     source = arrays.load(DataConfig(source="arrays", root=settings["data"]["root"]))
-    assert source.group_names == [str(k) for k in range(12)] and settings["federation"]["clients"] == 12
+    assert (
+        source.group_names == [str(k) for k in range(12)]
+        and settings["federation"]["clients"] == 12
+    )
 
 
 def test_predictions_of_a_table_are_encoded_and_scaled_as_in_training() -> None:
     rng = np.random.default_rng(0)
-    table = pd.DataFrame({"age": rng.normal(50, 10, 400), "ward": rng.choice(["a", "b"], 400),
-                          "site": rng.choice(["x", "y"], 400)})  # fmt: skip
+    table = pd.DataFrame(
+        {
+            "age": rng.normal(50, 10, 400),
+            "ward": rng.choice(["a", "b"], 400),
+            "site": rng.choice(["x", "y"], 400),
+        }
+    )
     table["label"] = np.where(table["age"] + 10 * (table["ward"] == "a") > 52, "ill", "well")
     table.to_csv("rows.csv", index=False)
-    data = {"root": "rows.csv", "label_column": "label", "group_column": "site", "partition": "natural",
-            "one_hot": ["ward"], "scale": "standard", "fitted": "own"}  # fmt: skip
-    run = fit({**QUIET, "data": data, "federation": {"rounds": 4, "clients": 2}, "optimizer.lr": 0.1})
+    data = {
+        "root": "rows.csv",
+        "label_column": "label",
+        "group_column": "site",
+        "partition": "natural",
+        "one_hot": ["ward"],
+        "scale": "standard",
+        "fitted": "own",
+    }
+    run = fit(
+        {**QUIET, "data": data, "federation": {"rounds": 4, "clients": 2}, "optimizer.lr": 0.1}
+    )
     mine = table[table["site"] == "x"]
     right = (run.predict(0, mine) == mine["label"].to_numpy()).mean()
     assert right > 0.9 and right == pytest.approx(run.final_accuracies[0], abs=0.1)
@@ -140,23 +175,33 @@ def test_predictions_of_a_table_are_encoded_and_scaled_as_in_training() -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"data": (X, Y[:5])}, r"^data: 'train' is not allowed; x, y and client must have one length, not \[5, 600\]"),
+        (
+            {"data": (X, Y[:5])},
+            r"^data: 'train' is not allowed; x, y and client must have one length, not \[5, 600\]",
+        ),
         (
             {"data": (X, Y - 1)},
-            r"^data: 'y: int64, shape \(600,\)' is not allowed; y must hold class numbers from 0 or class names",
+            r"^data: 'y: int64, shape \(600,\)' is not allowed; y must hold class numbers from 0 "
+            r"or class names",
         ),
         (
             {"data": (X[:3], np.array(["a", None, "b"], object))},
             r"^data: 'y' is not allowed; sample 2 has none \(None or NaN\)",
         ),
-        ({"data": (X[:2], Y[:2], [1.0, np.nan])}, r"^data: 'client' is not allowed; sample 2 has none"),
+        (
+            {"data": (X[:2], Y[:2], [1.0, np.nan])},
+            r"^data: 'client' is not allowed; sample 2 has none",
+        ),
         ({"data": X}, r"^data: 'ndarray' is not allowed; give \(x, y\) or \(x, y, client\)"),
         (
             {"data": (X, Y, SITES), "method": "dito"},
             r"^method: 'dito' is not allowed; no such name \(did you mean ditto",
         ),
         ({"model": 3}, r"^model: 'int' is not allowed; it must be a torch.nn.Module"),
-        ({"data": (X, Y, SITES), "model": nn.Linear(3, 10)}, r"^model: .* on which its forward fails"),
+        (
+            {"data": (X, Y, SITES), "model": nn.Linear(3, 10)},
+            r"^model: .* on which its forward fails",
+        ),
     ],
 )
 def test_what_cannot_work_leaves_no_file(given: dict[str, Any], line: str, workplace: Path) -> None:
@@ -180,16 +225,25 @@ def test_given_twice_or_beside_flags_is_refused() -> None:
     with pytest.raises(BadInput, match="there is no client 'nort'; names: north, south, west"):
         (run := fit(QUIET, data=(X, Y, SITES))).predict("nort", X)
     for client in (1.7, True, None):
-        with pytest.raises(BadInput, match=f"client: {client} is not allowed; it must be a client's number"):
+        with pytest.raises(
+            BadInput, match=f"client: {client} is not allowed; it must be a client's number"
+        ):
             run.predict(client, X)  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="checkpoint: 'first' is not allowed; it must be last or best"):
+    with pytest.raises(
+        BadInput, match="checkpoint: 'first' is not allowed; it must be last or best"
+    ):
         run.model(0, "first")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_a_study_and_its_comparison(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = {**{k: v for k, v in QUIET.items() if k != "loggers"}, "federation.rounds": 1}
-    definition = {"base": base, "methods": ["fedavg", Ditto(lam=0.5)], "seeds": [0, 1], "forced": False}
+    definition = {
+        "base": base,
+        "methods": ["fedavg", Ditto(lam=0.5)],
+        "seeds": [0, 1],
+        "forced": False,
+    }
     wrong = {**definition, "methods": ["fedavgg"]}
     with pytest.raises(BadInput, match=r"^methods\[0\]: 'fedavgg' is not allowed"):
         fl_lightning.lab.study(wrong, "studies/a", data=(X, Y, SITES))
@@ -209,13 +263,16 @@ def test_a_study_and_its_comparison(workplace: Path, capsys: pytest.CaptureFixtu
 
 
 def test_keywords_go_over_the_base_of_a_mapping(workplace: Path) -> None:
-    """The base's method was trained, and its number of clients was taken, in place of what the call gave."""
+    """The base's method was trained, and its number of clients was taken, in place of what the call
+    gave."""
     mapping = {**QUIET, "base": "kapc_digits"}
     run = fit(mapping, data=(X, Y, SITES), method="fedavg")
     assert (run.config["method"]["name"], run.config["data"]["source"]) == ("fedavg", "arrays")
     assert run.config["federation"]["clients"] == 3 and run.config["federation"]["rounds"] == 2
     for given in ({"data.source": "digits"}, {"data": {"root": "other"}}):
-        with pytest.raises(BadInput, match=r"^data\.(source|root): '\w+' is not allowed; it is given twice"):
+        with pytest.raises(
+            BadInput, match=r"^data\.(source|root): '\w+' is not allowed; it is given twice"
+        ):
             fit({**QUIET, **given}, data=(X, Y, SITES))
 
 
@@ -223,19 +280,36 @@ def test_keys_of_a_study_are_passed_on_whole(monkeypatch: pytest.MonkeyPatch) ->
     """Lists and texts of more than 80 characters were cut off; a text of digits came in quotes."""
     import fl_lightning.api as api
 
-    methods = ["fedavg", "fedprox", "ditto", "fedper", "fedrep", "fedbn", "local", "scaffold", "apfl", "fedamp", "moon"]
+    methods = [
+        "fedavg",
+        "fedprox",
+        "ditto",
+        "fedper",
+        "fedrep",
+        "fedbn",
+        "local",
+        "scaffold",
+        "apfl",
+        "fedamp",
+        "moon",
+    ]
     lines: list[list[str]] = []
     monkeypatch.setattr(api, "_run", lines.append)
     definition = {"base": "digits", "methods": methods, "seeds": [0]}
     for given in (methods, ", ".join(methods)):
         api._command("study", definition, "out", None, None, {"methods": given, "seeds": "0"})
-        assert lines[-1][3].strip("-[]").replace("methods=[", "methods=") == f"methods={', '.join(methods)}"
+        assert (
+            lines[-1][3].strip("-[]").replace("methods=[", "methods=")
+            == f"methods={', '.join(methods)}"
+        )
         assert lines[-1][4] == "--seeds=0"
 
 
 def test_what_a_study_refuses_in_its_process_is_bad_input(workplace: Path) -> None:
     definition = {"base": "digits", "methods": ["fedavg"], "seeds": [0]}
-    with pytest.raises(BadInput, match=r"^methods: 'ditto' is not allowed; the study has no such method"):
+    with pytest.raises(
+        BadInput, match=r"^methods: 'ditto' is not allowed; the study has no such method"
+    ):
         fl_lightning.lab.study(definition, "studies/a", methods="ditto")
     assert not (workplace / "studies").exists()
 
@@ -244,7 +318,9 @@ def test_what_a_study_refuses_in_its_process_is_bad_input(workplace: Path) -> No
 def test_a_search() -> None:
     base = {**{k: v for k, v in QUIET.items() if k != "loggers"}, "federation.rounds": 1}
     definition = {"base": base, "methods": ["fedprox"], "seeds": [0], "forced": False}
-    table = fl_lightning.tune(definition, "tuned", data=(X, Y, SITES), trials=2, workers=1, study=False)
+    table = fl_lightning.tune(
+        definition, "tuned", data=(X, Y, SITES), trials=2, workers=1, study=False
+    )
     assert table["method"].tolist() == ["fedprox"] and table["trials"].tolist() == [2]
 
 
@@ -252,7 +328,9 @@ def test_a_search() -> None:
 def test_the_tutorial_runs_as_it_is_printed(workplace: Path) -> None:
     """All Python of docs/python.md in order, in one namespace, as in a notebook."""
     page = Path(__file__).parents[1] / "docs" / "python.md"
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
     assert len(blocks) >= 5
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks:

@@ -25,9 +25,13 @@ from fl_lightning.results.runs import load
 GROUPS = [0, 1, 0, 1, 2, 2]
 
 
-def view(rows: np.ndarray, receivers: list[int] | None = None, sources: list[int] | None = None) -> RelationView:
+def view(
+    rows: np.ndarray, receivers: list[int] | None = None, sources: list[int] | None = None
+) -> RelationView:
     everyone = list(range(len(GROUPS)))
-    return RelationView(rows, receivers or everyone, [str(k) for k in range(rows.shape[1])], sources or everyone)
+    return RelationView(
+        rows, receivers or everyone, [str(k) for k in range(rows.shape[1])], sources or everyone
+    )
 
 
 def blocks(groups: list[int]) -> np.ndarray:
@@ -45,7 +49,9 @@ def test_rows_of_the_true_groups_have_1_and_those_of_nobody_in_particular_0() ->
 
 def test_it_sees_the_order_of_weights_over_all_layers_and_both_ways() -> None:
     rng = np.random.default_rng(0)
-    rows = np.full((6, 2, 6), 1 / 6) + 1e-4 * np.concatenate([blocks(GROUPS), 0 * blocks(GROUPS)], axis=1)
+    rows = np.full((6, 2, 6), 1 / 6) + 1e-4 * np.concatenate(
+        [blocks(GROUPS), 0 * blocks(GROUPS)], axis=1
+    )
     assert agreement(view(rows.astype(np.float32)), GROUPS) == 1
     one_way = np.triu(blocks(GROUPS)[:, 0]) + 1e-6 * rng.random((6, 6))
     assert agreement(view(one_way[:, None].astype(np.float32)), GROUPS) == 1
@@ -54,7 +60,8 @@ def test_it_sees_the_order_of_weights_over_all_layers_and_both_ways() -> None:
 def test_a_cohort_is_judged_by_its_own_members() -> None:
     rows = blocks(GROUPS)[[4, 0, 2, 1]]
     assert agreement(view(rows, receivers=[4, 0, 2, 1]), GROUPS) == 1
-    assert agreement(view(rows[:, :, 1:], [4, 0, 2, 1], [1, 2, 3, 4, 5]), GROUPS) is None  # 0 sends nothing: 4, 2, 1
+    # 0 sends nothing: 4, 2, 1
+    assert agreement(view(rows[:, :, 1:], [4, 0, 2, 1], [1, 2, 3, 4, 5]), GROUPS) is None
 
 
 @pytest.mark.parametrize("groups", [[0] * 6, list(range(6))])
@@ -66,8 +73,12 @@ def test_nobody_receives() -> None:
     assert agreement(RelationView(np.zeros((0, 0, 0), np.float32), [], [], []), GROUPS) is None
 
 
-@pytest.mark.parametrize(("method", "least", "most"), [("kapc --method.solver exact", 0.6, 1), ("fedavg", 0, 0)])
-def test_it_is_a_column_of_the_metrics(method: str, least: float, most: float, fit: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(
+    ("method", "least", "most"), [("kapc --method.solver exact", 0.6, 1), ("fedavg", 0, 0)]
+)
+def test_it_is_a_column_of_the_metrics(
+    method: str, least: float, most: float, fit: Callable[..., Path]
+) -> None:
     planted = "--data.planted labels --data.groups 2 --data.partition iid --federation.clients 6"
     folder = fit("a", f"--method {method} {planted} --federation.local_epochs 3 --optimizer.lr 0.1")
     rows = RunFolder(folder).read("metrics")
@@ -78,7 +89,10 @@ def test_it_is_a_column_of_the_metrics(method: str, least: float, most: float, f
 
 
 def test_without_planted_groups_there_is_no_such_column(fit: Callable[..., Path]) -> None:
-    assert "rand_index" not in RunFolder(fit("a", "--method fedavg --federation.rounds 1")).read("metrics")[0]
+    assert (
+        "rand_index"
+        not in RunFolder(fit("a", "--method fedavg --federation.rounds 1")).read("metrics")[0]
+    )
 
 
 # ---------------------------------------------------------------- mixtures
@@ -95,7 +109,9 @@ def test_clients_of_a_mixture_are_alike_within_their_group() -> None:
     assert apart[same].mean() < 0.2 < 0.4 < apart[~same & ~np.eye(12, dtype=bool)].mean()
     loose = prepare(replace(config, concentration=1.0), 12, 0)
     mixes = loose.class_counts / loose.class_counts.sum(axis=1, keepdims=True)
-    assert np.abs(mixes[:, None] - mixes[None]).sum(axis=2)[same].mean() / 2 > 2 * apart[same].mean()
+    assert (
+        np.abs(mixes[:, None] - mixes[None]).sum(axis=2)[same].mean() / 2 > 2 * apart[same].mean()
+    )
 
 
 # ---------------------------------------------------------------- permuted labels and drift
@@ -108,29 +124,40 @@ def labels(data: object, client: int, name: str = "train") -> torch.Tensor:
 
 def test_permuted_labels_are_another_permutation_in_each_group_and_seed() -> None:
     config = DataConfig(partition="iid", validation=0.2)
-    plain, permuted = (prepare(replace(config, planted=kind), 8, 0) for kind in ("none", "permuted"))
+    plain, permuted = (
+        prepare(replace(config, planted=kind), 8, 0) for kind in ("none", "permuted")
+    )
     tables = []
     for client in range(8):
         table = {}
         for name in ("train", "validation", "test"):
             for old, new in zip(
-                labels(plain, client, name).tolist(), labels(permuted, client, name).tolist(), strict=True
+                labels(plain, client, name).tolist(),
+                labels(permuted, client, name).tolist(),
+                strict=True,
             ):
                 assert table.setdefault(old, new) == new
         assert sorted(table.values()) == list(range(10))
         tables.append(table)
     assert tables[:4] == tables[4:] and len({tuple(sorted(t.items())) for t in tables}) == 4
     assert tables[0] == {k: k for k in range(10)}
-    assert (labels(prepare(replace(config, planted="permuted"), 8, 1), 1) != labels(permuted, 1)).any()
+    assert (
+        labels(prepare(replace(config, planted="permuted"), 8, 1), 1) != labels(permuted, 1)
+    ).any()
 
 
 @pytest.mark.parametrize("kind", ["labels", "permuted", "rotation"])
 def test_every_second_client_of_a_group_drifts_to_the_next(kind: str) -> None:
-    config = DataConfig(partition="iid", planted=kind, groups=3, drift_every=5, held_out_clients=0.25)  # type: ignore[arg-type]
+    config = DataConfig(
+        partition="iid", planted=kind, groups=3, drift_every=5, held_out_clients=0.25
+    )  # type: ignore[arg-type]
     config.validate()
     data, first = prepare(config, 12, 0), prepare(replace(config, drift_every=None), 12, 0)
     at = {c: (c + c // 3 % 2) % 3 for c in range(12)}
-    begun = [(labels(data, i).clone(), next(iter(data.client(i).train.batches(999)))[0]) for i in range(9)]
+    begun = [
+        (labels(data, i).clone(), next(iter(data.client(i).train.batches(999)))[0])
+        for i in range(9)
+    ]
     data.at_round(5)
     assert data.groups == first.groups == [c % 3 for c in data.numbers]
     assert all(torch.equal(labels(data, i), begun[i][0]) for i in range(9))
@@ -145,15 +172,24 @@ def test_every_second_client_of_a_group_drifts_to_the_next(kind: str) -> None:
             counts = np.bincount(y, minlength=10)
             assert data.class_counts[i].tolist() == counts.tolist()
     for mine, plain in zip(data.held_out, first.held_out, strict=True):
-        assert (mine.angle != plain.angle) == (kind == "rotation" and at[mine.number] != mine.number % 3)
+        assert (mine.angle != plain.angle) == (
+            kind == "rotation" and at[mine.number] != mine.number % 3
+        )
     data.at_round(1)  # and back: a checkpoint of an earlier round
     assert all(torch.equal(labels(data, i), begun[i][0]) for i in range(9))
 
 
-def test_a_run_drifts_and_its_truth_with_it(fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    drifting = "--data.planted labels --data.groups 2 --data.drift_every 1 --data.partition iid --method local"
+def test_a_run_drifts_and_its_truth_with_it(
+    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    drifting = (
+        "--data.planted labels --data.groups 2 --data.drift_every 1 --data.partition iid --method "
+        "local"
+    )
     folder = fit(
-        "a", f"{drifting} --federation.rounds 2 --federation.local_epochs 8 --optimizer.lr 0.1 --callbacks checkpoint"
+        "a",
+        f"{drifting} --federation.rounds 2 --federation.local_epochs 8 --optimizer.lr 0.1 "
+        f"--callbacks checkpoint",
     )
     rows = [row for row in RunFolder(folder).read("clients") if row["round"] == 2]
     drifted = [row["accuracy_before"] for row in rows if row["client"] >= 2]  # 2 and 3 go over
@@ -171,9 +207,15 @@ def test_a_run_drifts_and_its_truth_with_it(fit: Callable[..., Path], capsys: py
 def test_a_run_that_has_drifted_is_resumed(
     fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], planted: str
 ) -> None:
-    """Its samples, their classes and their shifts are those that it began with, whatever round it stands in."""
-    drifting = f"--data.planted {planted} --data.groups 2 --data.drift_every 1 --callbacks checkpoint"
-    whole, broken = fit("a", f"{drifting} --federation.rounds 3"), fit("b", f"{drifting} --federation.rounds 2")
+    """Its samples, their classes and their shifts are those that it began with, whatever round it
+    stands in."""
+    drifting = (
+        f"--data.planted {planted} --data.groups 2 --data.drift_every 1 --callbacks checkpoint"
+    )
+    whole, broken = (
+        fit("a", f"{drifting} --federation.rounds 3"),
+        fit("b", f"{drifting} --federation.rounds 2"),
+    )
     capsys.readouterr()
     assert fit("b", f"{drifting} --federation.rounds 3 --resume") == broken
     assert "other samples" not in capsys.readouterr().err
@@ -193,12 +235,19 @@ def test_drift_needs_planted_groups() -> None:
 
 @pytest.mark.parametrize("most", [31, 32])
 def test_a_relation_that_is_too_large_is_neither_kept_nor_drawn(
-    most: int, fit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    most: int,
+    fit: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(server, "MOST_KEPT", most)
     whole = 4 * 2 * 4  # receivers, layers, sources
-    folder = fit("a", "--callbacks heatmaps --data.planted labels --data.groups 2 --federation.rounds 2")
-    said = capsys.readouterr().err.count("relation: 4 receivers by 4 sources by layer is 0.0 GiB a round")
+    folder = fit(
+        "a", "--callbacks heatmaps --data.planted labels --data.groups 2 --federation.rounds 2"
+    )
+    said = capsys.readouterr().err.count(
+        "relation: 4 receivers by 4 sources by layer is 0.0 GiB a round"
+    )
     assert said == (most < whole)  # once, not in every round
     held = [RunFolder(folder).read_relation(t).rows.size for t in (1, 2)]
     assert held == [whole * (most >= whole)] * 2
@@ -210,7 +259,10 @@ def test_a_round_without_a_relation_does_not_hush_a_later_one_that_is_too_large(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(server, "MOST_KEPT", 31)
-    group, run = SimpleNamespace(weighed=None), SimpleNamespace(layer_names=["a", "b"], warned=set(), is_main=True)
+    group, run = (
+        SimpleNamespace(weighed=None),
+        SimpleNamespace(layer_names=["a", "b"], warned=set(), is_main=True),
+    )
     whole: Any = SimpleNamespace(view=None, groups=[group], run=run)
     assert server.Server.relation_view(whole).rows.size == 0 and not capsys.readouterr().err
     group.weighed = SimpleNamespace(receivers=range(4), sources=range(4))

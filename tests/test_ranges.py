@@ -59,7 +59,9 @@ class Bounded(Method):
         ("i", ("other",), "it must be one of this, that"),
     ],
 )
-def test_what_a_type_does_not_allow_is_refused(field: str, values: tuple[Any, ...], said: str) -> None:
+def test_what_a_type_does_not_allow_is_refused(
+    field: str, values: tuple[Any, ...], said: str
+) -> None:
     for value in values:
         with pytest.raises(BadInput) as caught:
             Bounded(**{field: value})
@@ -67,7 +69,9 @@ def test_what_a_type_does_not_allow_is_refused(field: str, values: tuple[Any, ..
 
 
 def test_the_ends_are_allowed_where_the_type_holds_them() -> None:
-    assert Bounded(a=0.0, b=None, c=0.0, d=1.0, e=0.0, f=0, g=1, h=-1.0, i="that") != Bounded(c=1.0, h=1.0)
+    assert Bounded(a=0.0, b=None, c=0.0, d=1.0, e=0.0, f=0, g=1, h=-1.0, i="that") != Bounded(
+        c=1.0, h=1.0
+    )
 
 
 def test_a_type_that_only_checkers_know_hides_no_range_of_the_base() -> None:
@@ -83,7 +87,9 @@ def test_a_type_that_only_checkers_know_hides_no_range_of_the_base() -> None:
             Mine(**wrong)
 
 
-METHODS = {name: entry.class_path.rpartition(".") for name, entry in catalogue.table("methods").items()}
+METHODS = {
+    name: entry.class_path.rpartition(".") for name, entry in catalogue.table("methods").items()
+}
 FREE = {("fedala", "threshold")}
 """Numbers that may be anything: a threshold that is never reached."""
 

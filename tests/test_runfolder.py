@@ -9,7 +9,14 @@ import pytest
 
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.files import write_whole
-from fl_lightning.results.folder import CLIENT_FLOPS, CLIENT_LOSSES, RunFolder, best, mean_of_bests, save_arrays
+from fl_lightning.results.folder import (
+    CLIENT_FLOPS,
+    CLIENT_LOSSES,
+    RunFolder,
+    best,
+    mean_of_bests,
+    save_arrays,
+)
 from fl_lightning.results.record import RelationView, RoundRecord
 
 
@@ -32,14 +39,24 @@ def folder(tmp_path) -> RunFolder:
 
 
 def test_rows_come_back_with_every_digit(folder) -> None:
-    assert folder.read("metrics")[1] == {"round": 2, "mean_accuracy": 2 / 3, "upload_bytes": 2**40 + 2}
+    assert folder.read("metrics")[1] == {
+        "round": 2,
+        "mean_accuracy": 2 / 3,
+        "upload_bytes": 2**40 + 2,
+    }
     assert folder.read("clients")[3] == {"round": 2, "client": 4, "accuracy_after": 1 / 3}
     text = (folder.path / "metrics.csv").read_text().splitlines()
-    always = ",".join([*CLIENT_LOSSES, *CLIENT_FLOPS])  # empty where no step was taken, and nothing counted
-    assert text[:2] == [f"round,mean_accuracy,upload_bytes,{always}", f"1,{1 / 3!r},{2**40 + 1},,,,,,"]
+    # empty where no step was taken, and nothing counted
+    always = ",".join([*CLIENT_LOSSES, *CLIENT_FLOPS])
+    assert text[:2] == [
+        f"round,mean_accuracy,upload_bytes,{always}",
+        f"1,{1 / 3!r},{2**40 + 1},,,,,,",
+    ]
 
 
-def test_a_file_that_cannot_be_written_leaves_no_part_on_the_full_disk(tmp_path, monkeypatch) -> None:
+def test_a_file_that_cannot_be_written_leaves_no_part_on_the_full_disk(
+    tmp_path, monkeypatch
+) -> None:
     def full(*paths: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -152,10 +169,18 @@ def test_the_relation_comes_back(folder) -> None:
 def test_a_damaged_relation_is_one_line(folder, content: bytes | None) -> None:
     path = folder.relation_file(2)
     if content is None:  # arrays that do not fit together
-        save_arrays(path, rows=np.ones((2, 1, 2)), receivers=np.arange(2), layers=np.array(["a", "b"]), sources=[0, 1])
+        save_arrays(
+            path,
+            rows=np.ones((2, 1, 2)),
+            receivers=np.arange(2),
+            layers=np.array(["a", "b"]),
+            sources=[0, 1],
+        )
     else:
         path.write_bytes(content)
-    with pytest.raises(BadInput, match=r"run: '.*' is not allowed; relation/round-0002.npz is damaged: restore it"):
+    with pytest.raises(
+        BadInput, match=r"run: '.*' is not allowed; relation/round-0002.npz is damaged: restore it"
+    ):
         folder.read_relation(2)
     assert folder.intact_relation(2) is None
 
@@ -167,8 +192,14 @@ def test_equal_relations_are_equal_files(folder, tmp_path) -> None:
 
 
 def test_mean_of_bests_takes_another_round_for_each_client() -> None:
-    rows = [{"round": 1, "client": 0, "accuracy_after": 0.5}, {"round": 1, "client": 1, "accuracy_after": 0.9}]
-    rows += [{"round": 2, "client": 0, "accuracy_after": 0.7}, {"round": 2, "client": 1, "accuracy_after": 0.1}]
+    rows = [
+        {"round": 1, "client": 0, "accuracy_after": 0.5},
+        {"round": 1, "client": 1, "accuracy_after": 0.9},
+    ]
+    rows += [
+        {"round": 2, "client": 0, "accuracy_after": 0.7},
+        {"round": 2, "client": 1, "accuracy_after": 0.1},
+    ]
     rows += [{"round": 3, "client": 0, "accuracy_after": math.nan}, {"round": 3, "client": 2}]
     assert mean_of_bests(rows, "accuracy_after") == (pytest.approx(0.8), 2)
     errors = [{**row, "mae_after": row["accuracy_after"]} for row in rows[:4]]
@@ -180,10 +211,13 @@ def test_mean_of_bests_takes_another_round_for_each_client() -> None:
 
 def test_final_models_are_named_and_numbers_are_read(folder) -> None:
     folder.write_final([0.5, 0.25], models=["after", "before"])
-    assert (folder.path / "final.csv").read_text() == "client,accuracy,model\n0,0.5,after\n1,0.25,before\n"
+    assert (
+        folder.path / "final.csv"
+    ).read_text() == "client,accuracy,model\n0,0.5,after\n1,0.25,before\n"
     assert folder.read("final") == [
-        {"client": 0, "accuracy": 0.5, "model": "after"}, {"client": 1, "accuracy": 0.25, "model": "before"},
-    ]  # fmt: skip
+        {"client": 0, "accuracy": 0.5, "model": "after"},
+        {"client": 1, "accuracy": 0.25, "model": "before"},
+    ]
 
 
 def test_summary_and_final_accuracies(folder) -> None:
@@ -201,7 +235,9 @@ def test_nothing_half_written_lies_about(folder) -> None:
 
 def test_best_is_the_first_of_the_greatest_and_skips_rounds_not_judged() -> None:
     rows = [{"round": 1, "mean_accuracy": 0.5}, {"round": 2}, {"round": 3, "mean_accuracy": 0.7}]
-    assert best([*rows, {"round": 4, "mean_accuracy": 0.7}, {"round": 5, "mean_accuracy": math.nan}]) == (0.7, 3)
+    assert best(
+        [*rows, {"round": 4, "mean_accuracy": 0.7}, {"round": 5, "mean_accuracy": math.nan}]
+    ) == (0.7, 3)
     accuracy, round = best([{"round": 2}])
     assert math.isnan(accuracy)
     assert round == 0
@@ -213,29 +249,43 @@ def test_a_disk_that_refuses_is_named_in_one_line(folder, monkeypatch) -> None:
 
     folder.append(record(4))
     monkeypatch.setattr("fl_lightning.foundation.files.os.fsync", full)
-    with pytest.raises(RunFailed, match=r"^cannot write .*round-0004.npz: No space left on device$"):
+    with pytest.raises(
+        RunFailed, match=r"^cannot write .*round-0004.npz: No space left on device$"
+    ):
         folder.flush(3, 4)
     monkeypatch.setattr("fl_lightning.foundation.files.os.replace", lambda *_: full(0))
-    with pytest.raises(RunFailed, match=r"^cannot write .*round-0005.npz: No space left on device$"):
+    with pytest.raises(
+        RunFailed, match=r"^cannot write .*round-0005.npz: No space left on device$"
+    ):
         folder.append(record(5))
 
 
-def test_flush_waits_for_the_tables_and_for_the_files_of_the_rounds_asked_for(folder, monkeypatch) -> None:
+def test_flush_waits_for_the_tables_and_for_the_files_of_the_rounds_asked_for(
+    folder, monkeypatch
+) -> None:
     for t in (1, 2, 3):
         folder.append(record(t))
     flushed: list[str] = []
-    monkeypatch.setattr("fl_lightning.foundation.files.flush", lambda path: flushed.append(path.name))
+    monkeypatch.setattr(
+        "fl_lightning.foundation.files.flush", lambda path: flushed.append(path.name)
+    )
     folder.flush(1, 3)
     files = [name for name in flushed if name.startswith("round")]
     assert sorted(files) == ["round-0002.npz", "round-0002.npz", "round-0003.npz", "round-0003.npz"]
-    assert {"relation", "traffic", "clients.csv", "metrics.csv", folder.path.name} == set(flushed) - set(files)
+    assert {"relation", "traffic", "clients.csv", "metrics.csv", folder.path.name} == set(
+        flushed
+    ) - set(files)
 
 
-def test_nobody_waits_for_the_disk_before_a_flush_but_for_rows_that_it_has(tmp_path, monkeypatch) -> None:
-    """A new table is not flushed: nothing counts on it yet. One that is written anew is: a crash would take it all."""
+def test_nobody_waits_for_the_disk_before_a_flush_but_for_rows_that_it_has(
+    tmp_path, monkeypatch
+) -> None:
+    """A new table is not flushed: nothing counts on it yet. One that is written anew is: a crash
+    would take it all."""
     waited: list[str] = []
     monkeypatch.setattr(
-        "fl_lightning.foundation.files.flush", lambda path: waited.append(path.name.strip(".").split(".part")[0])
+        "fl_lightning.foundation.files.flush",
+        lambda path: waited.append(path.name.strip(".").split(".part")[0]),
     )
     folder = RunFolder(tmp_path)
     folder.write_split([1], [1], None)
@@ -250,7 +300,13 @@ def test_nobody_waits_for_the_disk_before_a_flush_but_for_rows_that_it_has(tmp_p
 
 def test_a_split_is_kept_with_its_classes_where_there_are_any(folder) -> None:
     folder.write_split([3, 2], [1, 1], np.array([[3, 0], [1, 1]]))
-    assert folder.read("split")[1] == {"client": 1, "train_samples": 2, "test_samples": 1, "class_0": 1, "class_1": 1}
+    assert folder.read("split")[1] == {
+        "client": 1,
+        "train_samples": 2,
+        "test_samples": 1,
+        "class_0": 1,
+        "class_1": 1,
+    }
     folder.write_split([3, 2], [1, 1], None)
     assert folder.read("split")[0] == {"client": 0, "train_samples": 3, "test_samples": 1}
 
@@ -260,7 +316,9 @@ def test_no_run_goes_on_over_a_table_with_a_hole(folder, name: str) -> None:
     """`clients.csv` has rows of every round, too: one in which all clients fail ends the run."""
     file = folder.path / name
     folder.check_whole(3)
-    file.write_text("".join(line for line in file.read_text().splitlines(True) if not line.startswith("2,")))
+    file.write_text(
+        "".join(line for line in file.read_text().splitlines(True) if not line.startswith("2,"))
+    )
     with pytest.raises(BadInput, match=rf"its {name} lacks a round up to 3"):
         folder.check_whole(3)
 

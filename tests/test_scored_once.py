@@ -45,7 +45,8 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         (FedAvg(), [["before", "after", "global"], ["after", "global"]]),
         (KAPC(), [["before", "after"], ["after"]]),
         (Ditto(), [["before", "after", "global"], ["after", "global"]]),
-        (FedRoD(), [["before", "after", "global"], ["before", "after", "global"], ["after"]]),  # outputs of its own
+        # outputs of its own
+        (FedRoD(), [["before", "after", "global"], ["before", "after", "global"], ["after"]]),
     ],
 )
 def test_what_was_scored_is_not_scored_again(
@@ -70,16 +71,27 @@ SETTINGS: dict[str, tuple[Method, dict[str, Any]]] = {
     "moon": (MOON(), {"participation": 0.75}),
     "ifca": (IFCA(clusters=2), {"participation": 0.75}),
     "topk": (FedAvg(), {"callbacks": [TopK()], "participation": 0.75}),
-    "drift": (FedAvg(), {"data": {"partition": "iid", "planted": "labels", "groups": 2, "drift_every": 1}}),
+    "drift": (
+        FedAvg(),
+        {"data": {"partition": "iid", "planted": "labels", "groups": 2, "drift_every": 1}},
+    ),
     "everything": (
         FedAvg(),
         {
-            "data": {"global_test": True, "client_test": 0.25, "test_fraction": 1.0, "validation": 0.2},
-            "evaluation": {"models": ["before", "after", "global", "finetuned"], "judge": "before",
-                           "metrics": ["f1", "class_share_accuracy"]},
+            "data": {
+                "global_test": True,
+                "client_test": 0.25,
+                "test_fraction": 1.0,
+                "validation": 0.2,
+            },
+            "evaluation": {
+                "models": ["before", "after", "global", "finetuned"],
+                "judge": "before",
+                "metrics": ["f1", "class_share_accuracy"],
+            },
         },
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -93,7 +105,10 @@ def test_every_number_is_that_of_scoring_anew(federation: Make, name: str) -> No
         rows: list[Any] = []
         for t in range(1, 5):
             record = fed.round(t)
-            rows += [record.clients, {k: v for k, v in record.metrics.items() if not k.startswith(TIMES)}]
+            rows += [
+                record.clients,
+                {k: v for k, v in record.metrics.items() if not k.startswith(TIMES)},
+            ]
         ends.append(repr([rows, fed.evaluator.everyone()]))
     assert ends[0] == ends[1]
 
@@ -121,7 +136,9 @@ def test_another_model_or_other_data_have_a_score_of_their_own(
     assert scored == ([] if change == "nothing" else [("global", client.id)])
 
 
-def test_what_failed_to_be_scored_is_scored_anew(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_failed_to_be_scored_is_scored_anew(
+    federation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fed = federation(FedAvg())
     client = fed.evaluator.at_rest(0)
     with monkeypatch.context() as broken:

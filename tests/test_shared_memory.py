@@ -1,4 +1,5 @@
-"""What processes of one machine exchange through memory that they share; here threads, with files of their own."""
+"""What processes of one machine exchange through memory that they share; here threads, with files
+of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from fl_lightning.foundation.shared_memory import SharedMemory, joined
 def on_ranks(
     size: int, job: Callable[[int, SharedMemory | None], Any], told: dict[int, Any] | None = None
 ) -> list[Any]:
-    """`job(rank, memory)` on every pretended rank; `told`: what a rank says of its files, in place of what is so."""
+    """`job(rank, memory)` on every pretended rank; `told`: what a rank says of its files, in place
+    of what is so."""
     gate, table = threading.Barrier(size), {}
 
     def run(rank: int) -> Any:
@@ -46,10 +48,14 @@ def test_every_rank_gets_what_was_sent_to_it(dtype: torch.dtype) -> None:
         for n in (3, 0, 5000, 7, 20000):
             sizes = [[n * (a + 1) * (a != b) for b in range(3)] for a in range(3)]  # from a to b
             sent = [torch.full((sizes[rank][b],), 10 * rank + b).to(dtype) for b in range(3)]
-            came = memory.all_to_all([torch.empty(0, dtype=dtype), *sent], sizes[rank], [s[rank] for s in sizes])
+            came = memory.all_to_all(
+                [torch.empty(0, dtype=dtype), *sent], sizes[rank], [s[rank] for s in sizes]
+            )
             for a in range(3):
                 assert torch.equal(came[a], torch.full((sizes[a][rank],), 10 * a + rank).to(dtype))
-            parts = memory.gather_parts([torch.full((n + rank,), rank).to(dtype)], [n + r for r in range(3)])
+            parts = memory.gather_parts(
+                [torch.full((n + rank,), rank).to(dtype)], [n + r for r in range(3)]
+            )
             assert all(torch.equal(parts[r], torch.full((n + r,), r).to(dtype)) for r in range(3))
             items = memory.gather_objects({"rank": rank, "x": torch.arange(n)})
             assert [item["rank"] for item in items] == [0, 1, 2]
@@ -74,7 +80,8 @@ def test_what_came_stays_while_others_write_their_next() -> None:
 
 
 def test_ranks_that_see_other_files_by_those_numbers_share_nothing(tmp_path: Path) -> None:
-    """As on several machines, or in containers: the process may be there, the number, or a file; not the token."""
+    """As on several machines, or in containers: the process may be there, the number, or a file;
+    not the token."""
     (tmp_path / "other").write_bytes(bytes(1 << 14))
     with (tmp_path / "other").open("r+b") as other:
         for numbers in ([other.fileno()] * 4, [10**6] * 4, []):

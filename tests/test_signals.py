@@ -28,7 +28,8 @@ def test_a_block_answers_and_all_is_as_it_was() -> None:
 
 def test_an_undisturbed_block_is_carried_out_before_ctrl_c_is_heard() -> None:
     done = []
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job of a shell's background ignores it
+    # a job of a shell's background ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt), undisturbed():
             signal.raise_signal(signal.SIGINT)
@@ -84,5 +85,11 @@ with signals.unwinding(), signals.leaving(lambda: "stopped: nothing is lost"):
     except BaseException:
         pass
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr, done.stdout) == (128 + number, "stopped: nothing is lost\n", "")
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (
+        128 + number,
+        "stopped: nothing is lost\n",
+        "",
+    )

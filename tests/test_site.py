@@ -1,4 +1,5 @@
-"""The pages as a site: all of them, nothing that Sphinx has to warn of; and what stands beside them."""
+"""The pages as a site: all of them, nothing that Sphinx has to warn of; and what stands beside
+them."""
 
 from __future__ import annotations
 
@@ -27,16 +28,22 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert {page for page in pages if not (tmp_path / page).is_file()} == set()
     api = (tmp_path / "api.html").read_text()
     described = set(re.findall(r'id="(fl_lightning\.[\w.]+)"', api))
-    public = {f"fl_lightning.{name}" for name in fl_lightning.__all__ if name[0] != "_"} - {"fl_lightning.lab.study"}
-    assert public | {"fl_lightning.api.study"} <= described  # fl_lightning.lab.study is a package, too
+    public = {f"fl_lightning.{name}" for name in fl_lightning.__all__ if name[0] != "_"} - {
+        "fl_lightning.lab.study"
+    }
+    # fl_lightning.lab.study is a package, too
+    assert public | {"fl_lightning.api.study"} <= described
     assert {"fl_lightning.methods.Method.phases", "fl_lightning.core.Client.proximal"} <= described
-    assert "../fl_lightning" not in (tmp_path / "how-it-works.html").read_text()  # the site has no copy of the code
+    # the site has no copy of the code
+    assert "../fl_lightning" not in (tmp_path / "how-it-works.html").read_text()
 
 
 def pages_named(index: Path) -> list[Path]:
     """The pages in the tables of contents of one index page, in its order."""
     trees = re.findall(r"^:::\{toctree\}\n(.*?)^:::$", index.read_text(), re.DOTALL | re.MULTILINE)
-    entries = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
+    entries = [
+        line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")
+    ]
     return [page for entry in entries for page in sorted(index.parent.glob(f"{entry}.md"))]
 
 
@@ -52,32 +59,46 @@ def test_the_index_names_every_page() -> None:
 def test_every_decision_has_the_status_that_the_index_gives() -> None:
     """Number, title, status and date of each, and every decision that a status names is there."""
     listed = re.findall(
-        r"^\| (\d+) \| \[(.+?)\]\((\S+)\) \| (.+) \| (\S+) \|$", (DOCS / "decisions/index.md").read_text(), re.M
+        r"^\| (\d+) \| \[(.+?)\]\((\S+)\) \| (.+) \| (\S+) \|$",
+        (DOCS / "decisions/index.md").read_text(),
+        re.M,
     )
     declared = []
     for page in pages_named(DOCS / "decisions" / "index.md"):
-        head = re.match(r"# (\d+)\. (.+)\n\n\*\*Status:\*\* (.+) \((\d{4}-\d\d-\d\d)\)\.\n\n", page.read_text())
+        head = re.match(
+            r"# (\d+)\. (.+)\n\n\*\*Status:\*\* (.+) \((\d{4}-\d\d-\d\d)\)\.\n\n", page.read_text()
+        )
         assert head, f"{page.name}: a title, then a line **Status:** STATUS (DATE)."
         number, title, status, date = head.groups()
-        assert status.split(",")[0].split(";")[0].split()[0] in ("proposed", "accepted", "superseded")
+        assert status.split(",")[0].split(";")[0].split()[0] in (
+            "proposed",
+            "accepted",
+            "superseded",
+        )
         declared.append((number, title, page.name, status, date))
     assert listed == declared
 
 
 def test_ci_builds_the_site() -> None:
     steps = (ROOT / ".ci" / "run").read_text()
-    assert steps.index("uv run mypy") < steps.index("uv run sphinx-build -W") < steps.index("uv run pytest")
+    assert (
+        steps.index("uv run mypy")
+        < steps.index("uv run sphinx-build -W")
+        < steps.index("uv run pytest")
+    )
 
 
 def test_the_citation_is_of_this_version() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert {"cff-version", "message", "title", "authors"} <= cited.keys()  # what the format asks for
+    # what the format asks for
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
     assert str(cited["version"]) == fl_lightning.__version__
     assert cited["license"] == "MIT"
 
 
 def test_the_changelog_is_in_order() -> None:
-    """Unreleased changes under four headings, each entry under one; 0.1.0 in 15 lines, and this version is listed."""
+    """Unreleased changes under four headings, each entry under one; 0.1.0 in 15 lines, and this
+    version is listed."""
     text = (ROOT / "CHANGELOG.md").read_text()
     versions = dict(re.findall(r"^## \[(.+?)\].*\n((?:(?!## ).*\n)*)", text, re.MULTILINE))
     assert next(iter(versions)) == "Unreleased"

@@ -42,10 +42,16 @@ def test_until_its_first_round_a_fit_on_digits_imports_only_what_it_uses(tmp_pat
     assert done.returncode == 0, done.stderr
     loaded = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[")))
     assert "lightning.fabric" in loaded
-    assert [name for name in loaded if name in NOT_NEEDED or name.startswith(tuple(f"{n}." for n in NOT_NEEDED))] == []
+    assert [
+        name
+        for name in loaded
+        if name in NOT_NEEDED or name.startswith(tuple(f"{n}." for n in NOT_NEEDED))
+    ] == []
 
 
-def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     table = digits._table.__wrapped__()
     monkeypatch.setattr(digits, "FILE", "elsewhere.csv.gz")
     assert np.array_equal(table, digits._table.__wrapped__())

@@ -1,4 +1,5 @@
-"""The storage policy against what the engine has in memory after a real run, for all that the project ships."""
+"""The storage policy against what the engine has in memory after a real run, for all that the
+project ships."""
 
 from __future__ import annotations
 
@@ -14,8 +15,13 @@ from fl_lightning.foundation.parallel import one_process
 from fl_lightning.run import assemble, instantiate
 from fl_lightning.storage.state import MODEL
 
-COMMON = "--config kapc_exact_digits --loggers null --fabric.accelerator cpu --callbacks null --federation.clients 6"
-COMMON += " --federation.rounds 2 --federation.local_epochs 1 --data.min_samples 5 --data.fraction 0.3"
+COMMON = (
+    "--config kapc_exact_digits --loggers null --fabric.accelerator cpu --callbacks null "
+    "--federation.clients 6"
+)
+COMMON += (
+    " --federation.rounds 2 --federation.local_epochs 1 --data.min_samples 5 --data.fraction 0.3"
+)
 COMMON += " --data.validation 0.2 --data.partition iid --data.public held_back"
 ARGUMENTS = {
     "fedamp": "--method.alpha 0.02",
@@ -40,7 +46,8 @@ CALLBACKS = {
     "stepprivacy": "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1",
 }
 MAKES = {"crosskapc", "pfedhn", "fedfomo"}
-"""Methods whose server makes each client's model anew, or sends others' or one as they are: no vector to mix into."""
+"""Methods whose server makes each client's model anew, or sends others' or one as they are: no
+vector to mix into."""
 WATCHING = {"checkpoint", "heatmaps", "progress"}
 
 
@@ -49,7 +56,12 @@ def ran(words: str, folder: Path) -> Federation:
     config = complete(plan(read_line(f"{COMMON} {words}".split()).layers))
     fabric = one_process("32-true")
     fabric.launch()
-    fed = assemble(fabric, config, folder, [instantiate(f"callbacks.{k}", c) for k, c in config.callbacks.items()])
+    fed = assemble(
+        fabric,
+        config,
+        folder,
+        [instantiate(f"callbacks.{k}", c) for k, c in config.callbacks.items()],
+    )
     fed.prepare()
     for t in (1, 2):
         fed.round(t)
@@ -82,9 +94,16 @@ def test_what_each_method_keeps(method: str, tmp_path: Path) -> None:
 
 
 GLOBAL = ("centralprivacy", "krum", "median", "trimmedmean")
-BESIDE = {"layerselection": ["kapc"], "blurrelation": ["kapc"]} | {callback: ["fedavg"] for callback in GLOBAL}
+BESIDE = {"layerselection": ["kapc"], "blurrelation": ["kapc"]} | {
+    callback: ["fedavg"] for callback in GLOBAL
+}
 """Methods that these can stand beside; all others beside both."""
-PAIRS = [(c, m) for c in catalogue.table("callbacks") if c not in WATCHING for m in BESIDE.get(c, ["fedavg", "kapc"])]
+PAIRS = [
+    (c, m)
+    for c in catalogue.table("callbacks")
+    if c not in WATCHING
+    for m in BESIDE.get(c, ["fedavg", "kapc"])
+]
 
 
 @pytest.mark.sampled("layerselection", "quantize", "krum", "normbound")

@@ -1,4 +1,5 @@
-"""Vectors beside the device or in files: the same numbers as in memory, nothing left behind, memory spared."""
+"""Vectors beside the device or in files: the same numbers as in memory, nothing left behind, memory
+spared."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ class Fault(Transform):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("place", get_args(Place))
-def test_a_kept_vector_is_a_copy_that_can_be_written_to(tmp_path: Path, dtype: torch.dtype, place: Place) -> None:
+def test_a_kept_vector_is_a_copy_that_can_be_written_to(
+    tmp_path: Path, dtype: torch.dtype, place: Place
+) -> None:
     store = VectorStore(place, tmp_path, CPU)
     vector = torch.randn(1000).to(dtype)
     kept, other = store.allocate(vector), store.allocate(vector)
@@ -71,7 +74,8 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 class Late(Lane):
-    """Copies at the last moment that is allowed: what does not wait for them finds the old numbers."""
+    """Copies at the last moment that is allowed: what does not wait for them finds the old
+    numbers."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -122,11 +126,15 @@ def copies(state: ClientState) -> list[str]:
 
 
 @pytest.mark.parametrize("place", ["disk", "host", "late"])
-def test_a_federation_whose_vectors_lie_elsewhere(federation: Make, tmp_path: Path, place: str) -> None:
+def test_a_federation_whose_vectors_lie_elsewhere(
+    federation: Make, tmp_path: Path, place: str
+) -> None:
     """Unbroken and resumed, with a server's copy beside each vector."""
     runs = []
     for bank in ("memory", place):
-        fed = federation(KAPC(), net="norm", rounds=3, participation=0.5, callbacks=[Quantize(), Checkpoint()])
+        fed = federation(
+            KAPC(), net="norm", rounds=3, participation=0.5, callbacks=[Quantize(), Checkpoint()]
+        )
         fed.run.folder = tmp_path / bank
         fed.run.folder.mkdir()
         fed.run.store = stores(fed.run.folder)[bank]
@@ -161,7 +169,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.sampled("kept", "prototypes-late", "kapc-late", "many")
 @pytest.mark.parametrize("place", ["host", "late"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_no_number_depends_on_where_vectors_lie(federation: Make, tmp_path: Path, name: str, place: str) -> None:
+def test_no_number_depends_on_where_vectors_lie(
+    federation: Make, tmp_path: Path, name: str, place: str
+) -> None:
     runs = []
     for bank in ("memory", place):
         variant = dict(VARIANTS[name])
@@ -172,7 +182,9 @@ def test_no_number_depends_on_where_vectors_lie(federation: Make, tmp_path: Path
         runs.append((fed.run, summary["final_accuracies"]))
     (memory, scores), (other, others) = runs
     assert same(memory, other) and scores == others
-    assert all(equal(a.vectors, b.vectors) for a, b in zip(memory.groups, other.groups, strict=True))
+    assert all(
+        equal(a.vectors, b.vectors) for a, b in zip(memory.groups, other.groups, strict=True)
+    )
     assert equal(memory.server.memory, other.server.memory)
 
 
@@ -193,8 +205,11 @@ def state_in(store: VectorStore, two: bool) -> ClientState:
 
 @pytest.mark.parametrize("two", [False, True])
 @pytest.mark.parametrize("late", [False, True])
-def test_a_visit_works_on_copies_that_are_written_back(tmp_path: Path, two: bool, late: bool) -> None:
-    """What the server last received may be the client's own vector: then it is so in a visit, and after."""
+def test_a_visit_works_on_copies_that_are_written_back(
+    tmp_path: Path, two: bool, late: bool
+) -> None:
+    """What the server last received may be the client's own vector: then it is so in a visit, and
+    after."""
     store = VectorStore("host", tmp_path, CPU, Late() if late else None)
     state = state_in(store, two)
     kept, server = dict(state.vectors), dict(state.received)
@@ -212,7 +227,9 @@ def test_a_visit_works_on_copies_that_are_written_back(tmp_path: Path, two: bool
     assert all(state.vectors[k] is v for k, v in kept.items()) and all(
         state.received[k] is v for k, v in server.items()
     )
-    assert torch.equal(kept["model"], torch.arange(4.0) + 100) and torch.equal(kept["control"], torch.arange(4.0) + 104)
+    assert torch.equal(kept["model"], torch.arange(4.0) + 100) and torch.equal(
+        kept["control"], torch.arange(4.0) + 104
+    )
     assert torch.equal(server["model"], torch.arange(4.0) + (0 if two else 100))
     assert torch.equal(server["control"], torch.arange(4.0) + 1008)
     assert len(store._free) == 3 + two
@@ -309,17 +326,30 @@ def test_vectors_come_while_the_client_before_trains(federation: Make, tmp_path:
     fed.round(2)
     fetches = [entry for k, entry in enumerate(order) if entry not in order[:k]]
     assert fetches == [
-        ("fetch", 0), ("fetch", 1), ("train", 0), ("fetch", 2), ("train", 1), ("fetch", 3), ("train", 2), ("train", 3),
-    ]  # fmt: skip
+        ("fetch", 0),
+        ("fetch", 1),
+        ("train", 0),
+        ("fetch", 2),
+        ("train", 1),
+        ("fetch", 3),
+        ("train", 2),
+        ("train", 3),
+    ]
 
 
 @pytest.mark.parametrize("callbacks", [[], [Quantize()]], ids=["one copy", "two copies"])
-def test_a_client_that_failed_stays_in_the_store(federation: Make, callbacks: list[Callback]) -> None:
-    fed = federation(KAPC(), rounds=2, on_bad_client="skip", callbacks=[*callbacks, Fault([(2, 1)])])
+def test_a_client_that_failed_stays_in_the_store(
+    federation: Make, callbacks: list[Callback]
+) -> None:
+    fed = federation(
+        KAPC(), rounds=2, on_bad_client="skip", callbacks=[*callbacks, Fault([(2, 1)])]
+    )
 
     def places() -> dict[int, tuple[int, int]]:
         states = fed.run.states.items()
-        return {c: (s.vectors["model"].data_ptr(), s.received["model"].data_ptr()) for c, s in states}
+        return {
+            c: (s.vectors["model"].data_ptr(), s.received["model"].data_ptr()) for c, s in states
+        }
 
     fed.round(1)
     there = places()
@@ -353,19 +383,25 @@ assert main(["fit", *flags.split(), "--fabric.bank", sys.argv[1], "--out", sys.a
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_vectors_on_disk_take_no_memory_of_their_own(tmp_path: Path) -> None:
-    """60 models of 4.5 MB: what the process holds beside mapped files differs by most of their 270 MB."""
+    """60 models of 4.5 MB: what the process holds beside mapped files differs by most of their 270
+    MB."""
     held = {}
     for bank in ("memory", "disk"):
         line = [sys.executable, "-c", MEASURE, bank, str(tmp_path / bank)]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+        done = subprocess.run(
+            line, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
+        )
         assert done.returncode == 0, done.stderr
         held[bank] = int(done.stdout.partition("ANON")[2].split()[0])
     assert held["memory"] - held["disk"] > 200, held
 
 
 @pytest.mark.parametrize("receives_less", [False, True])
-def test_what_another_has_left_in_a_vector_is_never_read(federation: Make, receives_less: bool) -> None:
-    """Vectors of clients that are not kept are used again, also where a transform lets them receive nothing."""
+def test_what_another_has_left_in_a_vector_is_never_read(
+    federation: Make, receives_less: bool
+) -> None:
+    """Vectors of clients that are not kept are used again, also where a transform lets them receive
+    nothing."""
 
     class Less(Transform):
         changes_download = True

@@ -1,4 +1,5 @@
-"""The command line `fl-train`. Nothing here or below imports torch before the input has been checked."""
+"""The command line `fl-train`. Nothing here or below imports torch before the input has been
+checked."""
 
 from __future__ import annotations
 
@@ -44,21 +45,45 @@ Personalised federated learning on PyTorch Lightning.
   check-method  test your own method         fl-train check-method my_methods.Mine
 
 All keys of a command: fl-train COMMAND --help
-"""
+"""  # noqa: E501
 
 COMMANDS = (
-    "fit", "test", "export", "report", "join", "compare", "dashboard", "plan", "submit", "deploy", "study",
-    "reproduce", "tune", "archive", "worth", "audit", "status", "list", "check-method",
-)  # fmt: skip
-"""Their keys: `cli.schema`. Each is a function of its name in a module of its name, but for those in `ELSEWHERE`."""
+    "fit",
+    "test",
+    "export",
+    "report",
+    "join",
+    "compare",
+    "dashboard",
+    "plan",
+    "submit",
+    "deploy",
+    "study",
+    "reproduce",
+    "tune",
+    "archive",
+    "worth",
+    "audit",
+    "status",
+    "list",
+    "check-method",
+)
+"""Their keys: `cli.schema`. Each is a function of its name in a module of its name, but for those
+in `ELSEWHERE`."""
 ELSEWHERE = dict.fromkeys(("fit", "test", "export", "report", "join", "list"), "commands")
 ELSEWHERE |= {"plan": "planning", "check-method": "checking"}
 
 MEANT = {
-    **dict.fromkeys(("train", "run", "start"), "fit"), **dict.fromkeys(("evaluate", "eval", "score"), "test"),
-    **dict.fromkeys(("sweep", "grid", "experiment"), "study"), **dict.fromkeys(("search", "optimize"), "tune"),
-    "resume": "fit --resume", "sbatch": "submit", "methods": "list methods", "ls": "list", "relative": "compare",
-}  # fmt: skip
+    **dict.fromkeys(("train", "run", "start"), "fit"),
+    **dict.fromkeys(("evaluate", "eval", "score"), "test"),
+    **dict.fromkeys(("sweep", "grid", "experiment"), "study"),
+    **dict.fromkeys(("search", "optimize"), "tune"),
+    "resume": "fit --resume",
+    "sbatch": "submit",
+    "methods": "list methods",
+    "ls": "list",
+    "relative": "compare",
+}
 """Other tools' names of our commands, and one that is gone."""
 
 BUG = 70  # neither a named failure (1) nor bad input (2)
@@ -66,8 +91,10 @@ PATIENCE = 10.0  # seconds that interrupted ranks have to close what is open
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 1 (the run failed), 2 (bad input), 130 and 143 (interrupted)."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we report a lost rank ourselves, in one line
+    """Run one command; returns the exit code: 0, 1 (the run failed), 2 (bad input), 130 and 143
+    (interrupted)."""
+    # we report a lost rank ourselves, in one line
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     return guarded(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -133,7 +160,8 @@ def _dispatch(argv: list[str]) -> None:
 
 
 def stop_ranks(notified: bool, but: Collection[BaseProcess] = ()) -> None:
-    """End the processes that the run has started, `but` those of others; at exit they would be waited for."""
+    """End the processes that the run has started, `but` those of others; at exit they would be
+    waited for."""
     ranks = [child for child in multiprocessing.active_children() if child not in but]
     deadline = time.monotonic() + PATIENCE
     for rank in ranks:

@@ -1,4 +1,5 @@
-"""`fl-train archive`: a study as one file, and any cell of it run again and held against what it came to."""
+"""`fl-train archive`: a study as one file, and any cell of it run again and held against what it
+came to."""
 
 from __future__ import annotations
 
@@ -30,12 +31,22 @@ def archive(argv: list[str]) -> None:
     check("archive", " ".join(words) or None, len(words) == 1, allowed)
     place = Path(words[0])
     if place.is_dir():
-        check("rerun", values.rerun, values.rerun is None, "a cell of an archive is run again: pack the study first")
+        check(
+            "rerun",
+            values.rerun,
+            values.rerun is None,
+            "a cell of an archive is run again: pack the study first",
+        )
         _pack(StudyFolder(place), Path(values.out or f"{place.resolve()}{SUFFIX}"))
     elif values.rerun is not None:
         _run_again(place, values.rerun, values.out, line.layers)
     else:
-        check("out", values.out, values.out is None, "an archive is read here; give the study's folder to write one")
+        check(
+            "out",
+            values.out,
+            values.out is None,
+            "an archive is read here; give the study's folder to write one",
+        )
         with archives.unpacked(place) as folder:
             _say(archives.read_index(place), place, StudyFolder(folder).is_regression())
 
@@ -44,12 +55,24 @@ def _pack(folder: StudyFolder, out: Path) -> None:
     inner = folder.path / "study"
     searched = is_search(folder.path) and bool(StudyFolder(inner))
     near = f"; the study of this search is {inner}" if searched else ""
-    check("archive", str(folder.path), bool(folder), f"it is no study: it holds no study.json{near}")
+    check(
+        "archive", str(folder.path), bool(folder), f"it is no study: it holds no study.json{near}"
+    )
     runs.check_out("out", str(out), SUFFIX)
-    check("archive", str(folder.path), any(folder.finished(c["folder"]) for c in folder.cells()), "no run has ended")
+    check(
+        "archive",
+        str(folder.path),
+        any(folder.finished(c["folder"]) for c in folder.cells()),
+        "no run has ended",
+    )
     for run in folder.ended().values():
         what = damage(run)
-        check("archive", str(run.folder), what is None, f"{what}; delete the folder, and the study trains it again")
+        check(
+            "archive",
+            str(run.folder),
+            what is None,
+            f"{what}; delete the folder, and the study trains it again",
+        )
     if out.exists():
         archives.check_out(out, folder)
     _say(archives.pack(folder, out), out, folder.is_regression())
@@ -59,13 +82,18 @@ def _say(index: dict[str, Any], file: Path, regression: bool) -> None:
     weights = index["weights"]
     without = sum(digest is None for digest in weights.values())
     bare = f", {without} of them without a checkpoint to tell their weights" if without else ""
-    print(f"archive: {len(weights)} runs{bare}, {len(index['files'])} files, {_origin(index, weights)}")
-    table = "" if regression else f"the table: fl-train compare {file}; "  # which speaks of accuracies alone
+    print(
+        f"archive: {len(weights)} runs{bare}, {len(index['files'])} files, "
+        f"{_origin(index, weights)}"
+    )
+    # which speaks of accuracies alone
+    table = "" if regression else f"the table: fl-train compare {file}; "
     print(f"{table}a cell again: fl-train archive {file} --rerun {next(iter(weights))}")
 
 
 def _origin(index: dict[str, Any], cells: Iterable[str]) -> str:
-    """Where these runs of an archive were trained; where they do not say it, where the archive was made."""
+    """Where these runs of an archive were trained; where they do not say it, where the archive was
+    made."""
     starts = [start for cell in cells for start in index.get("runs", {}).get(cell, [])]
     places = list(dict.fromkeys(_where(start) for start in starts))
     return f"trained {archives.some(places)}" if places else f"archived {_where(index)}"
@@ -73,7 +101,10 @@ def _origin(index: dict[str, Any], cells: Iterable[str]) -> str:
 
 def _where(start: dict[str, Any]) -> str:
     machine, versions = start["machine"], start["versions"]
-    units = [machine.get("processor") or machine.get("architecture") or "another machine", *machine.get("gpus", [])]
+    units = [
+        machine.get("processor") or machine.get("architecture") or "another machine",
+        *machine.get("gpus", []),
+    ]
     cpu = f" ({machine['cpu']})" if "cpu" in machine else ""
     return f"with torch {versions.get('torch')} on {' + '.join(dict.fromkeys(units))}{cpu}"
 
@@ -88,7 +119,12 @@ def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> N
     index = archives.read_index(file)
     names = list(index["weights"])
     near = catalogue.did_you_mean(cell, names)
-    check("rerun", cell, cell in names, f"no such run{near}; it has {', '.join(names[:5])}{', ...' * (len(names) > 5)}")
+    check(
+        "rerun",
+        cell,
+        cell in names,
+        f"no such run{near}; it has {', '.join(names[:5])}{', ...' * (len(names) > 5)}",
+    )
     check("out", out, out is None or not Path(out).exists(), "it exists; name a new folder")
     with archives.unpacked(file) as folder, tempfile.TemporaryDirectory() as made:
         place = Path(made) / Path(cell).name if out is None else Path(out)
@@ -99,5 +135,11 @@ def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> N
         differ = archives.differences(place, folder / cell, index["weights"][cell])
         now = _where(archives.trained(place)[-1])
     if differ:
-        raise RunFailed(f"{cell} differs in {', '.join(differ)}; it was {_origin(index, [cell])}, and run again {now}")
-    print(f"{cell}: the same bits (tables, relation, summary, weights {index['weights'][cell] or 'not archived'})")
+        raise RunFailed(
+            f"{cell} differs in {', '.join(differ)}; it was {_origin(index, [cell])}, and run "
+            f"again {now}"
+        )
+    print(
+        f"{cell}: the same bits (tables, relation, summary, weights "
+        f"{index['weights'][cell] or 'not archived'})"
+    )

@@ -1,4 +1,5 @@
-"""`fl-train check-method`: what every method must hold, tried on a user's own, a line for each check."""
+"""`fl-train check-method`: what every method must hold, tried on a user's own, a line for each
+check."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ BASE: Layer = {
     "fabric": {"accelerator": "cpu", "devices": 1, "threads": 1},
     "callbacks": {"heatmaps": None, "progress": None},
 }
-"""Some 700 digits of five clients, a few seconds for all runs together. A part of the data is held back for validation
-and as public data, so that methods which ask for either find it."""
+"""Some 700 digits of five clients, a few seconds for all runs together. A part of the data is held
+back for validation and as public data, so that methods which ask for either find it."""
 SAVED: Layer = {"callbacks": {"checkpoint": {"every": 1, "best": False, "seconds": 0}}}
 WIDTH = 12
 QUICK = ("runs", "seed", "resume", "partial", "skip", "bytes")
@@ -38,23 +39,51 @@ def check_method(argv: list[str]) -> None:
     line = read_line(argv, "check-method")
     words, values = line.words, line.values
     second = words[1] if len(words) > 1 else None
-    check("method", second, len(words) == 1, "one must be given: fl-train check-method MODULE.CLASS")
+    check(
+        "method", second, len(words) == 1, "one must be given: fl-train check-method MODULE.CLASS"
+    )
     another = next((flag for flag in line.flags if flag.partition("=")[0] == "--method"), None)
-    check("method", another, another is None, f"{words[0]} is checked; --method.ARG sets its arguments")
-    config = _config(words[0], [{"federation": {"rounds": 3}}, *line.layers] if values.quick else line.layers)
+    check(
+        "method",
+        another,
+        another is None,
+        f"{words[0]} is checked; --method.ARG sets its arguments",
+    )
+    config = _config(
+        words[0], [{"federation": {"rounds": 3}}, *line.layers] if values.quick else line.layers
+    )
     new = values.out is None or not Path(values.out).exists()
     check("out", values.out, new, "it exists; the runs need a new folder")
     from fl_lightning.lab.check.checks import NAMES
 
-    check("quick", values.quick, not (values.quick and values.only), "beside only, which names the checks")
-    names = [name.strip() for name in (values.only or ",".join(QUICK if values.quick else NAMES)).split(",")]
+    check(
+        "quick",
+        values.quick,
+        not (values.quick and values.only),
+        "beside only, which names the checks",
+    )
+    names = [
+        name.strip()
+        for name in (values.only or ",".join(QUICK if values.quick else NAMES)).split(",")
+    ]
     for name in names:
-        check("only", name, name in NAMES, f"no such check{did_you_mean(name, NAMES)}; checks: {', '.join(NAMES)}")
-    with contextlib.nullcontext(values.out) if values.out is not None else tempfile.TemporaryDirectory() as folder:
+        check(
+            "only",
+            name,
+            name in NAMES,
+            f"no such check{did_you_mean(name, NAMES)}; checks: {', '.join(NAMES)}",
+        )
+    with (
+        contextlib.nullcontext(values.out)
+        if values.out is not None
+        else tempfile.TemporaryDirectory() as folder
+    ):
         Path(folder).mkdir(parents=True, exist_ok=True)
         failed = _checked(config, Path(folder), names)
     if failed:
-        raise RunFailed(f"{words[0]}: {len(failed)} of {len(names)} checks fail: {', '.join(failed)}")
+        raise RunFailed(
+            f"{words[0]}: {len(failed)} of {len(names)} checks fail: {', '.join(failed)}"
+        )
 
 
 def _config(method: str, layers: list[Layer]) -> Config:
@@ -62,16 +91,27 @@ def _config(method: str, layers: list[Layer]) -> Config:
     settings = [_without_others(layer, class_path) for layer in layers]
     config = plan([BASE, {"method": method}, *settings, SAVED])
     federation = config.federation
-    check("federation.rounds", federation.rounds, federation.rounds >= 3, "it must be at least 3: client 1 fails in 2")
-    check("federation.clients", federation.clients, config.clients >= 3, "at least 3 must take part")
+    check(
+        "federation.rounds",
+        federation.rounds,
+        federation.rounds >= 3,
+        "it must be at least 3: client 1 fails in 2",
+    )
+    check(
+        "federation.clients", federation.clients, config.clients >= 3, "at least 3 must take part"
+    )
     return complete(config)
 
 
 def _without_others(layer: Layer, class_path: str) -> Layer:
-    """A config's settings without its method, where that is another than the one that is checked."""
+    """A config's settings without its method, where that is another than the one that is
+    checked."""
     given = layer.get("method")
     name = given.get("name") or given.get("class_path") if isinstance(given, dict) else given
-    if not isinstance(name, str) or catalogue.find("methods", "method", name).class_path == class_path:
+    if (
+        not isinstance(name, str)
+        or catalogue.find("methods", "method", name).class_path == class_path
+    ):
         return layer
     return {key: value for key, value in layer.items() if key != "method"}
 

@@ -1,4 +1,5 @@
-"""What the commands of `fl-train` do. The engine is imported last: bad input is answered at once."""
+"""What the commands of `fl-train` do. The engine is imported last: bad input is answered at
+once."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def fit(argv: list[str]) -> None:
 
 
 def trained(layers: list[Layer], first: str | None, words: list[str] | None = None) -> Path | None:
-    """Train as `layers` say, in a folder named after the config `first` or the method; None where that is only shown.
+    """Train as `layers` say, in a folder named after the config `first` or the method; None where
+    that is only shown.
 
     `words`: the command line, which goes on with a run that is resumed.
 
@@ -73,7 +75,9 @@ def _config_to_train(layers: list[Layer], first: str | None, start: Start) -> Co
     config = complete(config)
     runs.check_no_key(config)
     if saved:
-        runs.check_goes_on(saved, config, Path(start.out) / str(start.name), start.accept_changed_code)
+        runs.check_goes_on(
+            saved, config, Path(start.out) / str(start.name), start.accept_changed_code
+        )
     return config
 
 
@@ -99,21 +103,40 @@ def export(argv: list[str]) -> None:
     runs.check_path("run", folder)
     beside = _free(out, values.out, SUFFIXES[values.format])
     if (folder / ends.SITE).is_file():
-        check("format", values.format, values.format == "safetensors", "of a site's folder safetensors alone")
+        check(
+            "format",
+            values.format,
+            values.format == "safetensors",
+            "of a site's folder safetensors alone",
+        )
         number = int(values.client) if values.client.isdecimal() else -1
-        check("client", values.client, number >= 0, "of a site's folder it must be the client's number")
+        check(
+            "client",
+            values.client,
+            number >= 0,
+            "of a site's folder it must be the client's number",
+        )
         config, facts = ends.exported(folder, number, out)
     else:
-        for path in (value for _, value in flat(runs.saved_layer(folder) or {}) if str(value).startswith("__main__.")):
+        for path in (
+            value
+            for _, value in flat(runs.saved_layer(folder) or {})
+            if str(value).startswith("__main__.")
+        ):
             name = path.rpartition(".")[2]
-            way = f"move the class to a file, my_parts.py, and write my_parts.{name} in the run's config.yaml"
+            way = (
+                f"move the class to a file, my_parts.py, and write my_parts.{name} in the run's "
+                f"config.yaml"
+            )
             what = f"{name} was defined in a script (__main__), which export cannot import: {way}"
             check("run", values.run, False, what)
         config = load(folder)
         from fl_lightning.run import export as engine
 
         facts = engine(config, folder, values.client, out, values.checkpoint, values.format)
-    _write_loader(beside, folder, facts.get("whose", f"client {values.client}"), out, facts, values.format)
+    _write_loader(
+        beside, folder, facts.get("whose", f"client {values.client}"), out, facts, values.format
+    )
 
 
 def report(argv: list[str]) -> None:
@@ -126,7 +149,8 @@ def report(argv: list[str]) -> None:
     for word in words:
         runs.check_path("run", Path(word))
     study = StudyFolder(Path(words[0]))
-    if study and len(words) == 1 and not study.is_regression():  # of which methods are not compared: then its runs
+    # of which methods are not compared: then its runs
+    if study and len(words) == 1 and not study.is_regression():
         from fl_lightning.cli.compare import report as report_study
 
         report_study(words[0], values)
@@ -135,7 +159,11 @@ def report(argv: list[str]) -> None:
     from fl_lightning.lab.report import MARKER, load, render, run_folders
 
     loaded = load(run_folders([Path(word) for word in words]))
-    given = str(Path(words[0] if len(words) == 1 else ".") / "report.html") if values.out is None else values.out
+    given = (
+        str(Path(words[0] if len(words) == 1 else ".") / "report.html")
+        if values.out is None
+        else values.out
+    )
     out = runs.check_out("out", given, ".html", MARKER, "report")
     page, figures = render(loaded), out.with_name(f"{out.stem}-figures")
     if values.figures is not None:
@@ -147,7 +175,8 @@ def report(argv: list[str]) -> None:
 
 
 def join(argv: list[str]) -> None:
-    """Write a new client's model, and beside it (and on the screen) the lines that load it; the run stays as it is."""
+    """Write a new client's model, and beside it (and on the screen) the lines that load it; the run
+    stays as it is."""
     values = read_line(argv, "join").values
     folder, out = Path(values.run), Path(values.out)
     config = load(folder)
@@ -156,17 +185,27 @@ def join(argv: list[str]) -> None:
 
     facts = engine(config, folder, values.data, out, values.rounds, values.architecture)
     _write_loader(beside, folder, "a new client", out, facts)
-    scores = [by for m in (*BY_TASK.values(), *FURTHER.values()) for by in (m.by("received"), m.name)]
+    scores = [
+        by for m in (*BY_TASK.values(), *FURTHER.values()) for by in (m.by("received"), m.name)
+    ]
     for name in ("labelled", "rule", *scores, "loss"):
         if name in facts:
             print(f"# {name}: {facts[name]}")
     if "loss" in facts:
         rounds = config.federation.rounds
-        print(f"# rounds of local training before this score: {facts['trained']} (--rounds); the run had {rounds}")
+        print(
+            f"# rounds of local training before this score: {facts['trained']} (--rounds); the "
+            f"run had {rounds}"
+        )
 
 
 def _write_loader(
-    beside: Path, folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str = "safetensors"
+    beside: Path,
+    folder: Path,
+    whose: str,
+    out: Path,
+    facts: dict[str, Any],
+    kind: str = "safetensors",
 ) -> None:
     """Write the file that loads the model, and say how it is used."""
     from fl_lightning.exporting.loader import loader
@@ -177,15 +216,27 @@ def _write_loader(
     except RunFailed:  # a full disk: once it has room, the same command is to find its names free
         out.unlink(missing_ok=True)
         raise
-    print("".join(line for line in text.splitlines(keepends=True)[:2] if line.startswith("#")), end="")
-    print(f"from {beside.stem} import predict  # {beside}: predict(rows) names the class of each raw row")
+    print(
+        "".join(line for line in text.splitlines(keepends=True)[:2] if line.startswith("#")), end=""
+    )
+    print(
+        f"from {beside.stem} import predict  # {beside}: predict(rows) names the class of each "
+        f"raw row"
+    )
 
 
 def _free(out: Path, given: str, suffix: str = ".safetensors") -> Path:
-    """The `.py` to be written beside the file `out`, which Python can import; `BadInput` unless both can be written."""
+    """The `.py` to be written beside the file `out`, which Python can import; `BadInput` unless
+    both can be written."""
     stem = re.sub(r"^(?=\d)|\W", "_", runs.check_out("out", given, suffix).stem)
-    taken = {*sys.stdlib_module_names, "torch", "numpy", "safetensors", "onnxruntime"}  # what the loader imports
-    check("out", given, stem not in taken, f"the {stem}.py beside it would hide the module {stem}; choose another name")
+    # what the loader imports
+    taken = {*sys.stdlib_module_names, "torch", "numpy", "safetensors", "onnxruntime"}
+    check(
+        "out",
+        given,
+        stem not in taken,
+        f"the {stem}.py beside it would hide the module {stem}; choose another name",
+    )
     loader = out.with_name(f"{stem}.py")
     for path in (out, loader):
         check("out", given, not path.exists(), f"{path} exists, and is not written over")
@@ -193,7 +244,8 @@ def _free(out: Path, given: str, suffix: str = ".safetensors") -> Path:
 
 
 def fit_help(argv: list[str]) -> str:
-    """What to say of the method that a command line names, with `--help` on it; nothing where it names none."""
+    """What to say of the method that a command line names, with `--help` on it; nothing where it
+    names none."""
     words = [word for word in argv if word not in ("-h", "--help")]
     if not {word.partition("=")[0] for word in words} & {"--method", "--config"}:
         return "\nArguments of a method: fl-train fit --method NAME --help\n"
@@ -208,7 +260,10 @@ def _of_method(class_path: str) -> str:
 def list_names(argv: list[str]) -> None:
     """Print what can be chosen by name, one line each; of single methods, their arguments."""
     if argv and argv[0] in ("-h", "--help"):
-        print(f"usage: fl-train list [{'|'.join(catalogue.KINDS)}]\n       fl-train list methods NAME [NAME ...]")
+        print(
+            f"usage: fl-train list [{'|'.join(catalogue.KINDS)}]\n       fl-train list methods "
+            f"NAME [NAME ...]"
+        )
         return
     if argv[1:] and argv[0] == "methods" and not set(argv) <= set(catalogue.KINDS):
         classes = [catalogue.find("methods", "list", word).class_path for word in argv[1:]]
@@ -235,6 +290,9 @@ def load(folder: Path, flags: list[Layer] | None = None) -> Config:
     saved = runs.saved_layer(folder)
     if saved is None:
         raise BadInput("run", str(folder), f"there is no run: {runs.CONFIG} is missing")
-    allowed = f"its clients' models and data are at their sites: fl-train export --run FOLDER/{folder.name} there"
+    allowed = (
+        f"its clients' models and data are at their sites: fl-train export --run "
+        f"FOLDER/{folder.name} there"
+    )
     check("run", str(folder), not (folder / ends.CENTER).is_file(), allowed)
     return complete(plan([saved, *(flags or [])]))

@@ -39,10 +39,12 @@ def compare(argv: list[str]) -> None:
 
 
 def sheet_of(words: list[str], values: Any) -> Sheet:
-    """The table that a command line, or a script, asks for; a picture is written at once, for the page it is drawn.
+    """The table that a command line, or a script, asks for; a picture is written at once, for the
+    page it is drawn.
 
     Raises:
-        BadInput: a key that has no effect beside the others, a file that is not written over, or as `read`.
+        BadInput: a key that has no effect beside the others, a file that is not written over, or as
+            `read`.
     """
     _check(words, values)
     with read(words, values) as (scored, notes, folder):
@@ -51,7 +53,10 @@ def sheet_of(words: list[str], values: Any) -> Sheet:
             return dataclasses.replace(sheet, lines=[*notes, *sheet.lines])
         compared = side_by_side(scored, notes, folder, values.baseline, values.target)
         if values.picture is not None:
-            few = f"ranks need at least {MIN_PAIRS} settings and {MIN_METHODS} methods with the same judge"
+            few = (
+                f"ranks need at least {MIN_PAIRS} settings and {MIN_METHODS} methods with the same "
+                f"judge"
+            )
             allowed = f"{few}; without --picture the table says how many there are"
             check("picture", values.picture, bool(compared.ranks), allowed)
             drawn = image("ranks", picture.draw_ranks(compared.ranks), "png", MARK)
@@ -63,25 +68,47 @@ def sheet_of(words: list[str], values: Any) -> Sheet:
 
 
 def _check(words: list[str], values: Any) -> None:
-    """Raise `BadInput` without a word, for keys that do not go together, and for files that may not be written."""
-    check("compare", None, bool(words), "it must be given: fl-train compare STUDY, or RUN [RUN ...]")
+    """Raise `BadInput` without a word, for keys that do not go together, and for files that may not
+    be written."""
+    check(
+        "compare", None, bool(words), "it must be given: fl-train compare STUDY, or RUN [RUN ...]"
+    )
     for key, suffix in (("out", ""), ("picture", ".png")):
         if values[key] is not None:
             check_out(key, values[key], suffix, MARK, "comparison")
-    apiece = None in (values.out, values.picture) or Path(values.out).resolve() != Path(values.picture).resolve()
-    check("picture", values.picture, apiece, "the table is written there (--out): it must be another file")
+    apiece = (
+        None in (values.out, values.picture)
+        or Path(values.out).resolve() != Path(values.picture).resolve()
+    )
+    check(
+        "picture",
+        values.picture,
+        apiece,
+        "the table is written there (--out): it must be another file",
+    )
     for key in ("picture", "target") if values.clients else ():
-        check(key, values[key], values[key] is None, "it is of methods over seeds: leave out --clients")
+        check(
+            key,
+            values[key],
+            values[key] is None,
+            "it is of methods over seeds: leave out --clients",
+        )
     for key in ("caption", "label") if values.format != "latex" else ():
         check(key, values[key], values[key] is None, "it is for --format latex")
     lists = values.format in ("csv", "json")
-    check("columns", values.columns, values.columns is None or not lists, f"{values.format} has all columns")
+    check(
+        "columns",
+        values.columns,
+        values.columns is None or not lists,
+        f"{values.format} has all columns",
+    )
     if values.picture is not None or values.format == "html":
         require("report", "compare", words[0])
 
 
 def report(study: str, values: Any) -> None:
-    """Write the page on a study, by default into its folder, and with `--figures` each picture to a file of its own."""
+    """Write the page on a study, by default into its folder, and with `--figures` each picture to a
+    file of its own."""
     require("study", "report", study)
     require("report", "report", study)
     given = str(Path(study) / "report.html") if values.out is None else values.out
@@ -100,7 +127,8 @@ def report(study: str, values: Any) -> None:
 
 @contextlib.contextmanager
 def read(words: list[str], values: Any) -> Iterator[tuple[list[cells.Cell], list[str], Path]]:
-    """The cells of a study, an archive or run folders, what is to be said of them, and the first folder."""
+    """The cells of a study, an archive or run folders, what is to be said of them, and the first
+    folder."""
     require("study", "compare", words[0])
     folders = [Path(word) for word in words]
     with contextlib.ExitStack() as until:
@@ -113,22 +141,30 @@ def read(words: list[str], values: Any) -> Iterator[tuple[list[cells.Cell], list
 
 
 def side_by_side(
-    scored: list[cells.Cell], notes: list[str], folder: Path, baseline: str | None = None, target: float | None = None
+    scored: list[cells.Cell],
+    notes: list[str],
+    folder: Path,
+    baseline: str | None = None,
+    target: float | None = None,
 ) -> Compared:
-    """The comparison of cells, with the values that `fl-train tune` chose for the study in `folder`."""
+    """The comparison of cells, with the values that `fl-train tune` chose for the study in
+    `folder`."""
     try:
         compared = of_methods(scored, baseline, target)
     except BadInput:  # such as no pairs, since runs are left out
         print("".join(f"{note}\n" for note in notes), end="", file=sys.stderr)
         raise
     chosen, warnings = values_chosen(folder)
-    compared.rows[:] = [dataclasses.replace(row, chosen=chosen.get(row.method)) for row in compared.rows]
+    compared.rows[:] = [
+        dataclasses.replace(row, chosen=chosen.get(row.method)) for row in compared.rows
+    ]
     compared.notes[:0] = [*notes, *warnings]
     return compared
 
 
 def write(sheet: Sheet, form: str, given: str | None = None) -> None:
-    """Write a table to the file `given` or to the screen; of a CSV, the lines below the table go to stderr."""
+    """Write a table to the file `given` or to the screen; of a CSV, the lines below the table go to
+    stderr."""
     screen = Console()
     fits = form == "table" and given is None and screen.is_terminal
     text = as_table(sheet, screen.width) if fits else FORMATS[form](sheet)

@@ -29,5 +29,7 @@ def dashboard(argv: list[str]) -> None:
     except BadInput:
         raise
     except Exception as error:  # its text stays unsaid: it may hold parts of the key
-        raise RunFailed(f"W&B: the view could not be saved ({type(error).__name__}); see --json FILE") from None
+        raise RunFailed(
+            f"W&B: the view could not be saved ({type(error).__name__}); see --json FILE"
+        ) from None
     print(f"dashboard: {where} ({'saved' if saved else 'unchanged'})")

@@ -1,4 +1,5 @@
-"""`fl-train deploy`: write a Flower app, after a rehearsal that compares its results with the simulator's."""
+"""`fl-train deploy`: write a Flower app, after a rehearsal that compares its results with the
+simulator's."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from fl_lightning.foundation.files import whole_folder
 from fl_lightning.results import owncode
 
 CHECKPOINT = Component("fl_lightning.callbacks.checkpoint.Checkpoint", {"every": 1, "seconds": 0.0})
-"""Of the centre: after every round, so that a centre that goes on asks for no round that a site has left behind."""
+"""Of the centre: after every round, so that a centre that goes on asks for no round that a site has
+left behind."""
 
 
 def deploy(argv: list[str]) -> None:
@@ -28,7 +30,12 @@ def deploy(argv: list[str]) -> None:
     values, folder = line.values, Path(line.values.out)
     check("out", values.out, not folder.exists(), "it exists; the app needs a new folder")
     sites = Path(values.sites) if values.sites is not None else None
-    check("sites", values.sites, sites is None or not sites.exists(), "it exists; the files need a new folder")
+    check(
+        "sites",
+        values.sites,
+        sites is None or not sites.exists(),
+        "it exists; the files need a new folder",
+    )
     config = complete(plan(line.layers))
     kept = config.callbacks.get("checkpoint", CHECKPOINT)
     saved = Component(CHECKPOINT.class_path, kept.init_args | CHECKPOINT.init_args)
@@ -40,7 +47,9 @@ def deploy(argv: list[str]) -> None:
     from fl_lightning.sites.data import Facts, with_loop, write_sites
     from fl_lightning.sites.rehearsal import repeatable
 
-    check_deployable(config, [instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()])
+    check_deployable(
+        config, [instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()]
+    )
     config = with_loop(config)
     if values.rehearse:
         _rehearse(config)
@@ -50,7 +59,9 @@ def deploy(argv: list[str]) -> None:
     data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
     name = folder.name
     with whole_folder(folder):
-        files = app.write(folder, name, to_yaml(config), Facts.of(data), owncode.read(owncode.paths(config)))
+        files = app.write(
+            folder, name, to_yaml(config), Facts.of(data), owncode.read(owncode.paths(config))
+        )
         if sites is not None:
             with whole_folder(sites):
                 written = write_sites(data, sites)
@@ -73,5 +84,11 @@ def _rehearse(config: Config) -> None:
         unlike = differences(simulate(config, Path(made)), rehearse(config, Path(made)))
     clients, rounds = config.federation.clients, config.federation.rounds
     if unlike:
-        raise RunFailed(f"the rehearsal differs from the simulator in {len(unlike)} cells; the first: {unlike[0]}")
-    print(f"rehearsal: {rounds} rounds of {clients} clients by messages are bit-identical to the simulator's")
+        raise RunFailed(
+            f"the rehearsal differs from the simulator in {len(unlike)} cells; the first: "
+            f"{unlike[0]}"
+        )
+    print(
+        f"rehearsal: {rounds} rounds of {clients} clients by messages are bit-identical to the "
+        f"simulator's"
+    )

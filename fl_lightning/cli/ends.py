@@ -1,4 +1,5 @@
-"""The two processes of a deployment, which Flower's apps start: `python -m fl_lightning.cli.ends center|site`."""
+"""The two processes of a deployment, which Flower's apps start: `python -m fl_lightning.cli.ends
+center|site`."""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ def _center(words: Namespace, out: BinaryIO) -> None:
 
 
 def _run_id(folder: Path, mark: str) -> str:
-    """The run's name for sites, drawn when it first begins: one that begins anew under an old name is another run."""
+    """The run's name for sites, drawn when it first begins: one that begins anew under an old name
+    is another run."""
     file = folder / CENTER
     if file.is_file():
         return str(_kept(file, {"run": str})["run"])
@@ -118,7 +120,9 @@ def _kept(file: Path, needed: Mapping[str, type]) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
         content = None
-    if not isinstance(content, dict) or not all(isinstance(content.get(k), kind) for k, kind in needed.items()):
+    if not isinstance(content, dict) or not all(
+        isinstance(content.get(k), kind) for k, kind in needed.items()
+    ):
         raise Damaged("run", str(file.parent), f"its {file.name} is damaged")
     return content
 
@@ -135,8 +139,11 @@ def _site(words: Namespace) -> None:
     try:
         with lock:
             _answer_all(words, folder)
-    except BadInput as error:  # the line stays: the relay of an earlier start may not have read it yet
-        sentence = getattr(error, "sentence", "it cannot take part; see site.log in the site's folder")
+    # the line stays: the relay of an earlier start may not have read it yet
+    except BadInput as error:
+        sentence = getattr(
+            error, "sentence", "it cannot take part; see site.log in the site's folder"
+        )
         write_whole(folder / REFUSED, sentence)
         raise
 
@@ -171,7 +178,8 @@ def _answer_all(words: Namespace, folder: Path) -> None:
 
 
 def exported(folder: Path, client: int, out: Path) -> tuple[Config, dict[str, Any]]:
-    """Write the model of the site whose folder it is to `out`; its configuration, and kind, round and arguments.
+    """Write the model of the site whose folder it is to `out`; its configuration, and kind, round
+    and arguments.
 
     Raises:
         BadInput: it is another client's, or its data or its state cannot be read.
@@ -180,7 +188,9 @@ def exported(folder: Path, client: int, out: Path) -> tuple[Config, dict[str, An
     from fl_lightning.sites.data import Facts, at_site
 
     known = _kept(folder / SITE, _ABOUT)
-    check("client", client, client == known["client"], f"it is the site of client {known['client']}")
+    check(
+        "client", client, client == known["client"], f"it is the site of client {known['client']}"
+    )
     config = config_of(folder)
     data = at_site(Facts.read(folder / "facts.json"), config, client, Path(known["data"]))
 
@@ -195,7 +205,8 @@ def exported(folder: Path, client: int, out: Path) -> tuple[Config, dict[str, An
 
 
 def listen(path: Path, answer: Callable[[bytes], bytes], app: str, idle: float) -> None:
-    """Answer one message after the other, until none has come for `idle` seconds or one is of another app."""
+    """Answer one message after the other, until none has come for `idle` seconds or one is of
+    another app."""
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(path))

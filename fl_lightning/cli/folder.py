@@ -26,51 +26,93 @@ from fl_lightning.results import owncode
 CONFIG = "config.yaml"
 LOCK = "lock"
 
-# What a resumed run may change: how long, where, and what is told of it. Anything else would make it another run.
+# What a resumed run may change: how long, where, and what is told of it. Anything else would make
+# it another run.
 MAY_CHANGE = (
-    "federation.rounds", "federation.on_bad_client", "fabric.accelerator", "fabric.devices", "fabric.num_nodes",
-    "fabric.threads", "fabric.timeout", "fabric.bank", "loggers", "callbacks.progress", "callbacks.heatmaps",
-    "callbacks.checkpoint.seconds", "data.root", "data.public_root", "data.download",
+    "federation.rounds",
+    "federation.on_bad_client",
+    "fabric.accelerator",
+    "fabric.devices",
+    "fabric.num_nodes",
+    "fabric.threads",
+    "fabric.timeout",
+    "fabric.bank",
+    "loggers",
+    "callbacks.progress",
+    "callbacks.heatmaps",
+    "callbacks.checkpoint.seconds",
+    "data.root",
+    "data.public_root",
+    "data.download",
     "data.resident",
-)  # fmt: skip
+)
 
 
 def check_name(start: Start) -> None:
-    """Raise `BadInput` for a name that is no folder name, for `resume` without one, for a run that exists already."""
+    """Raise `BadInput` for a name that is no folder name, for `resume` without one, for a run that
+    exists already."""
     if start.name is None:
         check("resume", True, not start.resume, "it needs --name: which run to continue")
         return
     fine = start.name not in ("", ".", "..") and Path(start.name).name == start.name
-    check("name", start.name, fine, "it must be the name of a folder, without slashes; its parent is --out")
+    check(
+        "name",
+        start.name,
+        fine,
+        "it must be the name of a folder, without slashes; its parent is --out",
+    )
     there = Path(start.out) / start.name
     try:
         exists, is_run = there.exists(), (there / CONFIG).exists()
-        begun = {LOCK, aside_of(there / CONFIG).name}  # of a start that was stopped, or had a full disk
+        # of a start that was stopped, or had a full disk
+        begun = {LOCK, aside_of(there / CONFIG).name}
         empty = not exists or {path.name for path in there.iterdir()} <= begun
     except (OSError, ValueError) as error:
         raise BadInput("name", start.name, f"it can be no folder: {error}") from None
     if launcher.rank() > 0:
         return  # rank 0 may be making the folder right now
-    other = "continue it with --resume" if is_run else f"it holds no {CONFIG}, so it is no run: remove it"
-    check("name", start.name, start.resume or not exists, f"{there} exists; {other}, or choose another name")
-    check("name", start.name, empty or is_run, f"{there} is a folder of something else: it holds no {CONFIG}")
+    other = (
+        "continue it with --resume"
+        if is_run
+        else f"it holds no {CONFIG}, so it is no run: remove it"
+    )
+    check(
+        "name",
+        start.name,
+        start.resume or not exists,
+        f"{there} exists; {other}, or choose another name",
+    )
+    check(
+        "name",
+        start.name,
+        empty or is_run,
+        f"{there} is a folder of something else: it holds no {CONFIG}",
+    )
 
 
 def check_path(key: str, path: Path) -> None:
-    """Raise `BadInput` for what can be no path: a name that is too long, a folder that nobody may look into."""
+    """Raise `BadInput` for what can be no path: a name that is too long, a folder that nobody may
+    look into."""
     try:
         path.exists()
     except (OSError, ValueError) as error:
         raise BadInput(key, str(path), f"it can be no folder: {error}") from None
 
 
-def check_out(key: str, given: str, suffix: str = "", mark: str | None = None, what: str = "") -> Path:
-    """The file `given`, which may be written: its folder is there, it ends with `suffix`, and (with `mark`) it is new
-    or has this mark near its beginning. `BadInput` otherwise; of a file without the mark, that it is no `what`."""
+def check_out(
+    key: str, given: str, suffix: str = "", mark: str | None = None, what: str = ""
+) -> Path:
+    """The file `given`, which may be written: its folder is there, it ends with `suffix`, and (with
+    `mark`) it is new or has this mark near its beginning. `BadInput` otherwise; of a file without
+    the mark, that it is no `what`."""
     path = Path(given)
     check(key, given, path.parent.is_dir(), f"there is no folder {path.parent}")
     check(key, given, not suffix or path.suffix == suffix, f"it must end with {suffix}")
-    ours = mark is None or not path.exists() or (path.is_file() and mark.encode() in path.read_bytes()[:1000])
+    ours = (
+        mark is None
+        or not path.exists()
+        or (path.is_file() and mark.encode() in path.read_bytes()[:1000])
+    )
     check(key, given, ours, f"it exists and is no {what}, and is not written over")
     return path
 
@@ -85,12 +127,21 @@ def check_first_start(start: Start, configured: bool) -> None:
         return
     if configured:
         if launcher.rank() == 0:
-            print(f"resume: there is no run {start.name!r} in {start.out} yet: it starts now", file=sys.stderr)
+            print(
+                f"resume: there is no run {start.name!r} in {start.out} yet: it starts now",
+                file=sys.stderr,
+            )
         return
     runs = sorted(file.parent.name for file in Path(start.out).glob(f"*/{CONFIG}"))
     near = difflib.get_close_matches(start.name, runs, n=5, cutoff=0.5)
-    known = f"did you mean {' or '.join(near)}?" if near else f"runs there: {', '.join(runs[:5]) or 'none'}"
-    allowed = f"there is no such run in {start.out} to resume ({known}), and without --config none starts"
+    known = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"runs there: {', '.join(runs[:5]) or 'none'}"
+    )
+    allowed = (
+        f"there is no such run in {start.out} to resume ({known}), and without --config none starts"
+    )
     raise BadInput("name", start.name, allowed)
 
 
@@ -98,14 +149,21 @@ def check_no_key(config: Config) -> None:
     """Raise `BadInput` for a value that holds a W&B key: config.yaml would tell everyone."""
     key = os.environ.get("WANDB_API_KEY")
     for name, value in flat(to_settings(config)):
-        at_wandb = name.startswith("loggers.wandb.") and re.search(r"\b([0-9a-f]{40}|wandb_v\d_\w{20,})\b", str(value))
+        at_wandb = name.startswith("loggers.wandb.") and re.search(
+            r"\b([0-9a-f]{40}|wandb_v\d_\w{20,})\b", str(value)
+        )
         if at_wandb or (key and key in str(value)):
-            raise BadInput(_flag_of(name), "***", "it holds a W&B key, whose place is the environment: WANDB_API_KEY")
+            raise BadInput(
+                _flag_of(name),
+                "***",
+                "it holds a W&B key, whose place is the environment: WANDB_API_KEY",
+            )
 
 
 @contextlib.contextmanager
 def opened(start: Start, stem: str, config: Config) -> Iterator[Path]:
-    """The run folder, with its config.yaml. Bad input that shows only within leaves the disk as it was."""
+    """The run folder, with its config.yaml. Bad input that shows only within leaves the disk as it
+    was."""
     if launcher.rank() > 0:
         yield make(start, stem)
         return
@@ -123,7 +181,8 @@ def opened(start: Start, stem: str, config: Config) -> Iterator[Path]:
                 raise
             if before is not None:
                 if _content(folder / CONFIG) != before:
-                    write_whole(folder / CONFIG, before)  # the run goes on from where it was, as it was
+                    # the run goes on from where it was, as it was
+                    write_whole(folder / CONFIG, before)
             elif isinstance(error, BadInput) and is_new:
                 shutil.rmtree(folder)
                 with contextlib.suppress(OSError):  # another run may have come in
@@ -146,17 +205,21 @@ def when_stopped(line: Callable[[], str]) -> Iterator[None]:
 
 
 def goes_on(folder: Path, line: list[str] | None) -> str:
-    """How the run in `folder`, which has been stopped, goes on: with `line`, or with the shortest that does it."""
+    """How the run in `folder`, which has been stopped, goes on: with `line`, or with the shortest
+    that does it."""
     out = [] if folder.parent == Path("runs") else ["--out", str(folder.parent)]
     line = line or ["fl-train", "fit", *out, "--name", folder.name, "--resume"]
     has_checkpoint = any((folder / "checkpoints").glob("manifest-*"))
     begun = (folder / "metrics.csv").is_file()
-    where = " from its start, since it has no checkpoint yet," if begun and not has_checkpoint else ""
+    where = (
+        " from its start, since it has no checkpoint yet," if begun and not has_checkpoint else ""
+    )
     return f"fl-train: stopped; it goes on{where} with: {shlex.join(line)}"
 
 
 def make(start: Start, stem: str) -> Path:
-    """Make the run folder (rank 0 only; other ranks learn from it which one it is) and return it."""
+    """Make the run folder (rank 0 only; other ranks learn from it which one it is) and return
+    it."""
     out = Path(start.out)
     if launcher.rank() > 0:
         return out / (start.name or stem)
@@ -188,7 +251,8 @@ def saved_layer(folder: Path) -> Layer | None:
 
 
 def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = False) -> None:
-    """Raise `BadInput` unless `config` may go on with the run in `folder`, whose config.yaml holds `saved`.
+    """Raise `BadInput` unless `config` may go on with the run in `folder`, whose config.yaml holds
+    `saved`.
 
     `accept`: own code may have changed.
     """
@@ -199,9 +263,12 @@ def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = Fal
         if not free and old != value:
             gone = key not in after and key.startswith("callbacks.")  # the whole callback
             key, began = (key.rpartition(".")[0], "it") if gone else (key, repr(old))
-            allowed = f"the run began with {began}; on resume only {', '.join(MAY_CHANGE)} may change"
+            allowed = (
+                f"the run began with {began}; on resume only {', '.join(MAY_CHANGE)} may change"
+            )
             raise BadInput(_flag_of(key), value, allowed)
-    from fl_lightning.results.folder import RunFolder  # numpy: not where a command line is only checked
+    # numpy: not where a command line is only checked
+    from fl_lightning.results.folder import RunFolder
 
     done = max((int(row["round"]) for row in RunFolder(folder).read("metrics")), default=0)
     rounds = config.federation.rounds
@@ -229,7 +296,9 @@ def locked(folder: Path) -> Iterator[None]:
             say(f"{folder}: no locks here ({error.strerror}); start no second run in it")
             yield
             return
-        raise BadInput("out", str(folder.parent), f"{folder} cannot be written ({error.strerror})") from None
+        raise BadInput(
+            "out", str(folder.parent), f"{folder} cannot be written ({error.strerror})"
+        ) from None
     if not os.access(folder, os.W_OK):
         lock.close()
         raise BadInput("out", str(folder.parent), f"{folder} cannot be written")
@@ -244,7 +313,11 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError), lock:  # who ran here last, and that it has ended
             lock.truncate(0)
-            lock.write(before if refused else f"process {os.getpid()} on {socket.gethostname()}, ended {now()}\n")
+            lock.write(
+                before
+                if refused
+                else f"process {os.getpid()} on {socket.gethostname()}, ended {now()}\n"
+            )
 
 
 def _content(path: Path) -> bytes | None:

@@ -1,4 +1,5 @@
-"""The parser of each command (jsonargparse), and the check that turns a wrong key or value into one line."""
+"""The parser of each command (jsonargparse), and the check that turns a wrong key or value into one
+line."""
 
 from __future__ import annotations
 
@@ -21,12 +22,17 @@ from fl_lightning.configuration.ranges import Range, allowed, bare, limit
 from fl_lightning.foundation.errors import BadInput
 
 COMPONENTS = {
-    "method": "Method by name or import path (default: selfkapc); its arguments: --method.ARG VALUE.",
-    "model": "Model by name or import path (default: mlp); its arguments: --model.ARG VALUE. In YAML also a list of "
+    "method": "Method by name or import path (default: selfkapc); its arguments: --method.ARG "
+    "VALUE.",
+    "model": "Model by name or import path (default: mlp); its arguments: --model.ARG VALUE. In "
+    "YAML "
+    "also a list of "
     "{name, count}, for several architectures.",
-    "callbacks": "Callbacks by name, separated by commas (default: heatmaps,progress,checkpoint); arguments: "
+    "callbacks": "Callbacks by name, separated by commas (default: heatmaps,progress,checkpoint); "
+    "arguments: "
     "--callbacks.NAME.ARG VALUE; remove one: --callbacks.NAME null.",
-    "loggers": "Loggers by name, separated by commas (default: none); arguments and removal as for callbacks.",
+    "loggers": "Loggers by name, separated by commas (default: none); arguments and removal as for "
+    "callbacks.",
 }
 
 PLACE = {"root", "download", "resident"}
@@ -43,10 +49,18 @@ def parser_of(name: str) -> ArgumentParser:
     command = COMMANDS[name]
     usage = " ".join(filter(None, ["fl-train", name, command.words, "[--key value ...]"]))
     parser = ArgumentParser(
-        f"fl-train {name}", usage=usage, description=command.does, exit_on_error=False, allow_abbrev=False
+        f"fl-train {name}",
+        usage=usage,
+        description=command.does,
+        exit_on_error=False,
+        allow_abbrev=False,
     )
     if name == "fit":
-        parser.add_argument("--config", metavar="FILE", help="YAML file, or the name of a shipped config (repeatable).")
+        parser.add_argument(
+            "--config",
+            metavar="FILE",
+            help="YAML file, or the name of a shipped config (repeatable).",
+        )
         for key, text in COMPONENTS.items():
             parser.add_argument(f"--{key}", metavar="NAME", help=text)
     for key, (kind, default, text) in command.keys.items():
@@ -55,7 +69,9 @@ def parser_of(name: str) -> ArgumentParser:
             more["metavar"], text = match[1], match[2][0].upper() + match[2][1:]
         parser.add_argument(f"--{key}", type=bare(kind), help=text, **more)
     if name in ("test", "archive"):
-        parser.add_class_arguments(DataConfig, "data", skip=set(DataConfig.__dataclass_fields__.keys() - PLACE))
+        parser.add_class_arguments(
+            DataConfig, "data", skip=set(DataConfig.__dataclass_fields__.keys() - PLACE)
+        )
     for group in {"fit": tuple(GROUPS), "test": ("evaluation", "fabric")}.get(name, ()):
         parser.add_class_arguments(GROUPS[group], group)
     return parser
@@ -64,28 +80,46 @@ def parser_of(name: str) -> ArgumentParser:
 def help_of(name: str) -> str:
     """The help of a command: each key with its values, bounds and default.
 
-    Not jsonargparse's own, which writes types as Python does and lists keys that we do not take (`--data.columns+`).
+    Not jsonargparse's own, which writes types as Python does and lists keys that we do not take
+    (`--data.columns+`).
     """
     parser, known = parser_of(name), keys(parser_of(name))
     bounds = {key: kind for key, (kind, *_) in COMMANDS[name].keys.items()}
-    bounds |= {f"{group}.{key}": kind for group in GROUPS for key, kind in allowed(GROUPS[group]).items()}
+    bounds |= {
+        f"{group}.{key}": kind for group in GROUPS for key, kind in allowed(GROUPS[group]).items()
+    }
     page = argparse.ArgumentParser(parser.prog, parser.usage, parser.description, add_help=False)
     for group in parser._action_groups:
         section = page.add_argument_group(group.title)
         for action in sorted(group._group_actions, key=_inherited):
             if action.dest in known:
                 values, _ = limit(bounds.get(action.dest))
-                facts = ["required"] if action.required else [bounded(values)] if isinstance(values, Range) else []
-                known_default = "(default:" in str(action.help) or (action.default is None and "." not in action.dest)
-                facts += [] if action.required or known_default else [f"default: {as_text(action.default)}"]
+                facts = (
+                    ["required"]
+                    if action.required
+                    else [bounded(values)]
+                    if isinstance(values, Range)
+                    else []
+                )
+                known_default = "(default:" in str(action.help) or (
+                    action.default is None and "." not in action.dest
+                )
+                facts += (
+                    []
+                    if action.required or known_default
+                    else [f"default: {as_text(action.default)}"]
+                )
                 text = f"{action.help} ({'; '.join(facts)})" if facts else str(action.help)
                 stands_for = str(action.metavar or _stands_for(hint(action)))
-                section.add_argument(f"--{action.dest}", metavar=stands_for, help=text.replace("%", "%%"))
+                section.add_argument(
+                    f"--{action.dest}", metavar=stands_for, help=text.replace("%", "%%")
+                )
     return page.format_help()
 
 
 def _inherited(action: Action) -> bool:
-    """Whether it is a key of `data` for one source or way of splitting alone: these come behind the others."""
+    """Whether it is a key of `data` for one source or way of splitting alone: these come behind the
+    others."""
     group, _, key = action.dest.partition(".")
     return group == "data" and key not in DataConfig.__annotations__
 
@@ -108,14 +142,20 @@ def fit_keys() -> dict[str, Action]:
 
 
 def passed_on(command: str) -> dict[str, Action]:
-    """The keys of `fit` that a command accepts beside its own: all of them, or those that a study's base may set."""
+    """The keys of `fit` that a command accepts beside its own: all of them, or those that a study's
+    base may set."""
     if command == "submit":
         return fit_keys()
-    if command in ("plan", "check-method", "deploy"):  # which neither go on with a run nor stop before one
+    # which neither go on with a run nor stop before one
+    if command in ("plan", "check-method", "deploy"):
         return {key: action for key, action in fit_keys().items() if key not in _OF_A_START}
     if command in ("study", "reproduce", "tune", "worth"):
         more = {"config"} if command == "worth" else set()
-        return {key: action for key, action in fit_keys().items() if "." in key or key in {*COMPONENTS, *more}}
+        return {
+            key: action
+            for key, action in fit_keys().items()
+            if "." in key or key in {*COMPONENTS, *more}
+        }
     return {}
 
 
@@ -132,14 +172,19 @@ def hint(action: Action) -> Any:
 
 
 def typed(parser: ArgumentParser, values: dict[str, Any], prefix: str = "") -> Namespace:
-    """`values` (nested) checked and converted, with every default; `BadInput` names the key, after `prefix`."""
+    """`values` (nested) checked and converted, with every default; `BadInput` names the key, after
+    `prefix`."""
     known = keys(parser)
     given = dict(leaves(values, known, prefix))
     for key, action in known.items():
         check(prefix + key, None, not action.required or key in given, "it must be given")
     for key, value in given.items():
         kind = hint(known[key])
-        if value is None and kind not in (None, Any, types.NoneType) and types.NoneType not in get_args(kind):
+        if (
+            value is None
+            and kind not in (None, Any, types.NoneType)
+            and types.NoneType not in get_args(kind)
+        ):
             raise BadInput(prefix + key, value, f"it must be {words(kind)}")
     try:
         return parser.parse_object(values)
@@ -148,7 +193,9 @@ def typed(parser: ArgumentParser, values: dict[str, Any], prefix: str = "") -> N
         key = match[1] if match else ""
         if key not in known:
             raise BadInput(prefix.rstrip("."), values, str(error)) from None
-        raise BadInput(prefix + key, given.get(key), f"it must be {words(hint(known[key]))}") from None
+        raise BadInput(
+            prefix + key, given.get(key), f"it must be {words(hint(known[key]))}"
+        ) from None
 
 
 def leaves(

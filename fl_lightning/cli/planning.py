@@ -32,19 +32,31 @@ def plan(argv: list[str]) -> None:
 def lines_of(planned: Plan, samples: int) -> list[str]:
     """The plan in words; `samples` are those assumed of a client whose data are not here."""
     models = ", ".join(planned.models)
-    lines = [f"{planned.method}, {models}, {planned.clients:,} clients; {planned.accelerator}, {planned.precision}"]
+    lines = [
+        f"{planned.method}, {models}, {planned.clients:,} clients; {planned.accelerator}, "
+        f"{planned.precision}"
+    ]
     if planned.assumed_data:
-        lines.append(f"data: not here; {samples:,} training samples a client were made up (--samples)")
+        lines.append(
+            f"data: not here; {samples:,} training samples a client were made up (--samples)"
+        )
     lines.append(
         f"rehearsed: a round of {planned.rehearsed} of {planned.cohort:,} clients in one process, "
         f"with {planned.trained:.0%} of their local training"
     )
     if planned.memory_device is not None:
-        lines.append(f"memory of the device: {in_bytes(planned.memory_device)} at the peak of that round")
+        lines.append(
+            f"memory of the device: {in_bytes(planned.memory_device)} at the peak of that round"
+        )
     lines.append(f"memory of the process: {in_bytes(planned.memory)} at the peak of that round")
     if planned.stored:
-        lines.append(f"  and {in_bytes(planned.stored)} more for the other clients, until the last round")
-    lines.append(f"sent by clients in a round: {in_bytes(planned.upload)} up, {in_bytes(planned.download)} down")
+        lines.append(
+            f"  and {in_bytes(planned.stored)} more for the other clients, until the last round"
+        )
+    lines.append(
+        f"sent by clients in a round: {in_bytes(planned.upload)} up, {in_bytes(planned.download)} "
+        f"down"
+    )
     parts = ", ".join(f"{name} {value:,.3g}" for name, value in planned.seconds.items())
     hours = planned.rounds * planned.round_seconds / 3600
     lines.append(
@@ -61,6 +73,8 @@ def _of_privacy(report: dict[str, Any]) -> list[str]:
     noise = ", ".join(f"{name} {value:.4g}" for name, value in noises.items())
     counted = next(unit for unit in ("uploads", "steps") if f"privacy_{unit}" in report)
     return [
-        f"privacy: epsilon {report['privacy_epsilon']:.4g} at delta {report['privacy_delta']:g} for each "
-        f"{report['privacy_unit']} at most, after {report[f'privacy_{counted}']} {counted}; noise in clips: {noise}"
+        f"privacy: epsilon {report['privacy_epsilon']:.4g} at delta {report['privacy_delta']:g} "
+        f"for each "
+        f"{report['privacy_unit']} at most, after {report[f'privacy_{counted}']} {counted}; noise "
+        f"in clips: {noise}"
     ]

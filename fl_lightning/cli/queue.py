@@ -1,4 +1,5 @@
-"""What waits at SLURM: `submit` writes down which job has which runs, `status` asks squeue what has become of it."""
+"""What waits at SLURM: `submit` writes down which job has which runs, `status` asks squeue what has
+become of it."""
 
 from __future__ import annotations
 
@@ -16,10 +17,19 @@ from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.log import now
 
 State = Literal["queued", "starting", "submitted", "gone"]
-"""In the queue; the job runs, its run does not yet; nobody here can ask SLURM; the job has left the queue."""
+"""In the queue; the job runs, its run does not yet; nobody here can ask SLURM; the job has left the
+queue."""
 ALIVE = ("queued", "starting")
 """SLURM has the job."""
-WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED")
+WAITS = (
+    "PENDING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "RESV_DEL_HOLD",
+    "SPECIAL_EXIT",
+    "SUSPENDED",
+)
 """SLURM's states of a job that is to run, or to run again."""
 
 
@@ -36,12 +46,19 @@ class Queued:
 
 
 def write(jobs: Path, name: str, answer: str, runs: Iterable[tuple[Path, str, int]]) -> None:
-    """Keep in the folder `jobs` that the job which sbatch names (`answer`) does these runs: folder, method, rounds."""
+    """Keep in the folder `jobs` that the job which sbatch names (`answer`) does these runs: folder,
+    method, rounds."""
     number = re.search(r"\d+", answer)
     if number is None:
         return
-    content = {"job": number[0], "submitted": now(), "runs": [(str(folder), *rest) for folder, *rest in runs]}
-    write_whole(jobs / f"{name}-{number[0]}.json", json.dumps(content, indent=1) + "\n", durable=False)
+    content = {
+        "job": number[0],
+        "submitted": now(),
+        "runs": [(str(folder), *rest) for folder, *rest in runs],
+    }
+    write_whole(
+        jobs / f"{name}-{number[0]}.json", json.dumps(content, indent=1) + "\n", durable=False
+    )
 
 
 def queued(out: Path) -> list[Queued]:
@@ -55,7 +72,9 @@ def queued(out: Path) -> list[Queued]:
     for job, when, runs in jobs:
         for k, (folder, method, rounds) in enumerate(runs):
             number = f"{job}_{k}" if len(runs) > 1 else job
-            known: tuple[State, str] = ("submitted", "") if states is None else states.get(number, ("gone", ""))
+            known: tuple[State, str] = (
+                ("submitted", "") if states is None else states.get(number, ("gone", ""))
+            )
             one = Queued(Path(folder), method, rounds, *known)
             rank = one.state in ALIVE, when
             if one.folder not in latest or latest[one.folder][0] <= rank:
@@ -64,11 +83,15 @@ def queued(out: Path) -> list[Queued]:
 
 
 def states_of(out: Path, places: Iterable[Path]) -> dict[Path, State]:
-    """The state of those of the runs `places` that jobs submitted into `out` are to do; says so where nobody knows."""
+    """The state of those of the runs `places` that jobs submitted into `out` are to do; says so
+    where nobody knows."""
     known = {job.folder.resolve(): job.state for job in queued(out)}
     states = {place: known[place] for place in places if place in known}
     if "submitted" in states.values():
-        print("squeue does not answer: runs that are queued already may be submitted twice", file=sys.stderr)
+        print(
+            "squeue does not answer: runs that are queued already may be submitted twice",
+            file=sys.stderr,
+        )
     return states
 
 
@@ -89,13 +112,18 @@ def _jobs(out: Path) -> Iterator[tuple[str, tuple[str, int], list[Any]]]:
 
 
 def _squeue() -> dict[str, tuple[State, str]] | None:
-    """The state of the user's jobs by number (`4711`, `4711_3`), and why they wait; None without an answer."""
+    """The state of the user's jobs by number (`4711`, `4711_3`), and why they wait; None without an
+    answer."""
     line = ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i %T %r"]
     try:
-        answer = subprocess.run(line, capture_output=True, text=True, errors="replace", check=True, timeout=15).stdout
+        answer = subprocess.run(
+            line, capture_output=True, text=True, errors="replace", check=True, timeout=15
+        ).stdout
     except (OSError, KeyError, subprocess.SubprocessError):
         return None
     states: dict[str, tuple[State, str]] = {}
-    for number, state, *why in (words.split(maxsplit=2) for words in answer.splitlines() if len(words.split()) > 1):
+    for number, state, *why in (
+        words.split(maxsplit=2) for words in answer.splitlines() if len(words.split()) > 1
+    ):
         states[number] = ("queued", "".join(why)) if state in WAITS else ("starting", "")
     return states

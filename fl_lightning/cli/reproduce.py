@@ -1,4 +1,5 @@
-"""`fl-train reproduce`: a study that ships with the package, and the paper's numbers beside its own."""
+"""`fl-train reproduce`: a study that ships with the package, and the paper's numbers beside its
+own."""
 
 from __future__ import annotations
 
@@ -43,14 +44,21 @@ def reproduce(argv: list[str]) -> None:
     notes = [*changed, *_other_seeds(whole, folder)]
     title = str((whole.paper or {}).get("title") or name)
     if notes:
-        title += f"; NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: {', '.join(notes)}"
-    write(sheet_of(beside(cells, folder, reasons=not changed), title, _missing(folder)), values.format)
+        title += (
+            f"; NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: {', '.join(notes)}"
+        )
+    write(
+        sheet_of(beside(cells, folder, reasons=not changed), title, _missing(folder)), values.format
+    )
     if failed is not None:
         raise failed
 
 
-def _run(whole: Study, over: list[Layer], values: Any, line: list[str]) -> tuple[StudyFolder, RunFailed | None]:
-    """The study's folder once it has run; and what failed, for the table of all else comes first."""
+def _run(
+    whole: Study, over: list[Layer], values: Any, line: list[str]
+) -> tuple[StudyFolder, RunFailed | None]:
+    """The study's folder once it has run; and what failed, for the table of all else comes
+    first."""
     values.slurm = False
     study, part = part_of(whole, values.methods, values.seeds, values.settings)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is the table's

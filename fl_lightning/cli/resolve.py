@@ -1,7 +1,7 @@
 """From settings to `Config` and back to YAML.
 
-`plan` imports nothing heavy and finds what is wrong with plain keys, names and the arguments of our methods; `complete`
-imports the classes, checks all arguments and fills in their defaults.
+`plan` imports nothing heavy and finds what is wrong with plain keys, names and the arguments of our
+methods; `complete` imports the classes, checks all arguments and fills in their defaults.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ from fl_lightning.cli.parser import parser_of, typed
 from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Layer, Settings, values_of
 from fl_lightning.configuration import catalogue, index
 from fl_lightning.configuration.components import AdaptersConfig, Network
-from fl_lightning.configuration.config import GROUPS, Component, Config, ModelConfig, check, check_finite
+from fl_lightning.configuration.config import (
+    GROUPS,
+    Component,
+    Config,
+    ModelConfig,
+    check,
+    check_finite,
+)
 from fl_lightning.configuration.describe import described
 from fl_lightning.configuration.ranges import Needs, bare, check_limit, check_ranges
 from fl_lightning.foundation.errors import BadInput
@@ -41,8 +48,14 @@ EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 # What each kind of component descends from, and the arguments that the engine gives it.
 BASES = {
     "methods": (["fl_lightning.methods.base.Method"], frozenset[str]()),
-    "models": (["torch.nn.Module"], frozenset({"input_shape", "num_classes", "vocabulary", "per_position"})),
-    "callbacks": ([f"fl_lightning.callbacks.{kind}" for kind in ("Transform", "Observer", "Aggregator")], frozenset()),
+    "models": (
+        ["torch.nn.Module"],
+        frozenset({"input_shape", "num_classes", "vocabulary", "per_position"}),
+    ),
+    "callbacks": (
+        [f"fl_lightning.callbacks.{kind}" for kind in ("Transform", "Observer", "Aggregator")],
+        frozenset(),
+    ),
     "loggers": (["fl_lightning.callbacks.Observer"], frozenset[str]()),
 }
 
@@ -67,7 +80,8 @@ def start_of(layers: list[Layer]) -> Start:
 
 
 def plan(layers: list[Layer], over: Config | None = None) -> Config:
-    """Check plain keys, names, and the arguments of one of our methods. All components' are still as given.
+    """Check plain keys, names, and the arguments of one of our methods. All components' are still
+    as given.
 
     `over`: a resolved config that the layers change; None: the defaults.
     """
@@ -83,10 +97,13 @@ def plan(layers: list[Layer], over: Config | None = None) -> Config:
         **{name: group(**values[name].as_dict()) for name, group in GROUPS.items()},
     )
     config.data.source = catalogue.find("sources", "data.source", config.data.source).name
-    config.data.partition = catalogue.find("partitions", "data.partition", config.data.partition).name
+    config.data.partition = catalogue.find(
+        "partitions", "data.partition", config.data.partition
+    ).name
     config.validate()
     config.method = check_arguments(config.method)
-    if config.optimizer.privacy.on:  # what accounts for it, before what may refuse an upload that the server has seen
+    # what accounts for it, before what may refuse an upload that the server has seen
+    if config.optimizer.privacy.on:
         accounts = Component("fl_lightning.callbacks.stepprivacy.StepPrivacy")
         config.callbacks = {"stepprivacy": accounts} | config.callbacks
     if config.smoke:
@@ -95,7 +112,8 @@ def plan(layers: list[Layer], over: Config | None = None) -> Config:
 
 
 def check_arguments(method: Component) -> Component:
-    """One of our methods with all its values, typed; any other as it is, to be checked when its class is imported.
+    """One of our methods with all its values, typed; any other as it is, to be checked when its
+    class is imported.
 
     Raises:
         BadInput: an argument that does not exist, or a value that cannot work.
@@ -105,7 +123,9 @@ def check_arguments(method: Component) -> Component:
         return method
     parser, arguments = ArgumentParser(exit_on_error=False), entry["arguments"]
     for name, argument in arguments.items():
-        parser.add_argument(f"--{name}", type=bare(index.type_of(argument)), default=argument["default"])
+        parser.add_argument(
+            f"--{name}", type=bare(index.type_of(argument)), default=argument["default"]
+        )
     values = typed(parser, method.init_args, prefix="method.").as_dict()
     for name, value in values.items():
         check_finite(f"method.{name}", value)
@@ -125,13 +145,21 @@ def complete(config: Config) -> Config:
     ]
     method = _completed("methods", "method", config.method)
     method.check()
-    callbacks = {name: _completed("callbacks", f"callbacks.{name}", c) for name, c in config.callbacks.items()}
-    loggers = {name: _completed("loggers", f"loggers.{name}", c) for name, c in config.loggers.items()}
-    return dataclasses.replace(config, method=method, models=models, callbacks=callbacks, loggers=loggers)
+    callbacks = {
+        name: _completed("callbacks", f"callbacks.{name}", c)
+        for name, c in config.callbacks.items()
+    }
+    loggers = {
+        name: _completed("loggers", f"loggers.{name}", c) for name, c in config.loggers.items()
+    }
+    return dataclasses.replace(
+        config, method=method, models=models, callbacks=callbacks, loggers=loggers
+    )
 
 
 def method_entry(class_path: str) -> dict[str, Any]:
-    """What `index.json` has of one of our methods; somebody else's class is imported and described."""
+    """What `index.json` has of one of our methods; somebody else's class is imported and
+    described."""
     _look_here()
     return index.method(class_path) or described(_import("methods", "method", class_path))
 
@@ -142,7 +170,8 @@ def to_yaml(config: Config) -> str:
 
 
 def to_settings(config: Config) -> dict[str, Any]:
-    """`config` as the mapping that a config file holds, of plain values, with short names for our own classes."""
+    """`config` as the mapping that a config file holds, of plain values, with short names for our
+    own classes."""
     models = [_named("models", m.component) | m.beside() for m in config.models]
     absent = {name: None for name in DEFAULT_CALLBACKS if name not in config.callbacks}
     settings: dict[str, Any] = _plain(
@@ -152,7 +181,10 @@ def to_settings(config: Config) -> dict[str, Any]:
             "method": _named("methods", config.method),
             "model": models[0] if len(models) == 1 else models,
             **config.groups(),
-            "callbacks": {name: _arguments("callbacks", name, c) for name, c in config.callbacks.items()} | absent,
+            "callbacks": {
+                name: _arguments("callbacks", name, c) for name, c in config.callbacks.items()
+            }
+            | absent,
             "loggers": {name: _arguments("loggers", name, c) for name, c in config.loggers.items()},
         }
     )
@@ -165,7 +197,13 @@ def _plain(value: Any) -> Any:
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    return str(value) if isinstance(value, PurePath) else value.name if isinstance(value, enum.Enum) else value
+    return (
+        str(value)
+        if isinstance(value, PurePath)
+        else value.name
+        if isinstance(value, enum.Enum)
+        else value
+    )
 
 
 def _look_here() -> None:
@@ -176,7 +214,8 @@ def _look_here() -> None:
 
 
 def _shrink(config: Config) -> None:
-    """`--smoke`: one round of at most four clients, each architecture kept as long as there are clients for it."""
+    """`--smoke`: one round of at most four clients, each architecture kept as long as there are
+    clients for it."""
     config.federation.rounds = 1
     config.federation.participation = 1.0
     before, data = config.federation.clients, config.data
@@ -192,12 +231,15 @@ def _shrink(config: Config) -> None:
     while sum(dealt) < clients:
         for i, count in enumerate(counts):
             dealt[i] += sum(dealt) < clients and dealt[i] < (count or 0)
-    config.models = [ModelConfig(m.component, n) for m, n in zip(config.models, dealt, strict=True) if n]
+    config.models = [
+        ModelConfig(m.component, n) for m, n in zip(config.models, dealt, strict=True) if n
+    ]
 
 
 def _network(key: str, component: Component) -> Component:
     """A model with all its values, and those of its adapters."""
-    if inspect.isfunction(_import("models", key, component.class_path)):  # of torchvision, timm, or the user's own
+    # of torchvision, timm, or the user's own
+    if inspect.isfunction(_import("models", key, component.class_path)):
         network = Component(component.class_path, _read(key, component))
     else:
         network = _completed("models", key, component)
@@ -205,13 +247,16 @@ def _network(key: str, component: Component) -> Component:
         return network
     adapters = component.adapters
     if adapters is not None:
-        adapters = typed(_parser(AdaptersConfig, frozenset()), adapters, prefix=f"{key}.adapters.").as_dict()
+        adapters = typed(
+            _parser(AdaptersConfig, frozenset()), adapters, prefix=f"{key}.adapters."
+        ).as_dict()
         check_ranges(AdaptersConfig(**adapters), f"{key}.adapters")
     return Network(network.class_path, network.init_args, component.weights, adapters)
 
 
 def _read(key: str, component: Component) -> dict[str, Any]:
-    """The arguments of a function: text is YAML but where the function wants text; 1e-3, too, is a number."""
+    """The arguments of a function: text is YAML but where the function wants text; 1e-3, too, is a
+    number."""
     hints: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # a function of the user's own may name what is not there
         hints = get_type_hints(component.load())
@@ -241,7 +286,8 @@ def _completed(kind: str, key: str, component: Component) -> Component:
 
 @cache
 def _parser(cls: type, from_engine: frozenset[str]) -> ArgumentParser:
-    """The keys of a class's arguments. To read them from its source takes most of the time of a command line."""
+    """The keys of a class's arguments. To read them from its source takes most of the time of a
+    command line."""
     _look_up_types(cls)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, skip=set(from_engine), fail_untyped=False)
@@ -249,9 +295,11 @@ def _parser(cls: type, from_engine: frozenset[str]) -> ArgumentParser:
 
 
 def _look_up_types(cls: type) -> None:
-    """Give the arguments of a dataclass their types, each as the module of the class that declares it knows it.
+    """Give the arguments of a dataclass their types, each as the module of the class that declares
+    it knows it.
 
-    jsonargparse looks in the module of `cls` alone; where a name of a base class is not there, it checks no argument.
+    jsonargparse looks in the module of `cls` alone; where a name of a base class is not there, it
+    checks no argument.
     """
     if dataclasses.is_dataclass(cls) and cls.__dataclass_params__.init:  # type: ignore[attr-defined]
         with contextlib.suppress(Exception):  # a class of the user's own may name what is not there
@@ -261,16 +309,20 @@ def _look_up_types(cls: type) -> None:
 
 
 def _import(kind: str, key: str, class_path: str) -> Any:
-    """The class at an import path (of models also a function that makes one); `BadInput` if there is none, or it is of
-    another kind."""
+    """The class at an import path (of models also a function that makes one); `BadInput` if there
+    is none, or it is of another kind."""
     module, _, name = class_path.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        raise BadInput(key, class_path, needs(error.name) or f"there is no module {error.name}") from None
+        raise BadInput(
+            key, class_path, needs(error.name) or f"there is no module {error.name}"
+        ) from None
     except Exception as error:  # a user's module can raise anything while it is imported
         if not (isinstance(error, AttributeError) and module in sys.modules):
-            raise BadInput(key, class_path, f"it cannot be imported: {type(error).__name__}: {error}") from None
+            raise BadInput(
+                key, class_path, f"it cannot be imported: {type(error).__name__}: {error}"
+            ) from None
         names = [n for n, value in vars(sys.modules[module]).items() if isinstance(value, type)]
         near = catalogue.did_you_mean(name, names)
         raise BadInput(key, class_path, f"module {module} has no {name}{near}") from None
@@ -286,7 +338,8 @@ def _import(kind: str, key: str, class_path: str) -> Any:
 
 
 def _check_fields(key: str, class_path: str, method: type) -> None:
-    """Raise `BadInput` for a method with fields that are no arguments: its class is no dataclass, as its base is."""
+    """Raise `BadInput` for a method with fields that are no arguments: its class is no dataclass,
+    as its base is."""
     for base in method.__mro__:
         if "__dataclass_fields__" in vars(base):
             continue
@@ -310,7 +363,8 @@ def _named(kind: str, component: Component) -> dict[str, Any]:
 
 
 def _arguments(kind: str, name: str, component: Component) -> dict[str, Any]:
-    """What a config has under a callback's name: its arguments, and its class where the name does not say it."""
+    """What a config has under a callback's name: its arguments, and its class where the name does
+    not say it."""
     entry = catalogue.table(kind).get(name)
     if entry and entry.class_path == component.class_path:
         return component.init_args

@@ -1,7 +1,8 @@
 """From a command line and config files to one set of settings: later ones override earlier ones.
 
-A value on the command line stays text until its type is known. Components are merged by rule: another class drops the
-arguments of the one before, the same class keeps them; callbacks and loggers are merged by name, and null removes one.
+A value on the command line stays text until its type is known. Components are merged by rule:
+another class drops the arguments of the one before, the same class keeps them; callbacks and
+loggers are merged by name, and null removes one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ from fl_lightning.cli.schema import COMMANDS
 from fl_lightning.cli.yamltext import NAMED, read
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.components import Network
-from fl_lightning.configuration.config import GROUPS, Component, Config, ModelConfig, check, check_finite
+from fl_lightning.configuration.config import (
+    GROUPS,
+    Component,
+    Config,
+    ModelConfig,
+    check,
+    check_finite,
+)
 from fl_lightning.configuration.ranges import check_limit
 from fl_lightning.foundation.errors import NO_VALUE, BadInput
 
@@ -39,9 +47,13 @@ Layer = dict[str, Any]
 
 # Callbacks that every run has unless they are set to null.
 DEFAULT_CALLBACKS = ("heatmaps", "progress", "checkpoint")
-# What `fl-train fit` alone trains: the method that we recommend (docs/results/measured.md) with its own defaults, on
-# the digits that ship with the package.
-DEFAULTS: Layer = {"method": "selfkapc", "model": "mlp", "callbacks": {name: {} for name in DEFAULT_CALLBACKS}}
+# What `fl-train fit` alone trains: the method that we recommend (docs/results/measured.md) with its
+# own defaults, on the digits that ship with the package.
+DEFAULTS: Layer = {
+    "method": "selfkapc",
+    "model": "mlp",
+    "callbacks": {name: {} for name in DEFAULT_CALLBACKS},
+}
 
 
 @dataclass
@@ -62,7 +74,9 @@ class Settings:
         else:
             plain: Layer = {"seed": over.seed, "smoke": over.smoke}
             plain |= over.groups()
-            settings = cls(plain, over.method, list(over.models), dict(over.callbacks), dict(over.loggers))
+            settings = cls(
+                plain, over.method, list(over.models), dict(over.callbacks), dict(over.loggers)
+            )
         for layer in layers:
             settings._add(layer)
         return settings
@@ -110,14 +124,20 @@ def read_line(argv: list[str], command: str = "fit") -> CommandLine:
     """Read the command line of any command; for `fit` all keys are those of the run's config.
 
     Raises:
-        BadInput: a key that does not exist, a value that is missing, a config file that cannot be read.
+        BadInput: a key that does not exist, a value that is missing, a config file that cannot be
+            read.
     """
     line, rest, own = CommandLine(command), list(argv), keys(parser_of(command))
     known = own | passed_on(command)
     while rest:
         word = rest.pop(0)
         if not word.startswith("--") or word == "--":
-            check("command line", word, bool(COMMANDS[command].words) and word != "--", "expected --key value")
+            check(
+                "command line",
+                word,
+                bool(COMMANDS[command].words) and word != "--",
+                "expected --key value",
+            )
             line.words.append(word)
             continue
         key, given, text = word[2:].partition("=")
@@ -143,7 +163,8 @@ def read_line(argv: list[str], command: str = "fit") -> CommandLine:
 
 
 def _takes(key: str, rest: list[str], command: str, known: dict[str, Any]) -> bool:
-    """Whether the next word is the value of `key`: no flag, and behind a switch where there are words, a truth value.
+    """Whether the next word is the value of `key`: no flag, and behind a switch where there are
+    words, a truth value.
 
     The value of sbatch may look like a flag that the command does not have.
     """
@@ -171,9 +192,11 @@ def values_of(command: str, layers: Iterable[Layer]) -> Namespace:
 # ---------------------------------------------------------------- config files
 
 
-def read_config(name: str, key: str = "config", folder: Path = Path(), above: tuple[str, ...] = ()) -> list[Layer]:
-    """The settings in a YAML file, or in the config that ships with the package under this name: first those of the
-    config that it names as its `base`, and so on down the chain.
+def read_config(
+    name: str, key: str = "config", folder: Path = Path(), above: tuple[str, ...] = ()
+) -> list[Layer]:
+    """The settings in a YAML file, or in the config that ships with the package under this name:
+    first those of the config that it names as its `base`, and so on down the chain.
 
     Args:
         name: of the file or config.
@@ -186,7 +209,12 @@ def read_config(name: str, key: str = "config", folder: Path = Path(), above: tu
     """
     file, content = read("configs", key, name, folder)
     place = str(file.resolve())
-    check(key, name, place not in above, f"a config cannot be its own base: {' -> '.join([*above, place])}")
+    check(
+        key,
+        name,
+        place not in above,
+        f"a config cannot be its own base: {' -> '.join([*above, place])}",
+    )
     check(key, name, isinstance(content, dict | None), "it must hold keys and values")
     once: Layer = {}
     for dotted, value in sorted((content or {}).items(), key=lambda item: "." in str(item[0])):
@@ -194,28 +222,42 @@ def read_config(name: str, key: str = "config", folder: Path = Path(), above: tu
     return layers_of(name, content or {}, file.parent, (*above, place))
 
 
-def layers_of(name: str, content: dict[Any, Any], folder: Path, above: tuple[str, ...] = ()) -> list[Layer]:
-    """The settings in the content of a config `name`, those of its base before them; `folder`, `above`: of its base."""
+def layers_of(
+    name: str, content: dict[Any, Any], folder: Path, above: tuple[str, ...] = ()
+) -> list[Layer]:
+    """The settings in the content of a config `name`, those of its base before them; `folder`,
+    `above`: of its base."""
     own = {key: value for key, value in content.items() if key != "base"}
     base = content.get("base")
-    check("base", base, isinstance(base, str | None), f"it must be the name or the file of one config (in {name})")
+    check(
+        "base",
+        base,
+        isinstance(base, str | None),
+        f"it must be the name or the file of one config (in {name})",
+    )
     below = [] if base is None else read_config(base, "base", folder, above)
     return [*below, *own_layers(name, own)]
 
 
 def own_layers(name: str, content: dict[Any, Any]) -> list[Layer]:
-    """The settings in the content of a config `name` without its base: first the callbacks or loggers that a null
-    removes, so that others can be named beside it."""
+    """The settings in the content of a config `name` without its base: first the callbacks or
+    loggers that a null removes, so that others can be named beside it."""
     removed = {key: None for key in NAMED if content.get(key, "") is None}
-    return [*([removed] if removed else []), layer_of(name, {k: v for k, v in content.items() if k not in removed})]
+    return [
+        *([removed] if removed else []),
+        layer_of(name, {k: v for k, v in content.items() if k not in removed}),
+    ]
 
 
 def layer_of(name: str, content: dict[Any, Any]) -> Layer:
     """The settings in the content of a config file `name`, nested."""
     layer: Layer = {}
     keyed = [(str(key), *str(key).partition(".")[:2], value) for key, value in content.items()]
-    for key, head, dot, value in sorted(keyed, key=lambda item: item[1] in COMPONENTS and bool(item[2])):
-        if value is not None or not (key in COMPONENTS or key in GROUPS):  # an empty section sets nothing
+    for key, head, dot, value in sorted(
+        keyed, key=lambda item: item[1] in COMPONENTS and bool(item[2])
+    ):
+        # an empty section sets nothing
+        if value is not None or not (key in COMPONENTS or key in GROUPS):
             if dot and head in COMPONENTS and not isinstance(layer.get(head, {}), dict):
                 layer[head] = _by_name(head, layer[head])
             _update(layer, _nested(str(key), value))
@@ -228,16 +270,22 @@ def layer_of(name: str, content: dict[Any, Any]) -> Layer:
 
 
 def _by_name(head: str, given: Any) -> Layer:
-    """A method, model, callbacks or loggers that a file only names, as a mapping with room for arguments."""
+    """A method, model, callbacks or loggers that a file only names, as a mapping with room for
+    arguments."""
     if head in NAMED:
         return _mapping(head, given)
     if not isinstance(given, str):
-        raise BadInput(head, given, f"{head}.ARG belongs to one {head}: give a list's items their own arguments")
+        raise BadInput(
+            head,
+            given,
+            f"{head}.ARG belongs to one {head}: give a list's items their own arguments",
+        )
     return {"class_path": given}
 
 
 def _value(key: str, text: str) -> Any:
-    """Text of a flag; where it may be a name, a list, a mapping or null of components, it is read as YAML."""
+    """Text of a flag; where it may be a name, a list, a mapping or null of components, it is read
+    as YAML."""
     head, *rest = key.split(".")
     depth = 1 if head in NAMED else 0
     beside = key in ("model.weights", "model.adapters")
@@ -260,30 +308,51 @@ def _update(old: Layer, new: Layer, once: str = "") -> None:
     for key, value in new.items():
         if isinstance(value, dict) and isinstance(old.get(key), dict):
             _update(old[key], value, once)
-        elif once and key in old and not (key in COMPONENTS and isinstance(value, dict)):  # a name, then its arguments
-            raise BadInput(once, value, f"it is given twice, also as {old[key]!r}: with dots and nested")
+        # a name, then its arguments
+        elif once and key in old and not (key in COMPONENTS and isinstance(value, dict)):
+            raise BadInput(
+                once, value, f"it is given twice, also as {old[key]!r}: with dots and nested"
+            )
         else:
             old[key] = copy.deepcopy(value)
 
 
 def _component(
-    kind: str, key: str, given: Any, old: Component | None, reserved: tuple[str, ...] = ("name", "class_path")
+    kind: str,
+    key: str,
+    given: Any,
+    old: Component | None,
+    reserved: tuple[str, ...] = ("name", "class_path"),
 ) -> Component:
-    """`given` over `old`: a name, an import path, or a mapping of a name, `init_args` and plain arguments."""
+    """`given` over `old`: a name, an import path, or a mapping of a name, `init_args` and plain
+    arguments."""
     if isinstance(given, str):
         given = {"class_path": given}
     if not isinstance(given, dict):
-        raise BadInput(key, given, "it must be a name, an import path, or a mapping {class_path, init_args}")
+        raise BadInput(
+            key, given, "it must be a name, an import path, or a mapping {class_path, init_args}"
+        )
     rest = dict(given)
     names = [name for name in (rest.pop(word, None) for word in reserved) if name is not None]
     init_args = rest.pop("init_args", None) or {}
-    check(f"{key}.init_args", init_args, isinstance(init_args, dict), "it must be a mapping of arguments")
+    check(
+        f"{key}.init_args",
+        init_args,
+        isinstance(init_args, dict),
+        "it must be a mapping of arguments",
+    )
     if not all(isinstance(name, str) for name in names):
         raise BadInput(key, names[0], "a name must be text")
     check(key, given, len(names) < 2, "give its name or its class_path, not both")
     for name in init_args.keys() & rest.keys():
-        raise BadInput(f"{key}.{name}", rest[name], f"it is also in init_args, as {init_args[name]!r}: give it once")
-    class_path = catalogue.find(kind, key, names[0]).class_path if names else old.class_path if old else ""
+        raise BadInput(
+            f"{key}.{name}",
+            rest[name],
+            f"it is also in init_args, as {init_args[name]!r}: give it once",
+        )
+    class_path = (
+        catalogue.find(kind, key, names[0]).class_path if names else old.class_path if old else ""
+    )
     kept = old.init_args if old and old.class_path == class_path else {}
     arguments = {**kept, **init_args, **rest}
     return Component(class_path, arguments)
@@ -291,9 +360,16 @@ def _component(
 
 def _models(given: Any, old: list[ModelConfig]) -> list[ModelConfig]:
     if isinstance(given, list):
-        check("model", given, bool(given), "it must be a name, or a list of at least one {name, count}")
+        check(
+            "model",
+            given,
+            bool(given),
+            "it must be a name, or a list of at least one {name, count}",
+        )
         return [_model(f"model[{i}]", item, None) for i, item in enumerate(given)]
-    named = isinstance(given, str) or (isinstance(given, dict) and not {"name", "class_path"}.isdisjoint(given))
+    named = isinstance(given, str) or (
+        isinstance(given, dict) and not {"name", "class_path"}.isdisjoint(given)
+    )
     allowed = "the config lists several models: give the whole list, or one name"
     check("model", given, len(old) <= 1 or named, allowed)
     return [_model("model", given, old[0] if len(old) == 1 else None)]
@@ -307,19 +383,35 @@ def _model(key: str, given: Any, old: ModelConfig | None) -> ModelConfig:
     count = None if count is None else int(count)
     beside = {k: rest.pop(k) for k in ("weights", "adapters") if k in rest}
     component = _component("models", key, rest, old.component if old else None)
-    check(key, given, bool(component.class_path), "it must say which model: {name, count, init_args}")
+    check(
+        key, given, bool(component.class_path), "it must say which model: {name, count, init_args}"
+    )
     same = old is not None and old.component.class_path == component.class_path
-    return ModelConfig(_network(key, component, old.component if old and same else None, beside), count)
+    return ModelConfig(
+        _network(key, component, old.component if old and same else None, beside), count
+    )
 
 
-def _network(key: str, component: Component, old: Component | None, given: dict[str, Any]) -> Component:
+def _network(
+    key: str, component: Component, old: Component | None, given: dict[str, Any]
+) -> Component:
     """A model with what is `given` of its weights and adapters, over the earlier ones."""
     before = old if isinstance(old, Network) else Network("")
     weights, adapters = given.get("weights", before.weights), given.get("adapters", before.adapters)
-    check(f"{key}.weights", weights, isinstance(weights, str | None), "it must be a safetensors file, or null")
+    check(
+        f"{key}.weights",
+        weights,
+        isinstance(weights, str | None),
+        "it must be a safetensors file, or null",
+    )
     if isinstance(adapters, bool):  # with all defaults, or none
         adapters = {} if adapters else None
-    check(f"{key}.adapters", adapters, isinstance(adapters, dict | None), "it must be a mapping, true, or null")
+    check(
+        f"{key}.adapters",
+        adapters,
+        isinstance(adapters, dict | None),
+        "it must be a mapping, true, or null",
+    )
     if adapters and before.adapters:
         adapters = before.adapters | adapters
     if weights is None and adapters is None:
@@ -343,19 +435,29 @@ def _named(kind: str, given: Any, old: dict[str, Component | None]) -> dict[str,
             merged[name] = None
         elif isinstance(value, dict):
             first = {} if before else {"class_path": str(word)}
-            merged[name] = _component(kind, key, {**first, **value}, before, reserved=("class_path",))
+            merged[name] = _component(
+                kind, key, {**first, **value}, before, reserved=("class_path",)
+            )
         else:
-            raise BadInput(key, value, "it must be a mapping of its arguments, or null to go without")
+            raise BadInput(
+                key, value, "it must be a mapping of its arguments, or null to go without"
+            )
     return merged
 
 
 def _mapping(kind: str, given: Any) -> Layer:
-    """Callbacks or loggers, given as names with commas, as a list of names or as a mapping, as a mapping."""
+    """Callbacks or loggers, given as names with commas, as a list of names or as a mapping, as a
+    mapping."""
     if isinstance(given, str):
         given = [name.strip() for name in given.split(",")]
     if isinstance(given, list) and all(isinstance(name, str) for name in given):
         given = {_short(name): {"class_path": name} for name in given}
-    check(kind, given, isinstance(given, dict), "it must be names, or a mapping of names to their arguments")
+    check(
+        kind,
+        given,
+        isinstance(given, dict),
+        "it must be names, or a mapping of names to their arguments",
+    )
     return given
 
 

@@ -25,10 +25,21 @@ from fl_lightning.lab.study.board import Board
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.results.result import RunResult
 
-State = Literal["finished", "running", "starting", "queued", "submitted", "gone", "stopped", "failed", "waiting",
-                "unreadable"]  # fmt: skip
+State = Literal[
+    "finished",
+    "running",
+    "starting",
+    "queued",
+    "submitted",
+    "gone",
+    "stopped",
+    "failed",
+    "waiting",
+    "unreadable",
+]
 STALE = 3.0
-"""Without a lock to ask, a run counts as running if it wrote a round within so many times its usual round."""
+"""Without a lock to ask, a run counts as running if it wrote a round within so many times its usual
+round."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,8 @@ class Standing:
 
 
 def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
-    """The state of the run in `folder` at time `now` (seconds since the epoch); `job` is what SLURM says of it."""
+    """The state of the run in `folder` at time `now` (seconds since the epoch); `job` is what SLURM
+    says of it."""
     name = folder.name
     try:
         run = RunResult(folder)
@@ -81,7 +93,9 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
     last = judged[-1][mean] if judged else math.nan
     why = job.why if job is not None and state == "queued" else ""
     known = (run.metric, run.judge or "", last, run.best(mean)[0])
-    return Standing(name, state, str(run.method or ""), done, rounds, *known, left, now - wrote, why)
+    return Standing(
+        name, state, str(run.method or ""), done, rounds, *known, left, now - wrote, why
+    )
 
 
 def standings(out: Path) -> list[Standing]:
@@ -101,8 +115,12 @@ def standings(out: Path) -> list[Standing]:
     seen = [standing(folder, time.time(), jobs.get(folder.resolve())) for folder in folders]
     if not one:
         to_come = [job for job in jobs.values() if not (job.folder / CONFIG).exists()]
-        seen += [Standing(j.folder.name, j.state, j.method, rounds=j.rounds, why=j.why) for j in to_come]
-    check("status", str(out), bool(seen), f"it holds no run: no {CONFIG} in it or in a folder of it")
+        seen += [
+            Standing(j.folder.name, j.state, j.method, rounds=j.rounds, why=j.why) for j in to_come
+        ]
+    check(
+        "status", str(out), bool(seen), f"it holds no run: no {CONFIG} in it or in a folder of it"
+    )
     return seen
 
 
@@ -139,7 +157,11 @@ def _of_study(out: Path) -> Table | None:
     if not folder:
         return None
     board, failures = Board(folder, folder.cells()), folder.failures()
-    jobs = {job.folder.resolve(): job.state for job in queued(out) if job.state in ("queued", "starting")}
+    jobs = {
+        job.folder.resolve(): job.state
+        for job in queued(out)
+        if job.state in ("queued", "starting")
+    }
 
     def now(run: str) -> Any:
         if locked(out / run):
@@ -171,7 +193,8 @@ def _of_runs(out: Path) -> Table:
 
 
 def _at_work(folder: Path, silent: float, usual: float) -> bool:
-    """Whether a process is at work in `folder`: by its lock, or, where there is none to ask, by its silence."""
+    """Whether a process is at work in `folder`: by its lock, or, where there is none to ask, by its
+    silence."""
     lock = locked(folder)
     return silent < max(60.0, STALE * usual) if lock is None else lock
 

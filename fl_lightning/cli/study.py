@@ -31,11 +31,13 @@ from fl_lightning.lab.study.part import Part, part_of, with_seeds
 from fl_lightning.results import owncode, provenance
 
 QUIET: Layer = {
-    "method": "kapc", "callbacks": {"heatmaps": None, "progress": None}, "fabric": {"threads": 1},
-}  # fmt: skip
-"""Beneath the base: nobody looks at pictures of hundreds of runs, and a study shows its own progress. One thread: a
-core for each worker, and equal bits wherever the study is run. The method is named: what a study lists has its paper's
-arguments, unless base or list say otherwise."""
+    "method": "kapc",
+    "callbacks": {"heatmaps": None, "progress": None},
+    "fabric": {"threads": 1},
+}
+"""Beneath the base: nobody looks at pictures of hundreds of runs, and a study shows its own
+progress. One thread: a core for each worker, and equal bits wherever the study is run. The method
+is named: what a study lists has its paper's arguments, unless base or list say otherwise."""
 BEGIN = {"config", *schema.FIT} - {"seed", "smoke"}
 """Keys of `fit` that begin one run."""
 WHOLE = Part()
@@ -46,12 +48,17 @@ def study(argv: list[str]) -> None:
     """Run what is missing of a study in the folder `--out`, or hand it to SLURM."""
     name, values, over = study_line(argv, "study")
     _check_values(values)
-    definition, part = part_of(Study.of(studyfile.read(name)), values.methods, values.seeds, values.settings)
+    definition, part = part_of(
+        Study.of(studyfile.read(name)), values.methods, values.seeds, values.settings
+    )
     start(definition, over, values, ["fl-train", "study", *argv], part)
 
 
-def start(definition: Study, over: Sequence[Layer], values: Any, line: list[str], part: Part = WHOLE) -> StudyFolder:
-    """Run what is missing of a study, or of a part of it, in the folder `values.out`, or hand it to SLURM.
+def start(
+    definition: Study, over: Sequence[Layer], values: Any, line: list[str], part: Part = WHOLE
+) -> StudyFolder:
+    """Run what is missing of a study, or of a part of it, in the folder `values.out`, or hand it to
+    SLURM.
 
     Args:
         over: settings of the command line, over those of the study's base.
@@ -64,14 +71,22 @@ def start(definition: Study, over: Sequence[Layer], values: Any, line: list[str]
         RunFailed: runs have failed; the others have been run.
     """
     folder = StudyFolder(Path(values.out))
-    with signals.leaving(lambda: "fl-train: stopped before the study began"):  # to resolve configs takes seconds
+    # to resolve configs takes seconds
+    with signals.leaving(lambda: "fl-train: stopped before the study began"):
         definition, base, all_runs, configs = grown(folder, definition, over)
     chosen = [(run, config) for run, config in zip(all_runs, configs, strict=True) if run in part]
-    check("settings", getattr(values, "settings", None), len(chosen) > 0, "no setting of the study has these values")
+    check(
+        "settings",
+        getattr(values, "settings", None),
+        len(chosen) > 0,
+        "no setting of the study has these values",
+    )
     given = getattr(values, "together", None)
     most_together = definition.together if given is None else given
     # Jobs train one run each: nothing is measured for them, and they keep what the study has.
-    chosen, executors = together.with_executors(folder, chosen, 1 if values.slurm else most_together, configs)
+    chosen, executors = together.with_executors(
+        folder, chosen, 1 if values.slurm else most_together, configs
+    )
     todo = [(run, config) for run, config in chosen if not folder.finished(run.folder)]
     code.check_same(folder, todo, values.accept_changed_code)
     samples.check_same(folder, list(zip(all_runs, configs, strict=True)), todo)
@@ -80,7 +95,8 @@ def start(definition: Study, over: Sequence[Layer], values: Any, line: list[str]
         return folder
     fetch([config for _, config in todo])
     with folder.locked():
-        folder.check(definition, to_settings(base), all_runs)  # another process may have been in it meanwhile
+        # another process may have been in it meanwhile
+        folder.check(definition, to_settings(base), all_runs)
         folder.write(definition, to_yaml(base), all_runs)
         together.keep(folder, executors)
         code.accept(folder, todo)
@@ -94,7 +110,8 @@ def grown(
     """The study with the seeds that its folder has beside its own, and what `resolve` makes of it.
 
     Raises:
-        BadInput: as `resolve`, or the folder is of another study or has trained runs that this one lacks.
+        BadInput: as `resolve`, or the folder is of another study or has trained runs that this one
+            lacks.
     """
     if folder:  # seeds that were asked for earlier stay
         definition = with_seeds(definition, Study.of(folder.definition()).seeds)
@@ -114,7 +131,8 @@ def resolve(
         beneath: settings that hold unless the base has others.
 
     Raises:
-        BadInput: a config cannot work, two methods of the list come to the same, or `over` sets what the grid sets.
+        BadInput: a config cannot work, two methods of the list come to the same, or `over` sets
+            what the grid sets.
     """
     for key, value in (pair for layer in over for pair in flat(layer)):
         check(key, value, key not in definition.varied(), "the study's grid sets it")
@@ -124,33 +142,44 @@ def resolve(
     all_runs = definition.runs(base.federation.participation)
     first = [run for run in all_runs if run.seed == definition.seeds[0]]
     planned = [_named_as_listed(run, plan, layers_of(run), base) for run in first]
-    whole = [_named_as_listed(run, complete, config) for run, config in zip(first, planned, strict=True)]
+    whole = [
+        _named_as_listed(run, complete, config) for run, config in zip(first, planned, strict=True)
+    ]
     _check_different(first, whole)
-    by_place = {run.folder.rpartition("/")[0]: config for run, config in zip(first, whole, strict=True)}
-    configs = [dataclasses.replace(by_place[run.folder.rpartition("/")[0]], seed=run.seed) for run in all_runs]
+    by_place = {
+        run.folder.rpartition("/")[0]: config for run, config in zip(first, whole, strict=True)
+    }
+    configs = [
+        dataclasses.replace(by_place[run.folder.rpartition("/")[0]], seed=run.seed)
+        for run in all_runs
+    ]
     return base, all_runs, configs
 
 
 def train(config: Config, folder: Path, accept: bool = False, put_together: Any = None) -> None:
-    """Run `config` in `folder`, from the start or from its checkpoint. `accept`: own code may have changed.
-    `put_together`: as for `fl_lightning.run.fit`."""
+    """Run `config` in `folder`, from the start or from its checkpoint. `accept`: own code may have
+    changed. `put_together`: as for `fl_lightning.run.fit`."""
     from fl_lightning.run import fit
 
     print(f"---- {time.strftime('%F %T')} {folder}", file=sys.stderr)
     saved = runs.saved_layer(folder)
     if saved is not None:
         runs.check_goes_on(saved, config, folder, accept)
-    with runs.opened(Start(str(folder.parent), folder.name, resume=True), folder.name, config) as place:
+    with runs.opened(
+        Start(str(folder.parent), folder.name, resume=True), folder.name, config
+    ) as place:
         fit(config, place, resume=True, put_together=put_together)
 
 
 def run_one(job: Job, put_together: Any = None) -> str | None:
-    """Run one job of a worker, its code checked before; None, or one line that says why it failed."""
+    """Run one job of a worker, its code checked before; None, or one line that says why it
+    failed."""
     return run_safely(lambda: train(*job, accept=True, put_together=put_together))
 
 
 def run_safely(work: Callable[[], None]) -> str | None:
-    """Do `work`; None, or one line that says why it failed, with a traceback in the log where that may help."""
+    """Do `work`; None, or one line that says why it failed, with a traceback in the log where that
+    may help."""
     try:
         work()
     except (BadInput, RunFailed) as error:
@@ -167,12 +196,21 @@ def run_safely(work: Callable[[], None]) -> str | None:
 
 
 def study_line(argv: list[str], command: str) -> tuple[str, Any, list[Layer]]:
-    """The study that a command line names, the values of the command's own keys, and what it sets of the base."""
+    """The study that a command line names, the values of the command's own keys, and what it sets
+    of the base."""
     line = read_line(argv, command)
-    words, allowed = " ".join(line.words) or None, f"one file or name: fl-train {command} STUDY --out DIR"
+    words, allowed = (
+        " ".join(line.words) or None,
+        f"one file or name: fl-train {command} STUDY --out DIR",
+    )
     check(command, words, len(line.words) == 1, allowed)
     free = not any("method" in layer for layer in line.layers)
-    check("method", words, free, "a study lists its methods; a key of data, federation, ... may be set")
+    check(
+        "method",
+        words,
+        free,
+        "a study lists its methods; a key of data, federation, ... may be set",
+    )
     return line.words[0], line.values, line.layers
 
 
@@ -189,9 +227,11 @@ def _check_values(values: Any) -> None:
 
 
 def _base(given: Any) -> Iterator[Layer]:
-    """The layers of a base: configs by name or file, mappings of keys, or a list of these, later ones winning.
+    """The layers of a base: configs by name or file, mappings of keys, or a list of these, later
+    ones winning.
 
-    Loggers of a named config are left out: they suit one run, not a hundred. Those in the study file itself stay.
+    Loggers of a named config are left out: they suit one run, not a hundred. Those in the study
+    file itself stay.
     """
     for part in given if isinstance(given, list) else [given]:
         if isinstance(part, str):
@@ -201,7 +241,11 @@ def _base(given: Any) -> Iterator[Layer]:
         elif isinstance(part, dict):
             layers = own_layers("base", part)
         else:
-            raise BadInput("base", part, "it must be a config's name or file, a mapping of keys, or a list of these")
+            raise BadInput(
+                "base",
+                part,
+                "it must be a config's name or file, a mapping of keys, or a list of these",
+            )
         for layer in layers:
             for key in layer.keys() & BEGIN:
                 raise BadInput(f"base.{key}", layer[key], "a study sets it for each run")
@@ -216,7 +260,8 @@ def layers_of(run: Run) -> list[Layer]:
 
 
 def _named_as_listed(run: Run, step: Callable[..., Config], *given: Any) -> Config:
-    """`step(*given)`; an error of a method or its arguments names the key as the study file does."""
+    """`step(*given)`; an error of a method or its arguments names the key as the study file
+    does."""
     try:
         return step(*given)
     except BadInput as error:
@@ -228,11 +273,20 @@ def _named_as_listed(run: Run, step: Callable[..., Config], *given: Any) -> Conf
 
 def _check_different(listed: list[Run], configs: list[Config]) -> None:
     """Raise `BadInput` for a listed method that comes to the same as another of its setting."""
-    for _, pairs in itertools.groupby(zip(listed, configs, strict=True), key=lambda pair: pair[0].setting):
+    for _, pairs in itertools.groupby(
+        zip(listed, configs, strict=True), key=lambda pair: pair[0].setting
+    ):
         before: list[tuple[Run, Config]] = []
         for run, config in pairs:
-            same = next((other for other, has in before if has == config and not run.entry.forced), run)
-            check(run.entry.key, run.entry.label, same is run, f"it comes to the same as {same.entry.key}")
+            same = next(
+                (other for other, has in before if has == config and not run.entry.forced), run
+            )
+            check(
+                run.entry.key,
+                run.entry.label,
+                same is run,
+                f"it comes to the same as {same.entry.key}",
+            )
             before.append((run, config))
 
 
@@ -240,9 +294,13 @@ def _check_different(listed: list[Run], configs: list[Config]) -> None:
 
 
 def _run(
-    folder: StudyFolder, chosen: list[tuple[Run, Config]], whole: int, workers: int | None, at_once: int | str,
+    folder: StudyFolder,
+    chosen: list[tuple[Run, Config]],
+    whole: int,
+    workers: int | None,
+    at_once: int | str,
     line: str,
-) -> None:  # fmt: skip
+) -> None:
     """Run what is missing of the chosen runs. `whole`: how many the study has."""
     import fl_lightning.run  # noqa: F401  before the workers are forked: they need not import it again
     from fl_lightning.lab.study.runner import Runner
@@ -251,25 +309,36 @@ def _run(
     provenance.look()  # likewise
     count = worker_count(workers, chosen[0][1])
     most = together.most_at_once(at_once, [config for _, config in chosen])
-    most = together.within_memory(min(most, -(-len(chosen) // count)), count, [config for _, config in chosen])
+    most = together.within_memory(
+        min(most, -(-len(chosen) // count)), count, [config for _, config in chosen]
+    )
     if most > 1:
         chosen = together.by_method(chosen)
     jobs: list[Job] = [(config, folder.path / run.folder) for run, config in chosen]
-    beside = partial(together.drive, lambda config, place, put_together: run_one((config, place), put_together))
+    beside = partial(
+        together.drive, lambda config, place, put_together: run_one((config, place), put_together)
+    )
     worker = one_by_one(run_one) if most == 1 else beside
     runner = Runner(folder, [run for run, _ in chosen], worker, jobs)
     before, start = len(chosen) - len(runner.todo), time.monotonic()
-    with runs.when_stopped(lambda: f"study: stopped with {runner.progress()}; it goes on with: {line}"):
+    with runs.when_stopped(
+        lambda: f"study: stopped with {runner.progress()}; it goes on with: {line}"
+    ):
         runner.run(count, most)
     done = f" ({before} were there)" if before else ""
     done += f", of the {whole} of the whole study" if len(chosen) < whole else ""
     took = time.monotonic() - start
-    shown = "page: fl-train report" if chosen[0][1].data.task == "regression" else "table: fl-train compare"
+    shown = (
+        "page: fl-train report"
+        if chosen[0][1].data.task == "regression"
+        else "table: fl-train compare"
+    )
     print(f"study: {runner.progress()}{done}, {took:.1f} s; the {shown} {folder.path}")
 
 
 def fetch(configs: list[Config]) -> None:
-    """Have each of torchvision's data sets loaded once, so that what must be downloaded is, before all workers try it.
+    """Have each of torchvision's data sets loaded once, so that what must be downloaded is, before
+    all workers try it.
 
     It is done in a process of its own: this one must run no threads when it forks the workers.
 
@@ -311,38 +380,53 @@ def _load(config: Config) -> None:
 
 
 def worker_count(number: int | None, config: Config) -> int:
-    """How many processes: as many as cores, but for runs of several processes, and for GPUs, which runs would share."""
+    """How many processes: as many as cores, but for runs of several processes, and for GPUs, which
+    runs would share."""
     if number is not None:
         return number
     from fl_lightning.foundation import device
 
     if config.fabric.accelerator != "cpu" and device.count():
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     devices = 1 if config.fabric.devices == "auto" else int(config.fabric.devices)
     return max(1, cores // (devices * (config.fabric.threads or 1)))
 
 
 def _hand_over(
-    folder: StudyFolder, whole_study: tuple[Study, Config, list[Run]], chosen: list[tuple[Run, Config]],
-    executors: dict[str, str], values: Any,
-) -> None:  # fmt: skip
-    """Write the config of each missing run that is not at work into its folder, and submit arrays of jobs that resume
-    those that are in no queue either."""
+    folder: StudyFolder,
+    whole_study: tuple[Study, Config, list[Run]],
+    chosen: list[tuple[Run, Config]],
+    executors: dict[str, str],
+    values: Any,
+) -> None:
+    """Write the config of each missing run that is not at work into its folder, and submit arrays
+    of jobs that resume those that are in no queue either."""
     check_ranks(values, min(config.clients for _, config in chosen))
     if not values.dry_run:
         check_cluster(values)
     with contextlib.nullcontext() if values.dry_run else folder.locked():
         unfinished = [pair for pair in chosen if not folder.finished(pair[0].folder)]
-        missing = {(folder.path / run.folder).resolve(): (run, config) for run, config in unfinished}
+        missing = {
+            (folder.path / run.folder).resolve(): (run, config) for run, config in unfinished
+        }
         busy = _in_hand(folder.path, list(missing))
         free = {place: config for place, (_, config) in missing.items() if not busy.get(place)}
         new = {place: config for place, config in free.items() if _changed(place, config)}
         places = [place for place in missing if place not in busy]
-        lines = [["--out", str(p.parent), "--name", p.name, *code.flag(p, missing[p][1])] for p in places]
+        lines = [
+            ["--out", str(p.parent), "--name", p.name, *code.flag(p, missing[p][1])] for p in places
+        ]
         parts = [lines[k : k + MOST_RUNS] for k in range(0, len(lines), MOST_RUNS)]
-        names = [folder.path.resolve().name + (f"-{k + 1}" if len(parts) > 1 else "") for k in range(len(parts))]
-        texts = [script(values, part, folder.path, name) for part, name in zip(parts, names, strict=True)]
+        names = [
+            folder.path.resolve().name + (f"-{k + 1}" if len(parts) > 1 else "")
+            for k in range(len(parts))
+        ]
+        texts = [
+            script(values, part, folder.path, name) for part, name in zip(parts, names, strict=True)
+        ]
         if values.dry_run and places:
             print("".join(texts), end="")
             return
@@ -356,17 +440,25 @@ def _hand_over(
                 runs.write_config(place, config)
             for place, config in free.items():  # what its job is to execute
                 owncode.keep_planned(config, place)
-        facts = [(place, missing[place][0].entry.name, missing[place][1].federation.rounds) for place in places]
+        facts = [
+            (place, missing[place][0].entry.name, missing[place][1].federation.rounds)
+            for place in places
+        ]
         for k, (text, name) in enumerate(zip(texts, names, strict=True)):
             send(values, text, folder.path, name, facts[k * MOST_RUNS : (k + 1) * MOST_RUNS])
     taken = f"{len(busy)} of {len(chosen)} runs are queued or running already"
-    summary = f"{len(places)} of {len(whole_study[2])} runs in {folder.path}" + (f", {taken}" if busy else "")
-    done = f"nothing to submit: {taken if busy else f'{len(chosen)} of {len(chosen)} runs have ended'}"
+    summary = f"{len(places)} of {len(whole_study[2])} runs in {folder.path}" + (
+        f", {taken}" if busy else ""
+    )
+    done = (
+        f"nothing to submit: {taken if busy else f'{len(chosen)} of {len(chosen)} runs have ended'}"
+    )
     print(f"{summary if places else done}; see: fl-train status {folder.path}")
 
 
 def _in_hand(out: Path, places: list[Path]) -> dict[Path, bool]:
-    """Which of these runs a job in the queue is to do, or a process is at work in, and whether it may be at work."""
+    """Which of these runs a job in the queue is to do, or a process is at work in, and whether it
+    may be at work."""
     from fl_lightning.cli.status import locked
 
     jobs = states_of(out, places)
@@ -375,7 +467,8 @@ def _in_hand(out: Path, places: list[Path]) -> dict[Path, bool]:
 
 
 def _changed(place: Path, config: Config) -> bool:
-    """Whether the config.yaml of a run is not `config`, or not there; `BadInput` unless the run may go on with it."""
+    """Whether the config.yaml of a run is not `config`, or not there; `BadInput` unless the run may
+    go on with it."""
     file = place / runs.CONFIG
     if file.is_file() and file.read_text(encoding="utf-8") == to_yaml(config):
         return False

@@ -1,4 +1,5 @@
-"""A study by its file, or by the name of one that ships with the package, with what it takes from another (`like`)."""
+"""A study by its file, or by the name of one that ships with the package, with what it takes from
+another (`like`)."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from fl_lightning.configuration.config import check
 def read(name: str, beside: Path = Path(), taken: tuple[Path, ...] = ()) -> Any:
     """The content of a study, for `Study.of`; files that its base names are whole paths.
 
-    A study that is `like` another takes all its keys; what it says of `base` comes behind the other's, of `paper` key
-    by key over the other's, and of any other key in its place.
+    A study that is `like` another takes all its keys; what it says of `base` comes behind the
+    other's, of `paper` key by key over the other's, and of any other key in its place.
 
     Args:
         name: a file, or a name of `fl-train list studies`.
@@ -30,7 +31,9 @@ def read(name: str, beside: Path = Path(), taken: tuple[Path, ...] = ()) -> Any:
         return content
     if content.get("base") is not None:
         given = content["base"]
-        content["base"] = [_whole(part, file.parent) for part in (given if isinstance(given, list) else [given])]
+        content["base"] = [
+            _whole(part, file.parent) for part in (given if isinstance(given, list) else [given])
+        ]
     if "like" not in content:
         return content
     like = content.pop("like")

@@ -38,13 +38,23 @@ def submit(argv: list[str]) -> None:
     check_job(values)
     for key in FIXED:
         free = not any(word == f"--{key}" or word.startswith(f"--{key}=") for word in line.flags)
-        check(key, "given", free, "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many")
+        check(
+            key,
+            "given",
+            free,
+            "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many",
+        )
     # Bad input is answered now, not when the job's turn has come.
     points = grid(values.array)
     lines, runs, configs = zip(*(_tried_out(line, point, values) for point in points), strict=True)
     places = [folder for folder, *_ in runs]
     twice = next((folder.name for k, folder in enumerate(places) if folder in places[:k]), None)
-    check("array", values.array, twice is None, f"two of its runs would be called {twice}: give other values")
+    check(
+        "array",
+        values.array,
+        twice is None,
+        f"two of its runs would be called {twice}: give other values",
+    )
     from fl_lightning.lab.planning.start import check_starts
 
     check_starts(configs)
@@ -57,13 +67,21 @@ def submit(argv: list[str]) -> None:
     check_cluster(values)
     states = queue.states_of(out, places)
     again = next((folder.name for folder in places if states.get(folder) in queue.ALIVE), None)
-    check("name", again, again is None, "SLURM has a job that is to do this run: cancel it, or give another name")
+    check(
+        "name",
+        again,
+        again is None,
+        "SLURM has a job that is to do this run: cancel it, or give another name",
+    )
     send(values, text, out, name, runs)
     print(f"{len(lines)} run{'s' * (len(lines) > 1)} in {out}; see: fl-train status {out}")
 
 
-def send(values: Namespace, text: str, out: Path, name: str, runs: Sequence[tuple[Path, str, int]]) -> None:
-    """Write the job script `text` into `out`, hand it to sbatch, print what it says, and keep which runs the job has.
+def send(
+    values: Namespace, text: str, out: Path, name: str, runs: Sequence[tuple[Path, str, int]]
+) -> None:
+    """Write the job script `text` into `out`, hand it to sbatch, print what it says, and keep which
+    runs the job has.
 
     Args:
         runs: folder, method and rounds of each.
@@ -77,8 +95,12 @@ def send(values: Namespace, text: str, out: Path, name: str, runs: Sequence[tupl
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise BadInput("out", str(out), f"{file.parent} cannot be written ({error.strerror})") from None
-    done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, errors="replace", check=False)
+        raise BadInput(
+            "out", str(out), f"{file.parent} cannot be written ({error.strerror})"
+        ) from None
+    done = subprocess.run(
+        ["sbatch", str(file)], capture_output=True, text=True, errors="replace", check=False
+    )
     if done.returncode:
         file.unlink()
         answer = " ".join(done.stderr.split())
@@ -91,7 +113,9 @@ def send(values: Namespace, text: str, out: Path, name: str, runs: Sequence[tupl
 
 def script(values: Namespace, lines: Sequence[Sequence[str]], out: Path, name: str) -> str:
     """The text of the job script: one array task for each of `lines`, the words of a `fit`."""
-    template = Template(resources.files("fl_lightning.slurm").joinpath("job.sbatch").read_text(encoding="utf-8"))
+    template = Template(
+        resources.files("fl_lightning.slurm").joinpath("job.sbatch").read_text(encoding="utf-8")
+    )
     gpus = values.gpus_per_node
     directives = [f"#SBATCH --gres=gpu:{gpus}"] if gpus else []
     directives += [f"#SBATCH --partition={values.partition}"] if values.partition else []
@@ -102,7 +126,9 @@ def script(values: Namespace, lines: Sequence[Sequence[str]], out: Path, name: s
         nodes=values.nodes,
         tasks=gpus or values.tasks_per_node,
         time=values.time,
-        log=_escaped(str(out.resolve() / "jobs" / ("%x-%A_%a.out" if len(lines) > 1 else "%x-%j.out"))),
+        log=_escaped(
+            str(out.resolve() / "jobs" / ("%x-%A_%a.out" if len(lines) > 1 else "%x-%j.out"))
+        ),
         warning=values.warning,
         directives="\n".join(directives),
         runs="\n".join(f"  {shlex.quote(shlex.join(line))}" for line in lines),
@@ -124,7 +150,8 @@ def _directive(word: str) -> str:
 
 
 def grid(text: str | None) -> list[dict[str, str]]:
-    """The points of a sweep: `seed=0-4 data.alpha=0.1,0.3` are ten. None: one point that sets nothing.
+    """The points of a sweep: `seed=0-4 data.alpha=0.1,0.3` are ten. None: one point that sets
+    nothing.
 
     Raises:
         BadInput: a word is not KEY=VALUES, a key is given twice, or there are too many points.
@@ -137,7 +164,12 @@ def grid(text: str | None) -> list[dict[str, str]]:
             span = re.fullmatch(r"(\d+)-(\d+)", part)
             axis += [str(k) for k in range(int(span[1]), int(span[2]) + 1)] if span else [part]
         fine = equals and key and key not in axes and all(axis)
-        check("array", text, bool(fine), "it must be KEY=VALUES words, such as 'seed=0-4 data.alpha=0.1,0.3'")
+        check(
+            "array",
+            text,
+            bool(fine),
+            "it must be KEY=VALUES words, such as 'seed=0-4 data.alpha=0.1,0.3'",
+        )
         axes[key] = axis
     points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     check("array", text, 1 <= len(points) <= MOST_RUNS, f"it must give 1 to {MOST_RUNS} runs")
@@ -153,7 +185,10 @@ def check_job(values: Namespace) -> None:
     check("partition", values.partition, name, "it must be a partition's name")
     limit = _seconds(values.time)
     fine = limit == 0 or values.warning < limit  # 0: SLURM sets no limit
-    allowed = f"it must be shorter than the time limit, {limit} s, or the job would be queued again for ever"
+    allowed = (
+        f"it must be shorter than the time limit, {limit} s, or the job would be queued again for "
+        f"ever"
+    )
     check("warning", values.warning, fine, allowed)
 
 
@@ -175,13 +210,16 @@ def _stem(line: CommandLine) -> str:
 def _tried_out(
     line: CommandLine, point: dict[str, str], values: Namespace
 ) -> tuple[list[str], tuple[Path, str, int], Config]:
-    """The words of a point's run, with a `--name` of its own (a resumed job must find its folder); the run's folder,
-    method and rounds; its config. `BadInput` if it cannot work."""
+    """The words of a point's run, with a `--name` of its own (a resumed job must find its folder);
+    the run's folder, method and rounds; its config. `BadInput` if it cannot work."""
     words = line.flags + [word for key, value in point.items() for word in (f"--{key}", value)]
     given = read_line(words)
     config, start = plan(given.layers), start_of(given.layers)
     if start.name is None and not point:
-        taken, numbered = queue.names(Path(start.out)), (f"{_stem(line)}-{k:03d}" for k in itertools.count(1))
+        taken, numbered = (
+            queue.names(Path(start.out)),
+            (f"{_stem(line)}-{k:03d}" for k in itertools.count(1)),
+        )
         name = next(n for n in numbered if n not in taken and not (Path(start.out) / n).exists())
     else:
         unnamed = () if start.name else ("seed", "method", "data.source", "data.root")
@@ -205,13 +243,25 @@ def _shown(key: str, value: str) -> str:
 
 def check_ranks(values: Namespace, clients: int) -> None:
     """Raise `BadInput` for more processes than `clients`."""
-    key = "gpus_per_node" if values.gpus_per_node else "tasks_per_node" if values.tasks_per_node > 1 else "nodes"
+    key = (
+        "gpus_per_node"
+        if values.gpus_per_node
+        else "tasks_per_node"
+        if values.tasks_per_node > 1
+        else "nodes"
+    )
     ranks = values.nodes * (values.gpus_per_node or values.tasks_per_node)
-    check(key, values[key], ranks <= clients, f"{ranks} processes: at most one for each of {clients} clients")
+    check(
+        key,
+        values[key],
+        ranks <= clients,
+        f"{ranks} processes: at most one for each of {clients} clients",
+    )
 
 
 def check_cluster(values: Namespace) -> None:
-    """Raise `BadInput` without SLURM, and for nodes or GPUs that it has not: it may let such a job wait for ever."""
+    """Raise `BadInput` without SLURM, and for nodes or GPUs that it has not: it may let such a job
+    wait for ever."""
     here = shutil.which("sbatch") is not None
     check("submit", "sbatch", here, "it is not on this machine: --dry_run shows the script")
     if shutil.which("sinfo") is None:
@@ -219,7 +269,9 @@ def check_cluster(values: Namespace) -> None:
     partition = [f"--partition={values.partition}"] if values.partition else []
     line = ["sinfo", "--noheader", "--Node", "--format=%N %G", *partition]
     try:
-        answer = subprocess.run(line, capture_output=True, text=True, errors="replace", check=False, timeout=30)
+        answer = subprocess.run(
+            line, capture_output=True, text=True, errors="replace", check=False, timeout=30
+        )
     except subprocess.TimeoutExpired:
         return  # sbatch will say what is the matter
     nodes = dict(words.split(" ", 1) for words in answer.stdout.splitlines() if " " in words)
@@ -230,11 +282,16 @@ def check_cluster(values: Namespace) -> None:
     check("gpus_per_node", gpus_per_node, gpus_per_node <= most, f"no node has more than {most}")
     enough = sum(has >= gpus_per_node for has in gpus)
     whose = f" with {gpus_per_node} GPUs" if gpus_per_node else ""
-    check("nodes", values.nodes, values.nodes <= enough, f"at most the {enough} that there are{whose}")
+    check(
+        "nodes", values.nodes, values.nodes <= enough, f"at most the {enough} that there are{whose}"
+    )
 
 
 def _wishes(values: Namespace) -> str:
     """What the job wants of the cluster, in words."""
-    words = [f"nodes {values.nodes}", *([f"gpus_per_node {values.gpus_per_node}"] if values.gpus_per_node else [])]
+    words = [
+        f"nodes {values.nodes}",
+        *([f"gpus_per_node {values.gpus_per_node}"] if values.gpus_per_node else []),
+    ]
     words += [f"partition {values.partition}"] if values.partition else []
     return ", ".join([*words, f"time {values.time}"])

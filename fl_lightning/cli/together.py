@@ -1,4 +1,5 @@
-"""How many runs of a study train together in a process, and how their clients train (docs/performance.md)."""
+"""How many runs of a study train together in a process, and how their clients train
+(docs/performance.md)."""
 
 from __future__ import annotations
 
@@ -24,18 +25,22 @@ if TYPE_CHECKING:
     from fl_lightning.training.executors.together import Together
 
 RECORD = "executors.json"
-"""In the study's folder: how the clients of each kind of run train, so that a continued study stays as it is."""
+"""In the study's folder: how the clients of each kind of run train, so that a continued study stays
+as it is."""
 FULL = 256
-"""Clients that train at once, where `auto` says how many runs do: two passes of the widest. Ours."""
+"""Clients that train at once, where `auto` says how many runs do: two passes of the widest.
+Ours."""
 SHARE = 0.5
-"""Of the memory that is free, what a study's processes may take by what one run was measured to take. Ours: a pass over
-all runs at once takes more than one run's."""
+"""Of the memory that is free, what a study's processes may take by what one run was measured to
+take. Ours: a pass over all runs at once takes more than one run's."""
 WORTH_MEASURING = 2_000
-"""Visits of clients in a study from which `auto` measures. Ours: fewer take half a minute in the loop."""
+"""Visits of clients in a study from which `auto` measures. Ours: fewer take half a minute in the
+loop."""
 
 
 def most_at_once(number: int | str, configs: Sequence[Config]) -> int:
-    """How many runs of `configs` train together in one process; 1: no two, as where nothing is stacked."""
+    """How many runs of `configs` train together in one process; 1: no two, as where nothing is
+    stacked."""
     if not any(config.fabric.executor == "vmap" for config in configs):
         return 1
     for config in configs:
@@ -49,9 +54,11 @@ def most_at_once(number: int | str, configs: Sequence[Config]) -> int:
 
 
 def within_memory(most: int, workers: int, configs: Sequence[Config]) -> int:
-    """`most` runs at a time in each of so many processes, or as many as there is memory for; a line says so.
+    """`most` runs at a time in each of so many processes, or as many as there is memory for; a line
+    says so.
 
-    Memory is measured in a process of its own: this one must run no threads when it forks the workers.
+    Memory is measured in a process of its own: this one must run no threads when it forks the
+    workers.
     """
     if most == 1:
         return most
@@ -66,14 +73,19 @@ def within_memory(most: int, workers: int, configs: Sequence[Config]) -> int:
         measured = [in_a_process(_measured_bytes, config) for config in one_of_each.values()]
     except (BadInput, RunFailed) as error:
         reason = redact(" ".join(str(error).split()))
-        log.say(f"together: the memory of {most} runs is not known ({reason}); if it does not suffice, give fewer")
+        log.say(
+            f"together: the memory of {most} runs is not known ({reason}); if it does not "
+            f"suffice, give fewer"
+        )
         return most
     one, further = max(measured, key=lambda pair: pair[0] + most * pair[1])
     whole = one + (most - 1) * further
     if whole <= room:
         return most
     fits = 1 + int(max(0.0, room - one) / further) if further else 1
-    takes = f"{most} runs take some {log.in_bytes(whole)}, and a process may take {log.in_bytes(room)}"
+    takes = (
+        f"{most} runs take some {log.in_bytes(whole)}, and a process may take {log.in_bytes(room)}"
+    )
     log.say(f"together: {fits} at a time: {takes}")
     return fits
 
@@ -86,12 +98,16 @@ def _measured_bytes(config: Config) -> tuple[float, float]:
 
 
 def with_executors(
-    folder: StudyFolder, pairs: Sequence[tuple[Any, Config]], number: int | str, whole: Sequence[Config]
+    folder: StudyFolder,
+    pairs: Sequence[tuple[Any, Config]],
+    number: int | str,
+    whole: Sequence[Config],
 ) -> tuple[list[tuple[Any, Config]], dict[str, str]]:
     """`pairs` of runs and configs, each with the executor that runs of its kind have in this study.
 
-    With `auto` it is measured once for each kind, in the order of the pairs; a number takes `vmap` for all; with 1, and
-    where the base names an executor, it is the base's. Runs that are there already keep what they began with.
+    With `auto` it is measured once for each kind, in the order of the pairs; a number takes `vmap`
+    for all; with 1, and where the base names an executor, it is the base's. Runs that are there
+    already keep what they began with.
 
     Args:
         whole: the configs of all runs of the study.
@@ -106,7 +122,10 @@ def with_executors(
     if (number == 1 and not known) or not free:
         return list(pairs), {}
     known = known or {}
-    visits = sum(round(c.federation.rounds * c.federation.participation * c.federation.clients) for c in whole)
+    visits = sum(
+        round(c.federation.rounds * c.federation.participation * c.federation.clients)
+        for c in whole
+    )
     for config in free:
         kind = kind_of(config)
         if "" in known or kind in known:
@@ -126,7 +145,8 @@ def with_executors(
 
 
 def by_method(pairs: Sequence[tuple[Run, Config]]) -> list[tuple[Run, Config]]:
-    """The seeds of a method and setting one after the other: at the same time they share the passes of an own loss."""
+    """The seeds of a method and setting one after the other: at the same time they share the passes
+    of an own loss."""
     seeds = by_key(pairs, lambda pair: pair[0].folder.rpartition("/")[0])
     return [pair for those in seeds.values() for pair in those]
 
@@ -139,7 +159,10 @@ def keep(folder: StudyFolder, known: dict[str, str]) -> None:
 
 def kind_of(config: Config) -> str:
     """What decides how fast clients train: model, data, batches and optimiser."""
-    models = [f"{m.component.class_path.rpartition('.')[2].lower()} {m.component.init_args}" for m in config.models]
+    models = [
+        f"{m.component.class_path.rpartition('.')[2].lower()} {m.component.init_args}"
+        for m in config.models
+    ]
     batches = f"{config.data.source} in batches of {config.federation.batch_size}"
     return ", ".join([*models, batches, config.optimizer.name])
 
@@ -156,12 +179,15 @@ def _record(path: Path) -> dict[str, str] | None:
     except NotADirectoryError:
         raise BadInput("out", str(path), "a part of it is a file, and no folder") from None
     except (OSError, ValueError) as error:
-        raise BadInput("out", str(path), f"its {RECORD} cannot be read ({error}): delete it") from None
+        raise BadInput(
+            "out", str(path), f"its {RECORD} cannot be read ({error}): delete it"
+        ) from None
     return known
 
 
 def _measured(config: Config) -> str:
-    """`vmap`, where clients of several runs train faster beside each other, else `loop`: in a process of its own."""
+    """`vmap`, where clients of several runs train faster beside each other, else `loop`: in a
+    process of its own."""
     from fl_lightning.lab.study.workers import in_a_process
 
     executor, line = in_a_process(_gain, config)
@@ -173,25 +199,33 @@ def _gain(config: Config) -> tuple[str, str]:
     """The executor, and how it was found."""
     from fl_lightning.run import launch
 
-    name = ", ".join(model.component.class_path.rpartition(".")[2].lower() for model in config.models)
+    name = ", ".join(
+        model.component.class_path.rpartition(".")[2].lower() for model in config.models
+    )
     single = replace(config, fabric=replace(config.fabric, devices=1, num_nodes=1))
     try:
         answer = launch(single, _faster, FULL)["answer"]
     except Exception as error:
         answer = f"it cannot be measured ({' '.join(str(error).split())})"
-    return ("loop", f"{name}: {answer}") if isinstance(answer, str) else (answer[0], f"{name} ({answer[1]})")
+    return (
+        ("loop", f"{name}: {answer}")
+        if isinstance(answer, str)
+        else (answer[0], f"{name} ({answer[1]})")
+    )
 
 
 def _faster(fabric: Any, config: Config, jobs: int) -> dict[str, Any]:
-    """Which executor is faster where so many clients of several runs train at once, and how that was found; or why they
-    cannot."""
+    """Which executor is faster where so many clients of several runs train at once, and how that
+    was found; or why they cannot."""
     from fl_lightning.engine.trainer import faster_together
     from fl_lightning.run import assemble
 
     with tempfile.TemporaryDirectory() as folder:
         fed = assemble(fabric, config, Path(folder), [])
         answers = [faster_together(trainer, jobs) for trainer in fed.worker.trainers]
-    slower = next((answer for answer in answers if isinstance(answer, str) or answer[0] == "loop"), answers[0])
+    slower = next(
+        (answer for answer in answers if isinstance(answer, str) or answer[0] == "loop"), answers[0]
+    )
     return {"answer": slower}
 
 
@@ -214,7 +248,8 @@ def drive(
 ) -> Iterator[tuple[int, str | None]]:
     """What a worker does whose runs train together.
 
-    `run`: runs a config in a folder, put together by a function; None, or one line that says why it failed.
+    `run`: runs a config in a folder, put together by a function; None, or one line that says why it
+    failed.
     """
     import torch
 
@@ -228,7 +263,8 @@ def drive(
         if job is None:
             return None
         number, (config, folder) = job
-        if config.fabric.threads is not None:  # each run would put back what it found, in the middle of the others
+        # each run would put back what it found, in the middle of the others
+        if config.fabric.threads is not None:
             torch.set_num_threads(config.fabric.threads)
         return number, lambda: run(config, folder, put_together)
 

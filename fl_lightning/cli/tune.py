@@ -1,4 +1,5 @@
-"""`fl-train tune`: the same search for every method on validation data, then the choices on fresh seeds."""
+"""`fl-train tune`: the same search for every method on validation data, then the choices on fresh
+seeds."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from fl_lightning.lab.study.tuned import Tuned
 
 BENEATH: Layer = {"data": {"validation": 0.2}}
-"""Unless the base says otherwise. 0.2: FedFomo's and PFLlib's share: with less, small clients would have but a few
-samples to be judged by."""
+"""Unless the base says otherwise. 0.2: FedFomo's and PFLlib's share: with less, small clients would
+have but a few samples to be judged by."""
 LOOK_SECONDS = 2.0
 """Seconds between looks at the journal for trials that have ended."""
 
@@ -68,15 +69,25 @@ class Search:
 
     @cached_property
     def dimensions(self) -> list[Dimension]:
-        """What is searched: what neither the list nor the grid sets. `BadInput` where it depends on the setting: a
-        trial has the same values in all."""
-        own = self.entry.arguments.keys() | {name for some in self.entry.when.values() for name in some}
-        fixed = {f"method.{name}" for name in own} | self.entry.settings.keys() | {k for s in self.settings for k in s}
+        """What is searched: what neither the list nor the grid sets. `BadInput` where it depends on
+        the setting: a trial has the same values in all."""
+        own = self.entry.arguments.keys() | {
+            name for some in self.entry.when.values() for name in some
+        }
+        fixed = (
+            {f"method.{name}" for name in own}
+            | self.entry.settings.keys()
+            | {k for s in self.settings for k in s}
+        )
         every = [space(self.config({}, setting), fixed) for setting in self.settings]
         ranges = [{d.key: (d.space, d.start) for d in dimensions} for dimensions in every]
         for setting, here in zip(self.settings, ranges, strict=True):
-            differ = ", ".join(key for key in ranges[0] | here if ranges[0].get(key) != here.get(key))
-            allowed = f"{self.entry.label} has another range of {differ} there than in the first setting"
+            differ = ", ".join(
+                key for key in ranges[0] | here if ranges[0].get(key) != here.get(key)
+            )
+            allowed = (
+                f"{self.entry.label} has another range of {differ} there than in the first setting"
+            )
             allowed = f"{allowed}: set it in the study file, or tune these settings one by one"
             check("grid", words(setting), not differ, allowed)
         return every[0]
@@ -85,7 +96,9 @@ class Search:
         """What decides its trials, but for what all searches have in common."""
         tried = [f"{d.key}: {d.space} from {d.start!r}" for d in self.dimensions]
         when = [f"when {dict(self.entry.when)}"] if self.entry.when else []
-        return "; ".join([f"{self.entry.name} {self.entry.arguments | self.entry.settings}", *when, *tried])
+        return "; ".join(
+            [f"{self.entry.name} {self.entry.arguments | self.entry.settings}", *when, *tried]
+        )
 
     def trials(self) -> Trials:
         """As the journal has them."""
@@ -94,26 +107,38 @@ class Search:
         return Trials(self.folder, self.entry.label, self.dimensions, self.number, self.seed)
 
     def config(self, values: dict[str, Any], setting: dict[str, Any]) -> Config:
-        """Of a trial's run in one setting; test data are not read. `BadInput` where the method refuses the values."""
+        """Of a trial's run in one setting; test data are not read. `BadInput` where the method
+        refuses the values."""
         from fl_lightning.lab.study.tuned import split_values
 
         arguments, own = split_values(values)
         entry = dataclasses.replace(
-            self.entry, arguments=self.entry.arguments | arguments, settings=self.entry.settings | own
+            self.entry,
+            arguments=self.entry.arguments | arguments,
+            settings=self.entry.settings | own,
         )
-        layers = [*studies.layers_of(Run(setting, entry, self.seed)), {"data": {"score_on": "validation"}}]
+        layers = [
+            *studies.layers_of(Run(setting, entry, self.seed)),
+            {"data": {"score_on": "validation"}},
+        ]
         return dataclasses.replace(complete(plan(layers, self.base)), seed=self.seed)
 
 
 def tune(argv: list[str]) -> None:
-    """Search for each method's arguments, write what was found, and run the study of the choices."""
+    """Search for each method's arguments, write what was found, and run the study of the
+    choices."""
     name, values, over = studies.study_line(argv, "tune")
     for extra in ("tune", "study"):
         require(extra, "tune", name)
     from fl_lightning.lab.study.tuned import Tuned, few
 
     study = Study.of(studyfile.read(name))
-    check("seed", values.seed, values.seed not in study.seeds, "the study has it, and is to judge on seeds unseen")
+    check(
+        "seed",
+        values.seed,
+        values.seed not in study.seeds,
+        "the study has it, and is to judge on seeds unseen",
+    )
     if values.untuned:
         _check_labels(study)
     base, _, configs = studies.resolve(study, over=over, beneath=[BENEATH])
@@ -122,20 +147,33 @@ def tune(argv: list[str]) -> None:
         check("data.validation", share, share > 0, "tune chooses on validation data: above 0")
     out = Path(values.out)
     folder, settings = out / "trials", study.settings()
-    entries = study.entries(everyone=False)  # forced rows among them: each has its own judge, and so its own search
-    searches = [Search(entry, folder, values.trials, values.seed, base, settings) for entry in entries]
+    # forced rows among them: each has its own judge, and so its own search
+    entries = study.entries(everyone=False)
+    searches = [
+        Search(entry, folder, values.trials, values.seed, base, settings) for entry in entries
+    ]
     _check_same(out, to_settings(base), study, values, searches)
     line = ["fl-train", "tune", *argv]
-    studies.fetch([dataclasses.replace(c, data=dataclasses.replace(c.data, score_on="validation")) for c in configs])
+    studies.fetch(
+        [
+            dataclasses.replace(c, data=dataclasses.replace(c.data, score_on="validation"))
+            for c in configs
+        ]
+    )
     if line_of_few := few(values.trials):  # before the search, whose hours would otherwise be spent
         print(f"tune: {line_of_few}", file=sys.stderr)
     _search(searches, out, studies.worker_count(values.workers, configs[0]), shlex.join(line))
     ended = [(search, search.trials().ended()) for search in searches]
     left = sum(search.number - len(trials) for search, trials in ended)
     if left:
-        print(f"tune: {left} trials are at work in other processes; the last of them goes on, or: {shlex.join(line)}")
+        print(
+            f"tune: {left} trials are at work in other processes; the last of them goes on, or: "
+            f"{shlex.join(line)}"
+        )
         return
-    tuned = [Tuned(search.entry, trials, search.metric, search.dimensions) for search, trials in ended]
+    tuned = [
+        Tuned(search.entry, trials, search.metric, search.dimensions) for search, trials in ended
+    ]
     _choose(out, to_yaml(base), study, tuned, values)
     if values.study:
         _judge(out, values, line)
@@ -145,35 +183,60 @@ def tune(argv: list[str]) -> None:
 
 
 def _with_one_test_part(study: Study, base: Config, configs: list[Config]) -> Config:
-    """`base` with `data.test_seed: 0` where it has null, as any resolved base has unless it was set: with one test part
-    for trials and study, no trial trains on what the study tests. `BadInput` for a grid that has null."""
+    """`base` with `data.test_seed: 0` where it has null, as any resolved base has unless it was
+    set: with one test part for trials and study, no trial trains on what the study tests.
+    `BadInput` for a grid that has null."""
     if "data.test_seed" in study.varied():
-        allowed = "it must be a number: with null, trials would train on test samples of the study's seeds"
+        allowed = (
+            "it must be a number: with null, trials would train on test samples of the study's "
+            "seeds"
+        )
         for config in configs:
-            check("data.test_seed", config.data.test_seed, config.data.test_seed is not None, allowed)
+            check(
+                "data.test_seed", config.data.test_seed, config.data.test_seed is not None, allowed
+            )
     if base.data.test_seed is not None:
         return base
     return dataclasses.replace(base, data=dataclasses.replace(base.data, test_seed=0))
 
 
 def _check_labels(study: Study) -> None:
-    """Raise `BadInput` where the study of the choices would refuse the label of a row with untuned settings."""
+    """Raise `BadInput` where the study of the choices would refuse the label of a row with untuned
+    settings."""
     entries = study.entries(everyone=False)
     labels = {entry.label for entry in entries}
     for entry in entries:
         key, other = f"{entry.key}.label", f"{entry.label} {UNTUNED}"
-        check(key, entry.label, safe(other) == other, f"{other!r} is too long: {LONGEST} bytes at most")
+        check(
+            key,
+            entry.label,
+            safe(other) == other,
+            f"{other!r} is too long: {LONGEST} bytes at most",
+        )
         check(key, entry.label, other not in labels, f"another method is called {other!r}")
 
 
-def _check_same(out: Path, base: dict[str, Any], study: Study, values: Any, searches: list[Search]) -> None:
-    """Raise `BadInput` unless the folder is new, or holds this very search: it may gain methods and (fresh) seeds."""
+def _check_same(
+    out: Path, base: dict[str, Any], study: Study, values: Any, searches: list[Search]
+) -> None:
+    """Raise `BadInput` unless the folder is new, or holds this very search: it may gain methods and
+    (fresh) seeds."""
     for group, _, name in (key.partition(".") for key in PLACE):
         base[group].pop(name)
     methods = {s.entry.label: s.record() for s in searches}
-    now = {"trials": values.trials, "seed": values.seed, "base": base, "grid": study.grid, "methods": methods}
-    now["code"] = {k: v for s in searches for k, v in owncode.now(s.config({}, s.settings[0])).items()}
-    now["data"] = sorted(samples.digests(s.config({}, setting) for s in searches for setting in s.settings).values())
+    now = {
+        "trials": values.trials,
+        "seed": values.seed,
+        "base": base,
+        "grid": study.grid,
+        "methods": methods,
+    }
+    now["code"] = {
+        k: v for s in searches for k, v in owncode.now(s.config({}, s.settings[0])).items()
+    }
+    now["data"] = sorted(
+        samples.digests(s.config({}, setting) for s in searches for setting in s.settings).values()
+    )
     file = out / "tune.yaml"
     if not file.is_file():
         names = {path.name for path in out.iterdir()} if out.is_dir() else set()
@@ -183,18 +246,33 @@ def _check_same(out: Path, base: dict[str, Any], study: Study, values: Any, sear
         before = _request(file)
         for key in ("trials", "seed", "base", "grid"):
             same = before[key] == now[key]
-            check(key, "another one", same, f"the search in {out} began otherwise: give this one an --out of its own")
+            check(
+                key,
+                "another one",
+                same,
+                f"the search in {out} began otherwise: give this one an --out of its own",
+            )
         for label, was in before["methods"].items():
             same = methods.setdefault(label, was) == was
-            check("methods", label, same, f"the search in {out} has it otherwise: give this one a `label` of its own")
+            check(
+                "methods",
+                label,
+                same,
+                f"the search in {out} has it otherwise: give this one a `label` of its own",
+            )
         changed = owncode.changed(code := before.get("code", {}), now["code"])
-        allowed = f"the trials in {out} began with another version: change it back, give this search another --out"
+        allowed = (
+            f"the trials in {out} began with another version: change it back, give this search "
+            f"another --out"
+        )
         fine = values.accept_changed_code or not changed
         check("code", ", ".join(changed), fine, f"{allowed}, or go on with --accept_changed_code")
         now["code"] = code | now["code"]
         same = not now["data"] or before.get("data", now["data"]) == now["data"]
         root = searches[0].base.data.root
-        check("data.root", root, same, f"the data have changed since trials in {out} trained on them")
+        check(
+            "data.root", root, same, f"the data have changed since trials in {out} trained on them"
+        )
         searches[0].trials().ended()  # `BadInput` for a damaged journal, before anything is written
     write_whole(file, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
 
@@ -218,8 +296,8 @@ def _request(file: Path) -> dict[str, Any]:
 def _search(searches: list[Search], out: Path, count: int, line: str) -> None:
     """Run all trials that are missing, in `count` workers.
 
-    A worker has a method to itself until its trials are done, so that what they try does not depend on how many
-    workers there are; where there are more workers than methods, several share one.
+    A worker has a method to itself until its trials are done, so that what they try does not depend
+    on how many workers there are; where there are more workers than methods, several share one.
     """
     from fl_lightning.lab.study.workers import run_all
 
@@ -252,18 +330,25 @@ class _Teller:
         for search, trials in self._searches:
             ended = trials.ended()
             for number, trial in list(enumerate(ended, 1))[self._seen[search.entry.label] :]:
-                print(f"[{number}/{search.number}] {_line(search, trial)}", file=sys.stderr, flush=True)
+                print(
+                    f"[{number}/{search.number}] {_line(search, trial)}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             self._seen[search.entry.label] = len(ended)
 
 
 def _line(search: Search, trial: Ended) -> str:
     metric = search.metric
-    score = f"refused: {trial.why}" if trial.score is None else metric.shown(metric.merit(trial.score))
+    score = (
+        f"refused: {trial.why}" if trial.score is None else metric.shown(metric.merit(trial.score))
+    )
     return f"{search.entry.label}, trial {trial.number} ({words(trial.values)}): {score}"
 
 
 def run_trials(search: Search) -> str | None:
-    """A worker's job: trials of one method until none is left; None, or one line that says why it failed."""
+    """A worker's job: trials of one method until none is left; None, or one line that says why it
+    failed."""
 
     def work() -> None:
         trials = search.trials()
@@ -277,19 +362,26 @@ def run_trials(search: Search) -> str | None:
 
 
 def _run_trial(search: Search, claim: Claim) -> None:
-    """The runs of a trial, and their mean score. Values with which they fail are refused; where the first trial's fail,
-    which are the base's own, or the machine is at fault, the method is not tuned."""
+    """The runs of a trial, and their mean score. Values with which they fail are refused; where the
+    first trial's fail, which are the base's own, or the machine is at fault, the method is not
+    tuned."""
     scores = []
     try:
         for setting in search.settings:
-            place = claim.folder / safe(",".join(f"{key}={value}" for key, value in setting.items()) or "run")
+            place = claim.folder / safe(
+                ",".join(f"{key}={value}" for key, value in setting.items()) or "run"
+            )
             config = search.config(claim.values, setting)
             if not (place / "summary.json").is_file():
                 studies.train(config, place, accept=True)  # `_check_same` has looked at its code
             summary = RunFolder(place).read_summary()
             scores.append(search.metric.merit(float(summary[search.metric.of("final_mean")])))
     except (BadInput, RunFailed) as error:
-        if claim.number == 0 or isinstance(error, MachineFailed) or getattr(error, "key", "") in ("out", "name"):
+        if (
+            claim.number == 0
+            or isinstance(error, MachineFailed)
+            or getattr(error, "key", "") in ("out", "name")
+        ):
             raise
         claim.refuse(" ".join(str(error).split()))
     else:
@@ -302,14 +394,17 @@ def _run_trial(search: Search, claim: Claim) -> None:
 
 
 def _choose(out: Path, base: str, study: Study, tuned_methods: list[Tuned], values: Any) -> None:
-    """Write and print what was found. `BadInput`, and nothing is written, where the study of the choices would refuse
-    the folder `study`: it has trained rows that are no longer listed, whose choices the tables would lose."""
+    """Write and print what was found. `BadInput`, and nothing is written, where the study of the
+    choices would refuse the folder `study`: it has trained rows that are no longer listed, whose
+    choices the tables would lose."""
     from fl_lightning.lab.study import tuned
 
     texts = {
         "tuned.csv": as_csv([one.row() for one in tuned_methods]),
         "trials.csv": as_csv(tuned.trial_rows(tuned_methods)),
-        "tuned.yaml": tuned.study_file(base, tuned_methods, study.seeds, study.grid, values.untuned),
+        "tuned.yaml": tuned.study_file(
+            base, tuned_methods, study.seeds, study.grid, values.untuned
+        ),
     }
     folder = StudyFolder(out / "study")
     if folder or values.study:
@@ -317,7 +412,9 @@ def _choose(out: Path, base: str, study: Study, tuned_methods: list[Tuned], valu
     for name, text in texts.items():
         write_whole(out / name, text)
     screen = Console(highlight=False)
-    Console(highlight=False, width=None if screen.is_terminal else WIDTH).print(tuned.table(tuned_methods))
+    Console(highlight=False, width=None if screen.is_terminal else WIDTH).print(
+        tuned.table(tuned_methods)
+    )
     for one in tuned_methods:
         print("".join(f"{one.entry.label}: {warning}\n" for warning in one.warnings()), end="")
 

@@ -1,4 +1,5 @@
-"""`fl-train worth`: trains every row on every fold, and answers for each silo whether to federate."""
+"""`fl-train worth`: trains every row on every fold, and answers for each silo whether to
+federate."""
 
 from __future__ import annotations
 
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
     from fl_lightning.lab.worth.silos import Facts, Measured
 
 CYCLES, MOST_CYCLES = 4, 10
-"""Without --repeats; with --minutes at most. More than 4 hardly narrow an interval: samples decide then (simulated)."""
+"""Without --repeats; with --minutes at most. More than 4 hardly narrow an interval: samples decide
+then (simulated)."""
 METHODS = ("fedper", "ditto", "selfkapc", "fedcac")
-"""Without --methods: what the atlas's rule advises, and FedPer, the best where labels conflict in many groups; none is
-significantly below training alone in any setting there (docs/results/atlas.md)."""
+"""Without --methods: what the atlas's rule advises, and FedPer, the best where labels conflict in
+many groups; none is significantly below training alone in any setting there
+(docs/results/atlas.md)."""
 SLACK = 1.1
 """A further cycle is begun if it ends by so many times --minutes, as far as can be told."""
 ONLY_LAST = 10**6
@@ -62,7 +65,11 @@ class Plan:
 
     def more(self, silos: int) -> float:
         """Trainings beyond the cycles, as a share of those of a cycle."""
-        further = 2 * min(silos, FOLDS) + FOLDS * silos * self.values.leave_one_out + 6 * FOLDS * self.values.curve
+        further = (
+            2 * min(silos, FOLDS)
+            + FOLDS * silos * self.values.leave_one_out
+            + 6 * FOLDS * self.values.curve
+        )
         return further / (FOLDS * (len(self.methods) + 2))
 
 
@@ -91,7 +98,8 @@ def answer(line: CommandLine, again: Sequence[str]) -> Measured:
         again: the command that goes on with it.
 
     Raises:
-        BadInput: it cannot work, before anything is trained; or `--minutes` are too few for a cycle.
+        BadInput: it cannot work, before anything is trained; or `--minutes` are too few for a
+            cycle.
         RunFailed: runs have failed; the others have been run.
     """
     plan = _plan(line, shlex.join(again), time.monotonic())
@@ -116,12 +124,16 @@ def _plan(line: CommandLine, again: str, begin: float) -> Plan:
     both = values.repeats is not None and values.minutes is not None
     check("repeats", values.repeats, not both, "with minutes it must be left out")
     given = [layer["method"] for layer in line.layers if "method" in layer]
-    layers = [{k: v for k, v in layer.items() if k not in ("loggers", "seed")} for layer in line.layers]
+    layers = [
+        {k: v for k, v in layer.items() if k not in ("loggers", "seed")} for layer in line.layers
+    ]
     if values.methods is None:
         last = given[-1] if given else None
         named = last.get("name", last.get("class_path")) if isinstance(last, dict) else last
         methods = list(METHODS)
-        methods += [named] if isinstance(named, str) and named not in (*METHODS, "local", "fedavg") else []
+        methods += (
+            [named] if isinstance(named, str) and named not in (*METHODS, "local", "fedavg") else []
+        )
     else:
         methods = [word.strip() for word in values.methods.split(",")]
     for name in methods:
@@ -129,47 +141,75 @@ def _plan(line: CommandLine, again: str, begin: float) -> Plan:
         catalogue.find("methods", "methods", name)
     cycles = CYCLES if values.repeats is None else math.ceil(values.repeats / FOLDS)
     if values.repeats is not None and values.repeats % FOLDS:
-        print(f"worth: {cycles * FOLDS} repetitions, whole cycles of {FOLDS} folds", file=sys.stderr)
+        print(
+            f"worth: {cycles * FOLDS} repetitions, whole cycles of {FOLDS} folds", file=sys.stderr
+        )
     return Plan(values, layers, methods, cycles, again, begin)
 
 
 def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, Config]]]:
-    """The study of so many cycles with its base, and all its runs: those that the folder has, too."""
+    """The study of so many cycles with its base, and all its runs: those that the folder has,
+    too."""
     seeds = set(range(cycles * FOLDS))
     if plan.folder:
         seeds |= set(Study.of(plan.folder.definition()).seeds)
-    definition = Study.of({"base": {}, "methods": plan.methods, "seeds": sorted(seeds), "forced": True})
-    folds = {"folds": FOLDS, "test_seed": 0, "partition_seed": 0, "client_test": None, "validation": 0.0}
+    definition = Study.of(
+        {"base": {}, "methods": plan.methods, "seeds": sorted(seeds), "forced": True}
+    )
+    folds = {
+        "folds": FOLDS,
+        "test_seed": 0,
+        "partition_seed": 0,
+        "client_test": None,
+        "validation": 0.0,
+    }
     fixed: Layer = {
-        "data": folds | {"score_on": "test"}, "evaluation": {"every": ONLY_LAST},
+        "data": folds | {"score_on": "test"},
+        "evaluation": {"every": ONLY_LAST},
         "callbacks": {"heatmaps": None, "progress": None, "checkpoint": {}},
-    }  # fmt: skip
-    base, runs, configs = resolve(definition, over=[*plan.over, fixed], beneath=[{"data": {"min_samples": 1}}])
+    }
+    base, runs, configs = resolve(
+        definition, over=[*plan.over, fixed], beneath=[{"data": {"min_samples": 1}}]
+    )
     return definition, base, list(zip(runs, configs, strict=True))
 
 
 def _prepared(plan: Plan) -> tuple[dict[str, tuple[Config, dict[str, Any]]], Facts]:
-    """Of each row the config and the table's entry of seed 0, and the facts on the silos; all of it checked."""
+    """Of each row the config and the table's entry of seed 0, and the facts on the silos; all of it
+    checked."""
     definition, base, runs = _resolved(plan, 1)
     regression = base.data.task == "regression"
     allowed = "of a regression it is mae" if regression else "mae is for data.task regression"
     plan.values.metric = metric = plan.values.metric or ("mae" if regression else "accuracy")
     check("metric", metric, (metric == "mae") == regression, allowed)
     share = base.federation.participation
-    check("federation.participation", share, share == 1, "worth trains every silo in every round: it must be 1")
+    check(
+        "federation.participation",
+        share,
+        share == 1,
+        "worth trains every silo in every round: it must be 1",
+    )
     share = base.data.held_out_clients
     check("data.held_out_clients", share, not share, "worth judges every silo: it must be 0")
     named = base.data.held_out
     check("data.held_out", named, named is None, "worth judges every silo: it must be null")
     plan.folder.check(definition, to_settings(base), [run for run, _ in runs])
     changed = ", ".join(code.changes(plan.folder, runs))
-    allowed = f"runs in {plan.folder.path} were trained with another version: change it back, or give another --out"
+    allowed = (
+        f"runs in {plan.folder.path} were trained with another version: change it back, or give "
+        f"another --out"
+    )
     check("code", changed, not changed, allowed)
     samples.check_same(plan.folder, runs, runs)
     from fl_lightning.lab.study.workers import in_a_process
     from fl_lightning.lab.worth.runs import look
 
-    first = {str(cell["label"]): (config, cell) for run, config in runs if run.seed == 0 for cell in run.cells()}
+    first = {
+        str(cell["label"]): (config, cell)
+        for run, config in runs
+        if run.seed == 0
+        for cell in run.cells()
+    }
     return first, in_a_process(look, runs[0][1])
 
 
@@ -180,7 +220,9 @@ def _train(plan: Plan, facts: Facts) -> int:
     """Run what is missing, with `minutes` cycle by cycle; the number of cycles that have ended."""
     from fl_lightning.lab.worth import words
 
-    for note in words.beforehand(facts.names, facts.sizes, plan.cycles, facts.counts, plan.values.metric):
+    for note in words.beforehand(
+        facts.names, facts.sizes, plan.cycles, facts.counts, plan.values.metric
+    ):
         print(f"worth: {note}", file=sys.stderr)
     minutes = plan.values.minutes
     if minutes is None:
@@ -217,12 +259,14 @@ def _cycle(plan: Plan, cycles: int, limit: float) -> int:
 
 
 def _run_all(plan: Plan, tasks: Sequence[Task], limit: float = math.inf) -> int:
-    """Do the tasks that have not ended or not been scored, in workers, with a bar; how many that were.
+    """Do the tasks that have not ended or not been scored, in workers, with a bar; how many that
+    were.
 
     Args:
         plan: whose they are.
         tasks: all of them.
-        limit: seconds since the beginning that they may take altogether, as far as two fifths of them can tell.
+        limit: seconds since the beginning that they may take altogether, as far as two fifths of
+            them can tell.
 
     Raises:
         TooSlow: they would take longer.
@@ -242,7 +286,10 @@ def _run_all(plan: Plan, tasks: Sequence[Task], limit: float = math.inf) -> int:
     work = run_all(_train_and_score, jobs, count, plan.folder.path / "logs", lambda numbers: None)
 
     def stopped() -> str:
-        return f"worth: stopped with {done} of {len(jobs)} trainings done; it goes on with: {plan.again}"
+        return (
+            f"worth: stopped with {done} of {len(jobs)} trainings done; it goes on with: "
+            f"{plan.again}"
+        )
 
     with when_stopped(stopped), _bar(len(jobs)) as step, contextlib.closing(work) as all_ended:
         for ended in all_ended:
@@ -286,9 +333,16 @@ def _train_and_score(task: Task) -> str | None:
 
 @contextlib.contextmanager
 def _bar(total: int) -> Iterator[Any]:
-    """What shows how many of `total` are done, and the time left: a bar, or without a terminal a line now and then."""
+    """What shows how many of `total` are done, and the time left: a bar, or without a terminal a
+    line now and then."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     start, console = time.monotonic(), Console(stderr=True)
 
@@ -311,14 +365,20 @@ def _bar(total: int) -> Iterator[Any]:
 # ---------------------------------------------------------------- the answer
 
 
-def _measured(plan: Plan, first: dict[str, tuple[Config, dict[str, Any]]], facts: Facts, cycles: int) -> Measured:
+def _measured(
+    plan: Plan, first: dict[str, tuple[Config, dict[str, Any]]], facts: Facts, cycles: int
+) -> Measured:
     from fl_lightning.lab.worth.measure import measure
     from fl_lightning.lab.worth.scores import read
     from fl_lightning.lab.worth.training import training
     from fl_lightning.training.schedule import Length
 
     out = plan.folder.path
-    silos, metric, margin = read(out, [*first], cycles, facts), plan.values.metric, plan.values.margin
+    silos, metric, margin = (
+        read(out, [*first], cycles, facts),
+        plan.values.metric,
+        plan.values.margin,
+    )
     measured = measure(silos, metric, margin if margin is None or metric == "mae" else margin / 100)
     config, cell = first[measured.method]
     finetuning = None
@@ -332,7 +392,8 @@ def _measured(plan: Plan, first: dict[str, tuple[Config, dict[str, Any]]], facts
 def _further(
     plan: Plan, first: dict[str, tuple[Config, dict[str, Any]]], facts: Facts, measured: Measured
 ) -> list[Section]:
-    """Train and read what is asked beyond the gain; tables of the page. What they hold is in `measured.consortium`."""
+    """Train and read what is asked beyond the gain; tables of the page. What they hold is in
+    `measured.consortium`."""
     from fl_lightning.lab.worth import further
 
     out, method, silos = plan.folder.path, measured.method, len(facts.names)
@@ -342,9 +403,15 @@ def _further(
     tasks += further.without(out, rows, method, silos) if plan.values.leave_one_out else []
     tasks += further.curve(out, rows, method) if plan.values.curve else []
     _run_all(plan, tasks)
-    parts: dict[str, tuple[Any, Section]] = {"costs": further.costs(out, measured, first[method][1]["folder"])}
+    parts: dict[str, tuple[Any, Section]] = {
+        "costs": further.costs(out, measured, first[method][1]["folder"])
+    }
     parts |= {"newcomers": further.of_newcomers(new, measured)}
-    parts |= {"leave_one_out": further.of_without(out, measured, facts)} if plan.values.leave_one_out else {}
+    parts |= (
+        {"leave_one_out": further.of_without(out, measured, facts)}
+        if plan.values.leave_one_out
+        else {}
+    )
     parts |= {"curve": further.of_curve(out, measured, facts)} if plan.values.curve else {}
     measured.consortium |= {name: content for name, (content, _) in parts.items()}
     return [section for _, section in parts.values()]

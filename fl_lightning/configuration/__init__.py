@@ -1,1 +1,2 @@
-"""Configuration: what can be chosen by name, and the arguments that it takes, without importing it."""
+"""Configuration: what can be chosen by name, and the arguments that it takes, without importing
+it."""

@@ -1,6 +1,8 @@
-"""What can be chosen by name: methods, models, callbacks, loggers, data sources, partitions, configs.
+"""What can be chosen by name: methods, models, callbacks, loggers, data sources, partitions,
+configs.
 
-Classes are those of `configuration/index.json`, never imported, so that a wrong name is answered at once.
+Classes are those of `configuration/index.json`, never imported, so that a wrong name is answered at
+once.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from fl_lightning.foundation.errors import BadInput
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that can be named: a class of ours (`class_path`), or a mere name with an empty `class_path`."""
+    """One thing that can be named: a class of ours (`class_path`), or a mere name with an empty
+    `class_path`."""
 
     name: str
     class_path: str
@@ -34,7 +37,8 @@ def table(kind: str) -> dict[str, Entry]:
 
 
 def families(kind: str) -> dict[str, list[Entry]]:
-    """Entries of one of `KINDS` by the idea that they belong to, the largest group first; what has none: under ""."""
+    """Entries of one of `KINDS` by the idea that they belong to, the largest group first; what has
+    none: under ""."""
     groups: dict[str, list[Entry]] = {}
     for entry in table(kind).values():
         groups.setdefault(entry.family, []).append(entry)
@@ -44,7 +48,8 @@ def families(kind: str) -> dict[str, list[Entry]]:
 def find(kind: str, key: str, name: str) -> Entry:
     """The entry called `name`, whatever its case, `_` and `-`; `BadInput` for `key` otherwise.
 
-    A name with a dot is the import path of the user's own class: it is believed here and imported later.
+    A name with a dot is the import path of the user's own class: it is believed here and imported
+    later.
     """
     if entry := lookup(kind, name):
         return entry
@@ -52,16 +57,22 @@ def find(kind: str, key: str, name: str) -> Entry:
         return Entry(name, name, "")
     names = list(table(kind))
     allowed = ", ".join(names) if len(names) <= 20 else f"see fl-train list {kind}"
-    raise BadInput(key, name, f"no such name{did_you_mean(name, names)}; {kind}: {allowed}, or an import path")
+    raise BadInput(
+        key, name, f"no such name{did_you_mean(name, names)}; {kind}: {allowed}, or an import path"
+    )
 
 
 def lookup(kind: str, name: str) -> Entry | None:
     """The entry called `name` (or with this class path), if there is one."""
-    return next((e for e in table(kind).values() if _plain(e.name) == _plain(name) or e.class_path == name), None)
+    return next(
+        (e for e in table(kind).values() if _plain(e.name) == _plain(name) or e.class_path == name),
+        None,
+    )
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """` (did you mean X?)` for the nearest of `names`, or nothing. A word without dots is compared with last parts."""
+    """` (did you mean X?)` for the nearest of `names`, or nothing. A word without dots is compared
+    with last parts."""
     names = list(names)
     near = difflib.get_close_matches(word, names, n=1) if "." in word else []
     if not near:
@@ -83,7 +94,8 @@ def nearest_first(word: str, names: Iterable[str], most: int = 20) -> str:
 
 
 def shipped(kind: str, name: str) -> Path | None:
-    """The file of the config or study that ships with the package as `name`, with or without `.yaml`."""
+    """The file of the config or study that ships with the package as `name`, with or without
+    `.yaml`."""
     file = _shipped_in(kind) / f"{name.removesuffix('.yaml')}.yaml"
     return file if file.is_file() else None
 
@@ -99,7 +111,9 @@ def _plain(name: str) -> str:
 def _classes(kind: str) -> dict[str, Entry]:
     """The classes of `index.json`."""
     entries = index.read()[kind]
-    return {name: Entry(name, e["class"], e["doc"], e.get("family", "")) for name, e in entries.items()}
+    return {
+        name: Entry(name, e["class"], e["doc"], e.get("family", "")) for name, e in entries.items()
+    }
 
 
 def _names(texts: dict[str, str]) -> dict[str, Entry]:
@@ -107,11 +121,14 @@ def _names(texts: dict[str, str]) -> dict[str, Entry]:
 
 
 def _shipped(kind: str) -> dict[str, Entry]:
-    """The shipped configs or studies by folder and name; the first line of each is a comment that says what it is."""
+    """The shipped configs or studies by folder and name; the first line of each is a comment that
+    says what it is."""
     entries = {}
     for file in sorted(_shipped_in(kind).glob("*.yaml" if kind == "configs" else "**/*.yaml")):
         name = file.relative_to(_shipped_in(kind)).with_suffix("").as_posix()
-        entries[name] = Entry(name, "", file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# "))
+        entries[name] = Entry(
+            name, "", file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        )
     return entries
 
 

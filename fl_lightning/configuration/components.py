@@ -1,4 +1,5 @@
-"""What a configuration names by import path: classes of components, and networks with weights and adapters.
+"""What a configuration names by import path: classes of components, and networks with weights and
+adapters.
 
 Plain data: nothing here imports torch.
 """
@@ -36,10 +37,12 @@ class Component:
 
 @dataclass
 class AdaptersConfig:
-    """Low-rank adapters (LoRA: Hu et al., ICLR 2022): W stays, and a client trains B A, which is added to it.
+    """Low-rank adapters (LoRA: Hu et al., ICLR 2022): W stays, and a client trains B A, which is
+    added to it.
 
-    Defaults are those of the paper for RoBERTa-base on GLUE (its Table 9), its setting with a classifier; they are also
-    `peft`'s for rank, alpha and dropout. The authors' script for MNLI has alpha 16.
+    Defaults are those of the paper for RoBERTa-base on GLUE (its Table 9), its setting with a
+    classifier; they are also `peft`'s for rank, alpha and dropout. The authors' script for MNLI has
+    alpha 16.
     """
 
     rank: PositiveInt = 8
@@ -47,13 +50,15 @@ class AdaptersConfig:
     alpha: PositiveFloat = 8.0
     """B A is scaled by alpha / rank. 8: the paper, Table 9 (its GPT-2 has 32, Table 11)."""
     targets: list[str] | None = None
-    """Modules that get adapters, by the ends of their dotted names. null: those that the model names itself
-    (`adapter_targets`; in ours the projections to queries and values, as in the paper's Table 9), else every linear
-    layer but the classifier."""
+    """Modules that get adapters, by the ends of their dotted names. null: those that the model
+    names itself (`adapter_targets`; in ours the projections to queries and values, as in the
+    paper's Table 9), else every linear layer but the classifier."""
     dropout: ShareBelow1 = 0.0
-    """Of what goes into A, in training. 0: `peft`; the paper's Table 9 names none (GPT-2: 0.1 or 0, Table 11)."""
+    """Of what goes into A, in training. 0: `peft`; the paper's Table 9 names none (GPT-2: 0.1 or 0,
+    Table 11)."""
     head: bool = True
-    """Whether the classifier trains, too, as the paper's does on GLUE: a pretrained classifier has other classes."""
+    """Whether the classifier trains, too, as the paper's does on GLUE: a pretrained classifier has
+    other classes."""
 
 
 @dataclass
@@ -67,7 +72,11 @@ class Network(Component):
 
     def beside(self) -> dict[str, Any]:
         """What is said of it beside its class and arguments."""
-        return {k: v for k, v in (("weights", self.weights), ("adapters", self.adapters)) if v is not None}
+        return {
+            k: v
+            for k, v in (("weights", self.weights), ("adapters", self.adapters))
+            if v is not None
+        }
 
 
 @dataclass
@@ -90,4 +99,5 @@ class Text:
     vocabulary: int
     """Tokens are numbers below it."""
     per_position: bool
-    """Whether there is a target for each position (int64 [n, T], -100: none) in place of one for each sample."""
+    """Whether there is a target for each position (int64 [n, T], -100: none) in place of one for
+    each sample."""

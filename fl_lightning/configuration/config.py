@@ -1,6 +1,8 @@
-"""What a run is asked to do, as plain data. Nothing here imports torch: `fl-train --help` answers at once.
+"""What a run is asked to do, as plain data. Nothing here imports torch: `fl-train --help` answers
+at once.
 
-Every default says where it comes from. KAPC stands for Zhi et al., AAAI 2024 and its journal extension.
+Every default says where it comes from. KAPC stands for Zhi et al., AAAI 2024 and its journal
+extension.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from fl_lightning.foundation.errors import check as check
 from fl_lightning.foundation.metric import CLASS_SHARE
 
 FLOAT32 = 1.7e38
-"""Half of what a number of 32 bits can hold, about: a proximal term's slope is twice its coefficient."""
+"""Half of what a number of 32 bits can hold, about: a proximal term's slope is twice its
+coefficient."""
 
 
 def are_numbers(clients: object) -> bool:
@@ -36,15 +39,22 @@ def are_numbers(clients: object) -> bool:
 
 
 def check_finite(key: str, value: Any) -> None:
-    """Raise `BadInput` for a number (of a list or mapping, too) that is NaN, infinite, or too large for the 32 bits
-    that models have."""
-    numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+    """Raise `BadInput` for a number (of a list or mapping, too) that is NaN, infinite, or too large
+    for the 32 bits that models have."""
+    numbers = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple)
+        else [value]
+    )
     fine = all(not isinstance(number, float) or abs(number) < FLOAT32 for number in numbers)
     check(key, value, fine, f"it must be a finite number of 32 bits, below {FLOAT32:g}")
 
 
 def held_out(share: float, clients: int, smoke: bool = False) -> int:
-    """How many of `clients` are held out; in a smoke run, which has few, one at least where any are asked for."""
+    """How many of `clients` are held out; in a smoke run, which has few, one at least where any are
+    asked for."""
     count = round(share * clients)
     return min(max(count, 1), clients - 1) if smoke and share else count
 
@@ -60,17 +70,17 @@ class FederationConfig:
     participation: PositiveShare = 1.0
     """Share of the clients per round; the cohort has `max(1, round(participation * N))` clients."""
     local_epochs: int | float | None = None
-    """Local epochs per round, E; may be a fraction (0.5: half of the batches of an epoch, at least one). null: 5, as
-    KAPC, unless `local_steps` is set."""
+    """Local epochs per round, E; may be a fraction (0.5: half of the batches of an epoch, at least
+    one). null: 5, as KAPC, unless `local_steps` is set."""
     local_steps: NonNegativeInt | None = None
-    """Local steps per round, in place of `local_epochs`; they may span several epochs. null: `local_epochs` applies, as
-    in most papers."""
+    """Local steps per round, in place of `local_epochs`; they may span several epochs. null:
+    `local_epochs` applies, as in most papers."""
     batch_size: PositiveInt = 16
-    """Samples per local step. 16: our choice for clients with some 150 samples; with 64 there are too few steps to
-    learn much."""
+    """Samples per local step. 16: our choice for clients with some 150 samples; with 64 there are
+    too few steps to learn much."""
     on_bad_client: Literal["stop", "skip", "retry"] = "stop"
-    """When a client fails: stop the run, skip the client in this round, or retry it once and then skip it. stop: our
-    choice, so that failures are noticed."""
+    """When a client fails: stop the run, skip the client in this round, or retry it once and then
+    skip it. stop: our choice, so that failures are noticed."""
 
     def __post_init__(self) -> None:
         """Fill in the length of local training, where none is set."""
@@ -81,9 +91,16 @@ class FederationConfig:
         """Raise `BadInput` for a value that cannot work."""
         check_ranges(self, "federation")
         epochs, steps = self.local_epochs, self.local_steps
-        check("federation.local_epochs", epochs, epochs is None or epochs >= 0, "it must be 0 or more")
+        check(
+            "federation.local_epochs", epochs, epochs is None or epochs >= 0, "it must be 0 or more"
+        )
         fine = epochs is None or steps is None
-        check("federation.local_steps", steps, fine, f"federation.local_epochs is {epochs}: one of them must be null")
+        check(
+            "federation.local_steps",
+            steps,
+            fine,
+            f"federation.local_epochs is {epochs}: one of them must be null",
+        )
 
 
 @dataclass
@@ -91,80 +108,88 @@ class DataConfig(SplitKeys, SourceKeys):
     """Data, and how they are divided among the clients."""
 
     task: Literal["classification", "regression"] = "classification"
-    """Regression: labels are numbers, the local loss is the squared error, and runs report `mae` in place of
-    accuracy."""
+    """Regression: labels are numbers, the local loss is the squared error, and runs report `mae` in
+    place of accuracy."""
     source: str = "digits"
-    """Data source: `digits` (ships with the package), another name (`fl-train list sources`: torchvision's, your own
-    files), or the import path of a LightningDataModule."""
+    """Data source: `digits` (ships with the package), another name (`fl-train list sources`:
+    torchvision's, your own files), or the import path of a LightningDataModule."""
     root: str | None = None
-    """Folder of the data, or a file, which means a source: `.npz` (arrays), `.csv` (table) or `.parquet` (hf)."""
+    """Folder of the data, or a file, which means a source: `.npz` (arrays), `.csv` (table) or
+    `.parquet` (hf)."""
     download: bool = False
     """Let torchvision download missing data."""
     partition: str = "dirichlet"
-    """Partition by name (`fl-train list partitions`: dirichlet, hsu, mixture, pathological, lognormal, rotated,
-    natural, iid), or a function's import path."""
+    """Partition by name (`fl-train list partitions`: dirichlet, hsu, mixture, pathological,
+    lognormal, rotated, natural, iid), or a function's import path."""
     alpha: PositiveFloat = 0.1
-    """Dirichlet concentration: the smaller, the more the clients differ. 0.1: the harder of KAPC's settings, 0.1 and
-    0.3."""
+    """Dirichlet concentration: the smaller, the more the clients differ. 0.1: the harder of KAPC's
+    settings, 0.1 and 0.3."""
     by: Literal["class", "client"] | None = None
-    """Dirichlet: draw each class's shares over the clients (class), or each client's shares over the classes (client);
-    null: class. The partition hsu always draws by client."""
+    """Dirichlet: draw each class's shares over the clients (class), or each client's shares over
+    the classes (client); null: class. The partition hsu always draws by client."""
     sizes: Literal["free", "equal"] | None = None
-    """Dirichlet: client sizes as they are drawn (free), or the same for all clients (equal); null: free. The partition
-    hsu always has equal sizes."""
+    """Dirichlet: client sizes as they are drawn (free), or the same for all clients (equal); null:
+    free. The partition hsu always has equal sizes."""
     classes_per_client: PositiveInt = 2
-    """Pathological and lognormal partitions: classes each client holds. 2: McMahan et al., 2017; KT-pFL's Non-IID_2."""
+    """Pathological and lognormal partitions: classes each client holds. 2: McMahan et al., 2017;
+    KT-pFL's Non-IID_2."""
     samples_per_client: Annotated[int, Range(2)] | None = None
-    """Maximum of a client's training and validation samples together; its class mix is kept. null: no limit."""
+    """Maximum of a client's training and validation samples together; its class mix is kept. null:
+    no limit."""
     rest_to: int | None = None
-    """Rotated and iid partitions: the client that gets the samples which `samples_per_client` takes from the others;
-    null: none."""
+    """Rotated and iid partitions: the client that gets the samples which `samples_per_client` takes
+    from the others; null: none."""
     client_test: Annotated[float, Range(0, 1, above=True, below=True)] | None = None
-    """Share of each client's samples that is its test part, after training and test data are pooled; null: the data
-    set's own test part is divided among the clients. With `global_test` only the training data are divided and
-    split."""
+    """Share of each client's samples that is its test part, after training and test data are
+    pooled; null: the data set's own test part is divided among the clients. With `global_test` only
+    the training data are divided and split."""
     global_test: bool = False
-    """Also score on the data set's whole test part, the same for all clients (FedHKD's global accuracy): the global
-    model (without one, the model of `judge`) and those in `evaluation.models`."""
+    """Also score on the data set's whole test part, the same for all clients (FedHKD's global
+    accuracy): the global model (without one, the model of `judge`) and those in
+    `evaluation.models`."""
     planted: Literal["none", "labels", "permuted", "rotation"] = "none"
-    """Give groups of clients different tasks, on any partition (client i is in group i modulo `groups`): group g has
-    its labels shifted by g classes (labels) or permuted at random (permuted), or its images rotated by 360 g / `groups`
-    degrees (rotation), in test data, too."""
+    """Give groups of clients different tasks, on any partition (client i is in group i modulo
+    `groups`): group g has its labels shifted by g classes (labels) or permuted at random
+    (permuted), or its images rotated by 360 g / `groups` degrees (rotation), in test data, too."""
     groups: Annotated[int, Range(2)] = 4
-    """Number of groups that are planted, or of the partition `mixture`. 4: IFCA's rotated MNIST (Ghosh et al., NeurIPS
-    2020)."""
+    """Number of groups that are planted, or of the partition `mixture`. 4: IFCA's rotated MNIST
+    (Ghosh et al., NeurIPS 2020)."""
     fraction: PositiveShare = 1.0
     """Share of the training and of the test data that is used."""
     test_fraction: PositiveShare | None = None
     """Share of the test data that is used; null: as `fraction`."""
     test_seed: NonNegativeInt | None = None
-    """Seed of the test part, for data that come without one; null: the run's `seed`, so that each seed has another test
-    part. A number: one test part for all seeds."""
+    """Seed of the test part, for data that come without one; null: the run's `seed`, so that each
+    seed has another test part. A number: one test part for all seeds."""
     validation: ShareBelow1 = 0.0
     """Share of each client's training data held back for validation."""
     score_on: Literal["test", "validation"] = "test"
-    """Data that models are scored on; validation: test data are not read, as in the trials of `fl-train tune`."""
+    """Data that models are scored on; validation: test data are not read, as in the trials of
+    `fl-train tune`."""
     min_samples: PositiveInt = 10
     """Minimum of training samples per client; each also needs a test sample."""
     held_out_clients: ShareBelow1 = 0.0
-    """Share of the clients, drawn from the seed, that are held out of training, aggregation and evaluation. After the
-    last round each gets the method's model for unseen clients (`newcomers.csv`). 0: none."""
+    """Share of the clients, drawn from the seed, that are held out of training, aggregation and
+    evaluation. After the last round each gets the method's model for unseen clients
+    (`newcomers.csv`). 0: none."""
     public: str | None = None
-    """Public samples without labels, for methods that distil: `held_back` (training data that no client gets), a data
-    source, or an `.npz` file with `x_public` or `x_train`."""
+    """Public samples without labels, for methods that distil: `held_back` (training data that no
+    client gets), a data source, or an `.npz` file with `x_public` or `x_train`."""
     public_root: str | None = None
     """Folder of the public data source; null: `root`, or its folder if it is a file."""
     public_samples: PositiveInt | None = None
-    """Maximum of public samples, drawn from the seed; null: all, but for `held_back` a tenth of the training data."""
+    """Maximum of public samples, drawn from the seed; null: all, but for `held_back` a tenth of the
+    training data."""
     augment: Literal["none", "flip", "crop_flip"] = "none"
     """Batched augmentation of training images. none: KAPC mentions no augmentation."""
     resident: Literal["auto", "always", "never"] = "auto"
-    """Keep the data on the training device as tensors (auto: if they fit); otherwise a DataLoader is used, with the
-    same results."""
+    """Keep the data on the training device as tensors (auto: if they fit); otherwise a DataLoader
+    is used, with the same results."""
 
     @property
     def own_test(self) -> float:
-        """Share of a client's samples that is its own test part (`client_test`, `folds`); 0: the set's is divided."""
+        """Share of a client's samples that is its own test part (`client_test`, `folds`); 0: the
+        set's is divided."""
         return 1 / self.folds if self.folds is not None else self.client_test or 0.0
 
     @property
@@ -179,7 +204,8 @@ class DataConfig(SplitKeys, SourceKeys):
 
     @property
     def split_seed(self) -> int:
-        """What draws the test part of data that come without one (`prepare` has put the run's seed in its place)."""
+        """What draws the test part of data that come without one (`prepare` has put the run's seed
+        in its place)."""
         return self.test_seed or 0
 
     def validate(self) -> None:
@@ -189,31 +215,69 @@ class DataConfig(SplitKeys, SourceKeys):
         for key, fixed in (("by", "client"), ("sizes", "equal")):
             value = getattr(self, key)
             fine = self.partition != "hsu" or value in (fixed, None)
-            check(f"data.{key}", value, fine, f"data.partition hsu means {fixed}; partition dirichlet takes others")
+            check(
+                f"data.{key}",
+                value,
+                fine,
+                f"data.partition hsu means {fixed}; partition dirichlet takes others",
+            )
         fine = self.score_on == "test" or self.validation > 0
         check("data.score_on", self.score_on, fine, "it needs data.validation above 0")
         size, rest = self.samples_per_client, self.rest_to
         fine = rest is None or (size is not None and rest >= 0)
-        check("data.rest_to", rest, fine, "it must be a client's number from 0, with data.samples_per_client, or null")
+        check(
+            "data.rest_to",
+            rest,
+            fine,
+            "it must be a client's number from 0, with data.samples_per_client, or null",
+        )
         fine = rest is None or self.partition in ("rotated", "iid")
-        check("data.rest_to", rest, fine, "it belongs to the partitions rotated and iid, whose clients are alike")
+        check(
+            "data.rest_to",
+            rest,
+            fine,
+            "it belongs to the partitions rotated and iid, whose clients are alike",
+        )
         other = self.planted in ("labels", "permuted")
         fine = not other or self.task == "classification"
-        check("data.planted", self.planted, fine, "a regression has no classes to move labels on by: none or rotation")
+        check(
+            "data.planted",
+            self.planted,
+            fine,
+            "a regression has no classes to move labels on by: none or rotation",
+        )
         fine = self.drift_every is None or self.planted != "none"
-        check("data.drift_every", self.drift_every, fine, "clients change tasks where there are several: data.planted")
+        check(
+            "data.drift_every",
+            self.drift_every,
+            fine,
+            "clients change tasks where there are several: data.planted",
+        )
         fine = not (other and self.global_test)
         allowed = "one test set for all (data.global_test) has one meaning of its labels"
         check("data.planted", self.planted, fine, allowed)
         fine = (self.planted, self.partition) != ("rotation", "rotated")
-        check("data.planted", self.planted, fine, "the rotated partition turns images already: use iid")
+        check(
+            "data.planted",
+            self.planted,
+            fine,
+            "the rotated partition turns images already: use iid",
+        )
         share = self.client_test
         fine = share is None or self.test_fraction is None or self.global_test
-        allowed = "beside data.test_fraction there is no test part to take a share of, but with data.global_test"
+        allowed = (
+            "beside data.test_fraction there is no test part to take a share of, but with "
+            "data.global_test"
+        )
         check("data.client_test", share, fine, allowed)
         for key in ("public_root", "public_samples"):
             value = getattr(self, key)
-            check(f"data.{key}", value, value is None or self.public is not None, "it needs data.public")
+            check(
+                f"data.{key}",
+                value,
+                value is None or self.public is not None,
+                "it needs data.public",
+            )
 
 
 @dataclass
@@ -221,33 +285,43 @@ class EvaluationConfig:
     """Evaluation: when, of which models, by which scores."""
 
     every: PositiveInt = 1
-    """Rounds between evaluations of the cohort; the last round is always evaluated. 1: KAPC on MNIST."""
+    """Rounds between evaluations of the cohort; the last round is always evaluated. 1: KAPC on
+    MNIST."""
     judge: Literal["auto", "before", "after", "global", "finetuned"] = "auto"
-    """Model whose accuracy is `mean_accuracy`: the client's before or after local training, the global one, or its
-    fine-tuned copy; auto: the method's choice. The other models have columns of their own."""
+    """Model whose accuracy is `mean_accuracy`: the client's before or after local training, the
+    global one, or its fine-tuned copy; auto: the method's choice. The other models have columns of
+    their own."""
     models: list[Literal["before", "distilled", "after", "global", "finetuned"]] | None = None
-    """Models to evaluate; null: all that exist, except finetuned. The model of `judge` is always evaluated. distilled:
-    after learning from the teacher, before local training."""
-    metrics: list[Literal["balanced_accuracy", "f1", "auroc", "calibration", "class_share_accuracy"]] | None = None
-    """Scores besides accuracy; null: none, since each costs time (docs/reference.md). `class_share_accuracy` needs
-    `data.global_test`."""
+    """Models to evaluate; null: all that exist, except finetuned. The model of `judge` is always
+    evaluated. distilled: after learning from the teacher, before local training."""
+    metrics: (
+        list[Literal["balanced_accuracy", "f1", "auroc", "calibration", "class_share_accuracy"]]
+        | None
+    ) = None
+    """Scores besides accuracy; null: none, since each costs time (docs/reference.md).
+    `class_share_accuracy` needs `data.global_test`."""
     finetune_epochs: NonNegativeInt = 0
     """Epochs of fine-tuning for the `finetuned` copy; 0: as long as a round's local training."""
     batch_size: PositiveInt = 500
-    """Samples per forward pass of evaluation; it limits memory, and changes scores by rounding at most."""
+    """Samples per forward pass of evaluation; it limits memory, and changes scores by rounding at
+    most."""
     newcomer_samples: list[int] | None = None
-    """Numbers of labelled samples per class (regression: in total). For each number, every held-out client gets a model
-    trained on at most that many; null: 0, 1, 5 and 20."""
+    """Numbers of labelled samples per class (regression: in total). For each number, every held-out
+    client gets a model trained on at most that many; null: 0, 1, 5 and 20."""
     newcomer_rounds: PositiveInt = 2
-    """Rounds that a held-out client takes part in, alone, after the last round. 2: our choice; it uploads in the first,
-    and in the second it receives what the server mixes for it."""
+    """Rounds that a held-out client takes part in, alone, after the last round. 2: our choice; it
+    uploads in the first, and in the second it receives what the server mixes for it."""
 
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
         check_ranges(self, "evaluation")
         counts = self.newcomer_samples
-        fine = counts is None or (bool(counts) and min(counts) >= 0 and len(set(counts)) == len(counts))
-        check("evaluation.newcomer_samples", counts, fine, "numbers of 0 or more, each once; or null")
+        fine = counts is None or (
+            bool(counts) and min(counts) >= 0 and len(set(counts)) == len(counts)
+        )
+        check(
+            "evaluation.newcomer_samples", counts, fine, "numbers of 0 or more, each once; or null"
+        )
 
 
 @dataclass
@@ -255,8 +329,8 @@ class FabricConfig:
     """Hardware and processes (settings of Lightning Fabric)."""
 
     accelerator: str = "auto"
-    """cpu, cuda (also ROCm), xpu, mps, or another name that Lightning or torch has; gpu: whichever is present; auto: a
-    GPU if present, else the CPU."""
+    """cpu, cuda (also ROCm), xpu, mps, or another name that Lightning or torch has; gpu: whichever
+    is present; auto: a GPU if present, else the CPU."""
     devices: int | Literal["auto"] = "auto"
     """Processes on each node; auto: every GPU, or one process on CPU."""
     num_nodes: PositiveInt = 1
@@ -264,23 +338,25 @@ class FabricConfig:
     precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed", "bf16-true"] = "32-true"
     """Precision, named as in Lightning; the server always mixes in 32 bits or more."""
     threads: PositiveInt | None = None
-    """CPU threads per process; null: the cores divided by the processes. Bit-identical runs need the same number."""
+    """CPU threads per process; null: the cores divided by the processes. Bit-identical runs need
+    the same number."""
     executor: Literal["auto", "loop", "vmap"] = "loop"
-    """How a process trains its clients: one by one (loop), many at once (vmap), or the faster of these, measured at the
-    start (auto). loop: executors round differently, and what auto chooses depends on the machine."""
+    """How a process trains its clients: one by one (loop), many at once (vmap), or the faster of
+    these, measured at the start (auto). loop: executors round differently, and what auto chooses
+    depends on the machine."""
     deterministic: bool = False
-    """Use only deterministic kernels of torch, and refuse operations that have none. false: on a CPU all kernels are
-    deterministic, for a given number of threads; on a GPU some deterministic ones are slower (sums by index, cuDNN's
-    backward) and a few are missing."""
+    """Use only deterministic kernels of torch, and refuse operations that have none. false: on a
+    CPU all kernels are deterministic, for a given number of threads; on a GPU some deterministic
+    ones are slower (sums by index, cuDNN's backward) and a few are missing."""
     channels_last: bool = False
-    """Store images with the channels of a pixel side by side (torch's channels_last). It is meant for GPUs in 16 bits.
-    false: no gain was measured on a CPU (docs/performance.md)."""
+    """Store images with the channels of a pixel side by side (torch's channels_last). It is meant
+    for GPUs in 16 bits. false: no gain was measured on a CPU (docs/performance.md)."""
     bank: Literal["memory", "host", "disk"] = "memory"
-    """Where clients' models are stored between rounds: in the device's memory, in main memory of a machine with a GPU
-    (host), or in files (disk). memory: the fastest."""
+    """Where clients' models are stored between rounds: in the device's memory, in main memory of a
+    machine with a GPU (host), or in files (disk). memory: the fastest."""
     timeout: Annotated[float, Range(1)] = 120.0
-    """Seconds without a heartbeat until a process counts as lost and the others stop. 120: heartbeats come every
-    second."""
+    """Seconds without a heartbeat until a process counts as lost and the others stop. 120:
+    heartbeats come every second."""
 
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
@@ -327,30 +403,59 @@ class Config:
             group.validate()
         metrics = self.evaluation.metrics or []
         fine = not metrics or self.data.task == "classification"
-        check("evaluation.metrics", metrics, fine, "a regression (data.task) has no classes: it must be null")
+        check(
+            "evaluation.metrics",
+            metrics,
+            fine,
+            "a regression (data.task) has no classes: it must be null",
+        )
         fine = CLASS_SHARE.name not in metrics or self.data.global_test
-        check("evaluation.metrics", metrics, fine, f"{CLASS_SHARE.name} needs data.global_test true")
+        check(
+            "evaluation.metrics", metrics, fine, f"{CLASS_SHARE.name} needs data.global_test true"
+        )
         share, count = self.data.held_out_clients, self.held_out
         self.data.check_held_out(share, self.federation.clients)
-        allowed = f"of {self.federation.clients} clients that is {count}: there must be some on either side"
-        check("data.held_out_clients", share, not share or 0 < count < self.federation.clients, allowed)
+        allowed = (
+            f"of {self.federation.clients} clients that is {count}: there must be some on either "
+            f"side"
+        )
+        check(
+            "data.held_out_clients",
+            share,
+            not share or 0 < count < self.federation.clients,
+            allowed,
+        )
         counts = [m.count for m in self.models]
         if any(c is not None for c in counts):
             total = sum(c or 0 for c in counts)
             clients = self.federation.clients
-            check("model", counts, total == clients, f"the counts must add up to federation.clients = {clients}")
+            check(
+                "model",
+                counts,
+                total == clients,
+                f"the counts must add up to federation.clients = {clients}",
+            )
 
     def by_key(self) -> dict[str, Any]:
-        """Plain data nested by the keys of the command line, with short names: `method.name`, `method.lam`."""
+        """Plain data nested by the keys of the command line, with short names: `method.name`,
+        `method.lam`."""
         models = [_short(m.component) | m.beside() for m in self.models]
-        components = {kind: {k: _short(c) for k, c in getattr(self, kind).items()} for kind in ("callbacks", "loggers")}
+        components = {
+            kind: {k: _short(c) for k, c in getattr(self, kind).items()}
+            for kind in ("callbacks", "loggers")
+        }
         model = models[0] if len(models) == 1 else models
-        first = {"seed": self.seed, "smoke": self.smoke, "method": _short(self.method), "model": model}
+        first = {
+            "seed": self.seed,
+            "smoke": self.smoke,
+            "method": _short(self.method),
+            "model": model,
+        }
         return first | self.groups() | components
 
     def groups(self) -> dict[str, dict[str, Any]]:
-        """Plain data of the groups of keys. The privacy of steps is left out where it is off: configurations from
-        before it are equal to these."""
+        """Plain data of the groups of keys. The privacy of steps is left out where it is off:
+        configurations from before it are equal to these."""
         groups = {name: dataclasses.asdict(getattr(self, name)) for name in GROUPS}
         if not self.optimizer.privacy.on:
             del groups["optimizer"]["privacy"]

@@ -1,58 +1,71 @@
-"""Keys of `data` that one source or one way of splitting alone reads: `DataConfig` has them, too."""
+"""Keys of `data` that one source or one way of splitting alone reads: `DataConfig` has them,
+too."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fl_lightning.configuration.ranges import NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare, Range
+from fl_lightning.configuration.ranges import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Range,
+)
 from fl_lightning.foundation.errors import check
 
 
 @dataclass
 class SourceKeys:
-    """Keys of single sources and partitions: columns, samples by class, groups that drift, domains, tokens."""
+    """Keys of single sources and partitions: columns, samples by class, groups that drift, domains,
+    tokens."""
 
     label_column: str = "label"
     """Sources table and hf: the column of labels (regression: of targets)."""
     group_column: str | None = None
-    """Sources table and hf: the column of groups; in the natural partition each of its values is a client."""
+    """Sources table and hf: the column of groups; in the natural partition each of its values is a
+    client."""
     client_names: list[str] | None = None
-    """Names of the clients in tables, reports and messages, client 0 first; null: the groups' names in the natural
-    partition, else numbers."""
+    """Names of the clients in tables, reports and messages, client 0 first; null: the groups' names
+    in the natural partition, else numbers."""
     columns: list[str] | None = None
-    """Sources table and hf: feature columns, or one column of images (table: file names) or, with `tokens`, of texts;
-    null: all but the label and group columns."""
+    """Sources table and hf: feature columns, or one column of images (table: file names) or, with
+    `tokens`, of texts; null: all but the label and group columns."""
     one_hot: list[str] | None = None
-    """Source table: categorical columns, which are one-hot encoded (an empty cell or an unseen value: all zeros); null:
-    none."""
+    """Source table: categorical columns, which are one-hot encoded (an empty cell or an unseen
+    value: all zeros); null: none."""
     impute: Literal["mean", "median", "most_frequent"] | None = None
     """Source table: what fills empty cells of numeric columns; null: empty cells are refused."""
     scale: str | None = None
-    """Feature vectors: `standard`, `robust`, `minmax`, `maxabs`, or the import path of a scikit-learn transformer, for
-    numeric columns; null: standardise by mean and deviation of all clients' training data."""
+    """Feature vectors: `standard`, `robust`, `minmax`, `maxabs`, or the import path of a
+    scikit-learn transformer, for numeric columns; null: standardise by mean and deviation of all
+    clients' training data."""
     fitted: Literal["shared", "own"] = "shared"
-    """What `impute` and `scale` are fitted on: the training parts of all clients together, or each client's own.
-    shared: as for images; the statistics that clients reveal for it are not privacy-protected."""
+    """What `impute` and `scale` are fitted on: the training parts of all clients together, or each
+    client's own. shared: as for images; the statistics that clients reveal for it are not
+    privacy-protected."""
     samples_per_class: PositiveInt | None = None
     """Maximum of training and validation samples per class and client; null: no limit."""
     concentration: PositiveFloat = 50.0
-    """Mixture partition: each client draws its class mix from Dir(concentration * m), m being its group's mix; with
-    larger values clients of a group are more alike. 50: our choice; with 10 classes a client's mix is then nearer to
-    its group's than to another's."""
+    """Mixture partition: each client draws its class mix from Dir(concentration * m), m being its
+    group's mix; with larger values clients of a group are more alike. 50: our choice; with 10
+    classes a client's mix is then nearer to its group's than to another's."""
     drift_every: PositiveInt | None = None
-    """Planted groups: interval in rounds at which every second client of a group switches to the next group's task;
-    null: tasks stay."""
+    """Planted groups: interval in rounds at which every second client of a group switches to the
+    next group's task; null: tasks stay."""
     clients_per_domain: PositiveInt = 1
-    """Sources with domains: clients per domain, which share its samples, each with the domain's class mix."""
+    """Sources with domains: clients per domain, which share its samples, each with the domain's
+    class mix."""
     tokens: Literal["characters", "word_pieces"] | None = None
-    """Text columns (sources table and hf): what a token is; null: no column is text. Sources of texts: null is
-    characters."""
+    """Text columns (sources table and hf): what a token is; null: no column is text. Sources of
+    texts: null is characters."""
     length: PositiveInt = 80
-    """Text: tokens in a sample; shorter ones are padded with token 0 on the left. 80: LEAF's Shakespeare."""
+    """Text: tokens in a sample; shorter ones are padded with token 0 on the left. 80: LEAF's
+    Shakespeare."""
     vocabulary: PositiveInt = 1000
-    """Word pieces: maximum size of the vocabulary, which is learned from the training texts. 1,000: our choice, for
-    small texts."""
+    """Word pieces: maximum size of the vocabulary, which is learned from the training texts. 1,000:
+    our choice, for small texts."""
 
 
 @dataclass
@@ -60,37 +73,46 @@ class SplitKeys:
     """Each client's own test part, in folds, and what every one must hold."""
 
     folds: Annotated[int, Range(2)] | None = None
-    """Cross-validation: training and test data are pooled, and each client's samples are split into this many folds,
-    which keep its class mix. Seed s tests fold s modulo `folds` of the split drawn from s // `folds`: seeds 0 to
-    `folds` - 1 test every sample once. null: one test part. With `global_test` only the training data are split."""
+    """Cross-validation: training and test data are pooled, and each client's samples are split into
+    this many folds, which keep its class mix. Seed s tests fold s modulo `folds` of the split drawn
+    from s // `folds`: seeds 0 to `folds` - 1 test every sample once. null: one test part. With
+    `global_test` only the training data are split."""
     held_out: list[int] | None = None
     """Held-out clients by number, from 0; null: `held_out_clients` draws them."""
     train_share: PositiveShare = 1.0
-    """Share of each client's training samples to keep, with its class mix, at least one sample (with `validation` two,
-    one to train on); test parts stay whole."""
+    """Share of each client's training samples to keep, with its class mix, at least one sample
+    (with `validation` two, one to train on); test parts stay whole."""
     partition_seed: NonNegativeInt | None = None
-    """Seed of the partition and of planted tasks; null: the run's `seed` (with `folds`: s // `folds`). A number: the
-    same clients for all seeds."""
+    """Seed of the partition and of planted tasks; null: the run's `seed` (with `folds`: s //
+    `folds`). A number: the same clients for all seeds."""
     least_test_positives: PositiveInt | None = None
-    """Minimum of test samples of every class per client, so that AUROC and similar scores are defined for all clients.
-    `client_test` moves samples of rare classes to meet it; a run with a client that has fewer is refused. null: no
-    check."""
+    """Minimum of test samples of every class per client, so that AUROC and similar scores are
+    defined for all clients. `client_test` moves samples of rare classes to meet it; a run with a
+    client that has fewer is refused. null: no check."""
 
-    def check_splits(self, client_test: float | None, test_fraction: float | None, global_test: bool) -> None:
+    def check_splits(
+        self, client_test: float | None, test_fraction: float | None, global_test: bool
+    ) -> None:
         """Raise `BadInput` for `folds` beside other ways to make a test part."""
         if self.folds is None:
             return
         allowed = f"data.client_test is {client_test}: one of them must be null"
         check("data.folds", self.folds, client_test is None, allowed)
-        allowed = "beside data.test_fraction there is no test part to cut, but with data.global_test"
+        allowed = (
+            "beside data.test_fraction there is no test part to cut, but with data.global_test"
+        )
         check("data.folds", self.folds, test_fraction is None or global_test, allowed)
 
     def check_held_out(self, share: float, clients: int) -> None:
-        """Raise `BadInput` unless `held_out` names some of the clients, and no `share` of them is drawn."""
+        """Raise `BadInput` unless `held_out` names some of the clients, and no `share` of them is
+        drawn."""
         named = self.held_out
         if named is None:
             return
         some = 0 < len(named) == len(set(named)) < clients
         fine = some and not share and set(named) <= set(range(clients))
-        allowed = f"numbers from 0 of some of {clients} clients, each once, with data.held_out_clients 0; or null"
+        allowed = (
+            f"numbers from 0 of some of {clients} clients, each once, with data.held_out_clients "
+            f"0; or null"
+        )
         check("data.held_out", named, fine, allowed)

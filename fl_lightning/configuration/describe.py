@@ -1,7 +1,7 @@
 """Our methods, models, callbacks and loggers as `index.json` has them: read off their classes.
 
-`python -m fl_lightning.configuration.describe` writes the index and, in a checkout, the generated parts of the docs
-anew: keys of a run, who sees what. Tests compare them with the classes.
+`python -m fl_lightning.configuration.describe` writes the index and, in a checkout, the generated
+parts of the docs anew: keys of a run, who sees what. Tests compare them with the classes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ BEGIN, END = "<!-- generated -->", "<!-- end -->"
 def described(method: type) -> Entry:
     """A method's class: what it does, its family, its arguments and the rules between them.
 
-    Of each argument: its type in words and, where it is a simple one, by name; bounds, default, where it is searched,
-    meaning.
+    Of each argument: its type in words and, where it is a simple one, by name; bounds, default,
+    where it is searched, meaning.
     """
     documented = parse(method.__doc__ or "")
     return {
@@ -45,7 +45,8 @@ def described(method: type) -> Entry:
 
 
 def arguments(kind: type) -> dict[str, Entry]:
-    """The fields of a dataclass by name, those of one within it by `NAME.FIELD`, as `described` has a method's."""
+    """The fields of a dataclass by name, those of one within it by `NAME.FIELD`, as `described` has
+    a method's."""
     hints, known = get_type_hints(kind), allowed(kind)
     entries: dict[str, Entry] = {}
     for field in fields(kind):
@@ -59,14 +60,23 @@ def arguments(kind: type) -> dict[str, Entry]:
         if field.default is not MISSING:
             one["default"] = field.default
         if space := field.metadata.get("search"):
-            one |= {"search": {"kind": type(space).__name__, **asdict(space)}, "why": field.metadata["why"]}
+            one |= {
+                "search": {"kind": type(space).__name__, **asdict(space)},
+                "why": field.metadata["why"],
+            }
         entries[field.name] = one | {"doc": _meaning(kind, field.name)}
     return entries
 
 
 def words(kind: Any) -> str:
     """A type in words."""
-    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "null"}
+    plain = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        types.NoneType: "null",
+    }
     if kind in plain:
         return plain[kind]
     if get_origin(kind) is Literal:
@@ -77,7 +87,9 @@ def words(kind: Any) -> str:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return "a mapping"
     if isinstance(origin, type) and issubclass(origin, Iterable):
-        return f"a list: [{', '.join(words(part) for part in get_args(kind) if part is not ...)}, ...]"
+        return (
+            f"a list: [{', '.join(words(part) for part in get_args(kind) if part is not ...)}, ...]"
+        )
     return str(kind).replace("typing.", "")
 
 
@@ -86,7 +98,11 @@ def index() -> dict[str, dict[str, Entry]]:
     relation = importlib.import_module("fl_lightning.callbacks.relations").Relation
     callback = importlib.import_module("fl_lightning.callbacks.base").Callback
     module = importlib.import_module("torch.nn").Module
-    callbacks = {name: cls for name, cls in classes("callbacks", callback).items() if not issubclass(cls, relation)}
+    callbacks = {
+        name: cls
+        for name, cls in classes("callbacks", callback).items()
+        if not issubclass(cls, relation)
+    }
     logging = {name for name, cls in callbacks.items() if cls.__module__.endswith(".loggers")}
     return {
         "methods": {name: described(cls) for name, cls in methods().items()},
@@ -107,26 +123,32 @@ def text() -> str:
 
 
 def classes(package: str, base: type) -> dict[str, type]:
-    """The public classes with a docstring of a subpackage that descend from `base`, but for bases of others: by
-    name, in order."""
+    """The public classes with a docstring of a subpackage that descend from `base`, but for bases
+    of others: by name, in order."""
     named = {}
     for info in pkgutil.iter_modules(importlib.import_module(f"fl_lightning.{package}").__path__):
         name = f"fl_lightning.{package}.{info.name}"
         for cls in vars(importlib.import_module(name)).values() if info.name != "base" else ():
             if not (isinstance(cls, type) and cls.__module__ == name and issubclass(cls, base)):
                 continue
-            is_base = inspect.isabstract(cls) or any(above.__name__ == "ABC" for above in cls.__bases__)
+            is_base = inspect.isabstract(cls) or any(
+                above.__name__ == "ABC" for above in cls.__bases__
+            )
             if vars(cls).get("__doc__") and not cls.__name__.startswith("_") and not is_base:
                 named[cls.__name__.lower()] = cls
     return dict(sorted(named.items()))
 
 
 def _entry(cls: type) -> Entry:
-    return {"class": f"{cls.__module__}.{cls.__name__}", "doc": (inspect.getdoc(cls) or "").partition("\n")[0]}
+    return {
+        "class": f"{cls.__module__}.{cls.__name__}",
+        "doc": (inspect.getdoc(cls) or "").partition("\n")[0],
+    }
 
 
 def _type(kind: Any) -> Entry:
-    """The name of a simple type, or its choices, and whether it may be null; nothing for any other type."""
+    """The name of a simple type, or its choices, and whether it may be null; nothing for any other
+    type."""
     parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     (own, *others) = [part for part in parts if part is not types.NoneType]
     null = {"null": True} if types.NoneType in parts else {}
@@ -144,7 +166,8 @@ def _bounds(values: Range) -> Entry:
 
 
 def _meaning(kind: type, name: str) -> str:
-    """What the docstring of the class, of one that it descends from, or of the field itself, says of an argument."""
+    """What the docstring of the class, of one that it descends from, or of the field itself, says
+    of an argument."""
     for base in kind.__mro__[:-1]:
         for parameter in parse_from_object(base).params:
             if name in parameter.arg_name.split(", "):
@@ -156,17 +179,23 @@ def write() -> None:
     """Write the index, and the generated parts of the docs where there are docs."""
     FILE.write_text(text(), encoding="utf-8")
     if (docs := FILE.parents[2] / "docs").is_dir():
-        for name, made in (("privacy.md", viewers.table(methods())), ("reference.md", keys_of_a_run())):
+        for name, made in (
+            ("privacy.md", viewers.table(methods())),
+            ("reference.md", keys_of_a_run()),
+        ):
             if (file := docs / name).is_file():
                 file.write_text(replaced(file.read_text(encoding="utf-8"), made), encoding="utf-8")
 
 
 def keys_of_a_run() -> str:
-    """A table of the keys of each group of a configuration, in Markdown; inherited ones come last."""
+    """A table of the keys of each group of a configuration, in Markdown; inherited ones come
+    last."""
     tables = []
     for name, group in importlib.import_module("fl_lightning.configuration.config").GROUPS.items():
         own = group.__annotations__
-        known = sorted(arguments(group).items(), key=lambda item: item[0].partition(".")[0] not in own)
+        known = sorted(
+            arguments(group).items(), key=lambda item: item[0].partition(".")[0] not in own
+        )
         tables.append(keys(name, (group.__doc__ or "").partition("\n")[0], dict(known)))
     return "\n".join(tables)
 

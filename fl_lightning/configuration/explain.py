@@ -1,4 +1,5 @@
-"""A method and its arguments in words: for the terminal, and as a page, from the entries of `index.json`."""
+"""A method and its arguments in words: for the terminal, and as a page, from the entries of
+`index.json`."""
 
 from __future__ import annotations
 
@@ -13,31 +14,39 @@ WIDTH = 110
 HEAD = """# Arguments of methods
 
 Generated from the methods' classes when the site is built. `fl-train list methods NAME` and
-`fl-train fit --method NAME --help` print the same. A note such as `0.5: paper` names the source of a default.
-The column `tune` says where `fl-train tune` searches and why (the
-learning rate is searched for every method; what changes how much a client trains, such as epochs, never is).
+`fl-train fit --method NAME --help` print the same. A note such as `0.5: paper` names the source of
+a default. The column `tune` says where `fl-train tune` searches and why (the learning rate is
+searched for every method; what changes how much a client trains, such as epochs, never is).
 """
 
 
 def explained(name: str, entry: dict[str, Any]) -> str:
-    """What a method does, and each of its arguments: key, type, bounds, default, where it is searched, meaning.
+    """What a method does, and each of its arguments: key, type, bounds, default, where it is
+    searched, meaning.
 
     `entry`: of `index.json`, or `describe.described` of a class.
     """
     lines = [f"{name}: {entry['doc']}"]
     lines += textwrap.wrap(entry["more"], WIDTH, initial_indent="  ", subsequent_indent="  ")
     for key, argument in entry["arguments"].items():
-        default = f"default: {as_text(argument['default'])}" if "default" in argument else "required"
-        searched = f"; fl-train tune searches {_where(argument['search'])}" if "search" in argument else ""
+        default = (
+            f"default: {as_text(argument['default'])}" if "default" in argument else "required"
+        )
+        searched = (
+            f"; fl-train tune searches {_where(argument['search'])}" if "search" in argument else ""
+        )
         lines += ["", f"  --method.{key}  {_values(argument)} ({default}{searched})"]
-        lines += textwrap.wrap(argument["doc"], WIDTH, initial_indent="      ", subsequent_indent="      ")
+        lines += textwrap.wrap(
+            argument["doc"], WIDTH, initial_indent="      ", subsequent_indent="      "
+        )
     if not entry["arguments"]:
         lines += ["", "  It has no arguments."]
     return "\n".join(lines) + "\n"
 
 
 def page(methods: dict[str, dict[str, Any]]) -> str:
-    """The entries of all our methods by name, with a table of the arguments of each, in Markdown."""
+    """The entries of all our methods by name, with a table of the arguments of each, in
+    Markdown."""
     return HEAD + "".join(_section(name, entry) for name, entry in methods.items())
 
 
@@ -45,7 +54,12 @@ def keys(group: str, title: str, arguments: dict[str, Any]) -> str:
     """A table of the keys of one group of a configuration, in Markdown."""
     rows = []
     for key, argument in arguments.items():
-        cells = (f"`{group}.{key}`", f"`{as_text(argument.get('default'))}`", _values(argument), argument["doc"])
+        cells = (
+            f"`{group}.{key}`",
+            f"`{as_text(argument.get('default'))}`",
+            _values(argument),
+            argument["doc"],
+        )
         rows.append([*map(_markdown, cells)])
     return f"**{group}.** {title}\n\n{table(('key', 'default', 'values', 'meaning'), rows)}\n"
 
@@ -58,15 +72,24 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _section(name: str, entry: dict[str, Any]) -> str:
     rows = []
     for key, argument in entry["arguments"].items():
-        search = f"{_where(argument['search'])}: {_markdown(argument['why'])}" if "search" in argument else ""
+        search = (
+            f"{_where(argument['search'])}: {_markdown(argument['why'])}"
+            if "search" in argument
+            else ""
+        )
         default, doc = f"`{as_text(argument['default'])}`", _markdown(argument["doc"])
         rows.append([f"`method.{key}`", _values(argument), default, search, doc])
-    made = table(("key", "values", "default", "tune", "meaning"), rows) if rows else "It has no arguments."
+    made = (
+        table(("key", "values", "default", "tune", "meaning"), rows)
+        if rows
+        else "It has no arguments."
+    )
     return f"\n## {name}\n\n{_markdown(entry['doc'])}\n\n{made}\n"
 
 
 def _markdown(text: str) -> str:
-    """`text` of a docstring as it is, but for what Markdown would take for more than letters outside of code."""
+    """`text` of a docstring as it is, but for what Markdown would take for more than letters
+    outside of code."""
     parts = text.split("`")
     parts[::2] = [re.sub(r"([*_<\[\\])", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts).replace("|", "\\|")
@@ -92,4 +115,6 @@ def _where(space: dict[str, Any]) -> str:
 
 def as_text(value: Any) -> str:
     """A value as YAML has it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )

@@ -1,4 +1,5 @@
-"""`index.json`: our classes and the arguments of our methods, read without importing them, and so without torch."""
+"""`index.json`: our classes and the arguments of our methods, read without importing them, and so
+without torch."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def read() -> dict[str, dict[str, Any]]:
 
 def method(class_path: str) -> dict[str, Any] | None:
     """The entry of one of our methods by its import path; None: it is somebody else's."""
-    return next((entry for entry in read()["methods"].values() if entry["class"] == class_path), None)
+    return next(
+        (entry for entry in read()["methods"].values() if entry["class"] == class_path), None
+    )
 
 
 def type_of(argument: dict[str, Any]) -> Any:

@@ -6,26 +6,35 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelow1, check_ranges
+from fl_lightning.configuration.ranges import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ShareBelow1,
+    check_ranges,
+)
 from fl_lightning.foundation.errors import check
 
 
 @dataclass
 class StepPrivacyConfig:
-    """Differential privacy of each sample, step by step (DP-SGD: Abadi et al., CCS 2016); off unless a key is given."""
+    """Differential privacy of each sample, step by step (DP-SGD: Abadi et al., CCS 2016); off
+    unless a key is given."""
 
     clip: float | None = None
-    """Clipping bound: greatest L2 norm of a sample's gradient in a step. Required with DP-SGD: noise without a bound
-    protects nothing."""
+    """Clipping bound: greatest L2 norm of a sample's gradient in a step. Required with DP-SGD:
+    noise without a bound protects nothing."""
     noise: float | None = None
-    """Noise multiplier: standard deviation of the noise on the sum of a step's gradients, in units of `clip`."""
+    """Noise multiplier: standard deviation of the noise on the sum of a step's gradients, in units
+    of `clip`."""
     epsilon_target: float | None = None
     """Epsilon that no client exceeds, in place of `noise`: the least noise for it is computed."""
     delta: float = 1e-5
-    """Delta at which epsilon is given; below 1 / (number of all training samples). 1e-5: customary."""
+    """Delta at which epsilon is given; below 1 / (number of all training samples). 1e-5:
+    customary."""
     reproducible: bool = True
-    """Draw batches and noise from (seed, client, round, step): runs are reproducible, but anyone who knows the seed can
-    subtract the noise. false: the operating system's random numbers."""
+    """Draw batches and noise from (seed, client, round, step): runs are reproducible, but anyone
+    who knows the seed can subtract the noise. false: the operating system's random numbers."""
 
     @property
     def on(self) -> bool:
@@ -38,13 +47,23 @@ class StepPrivacyConfig:
 
 
 def check_noise(key: str, clip: Any, noise: Any, target: float | None, delta: float) -> None:
-    """Raise `BadInput` for what no mechanism can have; `clip` and `noise`: a number, or one for each kind."""
-    check(f"{key}.clip", None, clip is not None, "it must be given: noise without a bound protects nothing")
+    """Raise `BadInput` for what no mechanism can have; `clip` and `noise`: a number, or one for
+    each kind."""
+    check(
+        f"{key}.clip",
+        None,
+        clip is not None,
+        "it must be given: noise without a bound protects nothing",
+    )
     one = (noise is None) != (target is None)
     check(f"{key}.noise", noise, one, "either noise or epsilon_target says how much noise there is")
     above = "it must be above 0"
     without = f"{above}: without noise there is no epsilon (callbacks.normbound bounds alone)"
-    for name, value, says in (("clip", clip, above), ("noise", noise, without), ("epsilon_target", target, above)):
+    for name, value, says in (
+        ("clip", clip, above),
+        ("noise", noise, without),
+        ("epsilon_target", target, above),
+    ):
         for number in value.values() if isinstance(value, dict) else [value]:
             check(f"{key}.{name}", value, number is None or 0 < number < math.inf, says)
     check(f"{key}.delta", delta, 0 < delta < 1, "it must lie in (0, 1)")
@@ -52,14 +71,15 @@ def check_noise(key: str, clip: Any, noise: Any, target: float | None, delta: fl
 
 @dataclass
 class OptimizerConfig:
-    """Local optimiser of a client. Its momentum is reset in each round unless `keep_state` is true."""
+    """Local optimiser of a client. Its momentum is reset in each round unless `keep_state` is
+    true."""
 
     name: Literal["sgd", "adam", "adamw", "module"] = "sgd"
-    """`module`: the optimiser that a LightningModule returns from `configure_optimizers`; `lr`, `lr_decay`, `lr_step`
-    and `weight_decay` here then have no effect. sgd: KAPC."""
+    """`module`: the optimiser that a LightningModule returns from `configure_optimizers`; `lr`,
+    `lr_decay`, `lr_step` and `weight_decay` here then have no effect. sgd: KAPC."""
     lr: NonNegativeFloat = 0.05
-    """Learning rate. 0.05: our choice; accuracy is 0.6 to 1.7 points above that of KAPC's 0.01 on the digits
-    (configs/digits.yaml)."""
+    """Learning rate. 0.05: our choice; accuracy is 0.6 to 1.7 points above that of KAPC's 0.01 on
+    the digits (configs/digits.yaml)."""
     momentum: ShareBelow1 = 0.0
     """SGD's momentum. 0: KAPC mentions none."""
     nesterov: bool = False
@@ -86,9 +106,19 @@ class OptimizerConfig:
         """Raise `BadInput` for a value that cannot work."""
         check_ranges(self, "optimizer")
         sgd, momentum = self.name == "sgd", self.momentum
-        check("optimizer.momentum", momentum, sgd or not momentum, f"{self.name} takes none; it belongs to sgd")
+        check(
+            "optimizer.momentum",
+            momentum,
+            sgd or not momentum,
+            f"{self.name} takes none; it belongs to sgd",
+        )
         fine = not self.nesterov or momentum > 0
         check("optimizer.nesterov", self.nesterov, fine, "it needs optimizer.momentum above 0")
         if self.privacy.on:
             self.privacy.validate()
-            check("optimizer.name", self.name, sgd, "optimizer.privacy clips and noises steps of sgd alone")
+            check(
+                "optimizer.name",
+                self.name,
+                sgd,
+                "optimizer.privacy clips and noises steps of sgd alone",
+            )

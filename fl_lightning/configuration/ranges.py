@@ -1,6 +1,8 @@
-"""Numbers with bounds as types, `lam: NonNegativeFloat = 1.0`, and the check of an object's fields against them.
+"""Numbers with bounds as types, `lam: NonNegativeFloat = 1.0`, and the check of an object's fields
+against them.
 
-To a command line, and to code that reads annotations as Python does by default, they are plain `int` and `float`.
+To a command line, and to code that reads annotations as Python does by default, they are plain
+`int` and `float`.
 """
 
 from __future__ import annotations
@@ -45,14 +47,16 @@ PositiveShare = Annotated[float, Range(0, 1, above=True)]
 ShareBelow1 = Annotated[float, Range(0, 1, below=True)]
 AdamRate = Annotated[float, Range(0, 1000)]
 PositiveAdamRate = Annotated[float, Range(0, 1000, above=True)]
-"""Learning rates of Adam, and multiples of a batch: those beyond 1,000 (ours) make no sense, nor fit into memory."""
+"""Learning rates of Adam, and multiples of a batch: those beyond 1,000 (ours) make no sense, nor
+fit into memory."""
 NonNegativeInt = Annotated[int, Range(0)]
 PositiveInt = Annotated[int, Range(1)]
 
 
 @dataclass(frozen=True)
 class Needs:
-    """A rule between two arguments: `argument` may differ from `free` only where `other` is one of `values`."""
+    """A rule between two arguments: `argument` may differ from `free` only where `other` is one of
+    `values`."""
 
     argument: str
     free: Any
@@ -89,7 +93,9 @@ def limit(hint: Any) -> tuple[Range | _Choice | None, bool]:
         if get_origin(part) is Literal and {type(None), part}.issuperset(parts):
             values = _Choice(get_args(part))
         elif get_origin(part) is Annotated:
-            values = next((extra for extra in get_args(part)[1:] if isinstance(extra, Range)), values)
+            values = next(
+                (extra for extra in get_args(part)[1:] if isinstance(extra, Range)), values
+            )
     return values, type(None) in parts
 
 
@@ -112,19 +118,23 @@ def check_limit(key: str, value: Any, hint: Any) -> None:
 def allowed(kind: type) -> dict[str, Any]:
     """The types of the fields of a class that bound their values, by name.
 
-    A field whose type no name at run time stands for (it is known to type checkers alone) is left out.
+    A field whose type no name at run time stands for (it is known to type checkers alone) is left
+    out.
     """
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():
-            one = type("One", (), {"__annotations__": {name: annotation}, "__module__": base.__module__})
+            one = type(
+                "One", (), {"__annotations__": {name: annotation}, "__module__": base.__module__}
+            )
             with contextlib.suppress(NameError):
                 hints |= get_type_hints(one, include_extras=True)
     return {name: hint for name, hint in hints.items() if limit(hint)[0] is not None}
 
 
 def check_ranges(thing: object, key: str) -> None:
-    """Raise `BadInput` for the first field of a dataclass, as `key`.NAME, that holds what its type does not allow."""
+    """Raise `BadInput` for the first field of a dataclass, as `key`.NAME, that holds what its type
+    does not allow."""
     kind: Any = type(thing)
     for name, hint in allowed(kind).items():
         check_limit(f"{key}.{name}", getattr(thing, name, None), hint)

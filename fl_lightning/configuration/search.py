@@ -1,8 +1,10 @@
-"""Where `fl-train tune` looks for the value of an argument: stated beside the argument, with the reason.
+"""Where `fl-train tune` looks for the value of an argument: stated beside the argument, with the
+reason.
 
     lam: float = searched(1.0, LogRange(0.1, 2), "the authors' grid: 0.1, 1 and 2")
 
-Not searched is whatever changes how much a client trains (epochs, steps): all methods are tuned with the same budget.
+Not searched is whatever changes how much a client trains (epochs, steps): all methods are tuned
+with the same budget.
 """
 
 from __future__ import annotations
@@ -43,20 +45,25 @@ Space = LogRange | Range | Whole | Choice
 
 
 def searched(default: T, space: Space, why: str) -> T:
-    """A dataclass field with this default, searched in `space`; `why` says where that comes from."""
+    """A dataclass field with this default, searched in `space`; `why` says where that comes
+    from."""
     made: T = field(default=default, metadata={"search": space, "why": why})
     return made
 
 
 EDGE = 0.05
-"""Share of a range, at each end, in which a choice says that a better one may lie outside. Ours: a twentieth."""
+"""Share of a range, at each end, in which a choice says that a better one may lie outside. Ours: a
+twentieth."""
 
 
 def edge(space: Space, value: Any) -> Any:
-    """The end of `space` that `value` lies at (of ranges, in the outer `EDGE` of it); None where it lies within."""
+    """The end of `space` that `value` lies at (of ranges, in the outer `EDGE` of it); None where it
+    lies within."""
     if isinstance(space, Choice | Whole):
         values = space.values if isinstance(space, Choice) else range(space.low, space.high + 1)
-        numbers = sorted(v for v in values if isinstance(v, int | float) and not isinstance(v, bool))
+        numbers = sorted(
+            v for v in values if isinstance(v, int | float) and not isinstance(v, bool)
+        )
         return value if len(numbers) > 2 and value in (numbers[0], numbers[-1]) else None
     scale = math.log if isinstance(space, LogRange) else float
     low, high = scale(space.low), scale(space.high)
@@ -67,13 +74,21 @@ def edge(space: Space, value: Any) -> Any:
 def refusal(space: Any) -> str | None:
     """What a space must be that nothing can be drawn from; None: it can be searched."""
     if isinstance(space, Choice):
-        fine = isinstance(space.values, tuple | list) and space.values and all(map(_plain, space.values))
-        return None if fine else "its values must be texts, numbers, true, false or null, at least one"
+        fine = (
+            isinstance(space.values, tuple | list)
+            and space.values
+            and all(map(_plain, space.values))
+        )
+        return (
+            None if fine else "its values must be texts, numbers, true, false or null, at least one"
+        )
     if not isinstance(space, LogRange | Range | Whole):
         return "it must be a LogRange, Range, Whole or Choice"
     kind = int if isinstance(space, Whole) else (int, float)
     ends = (space.low, space.high)
-    if any(not isinstance(end, kind) or isinstance(end, bool) or not math.isfinite(end) for end in ends):
+    if any(
+        not isinstance(end, kind) or isinstance(end, bool) or not math.isfinite(end) for end in ends
+    ):
         return f"its ends must be {'whole ' if kind is int else 'finite '}numbers"
     if isinstance(space, LogRange) and space.low <= 0:
         return "its low end must be above 0, for logarithms"
@@ -86,8 +101,8 @@ def _plain(value: Any) -> bool:
 
 
 def widened(space: Space, value: Any) -> Space | None:
-    """`space`, widened to hold `value`; None where it cannot: a list, a word or null in a range, 0 in one of
-    logarithms."""
+    """`space`, widened to hold `value`; None where it cannot: a list, a word or null in a range, 0
+    in one of logarithms."""
     if isinstance(space, Choice):
         wider = Choice((*space.values, value)) if _plain(value) else None
         return space if value in space.values else wider

@@ -1,4 +1,5 @@
-"""The table of who sees what, by method, from what the methods' classes declare: the head of docs/privacy.md."""
+"""The table of who sees what, by method, from what the methods' classes declare: the head of
+docs/privacy.md."""
 
 from __future__ import annotations
 
@@ -8,8 +9,14 @@ from typing import Any
 
 from fl_lightning.configuration import explain
 
-HEAD = ("method", "the server receives of a client", "another client receives", "`localprivacy`", "`centralprivacy`",
-        "`optimizer.privacy`")  # fmt: skip
+HEAD = (
+    "method",
+    "the server receives of a client",
+    "another client receives",
+    "`localprivacy`",
+    "`centralprivacy`",
+    "`optimizer.privacy`",
+)
 
 
 def table(classes: Mapping[str, Any]) -> str:
@@ -36,16 +43,33 @@ def _row(name: str, method: Any) -> tuple[str, ...]:
     central = importlib.import_module("fl_lightning.callbacks.central").refusal(method)
     covered = "nothing to protect" if not sends else "yes" if central is None else "refused"
     why = importlib.import_module("fl_lightning.callbacks.stepprivacy").refusal(method)
-    return f"`{name}`", sends or "nothing", gets or "nothing", local, covered, f"refused: {why}" if why else "yes"
+    return (
+        f"`{name}`",
+        sends or "nothing",
+        gets or "nothing",
+        local,
+        covered,
+        f"refused: {why}" if why else "yes",
+    )
 
 
 def _blocks(method: Any, scopes: tuple[str, ...]) -> str:
-    """What of a deep network with a normalisation, an adapter and a classifier travels, in words; empty: nothing."""
+    """What of a deep network with a normalisation, an adapter and a classifier travels, in words;
+    empty: nothing."""
     nn = importlib.import_module("torch.nn")
-    matrices = {name: nn.ModuleDict({"default": nn.Linear(4, 4, bias=False)}) for name in ("lora_A", "lora_B")}
+    matrices = {
+        name: nn.ModuleDict({"default": nn.Linear(4, 4, bias=False)})
+        for name in ("lora_A", "lora_B")
+    }
     linear = [nn.ModuleDict(matrices), *(nn.Linear(4, 4) for _ in range(5))]
-    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 4), *linear)
-    blocks = importlib.import_module("fl_lightning.core.layout").Layout(network, str(len(network) - 1)).blocks
+    network = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 4), *linear
+    )
+    blocks = (
+        importlib.import_module("fl_lightning.core.layout")
+        .Layout(network, str(len(network) - 1))
+        .blocks
+    )
     sent = {block.name for block in blocks if method.scope(block) in scopes}
     if not sent:
         return ""
@@ -58,4 +82,6 @@ def _blocks(method: Any, scopes: tuple[str, ...]) -> str:
         "the A of adapters": [b for b in blocks if ".lora_A." in b.name],
         "models without the A of adapters": [b for b in blocks if ".lora_A." not in b.name],
     }
-    return next((words for words, whole in parts.items() if {b.name for b in whole} == sent), "some layers")
+    return next(
+        (words for words, whole in parts.items() if {b.name for b in whole} == sent), "some layers"
+    )

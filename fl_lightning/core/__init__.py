@@ -1,4 +1,5 @@
-"""What methods and callbacks are written with: a client's vectors and phases, the server's means and mixes."""
+"""What methods and callbacks are written with: a client's vectors and phases, the server's means
+and mixes."""
 
 from fl_lightning.core.beside import Beside as Beside
 from fl_lightning.core.client import Client as Client

@@ -1,4 +1,5 @@
-"""Buffers that belong to weights, and modules whose buffers nobody could average (docs/own-model-and-data.md)."""
+"""Buffers that belong to weights, and modules whose buffers nobody could average
+(docs/own-model-and-data.md)."""
 
 from __future__ import annotations
 
@@ -19,35 +20,55 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from fl_lightning.foundation.errors import BadInput
 
 MOST_STEPS = 300
-"""Power iterations. Ours: where two singular values are so close that these do not tell them apart, either will do."""
+"""Power iterations. Ours: where two singular values are so close that these do not tell them apart,
+either will do."""
 ENOUGH = 1e-6
-"""How little a further iteration must change a singular value, relatively. Ours: ten times float32's rounding."""
+"""How little a further iteration must change a singular value, relatively. Ours: ten times
+float32's rounding."""
 
 
 def check_modules(model: nn.Module) -> None:
-    """Raise `BadInput` where a module's buffers can be neither averaged, nor recomputed, nor left with a client."""
+    """Raise `BadInput` where a module's buffers can be neither averaged, nor recomputed, nor left
+    with a client."""
     quantization = sys.modules.get("torch.ao.quantization")
-    observers = () if quantization is None else (quantization.ObserverBase, quantization.FakeQuantizeBase)
+    observers = (
+        () if quantization is None else (quantization.ObserverBase, quantization.FakeQuantizeBase)
+    )
     for name, module in model.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.SyncBatchNorm):
-            allowed = f"{kind} would mix batches of clients in different processes: use BatchNorm2d or the like"
+            allowed = (
+                f"{kind} would mix batches of clients in different processes: use BatchNorm2d or "
+                f"the like"
+            )
             raise BadInput("model", name, allowed)
         if isinstance(module, observers):
-            allowed = f"{kind} keeps ranges of what it has seen, which are in no average: quantise the exported model"
+            allowed = (
+                f"{kind} keeps ranges of what it has seen, which are in no average: quantise the "
+                f"exported model"
+            )
             raise BadInput("model", name, allowed)
-        lazy = [key for key, tensor in [*module._parameters.items(), *module._buffers.items()] if is_lazy(tensor)]
+        lazy = [
+            key
+            for key, tensor in [*module._parameters.items(), *module._buffers.items()]
+            if is_lazy(tensor)
+        ]
         if lazy:
-            allowed = f"{kind} has no {lazy[0]} until it is called, and the model's forward pass does not call it"
+            allowed = (
+                f"{kind} has no {lazy[0]} until it is called, and the model's forward pass does "
+                f"not call it"
+            )
             raise BadInput("model", name, allowed)
 
 
 @dataclass(frozen=True)
 class SpectralWeight:
-    """A weight that is divided by its greatest singular value, and the singular vectors u, v by which that is known.
+    """A weight that is divided by its greatest singular value, and the singular vectors u, v by
+    which that is known.
 
-    u, v follow from the weight: they are computed anew for whatever weight a model is given, and never averaged. As
-    they do not depend on what they were before, nothing depends on how often that was done.
+    u, v follow from the weight: they are computed anew for whatever weight a model is given, and
+    never averaged. As they do not depend on what they were before, nothing depends on how often
+    that was done.
     """
 
     matrix: Callable[[], Tensor]
@@ -58,7 +79,8 @@ class SpectralWeight:
 
     @torch.no_grad()
     def fit(self) -> None:
-        """Write to u, v those of the weight as it is now: by power iterations from a fixed vector."""
+        """Write to u, v those of the weight as it is now: by power iterations from a fixed
+        vector."""
         matrix = self.matrix().detach()
         if isinstance(matrix, FakeTensor) or not matrix.isfinite().all() or not matrix.any():
             return
@@ -101,7 +123,8 @@ def _hooked_matrix(module: nn.Module, hook: SpectralNorm) -> Tensor:
 
 
 def _renew(module: nn.Module, hook: SpectralNorm) -> None:
-    """Leave no weight of the last pass: it is of another model, and cannot be copied with the module."""
+    """Leave no weight of the last pass: it is of another model, and cannot be copied with the
+    module."""
     setattr(module, hook.name, hook.compute_weight(module, do_power_iteration=False))
 
 

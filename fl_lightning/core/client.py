@@ -1,4 +1,5 @@
-"""One client in one round, as methods and transforms see it: its vectors, its memory, its data, and its model."""
+"""One client in one round, as methods and transforms see it: its vectors, its memory, its data, and
+its model."""
 
 from __future__ import annotations
 
@@ -23,9 +24,12 @@ from fl_lightning.storage.state import MODEL, ClientState
 
 
 class Client:
-    """Valid during the client's visit in `round`, on its home rank; `client["model"]` is its model, a vector (D,)."""
+    """Valid during the client's visit in `round`, on its home rank; `client["model"]` is its model,
+    a vector (D,)."""
 
-    def __init__(self, run: RunContext, group: ModelGroup, id: int, round: int, state: ClientState) -> None:
+    def __init__(
+        self, run: RunContext, group: ModelGroup, id: int, round: int, state: ClientState
+    ) -> None:
         self.run, self.group, self.id, self.round, self.state = run, group, id, round, state
         self.layout, self.module = group.layout, group.module
         self.lr = run.learning_rate(max(round, 1))
@@ -37,8 +41,8 @@ class Client:
         self.scratch: dict[str, Any] = {}
         """What a hook leaves for a later one of this visit."""
         self.flops = 0.0
-        """Operations beside the phases: those that hooks say themselves, and passes of the model, which are metered;
-        NaN where they are not known."""
+        """Operations beside the phases: those that hooks say themselves, and passes of the model,
+        which are metered; NaN where they are not known."""
         self.prepared: dict[str, Tensor] = {}
         """What `Method.prepare` has made for the model that is scored."""
         self.gradients: Callable[[Tensor, Batch, bool], tuple[Tensor, Tensor]] | None = None
@@ -60,7 +64,9 @@ class Client:
             BadInput: nothing is kept of clients, and so not that either.
         """
         if not self.run.policy.keeps_clients:
-            allowed = "it asks for a client's rounds, and nothing is kept of clients: set it to True"
+            allowed = (
+                "it asks for a client's rounds, and nothing is kept of clients: set it to True"
+            )
             raise BadInput(f"{type(self.run.method).__name__}.client_memory", False, allowed)
         return self.state.rounds
 
@@ -71,11 +77,13 @@ class Client:
 
     @property
     def class_counts(self) -> Tensor:
-        """Its training samples by class, as their labels are when it trains (an attacker's are flipped): int64 (C,)."""
+        """Its training samples by class, as their labels are when it trains (an attacker's are
+        flipped): int64 (C,)."""
         return torch.from_numpy(self.run.data.trained_counts(self.id))
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Draws for `purpose`: of (seed, purpose, client, round), whatever the rank and the order of clients."""
+        """Draws for `purpose`: of (seed, purpose, client, round), whatever the rank and the order
+        of clients."""
         return generator(self.run.config.seed, purpose, self.id, self.round)
 
     def batch(self, draws: torch.Generator) -> Batch:
@@ -112,13 +120,16 @@ class Client:
 
     @property
     def reference(self) -> Tensor:
-        """The model (D,) that the server counts the client's change from: its last upload, and where the client starts
-        from what it has received, that."""
+        """The model (D,) that the server counts the client's change from: its last upload, and
+        where the client starts from what it has received, that."""
         last = self.state.received[MODEL]
         return last if self.run.method.starts == "own" else self._over(last, self.payload)
 
-    def proximal(self, payload: Payload, coefficient: float | Callable[[Block], float]) -> Objective:
-        """The task loss + sum_b c_b ||w_b - s_b||^2 over the parameters b that have been received (s, constant).
+    def proximal(
+        self, payload: Payload, coefficient: float | Callable[[Block], float]
+    ) -> Objective:
+        """The task loss + sum_b c_b ||w_b - s_b||^2 over the parameters b that have been received
+        (s, constant).
 
         Args:
             payload: what has been received.
@@ -127,16 +138,25 @@ class Client:
         if not callable(coefficient):
             weight = np.where(payload.sent & self.layout.is_parameter, coefficient, 0.0)
         else:
-            of_blocks = [coefficient(b) if b.kind == "parameter" else 0.0 for b in self.layout.blocks]
+            of_blocks = [
+                coefficient(b) if b.kind == "parameter" else 0.0 for b in self.layout.blocks
+            ]
             weight = np.where(payload.sent, np.array(of_blocks), 0.0)
-        return Objective(anchor=payload.vector, proximal_weight=weight) if weight.any() else Objective()
+        return (
+            Objective(anchor=payload.vector, proximal_weight=weight)
+            if weight.any()
+            else Objective()
+        )
 
     # ---------------------------------------------------------------- passes through the model
 
     def bind(self, vector: Tensor | None = None) -> Module:
-        """Have the module be `vector` (None: the own model), with the client's buffers; returns the module."""
+        """Have the module be `vector` (None: the own model), with the client's buffers; returns the
+        module."""
         if self.gradients is not None:  # another client would be bound before this one goes on
-            raise BadInput("Phase.by_gradient", True, "its step binds the client's model: leave it False")
+            raise BadInput(
+                "Phase.by_gradient", True, "its step binds the client's model: leave it False"
+            )
         self.module.binding.rebind(self[MODEL] if vector is None else vector, self.state.buffers)
         return self.module
 
@@ -146,7 +166,9 @@ class Client:
         self.bind(vector)
 
     @torch.no_grad()
-    def passes(self, part: Part, vector: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def passes(
+        self, part: Part, vector: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """(features, scores, labels) of each batch of `part` in evaluation mode.
 
         Features are what the classifier sees (batch, d); the method must declare `features`.
@@ -158,12 +180,16 @@ class Client:
             yield module.features, scores, y
 
     def loss(self, part: Part, vector: Tensor | None = None) -> float:
-        """Mean task loss of `vector` (None: the own model) on `part`, in evaluation mode; NaN on an empty part."""
+        """Mean task loss of `vector` (None: the own model) on `part`, in evaluation mode; NaN on an
+        empty part."""
         return float(self.bind(vector).mean_loss(part, self.run.config.evaluation.batch_size))
 
-    def gradient(self, vector: Tensor, batch: Batch, *, training: bool = True) -> tuple[Tensor, Tensor]:
-        """The task loss at `vector` on a batch, shape (), and its gradient (D,), in training mode (which writes running
-        statistics) or in evaluation mode (which writes and draws nothing); 0 where nothing trains."""
+    def gradient(
+        self, vector: Tensor, batch: Batch, *, training: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """The task loss at `vector` on a batch, shape (), and its gradient (D,), in training mode
+        (which writes running statistics) or in evaluation mode (which writes and draws nothing); 0
+        where nothing trains."""
         if self.gradients is not None:
             return self.gradients(vector, batch, training)
         module = self.bind(vector)

@@ -8,15 +8,18 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Rule:
-    """How a newcomer comes to its model. It takes part in a few rounds, alone, while the federation pauses.
+    """How a newcomer comes to its model. It takes part in a few rounds, alone, while the federation
+    pauses.
 
     Args:
         says: in words, as tables name it.
-        trains: `all` as the method's clients do, what is `personal` alone (the shared part stays), or `nothing`.
+        trains: `all` as the method's clients do, what is `personal` alone (the shared part stays),
+            or `nothing`.
         gives: whether there is a model for it before it has trained one.
         unlabelled: whether it trains on public data, so that it comes to a model without labels.
-        remembers: whether `Method.aggregate` keeps something of each client that `Method.broadcast` goes by; it then
-            runs on a copy of the server, of which only what concerns the newcomer stays.
+        remembers: whether `Method.aggregate` keeps something of each client that `Method.broadcast`
+            goes by; it then runs on a copy of the server, of which only what concerns the newcomer
+            stays.
     """
 
     says: str

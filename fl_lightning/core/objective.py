@@ -1,4 +1,5 @@
-"""The objective of a phase of local training: task loss + sum_b c_b ||w_b - anchor_b||^2 + <linear, w>."""
+"""The objective of a phase of local training: task loss + sum_b c_b ||w_b - anchor_b||^2 + <linear,
+w>."""
 
 from __future__ import annotations
 
@@ -17,14 +18,16 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class PureLoss:
-    """A local loss that depends on the bound model, a batch and a client's `tensors` alone, and keeps nothing.
+    """A local loss that depends on the bound model, a batch and a client's `tensors` alone, and
+    keeps nothing.
 
-    Executors may then run it for many clients at once, where `torch.func` can (no drawing, no branch on numbers, no
-    tensor whose shape depends on numbers); elsewhere the loop does. What differs by client must be in `tensors`.
+    Executors may then run it for many clients at once, where `torch.func` can (no drawing, no
+    branch on numbers, no tensor whose shape depends on numbers); elsewhere the loop does. What
+    differs by client must be in `tensors`.
 
     Args:
-        function: (tensors, client module, batch) -> loss of shape (). The same for all clients: a function of a file or
-            a bound method of what is compared by its values, as a method is.
+        function: (tensors, client module, batch) -> loss of shape (). The same for all clients: a
+            function of a file or a bound method of what is compared by its values, as a method is.
         tensors: of the client, by name; constant.
         flops: operations for each sample, there and back, beside passes of the model.
 
@@ -39,7 +42,10 @@ class PureLoss:
     def __post_init__(self) -> None:
         made = self.function
         if not (inspect.ismethod(made) or (inspect.isfunction(made) and made.__closure__ is None)):
-            raise ValueError("PureLoss.function must be a function of a file or a method, and no closure or partial")
+            raise ValueError(
+                "PureLoss.function must be a function of a file or a method, and no closure or "
+                "partial"
+            )
 
     def __call__(self, module: Module, batch: Batch) -> Tensor:
         """The loss of the bound model, shape ()."""
@@ -48,7 +54,8 @@ class PureLoss:
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """Task loss (or `loss`) + sum over blocks b of c_b ||w_b - anchor_b||^2 + <linear, w>, c the `proximal_weight`.
+    """Task loss (or `loss`) + sum over blocks b of c_b ||w_b - anchor_b||^2 + <linear, w>, c the
+    `proximal_weight`.
 
     Raises:
         ValueError: an anchor without a proximal weight, or the other way round.
@@ -57,12 +64,13 @@ class Objective:
     anchor: Tensor | None = None
     """(D,); only its blocks of a proximal weight above 0 count."""
     proximal_weight: np.ndarray | None = None
-    """float64 [B]: a coefficient for each block of the layout; 0 where nothing was received, and for buffers."""
+    """float64 [B]: a coefficient for each block of the layout; 0 where nothing was received, and
+    for buffers."""
     linear: Tensor | None = None
     """(D,); only parameters count. SCAFFOLD: c - c_i (Karimireddy et al., 2020, Eq. 3)."""
     loss: Callable[[Module, Batch], Tensor] | None = None
-    """(client module, batch) -> loss of shape (), in place of the task loss. A `PureLoss` may be stacked; a client with
-    any other trains in the loop."""
+    """(client module, batch) -> loss of shape (), in place of the task loss. A `PureLoss` may be
+    stacked; a client with any other trains in the loop."""
 
     def __post_init__(self) -> None:
         if (self.anchor is None) != (self.proximal_weight is None):
@@ -75,10 +83,15 @@ class Objective:
 
     def proximal_numbers(self, layout: Layout) -> int:
         """Numbers of the model in the proximal term."""
-        return 0 if self.proximal_weight is None else int(layout.numbers[self.proximal_weight != 0].sum())
+        return (
+            0
+            if self.proximal_weight is None
+            else int(layout.numbers[self.proximal_weight != 0].sum())
+        )
 
     def columns(self, layout: Layout) -> list[tuple[int, int, float]]:
-        """Columns of the proximal term, neighbours of one coefficient joined, with twice their coefficient."""
+        """Columns of the proximal term, neighbours of one coefficient joined, with twice their
+        coefficient."""
         if self.proximal_weight is None:
             return []
         terms = []

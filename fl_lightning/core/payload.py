@@ -1,4 +1,5 @@
-"""What travels between a client and the server in one direction. A payload alone knows its bytes."""
+"""What travels between a client and the server in one direction. A payload alone knows its
+bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from fl_lightning.results.record import KINDS
 class Payload:
     """Blocks of a model, and further vectors and named tensors.
 
-    What changes numbers puts a new tensor in `vector`: the old one may be shared with the server or with others.
+    What changes numbers puts a new tensor in `vector`: the old one may be shared with the server or
+    with others.
     """
 
     layout: Layout
@@ -31,9 +33,11 @@ class Payload:
     extra: dict[str, Tensor] = field(default_factory=dict)
     """Tensors beside the model: prototypes, predictions."""
     further: dict[int, Payload] = field(default_factory=dict)
-    """Downloads: further models that travel with this one (by client, cluster, ...), each a payload of its own."""
+    """Downloads: further models that travel with this one (by client, cluster, ...), each a payload
+    of its own."""
     own_weights: np.ndarray | None = None
-    """Float32 [L]: where the vector is a mix, the receiver's weight on itself in each layer. It does not travel."""
+    """Float32 [L]: where the vector is a mix, the receiver's weight on itself in each layer. It
+    does not travel."""
     block_bytes: np.ndarray = field(init=False)
     """Int64 [B]: bytes of each block as it would travel. What compresses puts a new array here."""
 
@@ -42,13 +46,16 @@ class Payload:
 
     def again(self) -> Payload:
         """A pristine copy, for retrying a visit."""
-        beside: dict[str, Any] = {name: dict(getattr(self, name)) for name in ("vectors", "statistics", "extra")}
+        beside: dict[str, Any] = {
+            name: dict(getattr(self, name)) for name in ("vectors", "statistics", "extra")
+        }
         further = {k: payload.again() for k, payload in self.further.items()}
         return replace(self, sent=self.sent.copy(), further=further, **beside)
 
     @property
     def by_layer(self) -> np.ndarray:
-        """Bytes by layer and kind, int64 (L + 1, 4) in the order of `KINDS`; last row: what is beside the model."""
+        """Bytes by layer and kind, int64 (L + 1, 4) in the order of `KINDS`; last row: what is
+        beside the model."""
         table = self.layout.bytes_by_layer(self.sent, self.block_bytes, len(KINDS)).copy()
         for vector in self.vectors.values():
             item = self.layout.numbers * vector.element_size()
@@ -61,7 +68,8 @@ class Payload:
 
     @property
     def layers_sent(self) -> np.ndarray:
-        """Bool [L]: layers whose own parameters travel, whatever becomes of the normalisation behind them."""
+        """Bool [L]: layers whose own parameters travel, whatever becomes of the normalisation
+        behind them."""
         layers = self.layout.layers_in(self.sent)
         for payload in self.further.values():
             layers = layers | payload.layers_sent

@@ -27,7 +27,8 @@ class Slot:
     """One model-shaped vector that every client owns, beside its `model`.
 
     Args:
-        init: what it holds before the client's first round: the common `initial` model, `zeros` or `ones`.
+        init: what it holds before the client's first round: the common `initial` model, `zeros` or
+            `ones`.
         exchanged: the server keeps what it last received of it, and may average or mix it.
     """
 
@@ -38,7 +39,11 @@ class Slot:
         """What it holds before the client's first round, (D,); to be copied."""
         if self.init == "initial":
             return initial
-        return initial.new_zeros(initial.shape) if self.init == "zeros" else initial.new_ones(initial.shape)
+        return (
+            initial.new_zeros(initial.shape)
+            if self.init == "zeros"
+            else initial.new_ones(initial.shape)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,21 +54,26 @@ class Phase:
         slot: the vector that is trained.
         objective: what is minimised.
         trains: which blocks train (bool [B]); None: all that the model trains.
-        epochs: passes over the data, also fractions; None with `steps` None: as the federation's configuration says.
+        epochs: passes over the data, also fractions; None with `steps` None: as the federation's
+            configuration says.
         steps: instead of `epochs`.
         lr: learning rate; None: that of the round.
-        part: the data; None: the client's training data. A `subset` of these counts as own data, too: for operations
-            and for the state that the optimiser keeps.
-        targets: (n, ...), in place of the labels of the client's n training samples, in the order in which these are
-            stored: soft labels, or labels with weights, for an own loss. None: the labels.
+        part: the data; None: the client's training data. A `subset` of these counts as own data,
+            too: for operations and for the state that the optimiser keeps.
+        targets: (n, ...), in place of the labels of the client's n training samples, in the order
+            in which these are stored: soft labels, or labels with weights, for an own loss. None:
+            the labels.
         batch_size: of a step; None: the federation's.
-        purpose: what the order of batches is drawn for: phases of one purpose and length take the same batches.
-        budget: epochs that the client trains in such phases in all its rounds; None: as many as it is asked for.
-        step: an own local step `step(client, batch) -> loss`, which writes to the client's vectors itself; the loss is
-            recorded. Clients then train one after the other, whatever the executor, unless `by_gradient`. None: a step
-            of the optimiser.
-        by_gradient: the own step looks at the model through `client.gradient` alone, and draws no random numbers but by
-            generators of its own: executors may have many clients take theirs side by side.
+        purpose: what the order of batches is drawn for: phases of one purpose and length take the
+            same batches.
+        budget: epochs that the client trains in such phases in all its rounds; None: as many as it
+            is asked for.
+        step: an own local step `step(client, batch) -> loss`, which writes to the client's vectors
+            itself; the loss is recorded. Clients then train one after the other, whatever the
+            executor, unless `by_gradient`. None: a step of the optimiser.
+        by_gradient: the own step looks at the model through `client.gradient` alone, and draws no
+            random numbers but by generators of its own: executors may have many clients take theirs
+            side by side.
         scores: a kind of model (`distilled`) as which the client's model is scored after the phase.
 
     Raises:
@@ -87,10 +97,22 @@ class Phase:
 
     def __post_init__(self) -> None:
         known = self.scores is None or self.scores in MODELS
-        check("Phase.scores", self.scores, known, f"it must be a kind of model: {', '.join(MODELS)}")
+        check(
+            "Phase.scores", self.scores, known, f"it must be a kind of model: {', '.join(MODELS)}"
+        )
         fine = self.targets is None or self.part is None
-        check("Phase.by_gradient", True, self.step is not None or not self.by_gradient, "it is of an own step")
-        check("Phase.targets", "a tensor", fine, "they are of the client's training data: there can be no other part")
+        check(
+            "Phase.by_gradient",
+            True,
+            self.step is not None or not self.by_gradient,
+            "it is of an own step",
+        )
+        check(
+            "Phase.targets",
+            "a tensor",
+            fine,
+            "they are of the client's training data: there can be no other part",
+        )
 
 
 @dataclass(frozen=True)
@@ -105,4 +127,5 @@ class Fit:
     samples: int
     """Samples that went through, each epoch counted."""
     step_sizes: float = 0.0
-    """Sum over the steps of how far the model moves, in all, for each gradient: lr times steps without momentum."""
+    """Sum over the steps of how far the model moves, in all, for each gradient: lr times steps
+    without momentum."""

@@ -1,5 +1,5 @@
-"""Types of what the round is put together of, as core and engine use them: methods, relations and what these look at,
-aggregators.
+"""Types of what the round is put together of, as core and engine use them: methods, relations and
+what these look at, aggregators.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Client: TypeAlias = Any
 Server: TypeAlias = Any
 GroupServer: TypeAlias = Any
 RunContext: TypeAlias = Any
-"""The handles that hooks are given: they hold what is described here, and so are defined above this file. In
-`methods.base.Method` and the classes of `callbacks` hooks have their types."""
+"""The handles that hooks are given: they hold what is described here, and so are defined above this
+file. In `methods.base.Method` and the classes of `callbacks` hooks have their types."""
 
 Sources = Literal["cohort", "known", "uploaded", "all"]
 
@@ -63,9 +63,9 @@ class RelationInputs:
     memory: dict[str, Tensor]
     """The server's named tensors: a relation that learns keeps its cube there."""
     gram: Callable[..., Gram]
-    """Inner products of all that travels of the sources' last-received layers, computed when asked for;
-    `gram("parameters")`: without running statistics; `gram("initial")`: of what has changed in their parameters since
-    the initial model."""
+    """Inner products of all that travels of the sources' last-received layers, computed when asked
+    for; `gram("parameters")`: without running statistics; `gram("initial")`: of what has changed in
+    their parameters since the initial model."""
 
     @property
     def places(self) -> Tensor:
@@ -88,7 +88,9 @@ class Relation(Configured, Protocol):
     def sums_to_one(self) -> bool: ...
     def init_server(self, run: RunContext) -> dict[str, Tensor]: ...
     def weights(self, inputs: RelationInputs) -> Tensor: ...
-    def as_mixed(self, rows: Tensor, receivers: Sequence[int], sources: Sequence[int], round: int) -> Tensor: ...
+    def as_mixed(
+        self, rows: Tensor, receivers: Sequence[int], sources: Sequence[int], round: int
+    ) -> Tensor: ...
     def learn(self, server: Server) -> None: ...
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]: ...
     def newcomer(self, run: RunContext, part: Part, labelled: bool) -> Tensor | None: ...

@@ -15,7 +15,8 @@ from fl_lightning.results.record import RelationView
 
 @dataclass
 class Weights:
-    """What a relation answered for one group of clients: `weights` (layers or 1, m or 1, n), receivers by sources."""
+    """What a relation answered for one group of clients: `weights` (layers or 1, m or 1, n),
+    receivers by sources."""
 
     group: ModelGroup
     weights: Tensor
@@ -33,19 +34,26 @@ class Weights:
         """As it can be drawn: layers of which nothing is sent are one's own."""
         group = self.group
         weights = self.weights.expand(len(layers), len(self.receivers), -1)
-        rows = weights.transpose(0, 1).numpy().astype(np.float32, order="C")  # one copy: it is the largest there is
-        sent = {b.layer for b, travels in zip(group.layout.blocks, group.down_mask, strict=True) if travels}
+        # one copy: it is the largest there is
+        rows = weights.transpose(0, 1).numpy().astype(np.float32, order="C")
+        sent = {
+            b.layer
+            for b, travels in zip(group.layout.blocks, group.down_mask, strict=True)
+            if travels
+        }
         own = [layer for layer in range(len(layers)) if layer not in sent]
         rows[:, own] = np.equal.outer(self.receivers, self.sources)[:, None]
         return RelationView(rows, self.receivers, layers, self.sources)
 
 
 def agreement(view: RelationView, groups: Sequence[int]) -> float | None:
-    """The adjusted Rand index of the receivers' true `groups` (of every client) and clusters by what they receive.
+    """The adjusted Rand index of the receivers' true `groups` (of every client) and clusters by
+    what they receive.
 
-    Clusters: average linkage on how much two receive of each other (mean over layers and both ways), cut at the true
-    number of groups. It sees the order of weights, not their size; rows that tell nobody apart have 0. None: fewer
-    than two groups, or no two clients in one, or nobody receives.
+    Clusters: average linkage on how much two receive of each other (mean over layers and both
+        ways), cut at the true
+    number of groups. It sees the order of weights, not their size; rows that tell nobody apart have
+    0. None: fewer than two groups, or no two clients in one, or nobody receives.
     """
     known = set(view.sources)
     receivers = sorted(c for c in view.receivers if c in known)
@@ -57,7 +65,9 @@ def agreement(view: RelationView, groups: Sequence[int]) -> float | None:
     from scipy.spatial.distance import squareform
     from sklearn.metrics import adjusted_rand_score
 
-    at, places = ([clients.index(c) for c in receivers] for clients in (view.receivers, view.sources))
+    at, places = (
+        [clients.index(c) for c in receivers] for clients in (view.receivers, view.sources)
+    )
     rows = view.rows.mean(axis=1, dtype=np.float64)[np.ix_(at, places)]
     likeness = rows + rows.T
     apart = likeness.max() - likeness
@@ -71,12 +81,17 @@ MOST_CLUSTERED = 2000
 
 
 def one_view(parts: Sequence[Weights]) -> RelationView:
-    """The relations of several groups in one picture of one layer, `model`: nobody receives another group's model."""
+    """The relations of several groups in one picture of one layer, `model`: nobody receives another
+    group's model."""
     everyone = sorted(c for p in parts for c in p.receivers)
     mixed = sorted(c for p in parts for c in p.sources)
     table = np.zeros((len(everyone), len(mixed)), np.float32)
     for part in parts:
-        place = np.ix_(np.searchsorted(everyone, part.receivers), np.searchsorted(mixed, part.sources))
+        place = np.ix_(
+            np.searchsorted(everyone, part.receivers), np.searchsorted(mixed, part.sources)
+        )
         rows = part.weights[0].expand(len(part.receivers), -1).numpy()
-        table[place] = rows if part.group.down_mask.any() else np.equal.outer(part.receivers, part.sources)
+        table[place] = (
+            rows if part.group.down_mask.any() else np.equal.outer(part.receivers, part.sources)
+        )
     return RelationView(table[:, None], everyone, ["model"], mixed)

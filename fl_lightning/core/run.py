@@ -1,4 +1,5 @@
-"""A run, as everything that works on it sees it: what was configured, the clients' models, the processes, the state."""
+"""A run, as everything that works on it sees it: what was configured, the clients' models, the
+processes, the state."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from fl_lightning.storage.store import VectorStore
 
 @dataclass(eq=False)
 class ModelGroup:
-    """The clients that run one architecture. Most federations have one such group; models are mixed within a group."""
+    """The clients that run one architecture. Most federations have one such group; models are mixed
+    within a group."""
 
     index: int
     """Among the groups of the run."""
@@ -48,11 +50,14 @@ class ModelGroup:
     another: Callable[[int], Tensor]
     """Another initial model (D,), drawn for a number: the network is built again."""
     module: Module = None  # type: ignore[assignment]
-    """The LightningModule of this rank that vectors are bound to; the engine's, once it is put together."""
+    """The LightningModule of this rank that vectors are bound to; the engine's, once it is put
+    together."""
     cost: Cost | None = None
-    """Operations of a pass through it, forward and backward, for a sample; None where they are not known."""
+    """Operations of a pass through it, forward and backward, for a sample; None where they are not
+    known."""
     vectors: dict[str, Tensor] = field(default_factory=dict)
-    """What the server keeps, by name; `model` is the global model, if there is one, and else the initial model."""
+    """What the server keeps, by name; `model` is the global model, if there is one, and else the
+    initial model."""
     axis: slice = field(default_factory=lambda: slice(0, 0))
     """Where its layers are among those of all groups."""
     buffers: dict[int, Tensor] = field(default_factory=dict)
@@ -68,10 +73,14 @@ class ModelGroup:
 
     @property
     def frozen(self) -> dict[str, Tensor]:
-        """What does not train, by name: parameters and statistics, stored once per rank and shared by its clients."""
+        """What does not train, by name: parameters and statistics, stored once per rank and shared
+        by its clients."""
         if not self.layout.frozen:
             return {}
-        tensors = {**dict(self.module.model.named_parameters()), **dict(self.module.model.named_buffers())}
+        tensors = {
+            **dict(self.module.model.named_parameters()),
+            **dict(self.module.model.named_buffers()),
+        }
         return {name: tensors[name] for name in self.layout.frozen}
 
     @property
@@ -82,13 +91,16 @@ class ModelGroup:
             BadInput: the classifier is not one linear layer.
         """
         if not isinstance(self.head, nn.Linear):
-            raise BadInput("model", self.name, "the method needs a classifier that is one linear layer")
+            raise BadInput(
+                "model", self.name, "the method needs a classifier that is one linear layer"
+            )
         return self.head.in_features
 
 
 @dataclass(eq=False)
 class RunContext:
-    """Everything that the rounds of a run work on. Methods and callbacks read it; the engine alone writes to it."""
+    """Everything that the rounds of a run work on. Methods and callbacks read it; the engine alone
+    writes to it."""
 
     config: Config
     method: Method
@@ -117,7 +129,8 @@ class RunContext:
     resumed_from: int = 0
     """The last finished round when the run was taken up; 0 on a fresh start."""
     most_batches: int | None = None
-    """Batches of an epoch, and steps of a phase, at most: with `--smoke`, and in a rehearsed round."""
+    """Batches of an epoch, and steps of a phase, at most: with `--smoke`, and in a rehearsed
+    round."""
     warned: set[str] = field(default_factory=set)
     """Warnings that the user has had once, by name."""
     runs_in_process: Callable[[], int] = lambda: 1
@@ -172,8 +185,12 @@ class RunContext:
         """
         widths = [g.feature_width for g in self.groups]
         if len(set(widths)) > 1:
-            listed = ", ".join(f"{g.name} {width}" for g, width in zip(self.groups, widths, strict=True))
-            allowed = f"{self.method_name} exchanges features: all architectures must give equally many"
+            listed = ", ".join(
+                f"{g.name} {width}" for g, width in zip(self.groups, widths, strict=True)
+            )
+            allowed = (
+                f"{self.method_name} exchanges features: all architectures must give equally many"
+            )
             raise BadInput("model", listed, allowed)
         return widths[0]
 
@@ -188,15 +205,16 @@ class RunContext:
         return [c for c in clients if self.home[c] == self.rank]
 
     def took_part(self, client: int) -> bool:
-        """Whether a visit of a client of this rank has counted: one whose visits have all failed may have a state, too,
-        which says what it has spent of its privacy."""
+        """Whether a visit of a client of this rank has counted: one whose visits have all failed
+        may have a state, too, which says what it has spent of its privacy."""
         return client in self.states and self.states[client].rounds > 0
 
     def group_of(self, client: int) -> ModelGroup:
         """The group of `client`."""
         if len(self.groups) == 1:
             return self.groups[0]
-        # From the last on: a newcomer, whose number is the last of all, may be the last member of any.
+        # From the last on: a newcomer, whose number is the last of all, may be the last member of
+        # any.
         return next(g for g in reversed(self.groups) if g.members[0] <= client <= g.members[-1])
 
     def learning_rate(self, t: int) -> float:
@@ -206,7 +224,8 @@ class RunContext:
 
 
 def cohort_of(config: Config, t: int) -> list[int]:
-    """The clients that are drawn for round `t`, max(1, round(participation N)) of them, ascending."""
+    """The clients that are drawn for round `t`, max(1, round(participation N)) of them,
+    ascending."""
     clients = config.clients
     size = max(1, round(config.federation.participation * clients))
     if size == clients:
@@ -215,7 +234,8 @@ def cohort_of(config: Config, t: int) -> list[int]:
 
 
 def layer_axis(groups: Sequence[ModelGroup]) -> list[str]:
-    """Give each group its place on the axis of all layers; returns their names (`NAME:LAYER` where several)."""
+    """Give each group its place on the axis of all layers; returns their names (`NAME:LAYER` where
+    several)."""
     start = 0
     for group in groups:
         group.axis = slice(start, start + len(group.layout.layers))
@@ -223,5 +243,11 @@ def layer_axis(groups: Sequence[ModelGroup]) -> list[str]:
     if len(groups) == 1:
         return list(groups[0].layout.layers)
     names = [g.name for g in groups]
-    labels = [n if names.count(n) == 1 else f"{n}{names[:k].count(n) + 1}" for k, n in enumerate(names)]
-    return [f"{label}:{layer}" for label, g in zip(labels, groups, strict=True) for layer in g.layout.layers]
+    labels = [
+        n if names.count(n) == 1 else f"{n}{names[:k].count(n) + 1}" for k, n in enumerate(names)
+    ]
+    return [
+        f"{label}:{layer}"
+        for label, g in zip(labels, groups, strict=True)
+        for layer in g.layout.layers
+    ]

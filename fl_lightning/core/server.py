@@ -1,6 +1,6 @@
-"""The server of a round, as methods see it: what it keeps, who answered, and means, mixes and inner products of the
-clients' vectors. Every method of it runs on all ranks; client vectors lie on their home ranks and are reached only
-through it.
+"""The server of a round, as methods see it: what it keeps, who answered, and means, mixes and inner
+products of the clients' vectors. Every method of it runs on all ranks; client vectors lie on their
+home ranks and are reached only through it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ Since = Literal["zero", "initial", "sent"]
 
 
 class Server:
-    """The server in one round: valid from its first to its last line. `reducer` makes one vector of many."""
+    """The server in one round: valid from its first to its last line. `reducer` makes one vector of
+    many."""
 
-    def __init__(self, run: RunContext, round: int, cohort: Sequence[int], reducer: Reducer) -> None:
+    def __init__(
+        self, run: RunContext, round: int, cohort: Sequence[int], reducer: Reducer
+    ) -> None:
         self.run, self.round, self.cohort, self.reducer = run, round, list(cohort), reducer
         self.memory = run.server.memory
         """Named tensors that survive the round, equal on every rank (on the CPU)."""
@@ -42,17 +45,21 @@ class Server:
         self._statistics: dict[int, dict[str, Tensor]] = {}
         self.sent: dict[int, Payload] = {}
         """What this rank's clients of the cohort were sent."""
-        self.groups = [GroupServer(self, g, [c for c in cohort if run.group_of(c) is g]) for g in run.groups]
+        self.groups = [
+            GroupServer(self, g, [c for c in cohort if run.group_of(c) is g]) for g in run.groups
+        ]
         self.scratch: dict[int, Tensor] = {}
         """Vectors of this rank's clients that `broadcast` leaves for `aggregate`."""
         self.reduced = False
-        """Whether the reducer was asked for: a method that only calls `mean` passes a robust one by."""
+        """Whether the reducer was asked for: a method that only calls `mean` passes a robust one
+        by."""
         self.flops = 0
         """Operations of the server so far."""
         self.working_bytes = 0
         """The most work space at once on this rank."""
         self.view: RelationView | None = None
-        """Who received whose knowledge, where a method says so; None: what relations were asked for."""
+        """Who received whose knowledge, where a method says so; None: what relations were asked
+        for."""
 
     @property
     def clients(self) -> int:
@@ -61,7 +68,8 @@ class Server:
 
     @property
     def statistics(self) -> dict[int, dict[str, Tensor]]:
-        """What those who answered uploaded beside vectors, by client and name, on every rank (on the CPU).
+        """What those who answered uploaded beside vectors, by client and name, on every rank (on
+        the CPU).
 
         Raises:
             BadInput: the method does not declare `statistics`: they have not been gathered.
@@ -80,7 +88,10 @@ class Server:
         """
         if len(self.groups) > 1:
             name = type(self.run.method).__name__
-            allowed = f"{name} asks for the only group (server.only, server[...]): set `several = False` in its class"
+            allowed = (
+                f"{name} asks for the only group (server.only, server[...]): set `several = False` "
+                f"in its class"
+            )
             raise BadInput("model", [g.group.name for g in self.groups], allowed)
         return self.groups[0]
 
@@ -107,26 +118,40 @@ class Server:
             group.answered = [c for c in group.cohort if c in here]
 
     def relation_view(self) -> RelationView:
-        """Who received whom in this round, ready to be drawn; nobody, and that is said, where it is too large."""
+        """Who received whom in this round, ready to be drawn; nobody, and that is said, where it is
+        too large."""
         if self.view is not None:
             return self.view
-        parts, layers = [g.weighed for g in self.groups if g.weighed is not None], self.run.layer_names
+        parts, layers = (
+            [g.weighed for g in self.groups if g.weighed is not None],
+            self.run.layer_names,
+        )
         nobody = RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])
         if not parts:
             return nobody
-        sizes = [sum(map(len, whose)) for whose in zip(*((p.receivers, p.sources) for p in parts), strict=True)]
+        sizes = [
+            sum(map(len, whose))
+            for whose in zip(*((p.receivers, p.sources) for p in parts), strict=True)
+        ]
         size = math.prod([*sizes, 1 if len(self.groups) > 1 else len(layers)])
         if size > MOST_KEPT:
             if "relation" not in self.run.warned and self.run.is_main:
-                what = f"{sizes[0]:,} receivers by {sizes[1]:,} sources by layer is {4 * size / 2**30:.1f} GiB a round"
-                log.say(f"relation: {what}: it is not kept, nor drawn; with a lower federation.participation it is")
+                what = (
+                    f"{sizes[0]:,} receivers by {sizes[1]:,} sources by layer is "
+                    f"{4 * size / 2**30:.1f} GiB a round"
+                )
+                log.say(
+                    f"relation: {what}: it is not kept, nor drawn; with a lower "
+                    f"federation.participation it is"
+                )
             self.run.warned.add("relation")
             return nobody
         return one_view(parts) if len(self.groups) > 1 else parts[0].view(layers)
 
 
 MOST_KEPT = 10**8
-"""Numbers of a round's relation as it is kept and drawn: 400 MB, 2,000 clients at once and 25 layers (ours)."""
+"""Numbers of a round's relation as it is kept and drawn: 400 MB, 2,000 clients at once and 25
+layers (ours)."""
 
 
 class GroupServer:
@@ -152,7 +177,10 @@ class GroupServer:
 
     def send(self, vectors: Mapping[int, Tensor]) -> dict[int, Payload]:
         """`vectors` by client (this rank's) as payloads with all that clients share."""
-        return {c: Payload(self.layout, vector, self.group.down_mask.copy()) for c, vector in vectors.items()}
+        return {
+            c: Payload(self.layout, vector, self.group.down_mask.copy())
+            for c, vector in vectors.items()
+        }
 
     # ---------------------------------------------------------------- by a relation
 
@@ -176,8 +204,8 @@ class GroupServer:
         return sent
 
     def mean_by(self, relation: Relation, who: list[int] | None = None) -> Tensor:
-        """One model (D,) from this round's uploads of `who` (None: all who answered), by the only row of `relation` and
-        the reducer."""
+        """One model (D,) from this round's uploads of `who` (None: all who answered), by the only
+        row of `relation` and the reducer."""
         who = self.answered if who is None else who
         inputs = self.inputs(relation, who, who)
         weights = self.server.reducer.weights(relation.weights(inputs)[:, 0], inputs)
@@ -187,7 +215,9 @@ class GroupServer:
         mean = self.mean(weights, who, by_layer=relation.per_layer, like=self[MODEL], combine=how)
         return self.server.reducer.finished(mean, self, who)
 
-    def inputs(self, relation: Relation, receivers: Sequence[int], sources: Sequence[int]) -> RelationInputs:
+    def inputs(
+        self, relation: Relation, receivers: Sequence[int], sources: Sequence[int]
+    ) -> RelationInputs:
         """What a relation may look at."""
         server = self.server
 
@@ -200,7 +230,9 @@ class GroupServer:
 
         samples = server.samples(sources)
         layers = self._layers(relation)
-        return RelationInputs(list(receivers), list(sources), samples, layers, server.clients, server.memory, gram)
+        return RelationInputs(
+            list(receivers), list(sources), samples, layers, server.clients, server.memory, gram
+        )
 
     def _layers(self, relation: Relation) -> int:
         return len(self.layout.layers) if relation.per_layer else 1
@@ -213,13 +245,21 @@ class GroupServer:
         return sorted(c for c in known if run.group_of(c) is self.group)
 
     def _weighed(
-        self, relation: Relation, weights: Tensor, receivers: list[int], sources: list[int], rows: int
+        self,
+        relation: Relation,
+        weights: Tensor,
+        receivers: list[int],
+        sources: list[int],
+        rows: int,
     ) -> None:
         self.server.flops += relation.flops(self._layers(relation), rows, len(sources))
         self.weighed = Weights(self.group, weights, receivers, sources)
 
-    def _warn(self, relation: Relation, weights: Tensor, receivers: list[int], sources: list[int]) -> None:
-        """Say once how much of what is received are initial models, of clients that have not uploaded yet."""
+    def _warn(
+        self, relation: Relation, weights: Tensor, receivers: list[int], sources: list[int]
+    ) -> None:
+        """Say once how much of what is received are initial models, of clients that have not
+        uploaded yet."""
         run, uploaded = self.server.run, self.server.run.server.uploaded
         strange = torch.tensor([c not in uploaded for c in sources])
         if "initial" in run.warned or not uploaded or not strange.any():
@@ -234,7 +274,10 @@ class GroupServer:
         way = "; --method.sources uploaded leaves them out" if "uploaded" in choices else ""
         mixed = f"{int(strange.sum())} of the {len(sources)} models that are mixed"
         if run.is_main:
-            what = f"{mixed} are of clients that have not uploaded yet: the initial model makes up {share:.0%}"
+            what = (
+                f"{mixed} are of clients that have not uploaded yet: the initial model makes up "
+                f"{share:.0%}"
+            )
             log.say(f"round {self.server.round}: {what} of what is received{way}")
 
     # ---------------------------------------------------------------- on vectors
@@ -250,13 +293,15 @@ class GroupServer:
         like: Tensor | None = None,
         combine: Callable[[Tensor, Tensor], Tensor] = mean_of,
     ) -> Tensor:
-        """sum_j weights_j v_j of what the server last received of `sources`, as v_0 + sum_j weights_j (v_j - v_0).
+        """sum_j weights_j v_j of what the server last received of `sources`, as v_0 + sum_j
+        weights_j (v_j - v_0).
 
         Args:
             weights: (n,), or (L, n) with `by_layer`, float64; each row sums to 1.
             sources: clients, ascending.
             slot: which of their vectors.
-            since: `sent`: their changes since what they were sent in this round; `initial`: since the initial model.
+            since: `sent`: their changes since what they were sent in this round; `initial`: since
+                the initial model.
             by_layer: every layer has weights of its own.
             like: what the blocks hold that do not travel; None: 0.
             combine: makes one row of a tile of rows and their weights: this mean, or a robust one.
@@ -265,10 +310,13 @@ class GroupServer:
             Shape (D,), equal on every rank.
 
         Raises:
-            RunFailed: a row of weights does not sum to 1: differences would silently give another vector.
+            RunFailed: a row of weights does not sum to 1: differences would silently give another
+                vector.
         """
         weights = weights.reshape(-1, len(sources))
-        if not torch.allclose(weights.sum(1), torch.ones(len(weights), dtype=weights.dtype), atol=1e-6, rtol=0):
+        if not torch.allclose(
+            weights.sum(1), torch.ones(len(weights), dtype=weights.dtype), atol=1e-6, rtol=0
+        ):
             raise RunFailed(f"the weights of a mean sum to {weights.sum(1).tolist()}, not to 1")
         into = torch.zeros_like(self.initial) if like is None else like.clone()
         mixer = self._mixer(sources, slot, since)
@@ -285,22 +333,34 @@ class GroupServer:
         by_layer: bool = False,
         fresh: bool = False,
     ) -> dict[int, Tensor]:
-        """What each of `receivers` (this rank's) is to receive: rows of `weights` applied to the sources' models.
+        """What each of `receivers` (this rank's) is to receive: rows of `weights` applied to the
+        sources' models.
 
         Args:
-            weights: (1 or L, m, n), float64; rows sum to 1, but where a relation goes without a projection.
+            weights: (1 or L, m, n), float64; rows sum to 1, but where a relation goes without a
+                projection.
             receivers: m clients among the sources.
             sources: n clients, ascending.
             by_layer: every layer has weights of its own.
-            fresh: into new vectors, on the device, and not into those that the round's downloads lie in.
+            fresh: into new vectors, on the device, and not into those that the round's downloads
+                lie in.
         """
         mine, segments = self.server.run.at_home(receivers), self._segments(by_layer, MODEL)
         mixer = self._mixer(sources, MODEL, "zero")
         if not segments:  # where nothing is sent, nothing is read
             return dict.fromkeys(mine, self.initial)
-        into = {c: torch.zeros_like(self.initial) if fresh else self._buffer(k) for k, c in enumerate(mine)}
+        into = {
+            c: torch.zeros_like(self.initial) if fresh else self._buffer(k)
+            for k, c in enumerate(mine)
+        }
         layers = len(self.layout.layers) if by_layer else 1
-        mixer.mix(segments, weights.expand(layers, -1, -1), list(receivers), into, self.server.run.relation.sums_to_one)
+        mixer.mix(
+            segments,
+            weights.expand(layers, -1, -1),
+            list(receivers),
+            into,
+            self.server.run.relation.sums_to_one,
+        )
         self._count(mixer)
         return into
 
@@ -313,7 +373,8 @@ class GroupServer:
         by_layer: bool = False,
         blocks: np.ndarray | None = None,
     ) -> Gram:
-        """Inner products of the sources' vectors, or of their changes `since`, by layer (else L = 1).
+        """Inner products of the sources' vectors, or of their changes `since`, by layer (else L =
+        1).
 
         `blocks` (bool [B]): those that count; None: all that travel.
         """
@@ -326,7 +387,8 @@ class GroupServer:
         return products
 
     def vector(self, client: int, slot: str = MODEL, since: Since = "zero") -> Tensor:
-        """What the server last received of one client (D,), on every rank: for methods that learn from each upload."""
+        """What the server last received of one client (D,), on every rank: for methods that learn
+        from each upload."""
         return self.mean(torch.ones(1, dtype=torch.float64), [client], slot, since)
 
     def _segments(self, by_layer: bool, slot: str) -> list[Segment]:
@@ -334,7 +396,8 @@ class GroupServer:
         return self.layout.segments(mask, by_layer=by_layer)
 
     def _mixer(self, sources: Sequence[int], slot: str, since: Since) -> Mixer:
-        """The kernel over the server's last copies of `sources`; of what never arrived that is the first value."""
+        """The kernel over the server's last copies of `sources`; of what never arrived that is the
+        first value."""
         run = self.server.run
         first = self.initial if slot == MODEL else run.method.slots()[slot].first(self.initial)
         vectors: dict[int, Tensor] = {}
@@ -361,23 +424,32 @@ class GroupServer:
 
 
 def among_uploaded(relation: Relation, inputs: RelationInputs, uploaded: set[int]) -> Tensor:
-    """Rows of `relation`, (layers or 1, m, n), in which no client counts whose upload has not arrived yet.
+    """Rows of `relation`, (layers or 1, m, n), in which no client counts whose upload has not
+    arrived yet.
 
     A receiver that has not uploaded itself counts in its own row, with the initial model.
     """
     known = [c for c in inputs.sources if c in uploaded]
     groups = [([c for c in inputs.receivers if c in uploaded], known)]
     groups += [([c], sorted([*known, c])) for c in inputs.receivers if c not in uploaded]
-    columns, rows = ({c: k for k, c in enumerate(clients)} for clients in (inputs.sources, inputs.receivers))
+    columns, rows = (
+        {c: k for k, c in enumerate(clients)} for clients in (inputs.sources, inputs.receivers)
+    )
     rows_of_all: Tensor | None = None
     for receivers, sources in groups:
         if not receivers:
             continue
-        index, places = torch.tensor([columns[c] for c in sources]), torch.tensor([rows[c] for c in receivers])
+        index, places = (
+            torch.tensor([columns[c] for c in sources]),
+            torch.tensor([rows[c] for c in receivers]),
+        )
         within = replace(
-            inputs, receivers=receivers, sources=sources, samples=inputs.samples[index],
+            inputs,
+            receivers=receivers,
+            sources=sources,
+            samples=inputs.samples[index],
             gram=partial(lambda index, *since: inputs.gram(*since).among(index), index),
-        )  # fmt: skip
+        )
         part = relation.weights(within)
         if rows_of_all is None:
             rows_of_all = part.new_zeros(len(part), len(inputs.receivers), len(inputs.sources))

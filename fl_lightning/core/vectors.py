@@ -1,4 +1,5 @@
-"""What the server can ask of clients' vectors beside means, mixes and one Gram matrix. All run on every rank."""
+"""What the server can ask of clients' vectors beside means, mixes and one Gram matrix. All run on
+every rank."""
 
 from __future__ import annotations
 
@@ -18,11 +19,16 @@ def last_received(group: GroupServer, clients: Sequence[int]) -> dict[int, Tenso
     """What the server last received of those `clients` whose home is this rank: no copies."""
     run = group.server.run
     states = {c: run.states.get(c) for c in run.at_home(clients)}
-    return {c: group.initial if state is None else state.received[MODEL] for c, state in states.items()}
+    return {
+        c: group.initial if state is None else state.received[MODEL] for c, state in states.items()
+    }
 
 
-def fetched(group: GroupServer, sources: Mapping[int, Sequence[int]]) -> dict[int, dict[int, Tensor]]:
-    """Models for single clients: of each receiver of this rank, copies (D,) of its `sources`' models, by source.
+def fetched(
+    group: GroupServer, sources: Mapping[int, Sequence[int]]
+) -> dict[int, dict[int, Tensor]]:
+    """Models for single clients: of each receiver of this rank, copies (D,) of its `sources`'
+    models, by source.
 
     Args:
         group: the clients.
@@ -38,8 +44,11 @@ def fetched(group: GroupServer, sources: Mapping[int, Sequence[int]]) -> dict[in
     return {c: {j: models[j] for j in sources[c]} for c, models in models_of.items()}
 
 
-def distances(group: GroupServer, clients: Sequence[int], points: Sequence[Tensor], blocks: np.ndarray) -> Tensor:
-    """Squared distances of what the server last received of `clients` from `points` (D,), over `blocks` (bool [B]).
+def distances(
+    group: GroupServer, clients: Sequence[int], points: Sequence[Tensor], blocks: np.ndarray
+) -> Tensor:
+    """Squared distances of what the server last received of `clients` from `points` (D,), over
+    `blocks` (bool [B]).
 
     Returns:
         Shape (clients, points), float64, on the CPU.
@@ -47,10 +56,14 @@ def distances(group: GroupServer, clients: Sequence[int], points: Sequence[Tenso
     run, segments = group.server.run, group.layout.segments(blocks)
 
     def between(vector: Tensor, point: Tensor) -> float:
-        parts = [(vector[s.start : s.stop].to(point.device) - point[s.start : s.stop]) for s in segments]
+        parts = [
+            (vector[s.start : s.stop].to(point.device) - point[s.start : s.stop]) for s in segments
+        ]
         return sum(float(part.to(wide(part.device)).square().sum()) for part in parts)
 
-    mine = {c: [between(v, point) for point in points] for c, v in last_received(group, clients).items()}
+    mine = {
+        c: [between(v, point) for point in points] for c, v in last_received(group, clients).items()
+    }
     rows = run.processes.gather_by_client(mine)
     group.server.flops += 3 * len(clients) * len(points) * int(group.layout.numbers[blocks].sum())
     return torch.tensor([rows[c] for c in clients], dtype=torch.float64)
@@ -59,7 +72,8 @@ def distances(group: GroupServer, clients: Sequence[int], points: Sequence[Tenso
 def products(
     group: GroupServer, clients: Sequence[int], sources: Sequence[int], before: Mapping[int, Tensor]
 ) -> Tensor:
-    """Inner products of what has changed at `clients` since they were sent their models with the models of `sources`.
+    """Inner products of what has changed at `clients` since they were sent their models with the
+    models of `sources`.
 
     Args:
         group: the clients.
@@ -72,7 +86,9 @@ def products(
     """
     server, run = group.server, group.server.run
     here, device = last_received(group, clients), run.device
-    changes = {c: vector.to(device) - server.sent[c].vector.to(device) for c, vector in here.items()}
+    changes = {
+        c: vector.to(device) - server.sent[c].vector.to(device) for c, vector in here.items()
+    }
     models = {run.clients + c: before.get(c, v) for c, v in last_received(group, sources).items()}
     names = [*clients, *(run.clients + c for c in sources)]
     mixer = Mixer(run.processes, [*run.home, *run.home], changes | models, names, run.dtype)

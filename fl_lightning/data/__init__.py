@@ -29,13 +29,19 @@ __all__ = ["ClientData", "FederatedData", "Part", "ResidentPart", "prepare"]
 def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> FederatedData:
     """Load `data.source`, deal it out to `clients` and work out the normalisation.
 
-    Randomness depends on `seed` alone; with `data.folds` on the number of its cycle, and the fold on its place in it.
-    Raises `BadInput` for data that are absent, malformed or too few. `smoke` takes a few samples only, with fewer for
-    each client than `data.min_samples`, and makes them up where the real are absent.
+    Randomness depends on `seed` alone; with `data.folds` on the number of its cycle, and the fold
+    on its place in it. Raises `BadInput` for data that are absent, malformed or too few. `smoke`
+    takes a few samples only, with fewer for each client than `data.min_samples`, and makes them up
+    where the real are absent.
     """
     if smoke:
         heir = None if data.rest_to is None else data.rest_to % clients
-        data = replace(data, min_samples=min(2, data.min_samples), rest_to=heir, groups=min(clients, data.groups))
+        data = replace(
+            data,
+            min_samples=min(2, data.min_samples),
+            rest_to=heir,
+            groups=min(clients, data.groups),
+        )
     seed, fold = divmod(seed, data.folds) if data.folds else (seed, 0)
     is_told = identity.is_told(data)
     data = replace(data, test_seed=seed if data.test_seed is None else data.test_seed)
@@ -44,13 +50,17 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
     groups = planted.truth(data, clients, tasks, source, data.partition == partition.NATURAL)
     dealt = _deal(source, data, clients, seed, fold, smoke)
     rotated = data.partition == "rotated"
-    angles = partition.angles(clients) if rotated else [tasks.angle(g) if tasks else 0.0 for g in groups]
+    angles = (
+        partition.angles(clients) if rotated else [tasks.angle(g) if tasks else 0.0 for g in groups]
+    )
     if any(angles):
         require("vision", "data.partition", data.partition)
     count = held_out(data.held_out_clients, clients, smoke)
     here, away = newcomers.apart(dealt.shares, angles, count, seed, data.held_out)
     trains, validations, tests = dealt.shares
-    labels_train = planted.relabelled(dealt.train.labels, [*trains, *validations], [*groups, *groups], tasks)
+    labels_train = planted.relabelled(
+        dealt.train.labels, [*trains, *validations], [*groups, *groups], tasks
+    )
     labels = labels_train, planted.relabelled(dealt.test.labels, tests, groups, tasks)
     unlabelled = public.pool(data, smoke)
     samples = _samples(source, dealt, labels, away, data, unlabelled, made_up, seed, smoke)
@@ -74,10 +84,18 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
 
 
 def _samples(
-    source: Source, dealt: _Dealt, labels: tuple[np.ndarray, np.ndarray], away: list[HeldOut], data: DataConfig,
-    unlabelled: Pool | None, made_up: bool, seed: int, smoke: bool,
-) -> dict[str, Any]:  # fmt: skip
-    """Read the samples, fit what is to be fitted, and work out the normalisation: as `FederatedData` takes them.
+    source: Source,
+    dealt: _Dealt,
+    labels: tuple[np.ndarray, np.ndarray],
+    away: list[HeldOut],
+    data: DataConfig,
+    unlabelled: Pool | None,
+    made_up: bool,
+    seed: int,
+    smoke: bool,
+) -> dict[str, Any]:
+    """Read the samples, fit what is to be fitted, and work out the normalisation: as
+    `FederatedData` takes them.
 
     `labels`: of the training and the test samples, as clients have them.
     """
@@ -114,11 +132,15 @@ def _samples(
 
 
 def _normalisation(
-    data: DataConfig, raw: np.ndarray, shares: Sequence[Sequence[np.ndarray]], away: Sequence[HeldOut]
+    data: DataConfig,
+    raw: np.ndarray,
+    shares: Sequence[Sequence[np.ndarray]],
+    away: Sequence[HeldOut],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and deviation of the training samples `raw`, without those of clients that are held out.
 
-    0 and 1 where `data.scale` has scaled them already; with imputers of clients' own without samples that nobody has.
+    0 and 1 where `data.scale` has scaled them already; with imputers of clients' own without
+    samples that nobody has.
     """
     if data.scale is not None:
         return torch.zeros(1), torch.ones(1)
@@ -130,12 +152,16 @@ def _normalisation(
 
 
 def _check_images(data: DataConfig, axes: int) -> None:
-    """Raise `BadInput` for what only images have, where samples have so many `axes`, their number among them."""
+    """Raise `BadInput` for what only images have, where samples have so many `axes`, their number
+    among them."""
     rotated = data.partition == "rotated"
     turned, augmented = data.planted == "rotation", data.augment != "none"
     needy = {"data.partition": rotated, "data.planted": turned, "data.augment": augmented}
     for key in (key for key, needs in needy.items() if needs and axes != 4):
-        value, are = getattr(data, key.removeprefix("data.")), "plain vectors" if axes == 2 else "series"
+        value, are = (
+            getattr(data, key.removeprefix("data.")),
+            "plain vectors" if axes == 2 else "series",
+        )
         raise BadInput(key, value, f"it needs images, but the samples are {are}")
 
 
@@ -146,23 +172,34 @@ class _Dealt:
     train: Pool
     test: Pool
     shares: tuple[partition.Shares, partition.Shares, partition.Shares]
-    """Each client's indices for training and validation (into `train`) and for test (into `test`)."""
+    """Each client's indices for training and validation (into `train`) and for test (into
+    `test`)."""
     names: list[str]
     """Of the clients."""
     held_back: Pool | None
     common: Pool | None
     """The test set of all; it may be `test`."""
-    # Scored on validation data, `test` is `train`, the shares of both are the same, and no test sample is here.
+    # Scored on validation data, `test` is `train`, the shares of both are the same, and no test
+    # sample is here.
 
 
-def _deal(source: Source, data: DataConfig, clients: int, seed: int, fold: int, smoke: bool) -> _Dealt:
+def _deal(
+    source: Source, data: DataConfig, clients: int, seed: int, fold: int, smoke: bool
+) -> _Dealt:
     train, pooled = source.train, data.pooled
     if not data.reads_test:
         source = replace(source, test=train)  # is dealt out in its place, and then nobody's
     if pooled:
         train = train.beside(source.test)
     dealer = _dealer(data, seed)
-    used = _used(train, data, data.fraction, clients, SMOKE_TRAIN if smoke else None, numpy_rng(dealer, "data.train"))
+    used = _used(
+        train,
+        data,
+        data.fraction,
+        clients,
+        SMOKE_TRAIN if smoke else None,
+        numpy_rng(dealer, "data.train"),
+    )
     held_back = None
     if data.public == public.HELD_BACK:
         used, out = public.hold_back(used, data, dealer, smoke)
@@ -172,7 +209,9 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, fold: int, 
     if not pooled:
         share = data.fraction if data.test_fraction is None else data.test_fraction
         few = SMOKE_TEST if smoke else None
-        test = source.test.part(_used(source.test, data, share, clients, few, numpy_rng(dealer, "data.test")))
+        test = source.test.part(
+            _used(source.test, data, share, clients, few, numpy_rng(dealer, "data.test"))
+        )
     common = test if data.global_test else None
     test = train if data.own_test else test
     groups = None
@@ -186,24 +225,38 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, fold: int, 
         trains, tests = owntest.cut(train, trains, data, seed, fold, names)
         tested = np.sort(np.concatenate(tests))
         trained = np.setdiff1d(np.arange(len(used)), tested, assume_unique=True)
-        if train.spans is not None:  # windows that overlap a test's are nobody's: not in the normalisation either
+        # windows that overlap a test's are nobody's: not in the normalisation either
+        if train.spans is not None:
             trained = np.sort(np.concatenate(trains))
         trains = [np.searchsorted(trained, share) for share in trains]
         tests = [np.searchsorted(tested, share) for share in tests]
         train, test = train.part(trained), train.part(tested)
     if data.train_share < 1:
-        least, rng = 1 + (data.validation > 0), numpy_rng(seed, "data.train_share")  # one will be held out
+        # one will be held out
+        least, rng = 1 + (data.validation > 0), numpy_rng(seed, "data.train_share")
         trains = owntest.thinned(trains, train.strata, data.train_share, least, rng)
     trains = partition.keep(trains, train.strata, data, numpy_rng(seed, "data.samples_per_client"))
-    trains, validations = owntest.hold_out(train, trains, data.validation, numpy_rng(seed, "data.validation"))
+    trains, validations = owntest.hold_out(
+        train, trains, data.validation, numpy_rng(seed, "data.validation")
+    )
     fewest = min(map(len, trains))
-    what = f"some client has {fewest} windows left that overlap none held out: lower it, or data.validation"
-    check("data.min_samples", data.min_samples, fewest >= data.min_samples or train.spans is None, what)
+    what = (
+        f"some client has {fewest} windows left that overlap none held out: lower it, or "
+        f"data.validation"
+    )
+    check(
+        "data.min_samples",
+        data.min_samples,
+        fewest >= data.min_samples or train.spans is None,
+        what,
+    )
     if held_back is not None:
         held_back = public.apart(held_back, (train, validations), (test, tests))
     if data.score_on == "validation":
         return _Dealt(train, train, (trains, validations, validations), names, held_back, None)
-    owntest.check_positives(test.labels, tests, source.class_names, data.least_test_positives, names)
+    owntest.check_positives(
+        test.labels, tests, source.class_names, data.least_test_positives, names
+    )
     return _Dealt(train, test, (trains, validations, tests), names, held_back, common)
 
 
@@ -213,7 +266,8 @@ def _dealer(data: DataConfig, seed: int) -> int:
 
 
 def client_names(source: Source, data: DataConfig, clients: int) -> list[str]:
-    """The clients' names: `data.client_names`, or those of the groups that the natural partition makes clients of.
+    """The clients' names: `data.client_names`, or those of the groups that the natural partition
+    makes clients of.
 
     Raises:
         BadInput: there are more or fewer than clients, or two are equal.
@@ -230,14 +284,17 @@ def client_names(source: Source, data: DataConfig, clients: int) -> list[str]:
 
 
 def normalisation(raw: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of each channel (or feature) of `raw`, float32, [channels, 1, 1] or [features].
+    """Mean and standard deviation of each channel (or feature) of `raw`, float32, [channels, 1, 1]
+    or [features].
 
-    A channel that never changes keeps the deviation 1. Token numbers, int64, are not touched: 0 and 1, [1].
+    A channel that never changes keeps the deviation 1. Token numbers, int64, are not touched: 0 and
+    1, [1].
     """
     if raw.dtype == np.int64:
         return torch.zeros(1), torch.ones(1)
     axes = (0, *range(2, raw.ndim))
-    # Around the first sample's mean, so that the difference of squares loses no digits; in blocks, to save memory.
+    # Around the first sample's mean, so that the difference of squares loses no digits; in blocks,
+    # to save memory.
     origin = raw[:1].astype(np.float64).mean(axes, keepdims=True)
     total, squares = np.zeros_like(origin), np.zeros_like(origin)
     for start in range(0, len(raw), 1024):
@@ -258,9 +315,15 @@ def _first(strata: np.ndarray, size: int) -> np.ndarray:
 
 
 def _used(
-    pool: Pool, data: DataConfig, fraction: float, clients: int, smoke: int | None, rng: np.random.Generator
+    pool: Pool,
+    data: DataConfig,
+    fraction: float,
+    clients: int,
+    smoke: int | None,
+    rng: np.random.Generator,
 ) -> np.ndarray:
-    """Indices of a stratified share of a pool, or, with `smoke`, of about so many samples per client."""
+    """Indices of a stratified share of a pool, or, with `smoke`, of about so many samples per
+    client."""
     grouped = data.partition == partition.NATURAL and pool.groups is not None
     strata = pool.groups if grouped and pool.groups is not None else pool.strata
     if smoke is not None and grouped:

@@ -21,11 +21,13 @@ from fl_lightning.foundation.metric import Task
 Layout = Literal["first", "last", "unsaid", "raw"]
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 SHAPED = ("channels", "raw")
-"""What a file may hold to say how its samples lie: `channels` (first, last), or `raw`: as clients train on them."""
+"""What a file may hold to say how its samples lie: `channels` (first, last), or `raw`: as clients
+train on them."""
 FEW = 4
 """Channels of a picture, at most: with fewer on one side it is clear where they are."""
 LAYOUT = (
-    "x_train and x_test of shape (n, height, width), (n, height, width, channels) or (n, features); "
+    "x_train and x_test of shape (n, height, width), (n, height, width, channels) or (n, "
+    "features); "
     "y_train and y_test of shape (n,), class numbers from 0 (for regression: numbers)"
 )
 
@@ -33,11 +35,14 @@ LAYOUT = (
 def load(data: DataConfig) -> Source:
     """Read x_train, y_train, x_test, y_test; plain vectors give the input shape (features,).
 
-    A file with the key `raw` (data/given.py) has its axes as clients train on them, and may lack a test part.
+    A file with the key `raw` (data/given.py) has its axes as clients train on them, and may lack a
+    test part.
     """
     root, task = data.root, data.task
     if root is None or not root.lower().endswith(".npz"):
-        raise Absent("data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}")
+        raise Absent(
+            "data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}"
+        )
     parts = ["train", "test"] if data.reads_test else ["train"]
     names = [f"{letter}_{part}" for part in parts for letter in ("x", "y", "client")]
     names += ["class_names", "client_names", "vocabulary", *SHAPED]
@@ -45,28 +50,47 @@ def load(data: DataConfig) -> Source:
         missing, arrays = [key for key in KEYS if key not in archive], _arrays(archive, names)
     raw = "raw" in arrays
     whole = raw and missing == ["x_test", "y_test"]
-    check("data.root", root, whole or not missing, f"it lacks {', '.join(missing)}; it must hold {LAYOUT}")
+    check(
+        "data.root",
+        root,
+        whole or not missing,
+        f"it lacks {', '.join(missing)}; it must hold {LAYOUT}",
+    )
     parts = ["train"] if whole else parts
     layout = _layout("data.root", root, arrays)
-    pools = {p: _pool("data.root", root, p, arrays[f"x_{p}"], arrays[f"y_{p}"], task, layout) for p in parts}
+    pools = {
+        p: _pool("data.root", root, p, arrays[f"x_{p}"], arrays[f"y_{p}"], task, layout)
+        for p in parts
+    }
     pools, group_names = _grouped(root, pools, arrays)
     ours, theirs = (arrays[f"x_{part}"].shape[1:] for part in ("train", parts[-1]))
-    check("data.root", root, ours == theirs, f"x_train and x_test differ in shape: {ours}, {theirs}")
+    check(
+        "data.root", root, ours == theirs, f"x_train and x_test differ in shape: {ours}, {theirs}"
+    )
     class_names: list[Any] = []
     if task == "classification":
         classes = 1 + max(int(pool.labels.max()) for pool in pools.values())
         samples = len(pools["train"].labels)
         what = f"label {classes - 1} is above {samples} training samples: number from 0"
         check("data.root", root, classes <= samples, what)
-        class_names = arrays["class_names"].tolist() if "class_names" in arrays else [str(k) for k in range(classes)]
+        class_names = (
+            arrays["class_names"].tolist()
+            if "class_names" in arrays
+            else [str(k) for k in range(classes)]
+        )
         class_names = [composed(name) if isinstance(name, str) else name for name in class_names]
         check_class_names("data.root", root, class_names, classes)
-    source = source_of(data, pools["train"], None if whole else pools[parts[-1]], class_names, group_names)
+    source = source_of(
+        data, pools["train"], None if whole else pools[parts[-1]], class_names, group_names
+    )
     return replace(source, vocabulary=int(arrays.get("vocabulary", 0)))
 
 
-def _grouped(root: str, pools: dict[str, Pool], arrays: dict[str, np.ndarray]) -> tuple[dict[str, Pool], list[str]]:
-    """The pools with each sample's client, and the clients' names: `client_names`, or the values in order."""
+def _grouped(
+    root: str, pools: dict[str, Pool], arrays: dict[str, np.ndarray]
+) -> tuple[dict[str, Pool], list[str]]:
+    """The pools with each sample's client, and the clients' names: `client_names`, or the values in
+    order."""
     if "client_train" not in arrays:
         return pools, []
     clients = _clients(arrays["client_train"])
@@ -78,11 +102,25 @@ def _grouped(root: str, pools: dict[str, Pool], arrays: dict[str, np.ndarray]) -
     for part, pool in pools.items():
         own = _clients(arrays.get(f"client_{part}", np.zeros(0)))
         fine = len(own) == len(pool.labels)
-        check("data.root", root, fine, f"client_{part} holds {len(own)} clients of {len(pool.labels)} samples")
+        check(
+            "data.root",
+            root,
+            fine,
+            f"client_{part} holds {len(own)} clients of {len(pool.labels)} samples",
+        )
         odd = next((value for value in own if value not in places), None)
-        check("data.root", root, odd is None, f"client_{part} holds {odd!r}, which no name or training sample has")
+        check(
+            "data.root",
+            root,
+            odd is None,
+            f"client_{part} holds {odd!r}, which no name or training sample has",
+        )
         grouped[part] = replace(pool, groups=np.array([places[value] for value in own], np.int64))
-    names = arrays["client_names"].ravel().tolist() if "client_names" in arrays else [str(value) for value in values]
+    names = (
+        arrays["client_names"].ravel().tolist()
+        if "client_names" in arrays
+        else [str(value) for value in values]
+    )
     odd = next((name for name in names if not isinstance(name, str)), None)
     check("data.root", root, odd is None, f"client_names holds {odd!r}, which is no text")
     return grouped, [composed(name) for name in names]
@@ -90,11 +128,14 @@ def _grouped(root: str, pools: dict[str, Pool], arrays: dict[str, np.ndarray]) -
 
 def _clients(column: np.ndarray) -> list[Any]:
     """The client of each sample: its number, or its name."""
-    return [composed(value) if isinstance(value, str) else value for value in column.ravel().tolist()]
+    return [
+        composed(value) if isinstance(value, str) else value for value in column.ravel().tolist()
+    ]
 
 
 def public(key: str, path: str) -> Pool:
-    """The samples without labels in the file at `path`: x_public, else x_train; `BadInput` for `key`."""
+    """The samples without labels in the file at `path`: x_public, else x_train; `BadInput` for
+    `key`."""
     with _opened(key, path) as archive:
         samples = next((archive[name] for name in ("x_public", "x_train") if name in archive), None)
         layout = _layout(key, path, _arrays(archive, ["channels"]))
@@ -105,25 +146,35 @@ def public(key: str, path: str) -> Pool:
 
 
 def newcomer(root: str, task: Task) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
-    """A new client's `train` samples and labels (None: unlabelled), and its `test` samples where the file has any."""
+    """A new client's `train` samples and labels (None: unlabelled), and its `test` samples where
+    the file has any."""
     with _opened("data", root) as archive:
         arrays = _arrays(archive, [*KEYS, "channels"])
     layout = _layout("data", root, arrays)
     if "x_train" not in arrays or ("x_test" in arrays) != ("y_test" in arrays):
-        raise BadInput("data", root, "it must hold x_train, y_train where there are labels, and x_test with y_test")
+        raise BadInput(
+            "data",
+            root,
+            "it must hold x_train, y_train where there are labels, and x_test with y_test",
+        )
     parts: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
     for part in ("train", "test"):
         if f"x_{part}" not in arrays:
             continue
         x, y = arrays[f"x_{part}"], arrays.get(f"y_{part}")
-        pool = _pool("data", root, part, x, np.zeros(len(x), np.int64) if y is None else y, task, layout)
+        pool = _pool(
+            "data", root, part, x, np.zeros(len(x), np.int64) if y is None else y, task, layout
+        )
         parts[part] = (pool.read_all(), None if y is None else pool.labels)
     return parts
 
 
-def site(root: str, task: Task) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray | None]:
-    """One site's samples and labels by part (`train`, `validation` and `test`, of which the last two may be empty), and
-    the public samples where the file has any. A file with the key `raw` has its axes as clients train on them."""
+def site(
+    root: str, task: Task
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray | None]:
+    """One site's samples and labels by part (`train`, `validation` and `test`, of which the last
+    two may be empty), and the public samples where the file has any. A file with the key `raw` has
+    its axes as clients train on them."""
     names = [f"{letter}_{part}" for part in ("train", "validation", "test") for letter in "xy"]
     with _opened("data", root) as archive:
         content = _arrays(archive, [*names, "x_public", *SHAPED])
@@ -147,16 +198,24 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]
         parts = {part: parts.get(part, nothing) for part in ("train", "validation", "test")}
     if public is None:
         return parts, None
-    return parts, read("public", public, np.zeros(len(public), np.float32 if task == "regression" else np.int64))[0]
+    return parts, read(
+        "public", public, np.zeros(len(public), np.float32 if task == "regression" else np.int64)
+    )[0]
 
 
 @contextlib.contextmanager
 def _opened(key: str, root: str) -> Iterator[Mapping[str, np.ndarray]]:
-    """The archive at `root`; `Absent` for `key` if there is none, `BadInput` if it is broken where it is read."""
+    """The archive at `root`; `Absent` for `key` if there is none, `BadInput` if it is broken where
+    it is read."""
     path = Path(root).expanduser()
     if not path.is_file():
         raise Absent(key, root, "there is no such file")
-    check(key, root, is_zipfile(path), "it cannot be read: it is no .npz archive, which numpy.savez writes")
+    check(
+        key,
+        root,
+        is_zipfile(path),
+        "it cannot be read: it is no .npz archive, which numpy.savez writes",
+    )
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             yield archive
@@ -182,21 +241,40 @@ def _layout(key: str, root: str, arrays: Mapping[str, np.ndarray]) -> Layout:
 
 
 def _pool(
-    key: str, root: str, part: str, x: np.ndarray, y: np.ndarray, task: Task = "classification",
+    key: str,
+    root: str,
+    part: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    task: Task = "classification",
     layout: Layout = "unsaid",
-) -> Pool:  # fmt: skip
-    check(key, root, len(x.shape) > 0 and len(y.shape) > 0 and len(x) > 0, f"x_{part} or y_{part} is empty")
+) -> Pool:
+    check(
+        key,
+        root,
+        len(x.shape) > 0 and len(y.shape) > 0 and len(x) > 0,
+        f"x_{part} or y_{part} is empty",
+    )
     y = y.reshape(len(y)) if y.shape == (len(y), 1) else y
-    check(key, root, y.shape == (len(x),), f"x_{part} holds {len(x)} samples but y_{part} has the shape {y.shape}")
+    check(
+        key,
+        root,
+        y.shape == (len(x),),
+        f"x_{part} holds {len(x)} samples but y_{part} has the shape {y.shape}",
+    )
     if task == "regression":
         if not np.issubdtype(y.dtype, np.number) or np.iscomplexobj(y) or not np.isfinite(y).all():
             raise BadInput(key, root, f"y_{part} must hold finite numbers")
         say_merged([f"y_{part}"], y[:, None])
         y = y.astype(np.float32)
     elif not np.issubdtype(y.dtype, np.integer):
-        raise BadInput(key, root, f"y_{part} holds {y.dtype} but must hold whole numbers (classes from 0)")
+        raise BadInput(
+            key, root, f"y_{part} holds {y.dtype} but must hold whole numbers (classes from 0)"
+        )
     elif y.min() < 0:
-        raise BadInput(key, root, f"y_{part} holds the negative label {y.min()} (sample {_first(y < 0)})")
+        raise BadInput(
+            key, root, f"y_{part} holds the negative label {y.min()} (sample {_first(y < 0)})"
+        )
     if not (np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_) or np.iscomplexobj(x):
         raise BadInput(key, root, f"x_{part} holds {x.dtype} but must hold numbers")
     raw = layout == "raw"
@@ -204,7 +282,9 @@ def _pool(
         return Pool.of(x if raw else _channels_first(key, root, part, x, layout), y)
     stored = x.astype(np.float32)
     if not (finite := np.isfinite(stored)).all():
-        raise BadInput(key, root, f"x_{part} holds values that are not finite (sample {_first(~finite)})")
+        raise BadInput(
+            key, root, f"x_{part} holds values that are not finite (sample {_first(~finite)})"
+        )
     say_merged_samples(f"x_{part}", x)
     return Pool.of(stored if raw else _channels_first(key, root, part, stored, layout), y)
 
@@ -223,16 +303,22 @@ def _channels_first(key: str, root: str, part: str, x: np.ndarray, layout: Layou
     where = channels_of(x.shape) if layout == "unsaid" else layout
     if where == "unsaid":
         what = f"x_{part} of shape {x.shape} may have its channels first or last"
-        raise BadInput(key, root, f"{what}: say so in the file, numpy.savez(..., channels='first') or 'last'")
+        raise BadInput(
+            key, root, f"{what}: say so in the file, numpy.savez(..., channels='first') or 'last'"
+        )
     if where == "first" and layout == "unsaid":
         what = f"x_{part} of shape {x.shape} seems to have its channels first"
-        raise BadInput(key, root, f"{what}: put them last, or say so in the file, numpy.savez(..., channels='first')")
+        raise BadInput(
+            key,
+            root,
+            f"{what}: put them last, or say so in the file, numpy.savez(..., channels='first')",
+        )
     return x if where == "first" else x.transpose(0, 3, 1, 2)
 
 
 def channels_of(shape: tuple[int, ...]) -> Layout:
-    """Where images (n, a, b, c) have their channels, as far as their shape tells: on the side with at most four, else
-    where one side of a square is not."""
+    """Where images (n, a, b, c) have their channels, as far as their shape tells: on the side with
+    at most four, else where one side of a square is not."""
     _, a, b, c = shape
     if (a <= FEW) != (c <= FEW):
         return "first" if a <= FEW else "last"

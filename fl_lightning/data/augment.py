@@ -1,4 +1,5 @@
-"""Augmentation of a batch of training images on its device, from draws made for a whole epoch on the CPU."""
+"""Augmentation of a batch of training images on its device, from draws made for a whole epoch on
+the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from torch import Tensor
 from fl_lightning.foundation.device import sent
 
 PAD = 4
-"""Black pixels around an image before a random crop of its own size: the usual recipe for CIFAR (He et al., 2016)."""
+"""Black pixels around an image before a random crop of its own size: the usual recipe for CIFAR (He
+et al., 2016)."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class Augmentation:
     """What a black pixel is after normalisation, [channels, 1, 1] float32."""
 
     def draw(self, samples: int, generator: torch.Generator) -> Tensor:
-        """One row for each of an epoch's samples, int64 [samples, 3]: flip or not, shift down, shift right."""
+        """One row for each of an epoch's samples, int64 [samples, 3]: flip or not, shift down,
+        shift right."""
         flips = torch.randint(0, 2, (samples, 1), generator=generator)
         shifts = torch.randint(0, 2 * PAD + 1, (samples, 2), generator=generator)
         return torch.cat([flips, shifts], dim=1)

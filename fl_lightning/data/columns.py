@@ -1,6 +1,7 @@
 """Columns of a table as features: one-hot, imputed, and scaled by transformers of scikit-learn.
 
-A transformer is fitted on training parts alone: on each client's own (`data.fitted: own`), or on all of them together.
+A transformer is fitted on training parts alone: on each client's own (`data.fitted: own`), or on
+all of them together.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ PROBES = 64
 FAR = 2.0**31
 """Where its slope is measured: between 0 and 1 a scaler of large numbers rounds it away."""
 MERGED = 0.01
-"""Share of a column's different values that float32 may merge without a word: two random numbers are one by chance."""
+"""Share of a column's different values that float32 may merge without a word: two random numbers
+are one by chance."""
 BLURRED = 0.01
-"""Share of a column's deviation that rounding to float32 may reach without a word. Ours: noise of a hundredth."""
+"""Share of a column's deviation that rounding to float32 may reach without a word. Ours: noise of a
+hundredth."""
 PROBED = 10_000
 """Rows that are looked at, evenly spaced. Ours: half a second for the features of MNIST."""
 EXACT = ("float32", "float16", "bool", "uint8", "int8", "uint16", "int16")
@@ -45,7 +48,8 @@ EXACT = ("float32", "float16", "bool", "uint8", "int8", "uint16", "int16")
 EMPTY = ("", "na", "nan", "null")
 """What an empty cell may hold, in small letters."""
 INDEX = re.compile("|__index_level_[0-9]+__|Unnamed: 0")
-"""Columns that pandas makes of a table's index: the order of the rows, which may give classes away."""
+"""Columns that pandas makes of a table's index: the order of the rows, which may give classes
+away."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +63,29 @@ class Columns:
 
     @property
     def numeric(self) -> np.ndarray:
-        """Which features are numbers (others: whether the cell holds a certain value), bool (features,)."""
-        return np.concatenate([np.full(len(self.values.get(n, "1")), n not in self.values) for n in self.names])
+        """Which features are numbers (others: whether the cell holds a certain value), bool
+        (features,)."""
+        return np.concatenate(
+            [np.full(len(self.values.get(n, "1")), n not in self.values) for n in self.names]
+        )
 
     @property
     def features(self) -> list[str]:
         """A name for each feature: the column, or `column=value`."""
-        return [f for n in self.names for f in ([f"{n}={v}" for v in self.values[n]] if n in self.values else [n])]
+        return [
+            f
+            for n in self.names
+            for f in ([f"{n}={v}" for v in self.values[n]] if n in self.values else [n])
+        ]
 
     @classmethod
     def of(cls, cells: Mapping[str, Sequence[str]], one_hot: Sequence[str]) -> Columns:
         """Of cells by column; the values of a column are ordered as text, without empty cells."""
-        values = {n: sorted(v for v in {*own} if v.lower() not in EMPTY) for n, own in cells.items() if n in one_hot}
+        values = {
+            n: sorted(v for v in {*own} if v.lower() not in EMPTY)
+            for n, own in cells.items()
+            if n in one_hot
+        }
         return cls(list(cells), values)
 
     @classmethod
@@ -79,11 +94,17 @@ class Columns:
         return cls([f"feature {k}" for k in range(shape[1])], {}) if len(shape) == 2 else None
 
     def encoded(self, cells: Mapping[str, Sequence[str]]) -> np.ndarray:
-        """Cells by column as float64 (n, features); an unknown value is 0 in all of its column; numbers: `number`."""
+        """Cells by column as float64 (n, features); an unknown value is 0 in all of its column;
+        numbers: `number`."""
         parts = []
         for name in self.names:
             if name in self.values:
-                parts.append(np.array([[cell == value for value in self.values[name]] for cell in cells[name]], float))
+                parts.append(
+                    np.array(
+                        [[cell == value for value in self.values[name]] for cell in cells[name]],
+                        float,
+                    )
+                )
             else:
                 parts.append(np.array([number(cell) for cell in cells[name]])[:, None])
         return np.concatenate(parts, axis=1)
@@ -100,7 +121,8 @@ def number(cell: str) -> float:
 
 
 def say_merged(names: Sequence[str], numbers: np.ndarray) -> None:
-    """A line on columns of `numbers` (n, columns), called `names`, whose values float32 merges or rounds coarsely."""
+    """A line on columns of `numbers` (n, columns), called `names`, whose values float32 merges or
+    rounds coarsely."""
     if numbers.dtype.name in EXACT or not len(numbers):
         return
     rows = numbers[:: -(-len(numbers) // PROBED)]
@@ -114,7 +136,8 @@ def say_merged(names: Sequence[str], numbers: np.ndarray) -> None:
 
 
 def say_merged_samples(name: str, samples: np.ndarray) -> None:
-    """`say_merged` for the array `name`: by feature of vectors (n, features), of images and series all values."""
+    """`say_merged` for the array `name`: by feature of vectors (n, features), of images and series
+    all values."""
     vectors = samples.ndim == 2
     names = [f"feature {k} of {name}" for k in range(samples.shape[1])] if vectors else [name]
     say_merged(names, samples if vectors else samples.reshape(-1, 1))
@@ -131,19 +154,40 @@ def _loss(column: np.ndarray) -> str:
         return f"of {before} different values {after} are left in 32 bits"
     error, deviation = float(np.abs(stored.astype(np.float64) - values).max()), float(values.std())
     coarse = before > 1 and error > BLURRED * deviation
-    return f"32 bits round its values by up to {error:.3g}, of a deviation of {deviation:.3g}" if coarse else ""
+    return (
+        f"32 bits round its values by up to {error:.3g}, of a deviation of {deviation:.3g}"
+        if coarse
+        else ""
+    )
 
 
 def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, list[str]]:
-    """The columns of label, group and features among those of a table, `head`; `BadInput` for one that is not there."""
+    """The columns of label, group and features among those of a table, `head`; `BadInput` for one
+    that is not there."""
     shown = ", ".join(head[:10]) + (", ..." if len(head) > 10 else "")
     label, group = data.label_column, data.group_column
-    named = [("label_column", label), ("group_column", group), *(("columns", name) for name in data.columns or [])]
+    named = [
+        ("label_column", label),
+        ("group_column", group),
+        *(("columns", name) for name in data.columns or []),
+    ]
     for key, name in named:
-        check(f"data.{key}", name, name is None or name in head, f"there is no such column; columns: {shown}")
-    columns = [name for name in head if name not in (label, group)] if data.columns is None else data.columns
+        check(
+            f"data.{key}",
+            name,
+            name is None or name in head,
+            f"there is no such column; columns: {shown}",
+        )
+    columns = (
+        [name for name in head if name not in (label, group)]
+        if data.columns is None
+        else data.columns
+    )
     if data.columns is None and (index := [name for name in columns if INDEX.fullmatch(name)]):
-        what = f"its column {index[0]!r} is an index that pandas wrote: name in data.columns those that are features"
+        what = (
+            f"its column {index[0]!r} is an index that pandas wrote: name in data.columns those "
+            f"that are features"
+        )
         raise BadInput("data.root", data.root, f"{what}; columns: {shown}")
     fine = bool(columns) and label not in columns
     check("data.columns", columns, fine, "it must name columns of features beside the label's")
@@ -151,12 +195,15 @@ def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, 
 
 
 class Preprocessing:
-    """What makes inputs of features: an imputer and a scaler for all clients, or for each its own."""
+    """What makes inputs of features: an imputer and a scaler for all clients, or for each its
+    own."""
 
     def __init__(self, data: DataConfig, columns: Columns | None, width: int) -> None:
         self.data, self.columns, self.own = data, columns, data.fitted == "own"
         self.numeric = columns.numeric if columns is not None else np.ones(width, bool)
-        self.features = columns.features if columns is not None else [f"feature {k}" for k in range(width)]
+        self.features = (
+            columns.features if columns is not None else [f"feature {k}" for k in range(width)]
+        )
         self._fits: dict[int, list[tuple[str, Any]]] = {}
 
     @classmethod
@@ -164,29 +211,52 @@ class Preprocessing:
         """What fits on samples like `raw` (n, features); None: nothing is to be fitted.
 
         Raises:
-            BadInput: samples are no vectors or no table's, or some belong to no client that could fit its own.
+            BadInput: samples are no vectors or no table's, or some belong to no client that could
+                fit its own.
         """
         for key in ("one_hot", "impute"):
             fine = getattr(data, key) is None or columns is not None
-            check(f"data.{key}", getattr(data, key), fine, "the samples are no columns of a table (source table)")
+            check(
+                f"data.{key}",
+                getattr(data, key),
+                fine,
+                "the samples are no columns of a table (source table)",
+            )
         key = "data.impute" if data.impute is not None else "data.scale"
         value = data.impute or data.scale
         fine = value is not None or data.fitted == "shared"
-        check("data.fitted", data.fitted, fine, "nothing is fitted: it needs data.impute or data.scale")
+        check(
+            "data.fitted",
+            data.fitted,
+            fine,
+            "nothing is fitted: it needs data.impute or data.scale",
+        )
         if value is None:
             return None
         vectors = raw.ndim == 2 and raw.dtype != np.int64
-        check(key, value, vectors, "the samples are no vectors: it belongs to tables and arrays of features")
+        check(
+            key,
+            value,
+            vectors,
+            "the samples are no vectors: it belongs to tables and arrays of features",
+        )
         common = data.public is not None or data.global_test
-        allowed = "public samples, and those of data.global_test, belong to no client: it must be shared"
+        allowed = (
+            "public samples, and those of data.global_test, belong to no client: it must be shared"
+        )
         check("data.fitted", data.fitted, data.fitted == "shared" or not common, allowed)
         return cls(data, columns, raw.shape[1])
 
     def all_of(
-        self, train: np.ndarray, test: np.ndarray, shares: Sequence[Sequence[np.ndarray]], shared: np.ndarray,
+        self,
+        train: np.ndarray,
+        test: np.ndarray,
+        shares: Sequence[Sequence[np.ndarray]],
+        shared: np.ndarray,
         names: Sequence[str],
-    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """Training and test samples (n, features), which may be one array, after fits on training samples.
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Training and test samples (n, features), which may be one array, after fits on training
+        samples.
 
         Args:
             train, test: as they were read.
@@ -203,12 +273,17 @@ class Preprocessing:
         other = out if one else np.zeros(test.shape, np.float32)
         for who, name in enumerate(names):
             self.fit(who, name, train[shares[0][who]])
-            for made, raw, share in ((out, train, shares[0]), (out, train, shares[1]), (other, test, shares[2])):
+            for made, raw, share in (
+                (out, train, shares[0]),
+                (out, train, shares[1]),
+                (other, test, shares[2]),
+            ):
                 made[share[who]] = self.transformed(who, name, raw[share[who]])
         return out, other
 
     def fit(self, who: int, name: str, raw: np.ndarray) -> None:
-        """Fit on the training samples `raw` (n, features) of client `who`, called `name`; of all with `shared`."""
+        """Fit on the training samples `raw` (n, features) of client `who`, called `name`; of all
+        with `shared`."""
         numbers = raw[:, self.numeric].astype(np.float64)
         steps: list[tuple[str, Any]] = []
         if self.data.impute is not None:
@@ -228,19 +303,26 @@ class Preprocessing:
         self._fits[who if self.own else 0] = steps
 
     def affine(self, who: int) -> tuple[list[float], list[list[float]]]:
-        """What fills an empty cell of each feature, and centre, spread, slope and shift behind it (`_affine`).
+        """What fills an empty cell of each feature, and centre, spread, slope and shift behind it
+        (`_affine`).
 
         Raises:
             BadInput: the scaler does more than that.
         """
         width = int(self.numeric.sum())
-        fills, rule = np.zeros(len(self.numeric)), np.repeat([[0.0], [1.0], [1.0], [0.0]], len(self.numeric), 1)
+        fills, rule = (
+            np.zeros(len(self.numeric)),
+            np.repeat([[0.0], [1.0], [1.0], [0.0]], len(self.numeric), 1),
+        )
         for key, step in self._fits[who if self.own else 0]:
             if key == "data.impute":
                 fills[self.numeric] = step.statistics_
                 continue
             made = _affine(step, width)
-            allowed = f"it does more than scale each column, which an exported file cannot: {', '.join(SCALERS)}"
+            allowed = (
+                f"it does more than scale each column, which an exported file cannot: "
+                f"{', '.join(SCALERS)}"
+            )
             check("data.scale", self.data.scale, made is not None, allowed)
             rule[:, self.numeric] = made
         return fills.tolist(), rule.tolist()
@@ -254,7 +336,10 @@ class Preprocessing:
             value = getattr(self.data, key.removeprefix("data."))
             with _blamed(key, value, name):
                 made = np.asarray(step.transform(numbers), np.float64)
-            what = f"it makes features of shape {made.shape[1:]} of {numbers.shape[1:]} on the part of {name}"
+            what = (
+                f"it makes features of shape {made.shape[1:]} of {numbers.shape[1:]} on the part "
+                f"of {name}"
+            )
             check(key, value, made.shape == numbers.shape, what)
             with np.errstate(invalid="ignore"):
                 fine = bool((np.abs(made) < FLOAT32).all())
@@ -265,7 +350,8 @@ class Preprocessing:
 
 
 def _affine(step: Any, width: int) -> np.ndarray | None:
-    """Centre, spread, slope and shift (4, width) by which a scaler makes `(x - centre) / spread * slope + shift`.
+    """Centre, spread, slope and shift (4, width) by which a scaler makes `(x - centre) / spread *
+    slope + shift`.
 
     Bit by bit for those of scikit-learn, which compute in this order. None: it does more.
     """
@@ -273,14 +359,26 @@ def _affine(step: Any, width: int) -> np.ndarray | None:
     made = np.asarray(step.transform(probes), np.float64)
     zero, one = np.zeros(width), np.ones(width)
     if type(step).__module__.startswith("sklearn.preprocessing."):
-        centre, spread = getattr(step, "mean_", getattr(step, "center_", None)), getattr(step, "scale_", None)
+        centre, spread = (
+            getattr(step, "mean_", getattr(step, "center_", None)),
+            getattr(step, "scale_", None),
+        )
         centre, spread = zero if centre is None else centre, one if spread is None else spread
-        rule = (zero, one, spread, step.min_) if hasattr(step, "min_") else (centre, spread, one, zero)
+        rule = (
+            (zero, one, spread, step.min_) if hasattr(step, "min_") else (centre, spread, one, zero)
+        )
         if np.array_equal(made, (probes - rule[0]) / rule[1] * rule[2] + rule[3]):
             return np.array(rule)
-    shift, far = (np.asarray(step.transform(np.full((1, width), value)), np.float64)[0] for value in (0.0, FAR))
+    shift, far = (
+        np.asarray(step.transform(np.full((1, width), value)), np.float64)[0]
+        for value in (0.0, FAR)
+    )
     slope = (far - shift) / FAR
-    return np.array([zero, one, slope, shift]) if np.allclose(made, probes * slope + shift, 1e-5, 1e-5) else None
+    return (
+        np.array([zero, one, slope, shift])
+        if np.allclose(made, probes * slope + shift, 1e-5, 1e-5)
+        else None
+    )
 
 
 @contextlib.contextmanager
@@ -288,7 +386,8 @@ def _blamed(key: str, value: object, name: str) -> Iterator[None]:
     """Whatever a transformer raises is bad input, which names whose part it failed on."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on constant columns and the like: the numbers are checked
+            # on constant columns and the like: the numbers are checked
+            warnings.simplefilter("ignore")
             yield
     except Exception as error:
         line = (str(error) or type(error).__name__).splitlines()[0]
@@ -296,9 +395,13 @@ def _blamed(key: str, value: object, name: str) -> Iterator[None]:
 
 
 def _made(name: str) -> Any:
-    """The transformer that a name or an import path (of a class or a function without arguments) gives."""
+    """The transformer that a name or an import path (of a class or a function without arguments)
+    gives."""
     path = SCALERS.get(name, name)
-    known = f"choose among {', '.join(SCALERS)}, or give the import path of a transformer of scikit-learn"
+    known = (
+        f"choose among {', '.join(SCALERS)}, or give the import path of a transformer of "
+        f"scikit-learn"
+    )
     check("data.scale", name, path.find(".") > 0, known)
     try:
         made = Component(path).build()

@@ -1,4 +1,5 @@
-"""Whole samples by client and class, (N, C): dealt out by weights, topped up, held by so many clients."""
+"""Whole samples by client and class, (N, C): dealt out by weights, topped up, held by so many
+clients."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def share_out(mass: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
 
 
 def fill_in_turn(mass: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
-    """Counts [N, C] with equal row sums: each client takes by its row of `mass` from the classes not yet used up."""
+    """Counts [N, C] with equal row sums: each client takes by its row of `mass` from the classes
+    not yet used up."""
     size = int(class_sizes.sum()) // len(mass)
     left = class_sizes.copy()
     counts = np.zeros(mass.shape, np.int64)
@@ -35,12 +37,16 @@ def fill_in_turn(mass: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
     return counts
 
 
-def top_up(counts: np.ndarray, size: int, weights: np.ndarray, keep: int = 0, strict: bool = False) -> bool:
-    """Move samples in `counts` [N, C], in place, until every row adds up to `size`; return whether that could be done.
+def top_up(
+    counts: np.ndarray, size: int, weights: np.ndarray, keep: int = 0, strict: bool = False
+) -> bool:
+    """Move samples in `counts` [N, C], in place, until every row adds up to `size`; return whether
+    that could be done.
 
-    A poor client is given classes in the order of its row of `weights` (none where that is 0), each from the largest
-    client that can spare it: donors stay at `size`, and at `keep` samples of the class. Where that does not suffice it
-    is given whatever the largest client has most of, unless `strict`.
+    A poor client is given classes in the order of its row of `weights` (none where that is 0), each
+    from the largest client that can spare it: donors stay at `size`, and at `keep` samples of the
+    class. Where that does not suffice it is given whatever the largest client has most of, unless
+    `strict`.
     """
     sizes = counts.sum(1)
     for poor in np.flatnonzero(sizes < size):
@@ -66,7 +72,8 @@ def top_up(counts: np.ndarray, size: int, weights: np.ndarray, keep: int = 0, st
 
 
 def holders(room: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Which classes each client holds, 0 or 1 [N, C]: k in each row and at most `room` [C] in each column."""
+    """Which classes each client holds, 0 or 1 [N, C]: k in each row and at most `room` [C] in each
+    column."""
     quota = np.zeros_like(room)
     places = clients * k
     while places:
@@ -79,7 +86,8 @@ def holders(room: np.ndarray, clients: int, k: int, rng: np.random.Generator) ->
         places -= int(quota.sum() - before)
     holds = np.zeros((clients, len(room)), np.int64)
     for client in range(clients):
-        # Largest remaining quota first (ties at random): no class can then be left with more places than clients.
+        # Largest remaining quota first (ties at random): no class can then be left with more places
+        # than clients.
         chosen = np.argsort(-(quota + rng.random(len(quota))))[:k]
         holds[client, chosen] = 1
         quota[chosen] -= 1

@@ -1,4 +1,5 @@
-"""scikit-learn's handwritten digits (E. Alpaydin and C. Kaynak, UCI, 1998): 1,797 real images of 8x8 pixels."""
+"""scikit-learn's handwritten digits (E. Alpaydin and C. Kaynak, UCI, 1998): 1,797 real images of
+8x8 pixels."""
 
 from __future__ import annotations
 
@@ -19,15 +20,16 @@ FILE = "datasets/data/digits.csv.gz"
 def load(data: DataConfig) -> Source:
     """Images (1, 8, 8) of 17 grey levels."""
     table = _table()
-    images = table[:, :-1].astype(np.uint8).reshape(-1, 8, 8)[:, None]  # torch sees both memory formats in it
+    # torch sees both memory formats in it
+    images = table[:, :-1].astype(np.uint8).reshape(-1, 8, 8)[:, None]
     names = [str(digit) for digit in range(10)]
     return source_of(data, Pool.of(images, table[:, -1].astype(np.int64)), None, names)
 
 
 @cache
 def _table() -> np.ndarray:
-    """Pixels and class (1797, 65), once for all runs of a process: from the file, since importing scikit-learn takes as
-    long as some rounds. Not to be written to."""
+    """Pixels and class (1797, 65), once for all runs of a process: from the file, since importing
+    scikit-learn takes as long as some rounds. Not to be written to."""
     package = find_spec("sklearn")
     file = Path(package.origin).parent / FILE if package and package.origin else None
     if file is not None and file.is_file():

@@ -1,4 +1,5 @@
-"""Domains: the same classes seen in several ways (photographs, sketches, ...), each shared by clients."""
+"""Domains: the same classes seen in several ways (photographs, sketches, ...), each shared by
+clients."""
 
 from __future__ import annotations
 
@@ -19,9 +20,11 @@ LAYOUT = "a folder with DOMAIN/CLASS/*.jpg, as PACS, Office-Home and DomainNet h
 
 
 def load(data: DataConfig) -> Source:
-    """Image folders by domain and class; classes are those of all domains, in the order of their names.
+    """Image folders by domain and class; classes are those of all domains, in the order of their
+    names.
 
-    A fifth of each class of a domain is its test part, drawn from `data.test_seed`. Groups: `of_domains`.
+    A fifth of each class of a domain is its test part, drawn from `data.test_seed`. Groups:
+    `of_domains`.
     """
     root, folder = at_root(data, LAYOUT)
     folders = [path for path in entries(folder) if path.is_dir()]
@@ -34,33 +37,47 @@ def load(data: DataConfig) -> Source:
         pool = replace(pool, labels=numbers[pool.labels])
         train, test = split(pool.labels, TEST_SHARE, numpy_rng(data.split_seed, "data.split"))
         parts.append((pool.part(train), pool.part(test if data.reads_test else train)))
-    return of_domains(parts, names, [composed(domain.name) for domain in folders], data.clients_per_domain)
+    return of_domains(
+        parts, names, [composed(domain.name) for domain in folders], data.clients_per_domain
+    )
 
 
 def digit_pair(data: DataConfig) -> Source:
-    """scikit-learn's digits, and as many of MNIST, whose 28x28 pixels are averaged to 8x8: (1, 8, 8) uint8, 0 to 255.
+    """scikit-learn's digits, and as many of MNIST, whose 28x28 pixels are averaged to 8x8: (1, 8,
+    8) uint8, 0 to 255.
 
-    Both are handwritten digits on 8x8 pixels, by other hands and scanners: a shift of features alone.
+    Both are handwritten digits on 8x8 pixels, by other hands and scanners: a shift of features
+    alone.
     """
     ours, theirs = digits.load(data), vision.load(replace(data, source="mnist", score_on="test"))
     parts = []
     for name in ("train", "test"):
         one, other = getattr(ours, name), getattr(theirs, name)
-        chosen = stratified(other.labels, min(len(one.labels), len(other.labels)), numpy_rng(0, f"digit_pair {name}"))
+        chosen = stratified(
+            other.labels,
+            min(len(one.labels), len(other.labels)),
+            numpy_rng(0, f"digit_pair {name}"),
+        )
         small = Pool.of(_averaged(other.read(chosen)), other.labels[chosen])
-        parts.append((Pool.of((one.read_all() * (255 / 16)).round().astype(np.uint8), one.labels), small))
+        parts.append(
+            (Pool.of((one.read_all() * (255 / 16)).round().astype(np.uint8), one.labels), small)
+        )
     (digits_train, mnist_train), (digits_test, mnist_test) = parts
     pairs = [(digits_train, digits_test), (mnist_train, mnist_test)]
     return of_domains(pairs, ours.class_names, ["digits", "mnist"], data.clients_per_domain)
 
 
 def of_domains(
-    parts: Sequence[tuple[Pool, Pool]], class_names: list[str], domain_names: Sequence[str], per_domain: int
+    parts: Sequence[tuple[Pool, Pool]],
+    class_names: list[str],
+    domain_names: Sequence[str],
+    per_domain: int,
 ) -> Source:
-    """The training and test pools of domains as one source; the groups are `per_domain` clients of each domain.
+    """The training and test pools of domains as one source; the groups are `per_domain` clients of
+    each domain.
 
-    They share each part of their domain equally, with its class mix as far as whole samples allow; `Source.domains`
-    says which is whose.
+    They share each part of their domain equally, with its class mix as far as whole samples allow;
+    `Source.domains` says which is whose.
     """
     both: tuple[list[Pool], list[Pool]] = ([], [])
     for number, pools in enumerate(parts):
@@ -70,7 +87,9 @@ def of_domains(
     train, test = (reduce(Pool.beside, pools) for pools in both)
     numbered = [(name, k) for name in domain_names for k in range(per_domain)]
     names = [name if per_domain == 1 else f"{name} {k + 1}" for name, k in numbered]
-    return Source(train, test, class_names, names, [place // per_domain for place in range(len(names))])
+    return Source(
+        train, test, class_names, names, [place // per_domain for place in range(len(names))]
+    )
 
 
 def _averaged(raw: np.ndarray) -> np.ndarray:

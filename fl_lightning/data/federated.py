@@ -17,7 +17,15 @@ from fl_lightning.configuration.components import Text
 from fl_lightning.data.augment import Augmentation
 from fl_lightning.data.columns import NEWCOMER
 from fl_lightning.data.named import composed
-from fl_lightning.data.part import LoadedPart, Part, Relabelling, ResidentPart, Rows, Samples, TargetPart
+from fl_lightning.data.part import (
+    LoadedPart,
+    Part,
+    Relabelling,
+    ResidentPart,
+    Rows,
+    Samples,
+    TargetPart,
+)
 from fl_lightning.data.planted import Tasks
 from fl_lightning.data.source import HeldOut, Reading
 from fl_lightning.foundation.device import free_bytes
@@ -25,7 +33,8 @@ from fl_lightning.foundation.errors import BadInput, check
 from fl_lightning.foundation.metric import BY_TASK, NO_TARGET, Task
 
 RESIDENT_SHARE = 0.5
-"""`data.resident: auto`: tensors on the device if all samples in use take at most this share of its free memory."""
+"""`data.resident: auto`: tensors on the device if all samples in use take at most this share of its
+free memory."""
 
 
 class FederatedData:
@@ -33,7 +42,8 @@ class FederatedData:
 
     _round = 1  # whose tasks clients have
     holds_all: ClassVar[bool] = True
-    """Whether every client's samples are in this process, so that tables over all clients can be made."""
+    """Whether every client's samples are in this process, so that tables over all clients can be
+    made."""
 
     def __init__(
         self,
@@ -54,9 +64,11 @@ class FederatedData:
         drifting: Tasks | None = None,
         reading: Reading | None = None,
     ) -> None:
-        """`shares`: each client's indices for training and validation (into `train`) and for test (into `test`).
+        """`shares`: each client's indices for training and validation (into `train`) and for test
+        (into `test`).
 
-        `common`: what `global_test` gives; it may be `test`. `held_out`: clients that take no part, beside these.
+        `common`: what `global_test` gives; it may be `test`. `held_out`: clients that take no part,
+        beside these.
         """
         self.input_shape: tuple[int, ...] = tuple(train.raw.shape[1:])
         self.class_names, self.task, self.metric = class_names, task, BY_TASK[task]
@@ -68,29 +80,48 @@ class FederatedData:
         self.numbers = [c for c in range(self.clients + len(away)) if c not in away]
         """Of every client, its number among all that the data were dealt to."""
         self.groups = groups or [0] * self.clients
-        """The true group of every client, planted, of a mixture or of a domain; all 0 where there are none."""
+        """The true group of every client, planted, of a mixture or of a domain; all 0 where there
+        are none."""
         self.reading = reading or Reading()
         """How raw samples become inputs."""
         self.vocabulary = vocabulary
         """Different tokens of texts; 0: samples are no texts."""
         self.made_up = made_up
         """Whether the samples were made up because the real ones are absent (smoke runs only)."""
-        self.train_sizes, self.validation_sizes, self.test_sizes = ([len(i) for i in indices] for indices in shares)
+        self.train_sizes, self.validation_sizes, self.test_sizes = (
+            [len(i) for i in indices] for indices in shares
+        )
         labels = [_strata(pool, task) for pool in (train, train, test)]
-        counts = [_class_counts(*pair, self.num_classes) for pair in zip(shares, labels, strict=True)]
+        counts = [
+            _class_counts(*pair, self.num_classes) for pair in zip(shares, labels, strict=True)
+        ]
         self.class_counts, self.validation_counts, self.test_counts = counts
-        """Samples (of texts: next tokens) by client and class, int64 [N, classes]; a regression has one class.
-        By the labels that were dealt: `trained_counts` has those that a client trains on."""
+        """Samples (of texts: next tokens) by client and class, int64 [N, classes]; a regression has
+        one class. By the labels that were dealt: `trained_counts` has those that a client trains
+        on."""
         self.public_size = 0 if public is None else len(public.raw)
         """Public samples that `public` gives."""
-        pools = [pool for pool in (train, test, public, common if common is not test else None) if pool is not None]
-        self.raw_bytes = sum(t.numel() * t.element_size() for pool in pools for t in (pool.raw, pool.labels))
+        pools = [
+            pool
+            for pool in (train, test, public, common if common is not test else None)
+            if pool is not None
+        ]
+        self.raw_bytes = sum(
+            t.numel() * t.element_size() for pool in pools for t in (pool.raw, pool.labels)
+        )
         """What every process keeps of the samples as they were read."""
         self._train, self._test, self._public, self._common = train, test, public, common
         self._common_parts: dict[tuple[torch.device, torch.dtype], Part] = {}
-        self._shares, self._angles, self._resident, self._drifting = shares, list(angles), resident, drifting
+        self._shares, self._angles, self._resident, self._drifting = (
+            shares,
+            list(angles),
+            resident,
+            drifting,
+        )
         black = -train.mean / train.std
-        self._augmentation = None if augment == "none" else Augmentation(augment == "crop_flip", black)
+        self._augmentation = (
+            None if augment == "none" else Augmentation(augment == "crop_flip", black)
+        )
         self._cache: dict[tuple[int, torch.device, torch.dtype], ClientData] = {}
         self._fitting: dict[torch.device, bool] = {}
         self._relabelled: dict[int, Relabelling] = {}
@@ -98,12 +129,14 @@ class FederatedData:
 
     @property
     def least_test_class(self) -> int:
-        """Test samples of the rarest class that a client's test part has, the least over clients."""
+        """Test samples of the rarest class that a client's test part has, the least over
+        clients."""
         return int(self.test_counts[self.test_counts > 0].min())
 
     @property
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation by which inputs are normalised, shaped to broadcast against one sample."""
+        """Mean and deviation by which inputs are normalised, shaped to broadcast against one
+        sample."""
         return self._train.mean, self._train.std
 
     @property
@@ -122,7 +155,9 @@ class FederatedData:
         """What samples are, where they are texts."""
         return Text(self.vocabulary, self._train.labels.ndim > 1) if self.vocabulary else None
 
-    def client(self, i: int, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> ClientData:
+    def client(
+        self, i: int, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+    ) -> ClientData:
         """Client `i`'s parts on `device`, kept for the next call."""
         device = torch.device(device)
         if self._newcomer is not None and i == self.clients - 1:
@@ -131,7 +166,9 @@ class FederatedData:
         if key not in self._cache:
             train, validation, test = (share[i] for share in self._shares)
             angle = self._angles[i]
-            training = self._part(Rows(self._train, train, angle, device, dtype), self._augmentation)
+            training = self._part(
+                Rows(self._train, train, angle, device, dtype), self._augmentation
+            )
             if i in self._relabelled:
                 training = TargetPart(training, self._trained_labels(i).to(device))
             self._cache[key] = ClientData(
@@ -142,20 +179,25 @@ class FederatedData:
         return self._cache[key]
 
     def raw(self, i: int) -> tuple[Tensor, Tensor]:
-        """Client `i`'s training and test samples as they were read, in the order of its parts: whatever the seed, equal
-        samples are equal."""
+        """Client `i`'s training and test samples as they were read, in the order of its parts:
+        whatever the seed, equal samples are equal."""
         return self._train.raw[self._shares[0][i]], self._test.raw[self._shares[2][i]]
 
     def global_test(self, device: torch.device, dtype: torch.dtype) -> Part | None:
-        """The test set of all, never turned and kept for the next call; None without `data.global_test`.
+        """The test set of all, never turned and kept for the next call; None without
+        `data.global_test`.
 
         Of clients that are held out it has no sample.
         """
         if self._common is not None and (device, dtype) not in self._common_parts:
             everything = np.arange(len(self._common.labels))
             if self.held_out and self._common is self._test:
-                everything = np.setdiff1d(everything, np.concatenate([who.test for who in self.held_out]))
-            self._common_parts[device, dtype] = self._part(Rows(self._common, everything, 0.0, device, dtype))
+                everything = np.setdiff1d(
+                    everything, np.concatenate([who.test for who in self.held_out])
+                )
+            self._common_parts[device, dtype] = self._part(
+                Rows(self._common, everything, 0.0, device, dtype)
+            )
         return self._common_parts.get((device, dtype))
 
     def public(
@@ -164,7 +206,8 @@ class FederatedData:
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """Public inputs at `index` (int64 [m]; None: all of them), normalised as the private ones are and never turned.
+        """Public inputs at `index` (int64 [m]; None: all of them), normalised as the private ones
+        are and never turned.
 
         Raises:
             BadInput: there are none.
@@ -176,11 +219,13 @@ class FederatedData:
         return self._public.inputs(index, 0.0, torch.device(device), dtype)
 
     def taking_part(self, dealt: Sequence[int]) -> list[int]:
-        """The clients of the run among those that the data were `dealt` to, numbered as the run does."""
+        """The clients of the run among those that the data were `dealt` to, numbered as the run
+        does."""
         return [place for place, number in enumerate(self.numbers) if number in set(dealt)]
 
     def example(self, i: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Two samples at most of client `i`, as it trains on them: what operations are counted on."""
+        """Two samples at most of client `i`, as it trains on them: what operations are counted
+        on."""
         return next(iter(self.client(i, device, dtype).train.batches(2)))
 
     def inputs(self, raw: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -195,7 +240,8 @@ class FederatedData:
         return samples.inputs(torch.arange(len(raw)), 0.0, device, dtype)
 
     def fit_newcomer(self, raw: np.ndarray) -> None:
-        """Fit on the training samples of a client that is new, where each client has a transformer of its own."""
+        """Fit on the training samples of a client that is new, where each client has a transformer
+        of its own."""
         if (fits := self.reading.preprocessing) is not None and fits.own:
             fits.fit(NEWCOMER, "the new client", raw)
 
@@ -203,31 +249,55 @@ class FederatedData:
         """Inputs and labels of a client that is new, to train on: augmented as everybody's are."""
         return ResidentPart(x, y, self._augmentation)
 
-    def of_held_out(self, who: HeldOut, device: torch.device, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """Inputs and labels of all training and of all test samples of a client that is held out."""
-        parts = ((self._train, torch.from_numpy(who.train)), (self._test, torch.from_numpy(who.test)))
-        return [(s.inputs(index, who.angle, device, dtype), s.labels[index].to(device)) for s, index in parts]
+    def of_held_out(
+        self, who: HeldOut, device: torch.device, dtype: torch.dtype
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Inputs and labels of all training and of all test samples of a client that is held
+        out."""
+        parts = (
+            (self._train, torch.from_numpy(who.train)),
+            (self._test, torch.from_numpy(who.test)),
+        )
+        return [
+            (s.inputs(index, who.angle, device, dtype), s.labels[index].to(device))
+            for s, index in parts
+        ]
 
     def with_newcomer(self, parts: ClientData) -> FederatedData:
-        """The same with one client more, who has these parts; it counts as one sample at least. Not a copy."""
+        """The same with one client more, who has these parts; it counts as one sample at least. Not
+        a copy."""
         extended, labels = copy.copy(self), [y.cpu().numpy() for _, y in parts.train.batches(4096)]
-        extended._newcomer, extended.clients, extended.groups = parts, self.clients + 1, [*self.groups, 0]
+        extended._newcomer, extended.clients, extended.groups = (
+            parts,
+            self.clients + 1,
+            [*self.groups, 0],
+        )
         extended.train_sizes = [*self.train_sizes, max(1, len(parts.train))]
         extended.validation_sizes = [*self.validation_sizes, len(parts.validation)]
         extended.test_sizes = [*self.test_sizes, len(parts.test)]
         if self.task == "classification":
             y = np.concatenate(labels).ravel() if labels else np.zeros(0, np.int64)
             counts = np.bincount(y[y != NO_TARGET], minlength=self.num_classes)
-            extended.class_counts = np.vstack([self.class_counts, counts[None]]).astype(self.class_counts.dtype)
+            extended.class_counts = np.vstack([self.class_counts, counts[None]]).astype(
+                self.class_counts.dtype
+            )
         return extended
 
     def some(self, i: int, most: int) -> tuple[Tensor, Tensor]:
-        """Inputs (m, ...) and labels (m,) of client `i`'s first `most` training samples, on the CPU."""
-        rows = Rows(self._train, self._shares[0][i][:most], self._angles[i], torch.device("cpu"), torch.float32)
+        """Inputs (m, ...) and labels (m,) of client `i`'s first `most` training samples, on the
+        CPU."""
+        rows = Rows(
+            self._train,
+            self._shares[0][i][:most],
+            self._angles[i],
+            torch.device("cpu"),
+            torch.float32,
+        )
         return rows.at(rows.index)
 
     def relabel(self, i: int, change: Relabelling) -> None:
-        """From now on client `i` trains on changed labels; `class_counts` stay those of the labels that were dealt."""
+        """From now on client `i` trains on changed labels; `class_counts` stay those of the labels
+        that were dealt."""
         self._relabelled[i] = change
         for key in [key for key in self._cache if key[0] == i]:
             del self._cache[key]
@@ -249,7 +319,8 @@ class FederatedData:
         return self._relabelled[i](self._train.labels[torch.from_numpy(self._shares[0][i])])
 
     def at_round(self, round: int) -> None:
-        """Give every client the task that it has in `round` (`data.drift_every`), those that are held out included."""
+        """Give every client the task that it has in `round` (`data.drift_every`), those that are
+        held out included."""
         if self._drifting is None or round == self._round:
             return
         tasks, before, self._round = self._drifting, self._round, round
@@ -258,9 +329,13 @@ class FederatedData:
         tasks.drift(everyone, self._train.labels.numpy(), self._test.labels.numpy(), before, round)
         self.groups = [tasks.group(number, round) for number in self.numbers]
         self._angles = [tasks.angle(group) for group in self.groups]
-        self.held_out = [replace(who, angle=tasks.angle(tasks.group(who.number, round))) for who in self.held_out]
+        self.held_out = [
+            replace(who, angle=tasks.angle(tasks.group(who.number, round))) for who in self.held_out
+        ]
         if tasks.tables is not None:
-            self.class_counts = _class_counts(self._shares[0], self._train.labels.numpy(), self.num_classes)
+            self.class_counts = _class_counts(
+                self._shares[0], self._train.labels.numpy(), self.num_classes
+            )
         self._cache.clear()
 
     def _part(self, rows: Rows, augmentation: Augmentation | None = None) -> Part:
@@ -272,7 +347,11 @@ class FederatedData:
         if self._resident != "auto":
             return self._resident == "always"
         if device not in self._fitting:
-            floats = sum(pool.raw.numel() for pool in (self._train, self._test, self._common) if pool is not None)
+            floats = sum(
+                pool.raw.numel()
+                for pool in (self._train, self._test, self._common)
+                if pool is not None
+            )
             self._fitting[device] = 4 * floats <= RESIDENT_SHARE * free_bytes(device)
         return self._fitting[device]
 
@@ -304,11 +383,21 @@ class AsRead:
     @classmethod
     def of(cls, data: FederatedData) -> AsRead:
         """Those of all clients."""
-        train, pools = data._train, {"train": data._train, "validation": data._train, "test": data._test}
+        train, pools = (
+            data._train,
+            {"train": data._train, "validation": data._train, "test": data._test},
+        )
         parts = []
         for shares in zip(*data._shares, strict=True):
-            rows = {part: torch.from_numpy(share) for part, share in zip(pools, shares, strict=True)}
-            parts.append({part: (pool.raw[rows[part]], pool.labels[rows[part]]) for part, pool in pools.items()})
+            rows = {
+                part: torch.from_numpy(share) for part, share in zip(pools, shares, strict=True)
+            }
+            parts.append(
+                {
+                    part: (pool.raw[rows[part]], pool.labels[rows[part]])
+                    for part, pool in pools.items()
+                }
+            )
         plain = not any(data._angles) and data._drifting is None
         public = None if data._public is None else data._public.raw
         return cls(plain, train.mean, train.std, tuple(train.raw.stride()[1:]), parts, public)
@@ -331,15 +420,20 @@ def number_of(data: FederatedData, client: str) -> int:
 
 
 def angle_of(data: FederatedData, who: int) -> float:
-    """Degrees by which images of client `who` (its number among all that the data were dealt to) are turned."""
+    """Degrees by which images of client `who` (its number among all that the data were dealt to)
+    are turned."""
     return data._angles[data.numbers.index(who)] if who in data.numbers else 0.0
 
 
 def samples_digest(data: FederatedData) -> str:
-    """XXH3 of all samples and labels, and of which client has which, in hexadecimal: other data have another one."""
+    """XXH3 of all samples and labels, and of which client has which, in hexadecimal: other data
+    have another one."""
     state = xxhash.xxh3_128()
     samples = [t.numpy() for pool in (data._train, data._test) for t in (pool.raw, pool.labels)]
-    for array in [*samples, *(np.asarray(own, np.int64) for share in data._shares for own in share)]:
+    for array in [
+        *samples,
+        *(np.asarray(own, np.int64) for share in data._shares for own in share),
+    ]:
         state.update(str(array.shape).encode())
         state.update(np.ascontiguousarray(array).data)
     return state.hexdigest()

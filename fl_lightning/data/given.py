@@ -1,4 +1,5 @@
-"""Data that a script hands over: kept in one file, which a run's configuration names as its source and reads again."""
+"""Data that a script hands over: kept in one file, which a run's configuration names as its source
+and reads again."""
 
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ def keep(data: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
     """Write `data` to a folder in `folder` that is named by its content.
 
     Args:
-        data: (x, y) or (x, y, client), arrays of one length: x in the layout of `.npz` files, y class numbers from 0 or
-            class names, client the names of the clients; or a Dataset of such samples, x as torch has it; or a
-            LightningDataModule.
+        data: (x, y) or (x, y, client), arrays of one length: x in the layout of `.npz` files, y
+            class numbers from 0 or class names, client the names of the clients; or a Dataset of
+            such samples, x as torch has it; or a LightningDataModule.
         folder: where the data of scripts are kept.
 
     Returns:
-        The data's folder, and the settings that a run with these data begins with: source and root, and where clients
-        are named the natural partition and their number.
+        The data's folder, and the settings that a run with these data begins with: source and root,
+        and where clients are named the natural partition and their number.
 
     Raises:
         BadInput: the data are something else, or do not fit together.
@@ -59,8 +60,8 @@ def keep(data: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _arrays(data: Any) -> dict[str, np.ndarray]:
-    """What the file holds: x (`raw`: with axes as clients train on them), y and client of each part, and where they are
-    known class names and vocabulary."""
+    """What the file holds: x (`raw`: with axes as clients train on them), y and client of each
+    part, and where they are known class names and vocabulary."""
     names: Any = None
     owner = loaders.Owner("data", type(data).__name__)
     if isinstance(data, LightningDataModule):
@@ -79,14 +80,18 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
     tokens = getattr(data, "vocabulary", None)
     for part, (x, y, *client) in columns.items():
         lengths = sorted({len(each) for each in (x, y, *client)})
-        check("data", part, len(lengths) == 1, f"x, y and client must have one length, not {lengths}")
+        check(
+            "data", part, len(lengths) == 1, f"x, y and client must have one length, not {lengths}"
+        )
         whole = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
         if x.dtype != np.uint8 and not (whole and tokens):
             say_merged_samples(f"x ({part})", x)
         x = x.astype(np.int64 if whole and tokens else np.float32) if x.dtype != np.uint8 else x
         arrays |= {f"x_{part}": x, f"y_{part}": y}
         # Whole numbers stay numbers: as text, 10 would come before 2.
-        arrays |= {f"client_{part}": c if c.dtype.kind in "iu" else _text("client", c) for c in client}
+        arrays |= {
+            f"client_{part}": c if c.dtype.kind in "iu" else _text("client", c) for c in client
+        }
     counted = {"vocabulary": np.array(int(tokens))} if tokens else {}
     return _numbered(arrays, names) | {"raw": np.ones(1)} | counted
 
@@ -100,16 +105,24 @@ def _columns(samples: Sequence[Any]) -> list[np.ndarray]:
     try:
         return [np.stack([np.asarray(row[k]) for row in rows]) for k in range(len(rows[0]))]
     except ValueError as error:
-        raise BadInput("data", f"{len(rows)} samples", f"they do not fit together: {error}") from None
+        raise BadInput(
+            "data", f"{len(rows)} samples", f"they do not fit together: {error}"
+        ) from None
 
 
 def _x(x: np.ndarray) -> np.ndarray:
-    """Arrays in numpy's layout as torch has them: (n, features), or (n, channels, height, width)."""
+    """Arrays in numpy's layout as torch has them: (n, features), or (n, channels, height,
+    width)."""
     fine = x.ndim in (2, 3, 4) and (np.issubdtype(x.dtype, np.number) or x.dtype == bool)
-    allowed = "x must hold numbers, (n, features), (n, height, width) or (n, height, width, channels)"
+    allowed = (
+        "x must hold numbers, (n, features), (n, height, width) or (n, height, width, channels)"
+    )
     check("data", f"x of shape {x.shape}, {x.dtype}", fine, allowed)
     fine = x.ndim != 4 or channels_of(x.shape) == "last"
-    allowed = "its channels may be first: put them last, or give a Dataset, whose samples have them first as in torch"
+    allowed = (
+        "its channels may be first: put them last, or give a Dataset, whose samples have them "
+        "first as in torch"
+    )
     check("data", f"x of shape {x.shape}", fine, allowed)
     return x if x.ndim == 2 else x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
 
@@ -119,9 +132,15 @@ def _text(what: str, values: np.ndarray) -> np.ndarray:
     from pandas import isna
 
     if len(absent := np.flatnonzero(isna(values))):
-        raise BadInput("data", what, f"sample {1 + absent[0]} has none (None or NaN); every sample needs one")
+        raise BadInput(
+            "data", what, f"sample {1 + absent[0]} has none (None or NaN); every sample needs one"
+        )
     texts = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values.astype(str)
-    return texts if texts.size == 0 else np.array([composed(text) for text in texts.ravel()]).reshape(texts.shape)
+    return (
+        texts
+        if texts.size == 0
+        else np.array([composed(text) for text in texts.ravel()]).reshape(texts.shape)
+    )
 
 
 def _numbered(arrays: Mapping[str, np.ndarray], names: Any) -> dict[str, np.ndarray]:
@@ -129,13 +148,20 @@ def _numbered(arrays: Mapping[str, np.ndarray], names: Any) -> dict[str, np.ndar
     labels = {part: y for part, y in arrays.items() if part.startswith("y_")}
     made = dict(arrays)
     if all(y.dtype.kind in "USO" for y in labels.values()):
-        every, numbers = np.unique(np.concatenate([_text("y", y) for y in labels.values()]), return_inverse=True)
+        every, numbers = np.unique(
+            np.concatenate([_text("y", y) for y in labels.values()]), return_inverse=True
+        )
         ends = np.cumsum([len(y) for y in labels.values()])[:-1]
         made |= dict(zip(labels, np.split(numbers.astype(np.int64), ends), strict=True))
         return made | {"class_names": every}
     for part, y in labels.items():
         fine = y.dtype.kind in "iub" and y.ndim == 1 and (len(y) == 0 or y.min() >= 0)
-        allowed = "y must hold class numbers from 0 or class names (for a regression: data.source table or arrays)"
+        allowed = (
+            "y must hold class numbers from 0 or class names (for a regression: data.source table "
+            "or arrays)"
+        )
         check("data", f"y: {y.dtype}, shape {y.shape}", fine, allowed)
         made[part] = y.astype(np.int64)
-    return made | ({"class_names": np.array([str(name) for name in names])} if names is not None else {})
+    return made | (
+        {"class_names": np.array([str(name) for name in names])} if names is not None else {}
+    )

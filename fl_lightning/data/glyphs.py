@@ -1,7 +1,8 @@
-"""Letters and digits rendered from typefaces, a group for each: no handwriting, but natural clients without a network.
+"""Letters and digits rendered from typefaces, a group for each: no handwriting, but natural clients
+without a network.
 
-In the place of FEMNIST's writers (28x28 grey, the same 62 classes), for trials offline. Nothing measured here speaks of
-FEMNIST.
+In the place of FEMNIST's writers (28x28 grey, the same 62 classes), for trials offline. Nothing
+measured here speaks of FEMNIST.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from fl_lightning.foundation.rng import numpy_rng
 
 CLASSES = string.digits + string.ascii_uppercase + string.ascii_lowercase
 SIDE, VARIANTS = 28, 5
-"""Pixels along an image, and images of each character: 310 a typeface (FEMNIST: 227 a writer in the mean)."""
+"""Pixels along an image, and images of each character: 310 a typeface (FEMNIST: 227 a writer in the
+mean)."""
 SIZES, TURNS, SHIFTS, NOISE = (16, 23), 12.0, 2, 16.0
-"""Of a character: height in pixels; degrees and pixels to either side at most; deviation of the noise. Ours."""
+"""Of a character: height in pixels; degrees and pixels to either side at most; deviation of the
+noise. Ours."""
 OWN = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmr10", "cmss10", "cmtt10", "cmb10")
 """How the files of matplotlib's typefaces begin that have letters and digits."""
 
@@ -51,7 +54,11 @@ def load(data: DataConfig) -> Source:
         return [f"{file.name} {file.stat().st_size}".encode() for file in drawn]
 
     return source_of(
-        data, Pool(labels, read, groups, mark=mark), None, list(CLASSES), [composed(file.stem) for file in files]
+        data,
+        Pool(labels, read, groups, mark=mark),
+        None,
+        list(CLASSES),
+        [composed(file.stem) for file in files],
     )
 
 
@@ -66,7 +73,9 @@ def _files(root: str | None) -> list[Path]:
         return sorted(path for path in own if not _missing(path))
     folder = Path(root).expanduser()
     if not folder.is_dir():
-        raise Absent("data.root", root, "the source glyphs wants a folder with .ttf or .otf files, or null")
+        raise Absent(
+            "data.root", root, "the source glyphs wants a folder with .ttf or .otf files, or null"
+        )
     shown = (path for path in folder.rglob("*") if not is_hidden(path))
     files = sorted(path for path in shown if path.suffix.lower() in (".ttf", ".otf"))
     check("data.root", root, bool(files), "it holds no .ttf or .otf file")
@@ -74,7 +83,9 @@ def _files(root: str | None) -> list[Path]:
         try:
             missing = _missing(path)
         except (RuntimeError, OSError) as error:
-            raise BadInput("data.root", root, f"{path.name} is no typeface ({str(error).splitlines()[0]})") from error
+            raise BadInput(
+                "data.root", root, f"{path.name} is no typeface ({str(error).splitlines()[0]})"
+            ) from error
         check("data.root", root, not missing, f"{path.name} lacks {', '.join(missing[:3])}")
     return files
 
@@ -87,7 +98,9 @@ def _missing(path: Path) -> list[str]:
     return [character for character in CLASSES if ord(character) not in charmap]
 
 
-def _drawn(file: Path, character: str, rng: np.random.Generator, fonts: dict[tuple[Path, int], object]) -> np.ndarray:
+def _drawn(
+    file: Path, character: str, rng: np.random.Generator, fonts: dict[tuple[Path, int], object]
+) -> np.ndarray:
     """One image of a character, uint8 [28, 28]. `fonts`: those that are open, by file and size."""
     from PIL import Image, ImageDraw, ImageFont
 

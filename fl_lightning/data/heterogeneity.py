@@ -1,4 +1,5 @@
-"""How unlike the clients of a federation are: in their label mixes, in their inputs, in how much they have."""
+"""How unlike the clients of a federation are: in their label mixes, in their inputs, in how much
+they have."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from fl_lightning.data.federated import FederatedData
 MOST_CLIENTS = 200
 """Clients that are compared with each other, evenly apart by number: pairs grow with the square."""
 MOST_SAMPLES = 100
-"""Training samples of a client that are projected: their means differ by a tenth of a deviation by chance."""
+"""Training samples of a client that are projected: their means differ by a tenth of a deviation by
+chance."""
 DIRECTIONS = 16
 """Of the random projection, which is the same in every run."""
 
@@ -25,8 +27,9 @@ class Heterogeneity:
     clients: list[int]
     """Those that are compared, n of them."""
     pairs: dict[str, np.ndarray]
-    """By measure, (n, n) float32: `jensen_shannon` and `hellinger` (0 to 1) of label mixes, `feature_shift` and
-    `feature_shift_within` (in standard deviations) of inputs; nan where two have no class in common."""
+    """By measure, (n, n) float32: `jensen_shannon` and `hellinger` (0 to 1) of label mixes,
+    `feature_shift` and `feature_shift_within` (in standard deviations) of inputs; nan where two
+    have no class in common."""
     gini: float
     """Of the numbers of training samples: 0 equal ones, towards 1 all with one client."""
 
@@ -35,28 +38,42 @@ class Heterogeneity:
         n = len(self.clients)
         apart = ~np.eye(n, dtype=bool)
         known = {name: table[apart & np.isfinite(table)] for name, table in self.pairs.items()}
-        means = {name: float(values.mean(dtype=np.float64)) for name, values in known.items() if len(values)}
-        return {f"heterogeneity_{name}": value for name, value in {**means, "quantity_gini": self.gini}.items()}
+        means = {
+            name: float(values.mean(dtype=np.float64))
+            for name, values in known.items()
+            if len(values)
+        }
+        return {
+            f"heterogeneity_{name}": value
+            for name, value in {**means, "quantity_gini": self.gini}.items()
+        }
 
 
 def measure(data: FederatedData) -> Heterogeneity:
     """Compare the clients by their training samples, as they are in the first round.
 
-    Feature shift: inputs are projected on `DIRECTIONS` fixed random directions; between two clients it is the root mean
-    square over directions of the distance of means and deviations (the 2-Wasserstein distance, were they normal), in
-    units of the deviation over all. Two hundred samples of one distribution differ by some 0.15. `within`: the same of
-    the means of single classes that both have, weighted by the smaller number of samples, less what is expected by
+    Feature shift: inputs are projected on `DIRECTIONS` fixed random directions; between two clients
+    it is the root mean square over directions of the distance of means and deviations (the
+    2-Wasserstein distance, were they normal), in units of the deviation over all. Two hundred
+    samples of one distribution differ by some 0.15. `within`: the same of the means of single
+    classes that both have, weighted by the smaller number of samples, less what is expected by
     chance: other label mixes are no shift, other meanings of labels are.
     """
     n = data.clients
-    clients = list(range(n)) if n <= MOST_CLIENTS else np.linspace(0, n - 1, MOST_CLIENTS).round().astype(int).tolist()
+    clients = (
+        list(range(n))
+        if n <= MOST_CLIENTS
+        else np.linspace(0, n - 1, MOST_CLIENTS).round().astype(int).tolist()
+    )
     pairs: dict[str, np.ndarray] = {}
     if data.task == "classification":
         counts = data.class_counts[clients].astype(np.float64)
         mixes = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         pairs["jensen_shannon"] = np.stack([_jensen_shannon(mix, mixes) for mix in mixes])
         roots = np.sqrt(mixes)
-        pairs["hellinger"] = np.stack([np.sqrt(np.square(root - roots).sum(axis=1) / 2) for root in roots])
+        pairs["hellinger"] = np.stack(
+            [np.sqrt(np.square(root - roots).sum(axis=1) / 2) for root in roots]
+        )
     directions = _directions(data)
     projected = [_projected(data, client, directions) for client in clients]
     unit = np.concatenate([z for z, _ in projected]).std(axis=0)
@@ -89,17 +106,23 @@ def _jensen_shannon(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def _directions(data: FederatedData) -> torch.Tensor:
-    """The fixed directions: float64 (numbers of an input, DIRECTIONS); of texts float32, a row for each token."""
+    """The fixed directions: float64 (numbers of an input, DIRECTIONS); of texts float32, a row for
+    each token."""
     generator = torch.Generator().manual_seed(0)
     if data.vocabulary:
         return torch.randn(data.vocabulary, DIRECTIONS, generator=generator)
-    return torch.randn(math.prod(data.input_shape), DIRECTIONS, generator=generator, dtype=torch.float64)
+    return torch.randn(
+        math.prod(data.input_shape), DIRECTIONS, generator=generator, dtype=torch.float64
+    )
 
 
-def _projected(data: FederatedData, client: int, directions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _projected(
+    data: FederatedData, client: int, directions: torch.Tensor
+) -> tuple[np.ndarray, np.ndarray]:
     """A client's first samples on the directions, float64 (m, DIRECTIONS), and their labels."""
     x, y = data.some(client, MOST_SAMPLES)
-    z = directions[x].mean(dim=1) if data.vocabulary else x.flatten(1).double() @ directions  # a text: of its tokens
+    # a text: of its tokens
+    z = directions[x].mean(dim=1) if data.vocabulary else x.flatten(1).double() @ directions
     return z.double().numpy(), y.numpy()
 
 
@@ -110,7 +133,8 @@ def _shift(projected: list[np.ndarray]) -> np.ndarray:
 
 
 def _shift_within(projected: list[tuple[np.ndarray, np.ndarray]], classes: int) -> np.ndarray:
-    """Distances (n, n) between the means of classes that two clients have in common; nan without one."""
+    """Distances (n, n) between the means of classes that two clients have in common; nan without
+    one."""
     n = len(projected)
     counts, means = np.zeros((n, classes)), np.zeros((n, classes, DIRECTIONS))
     scatter = 0.0

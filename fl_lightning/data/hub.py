@@ -1,4 +1,5 @@
-"""Hugging Face data sets on disk: saved by `save_to_disk`, or parquet files. Nothing is asked of a network."""
+"""Hugging Face data sets on disk: saved by `save_to_disk`, or parquet files. Nothing is asked of a
+network."""
 
 from __future__ import annotations
 
@@ -18,17 +19,22 @@ from fl_lightning.data.source import Absent, Pool, Source, source_of
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import needs
 
-LAYOUT = "a folder made by save_to_disk, a .parquet file, or a folder with *.parquet (train* and test*, or one part)"
+LAYOUT = (
+    "a folder made by save_to_disk, a .parquet file, or a folder with *.parquet (train* and test*, "
+    "or one part)"
+)
 
 
 def load(data: DataConfig) -> Source:
-    """Images (3, 32, 32), texts as tokens, or columns of numbers [n, features], with classes and natural groups.
+    """Images (3, 32, 32), texts as tokens, or columns of numbers [n, features], with classes and
+    natural groups.
 
-    Classes are those of a ClassLabel, else the values of the column in order. Without a part called `test` (or
-    `validation`) a fifth is one, the same in every run.
+    Classes are those of a ClassLabel, else the values of the column in order. Without a part called
+    `test` (or `validation`) a fifth is one, the same in every run.
 
     Raises:
-        BadInput: there is nothing (then `Absent`), no such column, a cell that cannot be used (by row and column).
+        BadInput: there is nothing (then `Absent`), no such column, a cell that cannot be used (by
+            row and column).
     """
     parts = _parts(data.root)
     whole = parts["train"]
@@ -36,7 +42,9 @@ def load(data: DataConfig) -> Source:
     label, group, columns = columns_of(data, whole.column_names)
     for name in (label, *([] if group is None else [group]), *columns):
         if any(name not in part.column_names for part in parts.values()):
-            raise BadInput("data.root", data.root, f"its part test has no column {name!r}, which train has")
+            raise BadInput(
+                "data.root", data.root, f"its part test has no column {name!r}, which train has"
+            )
     regression = data.task == "regression"
     labels, names = _labels(parts, label) if not regression else (_numbers(parts, [label]), [])
     groups, group_names = _numbered(parts, group) if group is not None else (None, [])
@@ -49,19 +57,27 @@ def load(data: DataConfig) -> Source:
         for name, part in parts.items():
             read = _images(part, name, columns[0], data.root)
             pools[name] = replace(pools[name], read=read, mark=_marks(part, columns[0]))
-    elif len(columns) == 1 and getattr(whole.features[columns[0]], "dtype", "") in ("string", "large_string"):
+    elif len(columns) == 1 and getattr(whole.features[columns[0]], "dtype", "") in (
+        "string",
+        "large_string",
+    ):
         texts = [text or "" for part in parts.values() for text in part[columns[0]]]
         if "test" in pools:  # samples are places among all texts
             pools["test"] = replace(pools["test"], read=lambda index: index + len(whole))
     else:
         numbers = _numbers(parts, columns)
-        pools = {n: replace(pool, read=Pool.of(numbers[n], pool.labels).read) for n, pool in pools.items()}
+        pools = {
+            n: replace(pool, read=Pool.of(numbers[n], pool.labels).read)
+            for n, pool in pools.items()
+        }
     test = pools["train"] if unread is not None else pools["test"] if "test" in parts else None
     source = source_of(data, pools["train"], test, names, group_names)
     return source if texts is None else text.as_tokens(source, texts, data)
 
 
-def _images(part: Any, name: str, column: str, root: str | None) -> Callable[[np.ndarray], np.ndarray]:
+def _images(
+    part: Any, name: str, column: str, root: str | None
+) -> Callable[[np.ndarray], np.ndarray]:
     def where(index: int) -> str:
         return f"column {column!r} of row {index + 1} of {name}"
 
@@ -76,7 +92,9 @@ def _marks(part: Any, column: str) -> Callable[[np.ndarray], list[bytes]]:
 
     def mark(indices: np.ndarray) -> list[bytes]:
         cells = files[indices.tolist()][column]
-        return [b"" if cell is None else cell["bytes"] or str(cell["path"]).encode() for cell in cells]
+        return [
+            b"" if cell is None else cell["bytes"] or str(cell["path"]).encode() for cell in cells
+        ]
 
     return mark
 
@@ -95,14 +113,18 @@ def _parts(root: str | None) -> dict[str, Any]:
         if path.is_file() or (files := entries(path, "*.parquet")):
             by_part = {"train": [path]} if path.is_file() else _by_name(files)
             parts = {
-                name: datasets.concatenate_datasets([datasets.Dataset(parquet.read_table(file)) for file in own])
+                name: datasets.concatenate_datasets(
+                    [datasets.Dataset(parquet.read_table(file)) for file in own]
+                )
                 for name, own in by_part.items()
             }
         else:
             saved = datasets.load_from_disk(str(path))
             parts = dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
     except Exception as error:  # arrow and datasets answer a broken file in a dozen types
-        raise BadInput("data.root", root, f"it must be {LAYOUT} ({str(error).splitlines()[0]})") from error
+        raise BadInput(
+            "data.root", root, f"it must be {LAYOUT} ({str(error).splitlines()[0]})"
+        ) from error
     other = parts.get("test", parts.get("validation"))
     if "train" not in parts or not len(parts["train"]):
         raise BadInput("data.root", root, f"it has no part called train, but {', '.join(parts)}")
@@ -117,7 +139,10 @@ def _renamed(part: Any) -> Any:
 
 
 def _by_name(files: list[Path]) -> dict[str, list[Path]]:
-    named = {part: [file for file in files if file.stem.startswith(part)] for part in ("train", "test", "validation")}
+    named = {
+        part: [file for file in files if file.stem.startswith(part)]
+        for part in ("train", "test", "validation")
+    }
     return {part: own for part, own in named.items() if own} if named["train"] else {"train": files}
 
 
@@ -128,7 +153,9 @@ def _labels(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray], 
         return _numbered(parts, column)
     labels = {}
     for name, cells in _cells(parts, column).items():
-        without = next((row for row, cell in enumerate(cells, 1) if cell not in range(len(known))), None)
+        without = next(
+            (row for row, cell in enumerate(cells, 1) if cell not in range(len(known))), None
+        )
         check("data.label_column", column, without is None, f"row {without} of {name} has no class")
         labels[name] = np.array(cells, np.int64)
     return labels, list(known)
@@ -140,7 +167,8 @@ def _names(part: Any, column: str) -> list[str]:
 
 
 def _cells(parts: dict[str, Any], column: str) -> dict[str, list[Any]]:
-    """The cells of each part, NaN as None; a ClassLabel's numbers go by the names of training, whatever their order."""
+    """The cells of each part, NaN as None; a ClassLabel's numbers go by the names of training,
+    whatever their order."""
     known, cells = _names(parts["train"], column), dict[str, list[Any]]()
     for name, part in parts.items():
         own = _names(part, column)
@@ -150,7 +178,8 @@ def _cells(parts: dict[str, Any], column: str) -> dict[str, list[Any]]:
             text = own[cell] if own and cell is not None and cell >= 0 else cell
             if isinstance(text, str):
                 what = (
-                    f"column {column!r} of row {row + 1} of {name} holds {text!r}, which is no class of training data"
+                    f"column {column!r} of row {row + 1} of {name} holds {text!r}, which is no "
+                    f"class of training data"
                 )
                 check("data.root", column, text in known, what)
                 cells[name][row] = known.index(text)
@@ -158,23 +187,36 @@ def _cells(parts: dict[str, Any], column: str) -> dict[str, list[Any]]:
 
 
 def _numbered(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The place of each cell among the column's values of training, in order (int64 [n]), and these values."""
+    """The place of each cell among the column's values of training, in order (int64 [n]), and these
+    values."""
     cells = _cells(parts, column)
     for name, rows in cells.items():
         if None in rows:
-            raise BadInput("data.root", column, f"column {column!r} of row {rows.index(None) + 1} of {name} is empty")
+            raise BadInput(
+                "data.root",
+                column,
+                f"column {column!r} of row {rows.index(None) + 1} of {name} is empty",
+            )
         odd = next((row for row, cell in enumerate(rows, 1) if isinstance(cell, list | dict)), None)
         if odd is not None:
-            what = f"column {column!r} of row {odd} of {name} holds several values: classes and groups are one each"
+            what = (
+                f"column {column!r} of row {odd} of {name} holds several values: classes and "
+                f"groups are one each"
+            )
             raise BadInput("data.root", column, what)
     values = sorted(set(cells["train"]))
     places = {value: place for place, value in enumerate(values)}
     for rows in cells.values():
         for row, cell in enumerate(rows, 1):
             if cell not in places:
-                what = f"column {column!r} of row {row} of test holds {cell!r}, which is nowhere in training data"
+                what = (
+                    f"column {column!r} of row {row} of test holds {cell!r}, which is nowhere in "
+                    f"training data"
+                )
                 raise BadInput("data.root", column, what)
-    numbers = {name: np.array([places[cell] for cell in rows], np.int64) for name, rows in cells.items()}
+    numbers = {
+        name: np.array([places[cell] for cell in rows], np.int64) for name, rows in cells.items()
+    }
     return numbers, [str(value) for value in values]
 
 
@@ -192,14 +234,24 @@ def _numbers(parts: dict[str, Any], columns: list[str]) -> dict[str, np.ndarray]
                 except (TypeError, ValueError):
                     fine = False
                 if not fine:
-                    what = f"column {column!r} of row {row} of {name} holds {str(cell)[:40]!r}: no numbers, or too many"
+                    what = (
+                        f"column {column!r} of row {row} of {name} holds {str(cell)[:40]!r}: no "
+                        f"numbers, or too many"
+                    )
                     raise BadInput("data.columns", column, what)
                 if (width := widths.setdefault(column, len(numbers))) != len(numbers):
-                    what = f"column {column!r} of row {row} of {name} holds {str(cell)[:40]!r}: {len(numbers)} numbers"
-                    raise BadInput("data.columns", column, f"{what}, where row 1 of train has {width}")
+                    what = (
+                        f"column {column!r} of row {row} of {name} holds {str(cell)[:40]!r}: "
+                        f"{len(numbers)} numbers"
+                    )
+                    raise BadInput(
+                        "data.columns", column, f"{what}, where row 1 of train has {width}"
+                    )
                 rows.append(numbers)
             exact = np.array(rows)
-            places = [""] if exact.shape[1] == 1 else [f", number {k}" for k in range(exact.shape[1])]
+            places = (
+                [""] if exact.shape[1] == 1 else [f", number {k}" for k in range(exact.shape[1])]
+            )
             say_merged([f"column {column!r}{place}" for place in places], exact)
             made.append(exact.astype(np.float32))
         features[name] = np.concatenate(made, axis=1)

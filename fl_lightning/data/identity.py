@@ -1,4 +1,5 @@
-"""Which data a run is of: one digest of all samples of a source and of its public samples, whatever is dealt to whom.
+"""Which data a run is of: one digest of all samples of a source and of its public samples, whatever
+is dealt to whom.
 
 It is the same for every seed, so that runs of one row of a table can be seen to be of other data.
 """
@@ -26,13 +27,15 @@ def current(data: DataConfig, clients: int, smoke: bool) -> str:
 
 
 def is_told(data: DataConfig) -> bool:
-    """Whether a run with `data` keeps a digest that is the same for every seed: where models are scored on validation
-    data no test sample is read, and without `data.test_seed` other ones are for each seed."""
+    """Whether a run with `data` keeps a digest that is the same for every seed: where models are
+    scored on validation data no test sample is read, and without `data.test_seed` other ones are
+    for each seed."""
     return data.score_on == "test" or (not data.pooled and data.test_seed is not None)
 
 
 def of(source: Source, unlabelled: Pool | None, reads_test: bool = True) -> str:
-    """XXH3 in hexadecimal, in which samples have no order: the test part of a table is another one for each seed."""
+    """XXH3 in hexadecimal, in which samples have no order: the test part of a table is another one
+    for each seed."""
     state = xxhash.xxh3_128(json.dumps([source.class_names, source.group_names]).encode())
     labelled = [source.train, source.test] if reads_test else [source.train]
     for pools in (labelled, [] if unlabelled is None else [unlabelled]):

@@ -1,4 +1,5 @@
-"""MNIST's own files in one folder, packed or not, as MNIST's site and Debian's `dataset-fashion-mnist` have them."""
+"""MNIST's own files in one folder, packed or not, as MNIST's site and Debian's
+`dataset-fashion-mnist` have them."""
 
 from __future__ import annotations
 
@@ -12,12 +13,15 @@ from fl_lightning.foundation.errors import BadInput, check
 
 PARTS = ("train", "t10k")
 WHOLE = 60_000
-"""Training images of the whole set: MNIST's and Fashion-MNIST's files differ in nothing but what is in them."""
+"""Training images of the whole set: MNIST's and Fashion-MNIST's files differ in nothing but what is
+in them."""
 
 
 def lies_in(root: str | None) -> bool:
     """Whether a folder holds such files itself: torchvision's lie two folders further down."""
-    return root is not None and any(_file(Path(root), f"{part}-images-idx3-ubyte") for part in PARTS)
+    return root is not None and any(
+        _file(Path(root), f"{part}-images-idx3-ubyte") for part in PARTS
+    )
 
 
 def load(root: str, class_names: list[str], begins: tuple[int, ...]) -> Source:
@@ -35,12 +39,20 @@ def load(root: str, class_names: list[str], begins: tuple[int, ...]) -> Source:
         images = _read(root, f"{part}-images-idx3-ubyte", 3)
         labels = _read(root, f"{part}-labels-idx1-ubyte", 1)
         fine = len(images) == len(labels) and labels.max(initial=0) < len(class_names)
-        mismatch = f"its {part} images and labels do not fit together: {len(images)} images, {len(labels)} labels"
+        mismatch = (
+            f"its {part} images and labels do not fit together: {len(images)} images, "
+            f"{len(labels)} labels"
+        )
         check("data.root", root, fine, f"{mismatch}, {len(class_names)} classes")
         pools.append(Pool.of(images[:, None], labels))
     first = pools[0].labels[: len(begins)].tolist()
     fine = len(pools[0].labels) != WHOLE or first == list(begins)
-    check("data.root", root, fine, f"its files are of another data set: labels begin {first}, not {list(begins)}")
+    check(
+        "data.root",
+        root,
+        fine,
+        f"its files are of another data set: labels begin {first}, not {list(begins)}",
+    )
     return Source(pools[0], pools[1], class_names)
 
 
@@ -49,7 +61,8 @@ def _file(folder: Path, name: str) -> Path | None:
 
 
 def _read(root: str, name: str, axes: int) -> np.ndarray:
-    """The uint8 array in an idx file: two zeros, 8 (bytes), the number of axes, their lengths, the numbers."""
+    """The uint8 array in an idx file: two zeros, 8 (bytes), the number of axes, their lengths, the
+    numbers."""
     path = _file(Path(root), name)
     if path is None:
         raise Absent("data.root", root, f"{name} or {name}.gz is missing beside the others")

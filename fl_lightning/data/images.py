@@ -1,4 +1,5 @@
-"""Image files: the user's own class folders, and the decoding that torchvision's file-based sets share."""
+"""Image files: the user's own class folders, and the decoding that torchvision's file-based sets
+share."""
 
 from __future__ import annotations
 
@@ -20,19 +21,22 @@ from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput
 
 SIZE = 32
-"""Image files are resized to SIZE x SIZE colour pixels (bilinear, antialiased): the size of CIFAR, GTSRB and SVHN."""
+"""Image files are resized to SIZE x SIZE colour pixels (bilinear, antialiased): the size of CIFAR,
+GTSRB and SVHN."""
 MARK = 2**16
-"""Bytes of a file by which, with its size, a picture is told from others: smaller ones are told by all they hold."""
+"""Bytes of a file by which, with its size, a picture is told from others: smaller ones are told by
+all they hold."""
 LAYOUT = "a folder with train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png alone (split 80/20)"
 
 
 def decoder(
     image: Callable[[int], Any], root: str | None, where: Callable[[int], str]
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """The reader of a pool whose sample i is the PIL image `image(i)`: uint8 [m, 3, SIZE, SIZE], decoded by threads.
+    """The reader of a pool whose sample i is the PIL image `image(i)`: uint8 [m, 3, SIZE, SIZE],
+    decoded by threads.
 
-    It raises `BadInput`, with `root` as the value of `data.root`, for an image that cannot be read, and says `where`
-    that lies.
+    It raises `BadInput`, with `root` as the value of `data.root`, for an image that cannot be read,
+    and says `where` that lies.
     """
 
     def decode(index: int) -> np.ndarray:
@@ -42,7 +46,9 @@ def decoder(
             resized = _colour(image(index)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
         except Exception as error:  # pillow answers broken files in half a dozen types
             reason = str(error).split("\n")[0]
-            raise BadInput("data.root", root, f"an image cannot be read: {where(index)} ({reason})") from error
+            raise BadInput(
+                "data.root", root, f"an image cannot be read: {where(index)} ({reason})"
+            ) from error
         return np.asarray(resized).transpose(2, 0, 1)
 
     def read(indices: np.ndarray) -> np.ndarray:
@@ -68,34 +74,50 @@ def load(data: DataConfig) -> Source:
         return Source(train, train, names)
     tests, test_names = class_folders(root, folder / "test")
     strangers = sorted(set(test_names) - set(names))
-    check("data.root", root, not strangers, f"test/ has classes that train/ has not: {', '.join(strangers)}")
+    check(
+        "data.root",
+        root,
+        not strangers,
+        f"test/ has classes that train/ has not: {', '.join(strangers)}",
+    )
     numbers = np.array([names.index(name) for name in test_names])
     return Source(train, replace(tests, labels=numbers[tests.labels]), names)
 
 
 def class_folders(root: str, folder: Path, layout: str = LAYOUT) -> tuple[Pool, list[str]]:
-    """The pictures in `folder`, a folder for each class, and the classes. One line names files that are left out.
+    """The pictures in `folder`, a folder for each class, and the classes. One line names files that
+    are left out.
 
     Raises:
-        BadInput: there is no such folder, no class in it, or a class without pictures; it says the `layout`.
+        BadInput: there is no such folder, no class in it, or a class without pictures; it says the
+            `layout`.
     """
     if not folder.is_dir():
-        raise BadInput("data.root", root, f"it must be {layout} (there is no folder {folder.name}/)")
+        raise BadInput(
+            "data.root", root, f"it must be {layout} (there is no folder {folder.name}/)"
+        )
     every = sorted(folder.iterdir())
     by_class: dict[str, list[Path]] = {}
     hidden = [path for path in every if is_hidden(path)]
     others = [path for path in every if not is_hidden(path) and not path.is_dir()]
     for path in every:
         if path.is_dir() and not is_hidden(path):
-            files = sorted(_files(path, frozenset(), hidden), key=lambda file: (str(file.parent), file.name))
+            files = sorted(
+                _files(path, frozenset(), hidden), key=lambda file: (str(file.parent), file.name)
+            )
             pictures = [file for file in files if file.suffix.lower() in openable()]
             others += [file for file in files if file.suffix.lower() not in openable()]
             by_class.setdefault(composed(path.name), []).extend(pictures)
     _say_left_out(folder, others, hidden)
     if not by_class:
-        raise BadInput("data.root", root, f"it must be {layout} (there is no class folder in {folder.name}/)")
+        raise BadInput(
+            "data.root", root, f"it must be {layout} (there is no class folder in {folder.name}/)"
+        )
     empty = next((name for name, files in by_class.items() if not files), None)
-    what = f"its class folder {empty!r} in {folder.name}/ holds no picture that Pillow opens: fill it or delete it"
+    what = (
+        f"its class folder {empty!r} in {folder.name}/ holds no picture that Pillow opens: fill it "
+        f"or delete it"
+    )
     check("data.root", root, empty is None, what)
     names = sorted(by_class)
     files = [file for name in names for file in by_class[name]]
@@ -110,7 +132,9 @@ def openable() -> frozenset[str]:
     from PIL import Image, ImageFile
 
     Image.init()
-    stubs = {name for name, (kind, _) in Image.OPEN.items() if _is_stub(kind, ImageFile.StubImageFile)}
+    stubs = {
+        name for name, (kind, _) in Image.OPEN.items() if _is_stub(kind, ImageFile.StubImageFile)
+    }
     formats = Image.OPEN.keys() - stubs
     return frozenset(end for end, name in Image.registered_extensions().items() if name in formats)
 
@@ -121,7 +145,8 @@ def _is_stub(kind: Any, stub: type) -> bool:
 
 
 def _files(folder: Path, above: frozenset[Path], hidden: list[Path]) -> Iterator[Path]:
-    """All files in `folder` and its folders, links followed, but `hidden` ones, which are collected."""
+    """All files in `folder` and its folders, links followed, but `hidden` ones, which are
+    collected."""
     place = folder.resolve()
     if place in above:  # a link to a folder that it lies in
         return
@@ -141,10 +166,15 @@ def _say_left_out(folder: Path, others: list[Path], hidden: list[Path]) -> None:
         counts = Counter(file.suffix.lower() or "no ending" for file in others)
         kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
         first = others[0].relative_to(folder)
-        parts.append(f"{len(others)} files that are no pictures of a class ({kinds}; the first: {first})")
+        parts.append(
+            f"{len(others)} files that are no pictures of a class ({kinds}; the first: {first})"
+        )
     if hidden:
         names = Counter(path.name for path in hidden)
-        parts.append(f"hidden: {some(f'{name} ({count})' if count > 1 else name for name, count in names.items())}")
+        parts.append(
+            f"hidden: "
+            f"{some(f'{name} ({count})' if count > 1 else name for name, count in names.items())}"
+        )
     if parts:
         log.say(f"data: left out in {folder.name}/: {'; '.join(parts)}")
 
@@ -162,11 +192,15 @@ def _mark(file: Path, folder: Path) -> bytes:
             size = os.fstat(content.fileno()).st_size
     except OSError:  # it is said where the picture is read
         begin, size = b"", 0
-    return f"{composed(os.path.relpath(file, folder))} {size} ".encode(errors="surrogateescape") + begin
+    return (
+        f"{composed(os.path.relpath(file, folder))} {size} ".encode(errors="surrogateescape")
+        + begin
+    )
 
 
 def opened(path: str | Path) -> Any:
-    """The picture in a file, in colour and as its orientation tag says; of several frames the first."""
+    """The picture in a file, in colour and as its orientation tag says; of several frames the
+    first."""
     from PIL import Image, ImageOps
 
     with Image.open(path) as image:
@@ -175,8 +209,8 @@ def opened(path: str | Path) -> Any:
 
 
 def _colour(image: Any) -> Any:
-    """A PIL image in 8 bits for each of three channels, transparent pixels over white; Pillow cuts numbers of more bits
-    off at 255, and shows what lies below transparency.
+    """A PIL image in 8 bits for each of three channels, transparent pixels over white; Pillow cuts
+    numbers of more bits off at 255, and shows what lies below transparency.
 
     Raises:
         ValueError: it has more bits. `exporting.plain` refuses the same.

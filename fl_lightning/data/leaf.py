@@ -1,7 +1,9 @@
-"""LEAF's JSON (Caldas et al., 2018), as its scripts leave FEMNIST and Shakespeare behind: natural groups are its users.
+"""LEAF's JSON (Caldas et al., 2018), as its scripts leave FEMNIST and Shakespeare behind: natural
+groups are its users.
 
-A file holds `users`, `num_samples` and `user_data`: by user `x`, a list of samples, and `y`, their labels. A sample of
-FEMNIST is 784 grey values (white is 1), one of Shakespeare 80 characters, of which the next is the label.
+A file holds `users`, `num_samples` and `user_data`: by user `x`, a list of samples, and `y`, their
+labels. A sample of FEMNIST is 784 grey values (white is 1), one of Shakespeare 80 characters, of
+which the next is the label.
 """
 
 from __future__ import annotations
@@ -22,16 +24,21 @@ from fl_lightning.data.source import Absent, Pool, Reading, Source, Tokens, at_r
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput
 
-LAYOUT = "a folder with train/*.json and test/*.json, or with *.json alone (split 80/20 within each user)"
+LAYOUT = (
+    "a folder with train/*.json and test/*.json, or with *.json alone (split 80/20 within each "
+    "user)"
+)
 Samples = dict[str, tuple[list[Any], list[Any]]]
 """By user: x and y."""
 
 
 def load(data: DataConfig) -> Source:
-    """Images (1, side, side) float32 where a sample's values make a square, else features; texts as characters.
+    """Images (1, side, side) float32 where a sample's values make a square, else features; texts as
+    characters.
 
     Raises:
-        BadInput: the folder is not there (then `Absent`); a file, user and sample that are malformed, by name.
+        BadInput: the folder is not there (then `Absent`); a file, user and sample that are
+            malformed, by name.
     """
     root, folder = at_root(data, LAYOUT)
     whole = not (folder / "train").is_dir()
@@ -41,15 +48,28 @@ def load(data: DataConfig) -> Source:
     test: Samples = {} if whole or not data.reads_test else _files(root, folder / "test", first)
     strangers = sorted(set(test) - set(train))
     if strangers:
-        raise BadInput("data.root", root, f"the user {strangers[0]!r} has test samples and none for training")
+        raise BadInput(
+            "data.root", root, f"the user {strangers[0]!r} has test samples and none for training"
+        )
     _say_empty(train, test)
     if isinstance(first, str):
         return _texts(train, test, users, data)
     classes = 1 + max(max(y, default=0) for part in (train, test) for _, y in part.values())
     samples = sum(len(y) for _, y in train.values())
-    check("data.root", root, classes <= samples, f"class {classes - 1} is above {samples} training samples: from 0 on")
+    check(
+        "data.root",
+        root,
+        classes <= samples,
+        f"class {classes - 1} is above {samples} training samples: from 0 on",
+    )
     pools = [_pool(part, users) for part in (train, test) if part]
-    return source_of(data, pools[0], None if whole else pools[-1], [str(label) for label in range(classes)], users)
+    return source_of(
+        data,
+        pools[0],
+        None if whole else pools[-1],
+        [str(label) for label in range(classes)],
+        users,
+    )
 
 
 def _texts(train: Samples, test: Samples, users: list[str], data: DataConfig) -> Source:
@@ -63,12 +83,18 @@ def _texts(train: Samples, test: Samples, users: list[str], data: DataConfig) ->
             tail = encode(line)[-data.length :]
             row[data.length - len(tail) :] = tail
         labels = np.array([(encode(label) or [0])[0] for _, label, _ in samples], np.int64)
-        return Pool(labels, lambda index: tokens[index], np.array([number for *_, number in samples], np.int64))
+        return Pool(
+            labels,
+            lambda index: tokens[index],
+            np.array([number for *_, number in samples], np.int64),
+        )
 
     reading = Reading(tokens=Tokens(names, data.length, "last"))
     ours = pool(train)
     theirs = pool(test) if test else None if data.reads_test else ours
-    return replace(source_of(data, ours, theirs, names, users), vocabulary=len(names), reading=reading)
+    return replace(
+        source_of(data, ours, theirs, names, users), vocabulary=len(names), reading=reading
+    )
 
 
 def _say_empty(train: Samples, test: Samples) -> None:
@@ -83,7 +109,11 @@ def _say_empty(train: Samples, test: Samples) -> None:
 def _numbered(part: Samples, users: list[str]) -> list[tuple[Any, Any, int]]:
     """x, y and the number of its user of each sample."""
     nothing: tuple[list[Any], list[Any]] = ([], [])
-    return [(x, y, k) for k, user in enumerate(users) for x, y in zip(*part.get(user, nothing), strict=True)]
+    return [
+        (x, y, k)
+        for k, user in enumerate(users)
+        for x, y in zip(*part.get(user, nothing), strict=True)
+    ]
 
 
 def _pool(part: Samples, users: list[str]) -> Pool:
@@ -101,18 +131,24 @@ def _pool(part: Samples, users: list[str]) -> Pool:
 def _files(root: str, folder: Path, like: Any = None) -> Samples:
     """All users of a folder's files; a user in two of them has the samples of both.
 
-    All samples are `like` this one: a text, or as many numbers. None: like the first. Users may have no sample.
+    All samples are `like` this one: a text, or as many numbers. None: like the first. Users may
+    have no sample.
     """
     files = entries(folder, "*.json")
     if not files:
-        raise Absent("data.root", root, f"there is no .json file in {folder.name}/; it must be {LAYOUT}")
+        raise Absent(
+            "data.root", root, f"there is no .json file in {folder.name}/; it must be {LAYOUT}"
+        )
     by_user: Samples = {}
     for file in files:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             users = {user: content["user_data"].get(user) for user in content["users"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            what = f"{file.name} is none of LEAF's: {type(error).__name__}: {str(error).splitlines()[0]}"
+            what = (
+                f"{file.name} is none of LEAF's: {type(error).__name__}: "
+                f"{str(error).splitlines()[0]}"
+            )
             raise BadInput("data.root", root, what) from error
         for user, own in users.items():
             x, y = (own.get("x"), own.get("y")) if isinstance(own, dict) else (None, None)
@@ -134,7 +170,11 @@ def _files(root: str, folder: Path, like: Any = None) -> Samples:
 def _wrong(user: str, x: list[Any], y: list[Any], like: Any) -> str | None:
     """What is wrong with the first bad sample of a user, if one is."""
     texts, width = isinstance(like, str), len(like) or 1 if isinstance(like, list) else 1
-    allowed = "be a text, y the character behind it" if texts else f"hold {width} numbers, y a class from 0"
+    allowed = (
+        "be a text, y the character behind it"
+        if texts
+        else f"hold {width} numbers, y a class from 0"
+    )
     for k, (sample, label) in enumerate(zip(x, y, strict=True), 1):
         if texts:
             fine = isinstance(sample, str) and isinstance(label, str)
@@ -150,4 +190,8 @@ def _is_numbers(sample: Any, width: int) -> bool:
         numbers = np.asarray(sample)
     except ValueError:  # lists of several lengths
         return False
-    return numbers.shape == (width,) and numbers.dtype.kind in "biuf" and bool((np.abs(numbers) < FLOAT32).all())
+    return (
+        numbers.shape == (width,)
+        and numbers.dtype.kind in "biuf"
+        and bool((np.abs(numbers) < FLOAT32).all())
+    )

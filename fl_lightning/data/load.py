@@ -37,8 +37,8 @@ LOADERS = {
     "hf": "hub.load",
     "text": "text.load",
 }
-"""Sources by name, and the function in this folder that reads each from the keys of `data`; any other is one of
-torchvision's, or an import path."""
+"""Sources by name, and the function in this folder that reads each from the keys of `data`; any
+other is one of torchvision's, or an import path."""
 MADE_UP_TOKENS = 80
 """Different tokens of texts that are not there: LEAF's Shakespeare has so many characters."""
 LISTS = ("columns", "one_hot")
@@ -46,7 +46,8 @@ LISTS = ("columns", "one_hot")
 TARGETS = ("table", "arrays", "hf")
 """Sources whose labels may be numbers."""
 OVERRIDES = {".npz": "arrays", ".csv": "table", ".parquet": "hf"}
-"""The source that a file for `data.root` means, where `data.source` names none that reads files of another kind."""
+"""The source that a file for `data.root` means, where `data.source` names none that reads files of
+another kind."""
 ROOTLESS = ("digits", "watch")
 """Sources that come with packages: there is nothing to look for below `data.root`."""
 
@@ -55,11 +56,16 @@ def load(data: DataConfig, clients: int, smoke: bool) -> tuple[Source, bool]:
     """The source, and whether it was made up."""
     name = source_of(data)
     check_name("data.source", name)
-    unread = data.root is not None and name in ROOTLESS and data.public in (None, "held_back")  # else public data's
+    # else public data's
+    unread = data.root is not None and name in ROOTLESS and data.public in (None, "held_back")
     other = "name a file (.npz, .csv or .parquet), or set data.source (`fl-train list sources`)"
     check("data.root", data.root, not unread, f"the source {name} reads no files: {other}")
     if data.task == "regression" and name not in TARGETS:
-        raise BadInput("data.task", data.task, f"its targets come from the sources {', '.join(TARGETS)}, not {name}")
+        raise BadInput(
+            "data.task",
+            data.task,
+            f"its targets come from the sources {', '.join(TARGETS)}, not {name}",
+        )
     try:
         return read(replace(data, source=name, download=data.download and not smoke)), False
     except Absent:
@@ -91,22 +97,31 @@ def check_name(key: str, name: str) -> None:
 
 
 def read(data: DataConfig) -> Source:
-    """The source that `data.source` names; `BadInput` for data that are absent (then `Absent`) or malformed."""
-    data = replace(data, **{key: _composed(getattr(data, key)) for key in ("label_column", "group_column", *LISTS)})
+    """The source that `data.source` names; `BadInput` for data that are absent (then `Absent`) or
+    malformed."""
+    data = replace(
+        data,
+        **{key: _composed(getattr(data, key)) for key in ("label_column", "group_column", *LISTS)},
+    )
     path = LOADERS.get(data.source, "datamodule.load" if "." in data.source else "vision.load")
     module, _, function = path.partition(".")
     # Imported here: scikit-learn and torchvision take seconds to load.
-    loader: Callable[[DataConfig], Source] = getattr(import_module(f"fl_lightning.data.{module}"), function)
+    loader: Callable[[DataConfig], Source] = getattr(
+        import_module(f"fl_lightning.data.{module}"), function
+    )
     return loader(data)
 
 
 def _composed(value: Any) -> Any:
     """Column names in the spelling that sources have."""
-    return [composed(name) for name in value] if isinstance(value, list) else value and composed(value)
+    return (
+        [composed(name) for name in value] if isinstance(value, list) else value and composed(value)
+    )
 
 
 def made_up(name: str, data: DataConfig, clients: int) -> Source:
-    """Noise with labels, of the shape and classes of the source `name` (else 10 classes of 3x32x32).
+    """Noise with labels, of the shape and classes of the source `name` (else 10 classes of
+    3x32x32).
 
     A table of several columns has as many features. Groups are as many as clients.
     """
@@ -135,20 +150,27 @@ def _made_up_text(name: str, data: DataConfig, clients: int) -> Source:
         tokens = rng.integers(0, MADE_UP_TOKENS, (size, data.length + 1))
         labels = tokens[:, 1:] if name == "text" else np.arange(size) % MADE_UP_TOKENS
         pools.append(replace(Pool.of(tokens[:, :-1], labels), groups=np.arange(size) % clients))
-    names, groups = [str(token) for token in range(MADE_UP_TOKENS)], [str(group) for group in range(clients)]
+    names, groups = (
+        [str(token) for token in range(MADE_UP_TOKENS)],
+        [str(group) for group in range(clients)],
+    )
     return Source(pools[0], pools[1], names, groups, vocabulary=MADE_UP_TOKENS)
 
 
 def shape_of(name: str) -> tuple[tuple[int, ...], int] | None:
-    """Shape of a sample and number of classes of the source `name`, as far as they are known without its data."""
+    """Shape of a sample and number of classes of the source `name`, as far as they are known
+    without its data."""
     from fl_lightning.data.vision import RECIPES
     from fl_lightning.data.watch import CLASSES, SHAPE
 
-    known: dict[str, tuple[tuple[int, ...], int]] = {n: (r.shape, r.classes) for n, r in RECIPES.items()}
+    known: dict[str, tuple[tuple[int, ...], int]] = {
+        n: (r.shape, r.classes) for n, r in RECIPES.items()
+    }
     known |= {"watch": (SHAPE, CLASSES), "digit_pair": ((1, 8, 8), 10), "leaf": ((1, 28, 28), 62)}
     return known.get(name)
 
 
 def per_class(classes: int, per_client: int, clients: int) -> int:
-    """Samples of each class that give about `per_client` to each client, and let every client hold every class."""
+    """Samples of each class that give about `per_client` to each client, and let every client hold
+    every class."""
     return max(math.ceil(per_client * clients / classes), clients)

@@ -1,5 +1,5 @@
-"""Which samples a user's data sets and loaders give. What a loader does beyond that is refused, or a line says that it
-has no effect: clients make batches of their own."""
+"""Which samples a user's data sets and loaders give. What a loader does beyond that is refused, or
+a line says that it has no effect: clients make batches of their own."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput
 
 UNHEEDED = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-"""Hooks that a Lightning Trainer calls for every batch. A module that changes batches in one is refused."""
+"""Hooks that a Lightning Trainer calls for every batch. A module that changes batches in one is
+refused."""
 READ_TWICE = 16
-"""Samples of a data set that are read a second time: a random transform shows. A flip at 0.5 goes unseen in one of
-65,536 data sets. Ours."""
+"""Samples of a data set that are read a second time: a random transform shows. A flip at 0.5 goes
+unseen in one of 65,536 data sets. Ours."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +53,26 @@ class Owner:
 def parts_of(
     owner: Owner, module: LightningDataModule, *, reads_test: bool = True
 ) -> tuple[list[Any], list[Any] | None]:
-    """The samples that the module's loaders for training and for tests can yield, each once; None: it has no loader
-    for tests. Without `reads_test` the training samples stand in for those of tests.
+    """The samples that the module's loaders for training and for tests can yield, each once; None:
+    it has no loader for tests. Without `reads_test` the training samples stand in for those of
+    tests.
 
     Raises:
         BadInput: a loader or the module does to samples or batches what clients would not do.
     """
     hooks = [hook for hook in UNHEEDED if is_overridden(hook, module)]
-    allowed = f"its {', '.join(hooks)} would not be called: change samples in the data set's __getitem__"
+    allowed = (
+        f"its {', '.join(hooks)} would not be called: change samples in the data set's __getitem__"
+    )
     owner.check(not hooks, allowed)
     module.prepare_data()
     module.setup("fit")
     train = of_loader(owner, "train_dataloader", module.train_dataloader())
     if is_overridden("val_dataloader", module):
-        owner.say("its val_dataloader() is not read: data.validation cuts validation parts from the training data")
+        owner.say(
+            "its val_dataloader() is not read: data.validation cuts validation parts from the "
+            "training data"
+        )
     if not is_overridden("test_dataloader", module):
         return train, None
     if not reads_test:
@@ -82,9 +89,14 @@ def of_loader(owner: Owner, hook: str, loader: Any) -> list[Any]:
     """
     kind = type(loader)
     single = isinstance(loader, DataLoader) and kind.__iter__ is DataLoader.__iter__
-    owner.check(single, f"its {hook}() gives a {kind.__name__}: it must give one DataLoader of torch")
+    owner.check(
+        single, f"its {hook}() gives a {kind.__name__}: it must give one DataLoader of torch"
+    )
     plain = loader.collate_fn in (default_collate, default_convert)
-    allowed = f"the collate_fn {_name(loader.collate_fn)} of its {hook}() would not be called, since clients make their"
+    allowed = (
+        f"the collate_fn {_name(loader.collate_fn)} of its {hook}() would not be called, since "
+        f"clients make their"
+    )
     owner.check(plain, f"{allowed} own batches: change samples in the data set's __getitem__")
     check_data_set(owner, loader.dataset)
     places = _places(owner, hook, loader)
@@ -95,7 +107,10 @@ def of_loader(owner: Owner, hook: str, loader: Any) -> list[Any]:
 def check_data_set(owner: Owner, samples: Any) -> None:
     """Raise `BadInput` where single samples of a data set cannot be read by their number."""
     name = type(samples).__name__
-    owner.check(not isinstance(samples, IterableDataset), f"{name} is an IterableDataset: give a Dataset with a length")
+    owner.check(
+        not isinstance(samples, IterableDataset),
+        f"{name} is an IterableDataset: give a Dataset with a length",
+    )
     owner.check(hasattr(samples, "__len__"), f"{name} has no __len__: give a Dataset with a length")
 
 
@@ -108,18 +123,31 @@ def of_data_set(owner: Owner, samples: Any, places: Sequence[int] | None = None)
     places = range(len(samples)) if places is None else places
     read = [samples[place] for place in places]
     for place, sample in zip(places[:READ_TWICE], read, strict=False):
-        allowed = f"sample {place} of {type(samples).__name__} is another at each reading (a random transform?), and"
+        allowed = (
+            f"sample {place} of {type(samples).__name__} is another at each reading (a random "
+            f"transform?), and"
+        )
         same = _content(sample) == _content(samples[place])
-        owner.check(same, f"{allowed} samples are read once: take that out; data.augment draws anew in each epoch")
+        owner.check(
+            same,
+            f"{allowed} samples are read once: take that out; data.augment draws anew in each "
+            f"epoch",
+        )
     return read
 
 
 def _places(owner: Owner, hook: str, loader: DataLoader[Any]) -> Sequence[int]:
     """The numbers of the samples that a loader's samplers can yield."""
     batches = loader.batch_sampler
-    instead = "clients make their own batches: choose samples by a SubsetRandomSampler or a torch.utils.data.Subset"
+    instead = (
+        "clients make their own batches: choose samples by a SubsetRandomSampler or a "
+        "torch.utils.data.Subset"
+    )
     usual = batches is None or type(batches) is BatchSampler
-    owner.check(usual, f"the batch_sampler {_name(batches)} of its {hook}() would not be used, since {instead}")
+    owner.check(
+        usual,
+        f"the batch_sampler {_name(batches)} of its {hook}() would not be used, since {instead}",
+    )
     sampler: Any = batches.sampler if isinstance(batches, BatchSampler) else loader.sampler
     called = f"the sampler {_name(sampler)} of its {hook}()"
     if type(sampler) is SequentialSampler:
@@ -127,8 +155,13 @@ def _places(owner: Owner, hook: str, loader: DataLoader[Any]) -> Sequence[int]:
     if type(sampler) is RandomSampler:
         size = len(sampler.data_source)
         whole = not sampler.replacement and sampler.num_samples == size
-        how = f"draws {sampler.num_samples} of {size} samples with{'' if sampler.replacement else 'out'} replacement"
-        owner.check(whole, f"{called} {how}, and clients take each sample once in an epoch: leave it out")
+        how = (
+            f"draws {sampler.num_samples} of {size} samples "
+            f"with{'' if sampler.replacement else 'out'} replacement"
+        )
+        owner.check(
+            whole, f"{called} {how}, and clients take each sample once in an epoch: leave it out"
+        )
         return range(size)
     chosen = sampler.indices if type(sampler) is SubsetRandomSampler else sampler
     known = isinstance(chosen, list | tuple | range | np.ndarray | Tensor)
@@ -151,7 +184,10 @@ def _say_without_effect(owner: Owner, hook: str, loader: DataLoader[Any]) -> Non
     names += ["worker_init_fn"] if loader.worker_init_fn is not None else []
     instead = "every sample is scored"
     if trains:
-        instead = "clients train on every sample, in batches of federation.batch_size, ordered by the run's seed"
+        instead = (
+            "clients train on every sample, in batches of federation.batch_size, ordered by the "
+            "run's seed"
+        )
     if names:
         owner.say(f"{', '.join(names)} of its {hook}() without effect: {instead}")
 

@@ -1,4 +1,5 @@
-"""Names as people and machines write them: one spelling of each, and which files of a folder are data at all."""
+"""Names as people and machines write them: one spelling of each, and which files of a folder are
+data at all."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-SYSTEM = {"__MACOSX", "__pycache__", "@eaDir", "lost+found", "$RECYCLE.BIN", "System Volume Information"}
+SYSTEM = {
+    "__MACOSX",
+    "__pycache__",
+    "@eaDir",
+    "lost+found",
+    "$RECYCLE.BIN",
+    "System Volume Information",
+}
 """Folders that systems and archivers put beside data; hidden ones begin with a point."""
 SYSTEM_FILES = {"thumbs.db", "ehthumbs.db", "desktop.ini"}
 """Files that Windows puts beside pictures, in small letters."""
@@ -18,7 +26,8 @@ SHOWN = 5
 
 
 def composed(name: str) -> str:
-    """`name` in composed Unicode (NFC): macOS writes ü in file names as u and a mark, others as one character."""
+    """`name` in composed Unicode (NFC): macOS writes ü in file names as u and a mark, others as one
+    character."""
     return unicodedata.normalize("NFC", name)
 
 
@@ -28,7 +37,8 @@ def composed_keys(values: dict[str, T]) -> dict[str, T]:
 
 
 def is_hidden(path: Path) -> bool:
-    """Whether a file or folder is a system's, or hidden: a notebook's checkpoints, thumbnails, `._scan.png`."""
+    """Whether a file or folder is a system's, or hidden: a notebook's checkpoints, thumbnails,
+    `._scan.png`."""
     return path.name.startswith(".") or path.name in SYSTEM or path.name.lower() in SYSTEM_FILES
 
 

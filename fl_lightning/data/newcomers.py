@@ -1,4 +1,5 @@
-"""Data of clients that come after the last round: those that were held out, or one whose data lie in a file."""
+"""Data of clients that come after the last round: those that were held out, or one whose data lie
+in a file."""
 
 from __future__ import annotations
 
@@ -19,30 +20,45 @@ Shares = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
 
 
 def apart(
-    shares: Shares, angles: Sequence[float], count: int, seed: int, named: Sequence[int] | None = None
+    shares: Shares,
+    angles: Sequence[float],
+    count: int,
+    seed: int,
+    named: Sequence[int] | None = None,
 ) -> tuple[Shares, list[HeldOut]]:
-    """What each client was dealt (training, validation and test) without the `named`, or else without `count` of them,
-    who are drawn; and those."""
+    """What each client was dealt (training, validation and test) without the `named`, or else
+    without `count` of them, who are drawn; and those."""
     drawn = numpy_rng(seed, "held-out clients").choice(len(angles), count, replace=False)
     drawn = drawn if named is None else np.array(named, np.int64)
     trains, validations, tests = shares
-    away = [HeldOut(c, trains[c], validations[c], tests[c], angles[c]) for c in sorted(drawn.tolist())]
+    away = [
+        HeldOut(c, trains[c], validations[c], tests[c], angles[c]) for c in sorted(drawn.tolist())
+    ]
     here = [c for c in range(len(angles)) if c not in set(drawn.tolist())]
-    return ([trains[c] for c in here], [validations[c] for c in here], [tests[c] for c in here]), away
+    return (
+        [trains[c] for c in here],
+        [validations[c] for c in here],
+        [tests[c] for c in here],
+    ), away
 
 
 def few(
-    data: FederatedData, who: HeldOut, per_class: int, validation: float, seed: int,
-    device: torch.device, dtype: torch.dtype,
-) -> tuple[ClientData, bool]:  # fmt: skip
+    data: FederatedData,
+    who: HeldOut,
+    per_class: int,
+    validation: float,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[ClientData, bool]:
     """What a held-out client brings, and whether it has labels.
 
     Args:
         data: of the run.
         who: the client.
-        per_class: labelled samples of each class (of a regression or of next tokens: in all), or as many as it has:
-            the first of an order that is drawn, so that more samples hold the fewer ones. 0: all of its training
-            samples, without labels.
+        per_class: labelled samples of each class (of a regression or of next tokens: in all), or as
+            many as it has: the first of an order that is drawn, so that more samples hold the fewer
+            ones. 0: all of its training samples, without labels.
         validation: share of these that is set apart.
         seed: of the run.
         device: where it trains.
@@ -57,8 +73,11 @@ def few(
 
 
 def labelled(strata: Tensor, who: HeldOut, per_class: int, seed: int) -> Tensor:
-    """Places of `per_class` of a held-out client's training samples of each class (n,), ascending."""
-    order = torch.randperm(len(strata), generator=generator(seed, "newcomer's samples", who.number)).to(strata.device)
+    """Places of `per_class` of a held-out client's training samples of each class (n,),
+    ascending."""
+    order = torch.randperm(
+        len(strata), generator=generator(seed, "newcomer's samples", who.number)
+    ).to(strata.device)
     return torch.cat([order[strata[order] == k][:per_class] for k in strata.unique()]).sort().values
 
 
@@ -75,11 +94,23 @@ def from_file(
     if pools["train"][0].shape[1:] == data.input_shape:
         data.fit_newcomer(pools["train"][0])
     for name in ("train", "test"):
-        raw, labels = pools.get(name, (np.zeros((0, *data.input_shape), np.uint8), np.zeros(0, np.int64)))
+        raw, labels = pools.get(
+            name, (np.zeros((0, *data.input_shape), np.uint8), np.zeros(0, np.int64))
+        )
         if raw.shape[1:] != data.input_shape:
-            raise BadInput("data", file, f"samples of shape {raw.shape[1:]}, but the run has {data.input_shape}")
-        if data.task == "classification" and labels is not None and labels.max(initial=0) >= data.num_classes:
-            raise BadInput("data", file, f"label {labels.max()}, but the run has {data.num_classes} classes")
+            raise BadInput(
+                "data",
+                file,
+                f"samples of shape {raw.shape[1:]}, but the run has {data.input_shape}",
+            )
+        if (
+            data.task == "classification"
+            and labels is not None
+            and labels.max(initial=0) >= data.num_classes
+        ):
+            raise BadInput(
+                "data", file, f"label {labels.max()}, but the run has {data.num_classes} classes"
+            )
         known = torch.from_numpy(labels if labels is not None else np.zeros(len(raw), np.int64))
         known = known.float() if data.task == "regression" else known
         parts.append((data.inputs(torch.from_numpy(raw), torch.device("cpu"), dtype), known))
@@ -88,10 +119,19 @@ def from_file(
 
 
 def _parts(
-    data: FederatedData, x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], validation: float, seed: int
+    data: FederatedData,
+    x: Tensor,
+    y: Tensor,
+    test: tuple[Tensor, Tensor],
+    validation: float,
+    seed: int,
 ) -> ClientData:
     """Samples x with labels y, of which a share is set apart for validation, and a test part."""
     order = torch.randperm(len(y), generator=generator(seed, "newcomer's validation")).to(y.device)
     out, rest = order.split([round(validation * len(y)), len(y) - round(validation * len(y))])
     rest, out = rest.sort().values, out.sort().values
-    return ClientData(data.training(x[rest], y[rest]), ResidentPart(x[out], y[out], None), ResidentPart(*test, None))
+    return ClientData(
+        data.training(x[rest], y[rest]),
+        ResidentPart(x[out], y[out], None),
+        ResidentPart(*test, None),
+    )

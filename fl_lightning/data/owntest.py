@@ -1,4 +1,5 @@
-"""Each client's own test part: a share of its samples (`data.client_test`), or one of its folds (`data.folds`)."""
+"""Each client's own test part: a share of its samples (`data.client_test`), or one of its folds
+(`data.folds`)."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def cut(
         names: of the clients.
 
     Raises:
-        BadInput: a client has fewer samples than folds, unless `data.min_samples` is 1: it then tests each of them in
-            several folds.
+        BadInput: a client has fewer samples than folds, unless `data.min_samples` is 1: it then
+            tests each of them in several folds.
     """
     rng = numpy_rng(seed, "data.client_test")
     if data.folds is None:
@@ -43,7 +44,12 @@ def cut(
         return trains, tests
     for name, own in zip(names, dealt, strict=True):
         fine = len(own) >= data.folds or data.min_samples == 1
-        check("data.folds", data.folds, fine, f"{name} has {len(own)} samples: at most that many folds")
+        check(
+            "data.folds",
+            data.folds,
+            fine,
+            f"{name} has {len(own)} samples: at most that many folds",
+        )
     if pool.spans is not None:
         return windows.fold(dealt, pool.spans, data.folds, fold, rng)
     cuts = [in_turn(pool.strata[own], data.folds, rng, drawn_first=True) for own in dealt]
@@ -53,20 +59,27 @@ def cut(
 
 
 def _of_few(samples: int, fold: int) -> np.ndarray:
-    """The fold of each of so few samples that there is not one for each: this fold tests one, the others none."""
+    """The fold of each of so few samples that there is not one for each: this fold tests one, the
+    others none."""
     return np.where(np.arange(samples) == fold % samples, fold, -1)
 
 
-def thinned(trains: Shares, labels: np.ndarray, share: float, least: int, rng: np.random.Generator) -> Shares:
-    """A share of each client's training samples, with its class mix, at least `least` where it has as many."""
+def thinned(
+    trains: Shares, labels: np.ndarray, share: float, least: int, rng: np.random.Generator
+) -> Shares:
+    """A share of each client's training samples, with its class mix, at least `least` where it has
+    as many."""
     sizes = [min(len(own), max(least, round(share * len(own)))) for own in trains]
-    return [own[stratified(labels[own], size, rng)] for own, size in zip(trains, sizes, strict=True)]
+    return [
+        own[stratified(labels[own], size, rng)] for own, size in zip(trains, sizes, strict=True)
+    ]
 
 
 def hold_out(
     pool: Pool, shares: Shares, share: float, rng: np.random.Generator, by_chance: bool = False
 ) -> tuple[Shares, Shares]:
-    """A share of each client's samples held out: drawn with its class mix, or of windows the last in time."""
+    """A share of each client's samples held out: drawn with its class mix, or of windows the last
+    in time."""
     if pool.spans is not None:
         return windows.hold_out(shares, pool.spans, share)
     return partition.hold_out(shares, pool.strata, share, rng, by_chance)
@@ -75,7 +88,8 @@ def hold_out(
 def _topped_up(
     train: np.ndarray, test: np.ndarray, labels: np.ndarray, least: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A client's parts with `least` test samples of every class that has as many beside one for training.
+    """A client's parts with `least` test samples of every class that has as many beside one for
+    training.
 
     What a rare class gains, the class with most test samples gives back to training: sizes stay.
     """
@@ -93,13 +107,22 @@ def _topped_up(
 
 
 def check_positives(
-    labels: np.ndarray, tests: Sequence[np.ndarray], class_names: Sequence[str], least: int | None, names: Sequence[str]
+    labels: np.ndarray,
+    tests: Sequence[np.ndarray],
+    class_names: Sequence[str],
+    least: int | None,
+    names: Sequence[str],
 ) -> None:
-    """Raise `BadInput` unless each client's test part holds `least` samples of every class (None: any)."""
+    """Raise `BadInput` unless each client's test part holds `least` samples of every class (None:
+    any)."""
     if least is None:
         return
     if not class_names or labels.ndim > 1:
-        raise BadInput("data.least_test_positives", least, "targets that are no classes have no positives: null")
+        raise BadInput(
+            "data.least_test_positives",
+            least,
+            "targets that are no classes have no positives: null",
+        )
     for name, own in zip(names, tests, strict=True):
         sizes = np.bincount(labels[own], minlength=len(class_names))
         rarest = int(sizes.argmin())

@@ -26,16 +26,20 @@ class Samples:
     """Raw samples in memory, and how they become the network's input."""
 
     raw: Tensor
-    """uint8 or float32, [n, channels, height, width], [n, channels, samples] or [n, features]; int64 [n, length]: token
-    numbers, which stay what they are."""
+    """uint8 or float32, [n, channels, height, width], [n, channels, samples] or [n, features];
+    int64 [n, length]: token numbers, which stay what they are."""
     labels: Tensor
     """int64 [n] (next tokens: [n, T]), or float32 [n] for regression."""
     mean: Tensor
-    """Of each channel (or feature) over the training pool, float32, shaped to broadcast against one sample."""
+    """Of each channel (or feature) over the training pool, float32, shaped to broadcast against one
+    sample."""
     std: Tensor
 
-    def inputs(self, index: Tensor, angle: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Samples at `index`, turned by `angle` degrees (nearest pixel, black corners), normalised on `device`."""
+    def inputs(
+        self, index: Tensor, angle: float, device: torch.device, dtype: torch.dtype
+    ) -> Tensor:
+        """Samples at `index`, turned by `angle` degrees (nearest pixel, black corners), normalised
+        on `device`."""
         raw = self.raw[index]
         if raw.dtype == torch.int64:
             return sent(raw, device)
@@ -43,7 +47,13 @@ class Samples:
             from torchvision.transforms.functional import rotate
 
             raw = rotate(raw, angle)
-        return sent(raw, device).float().sub_(sent(self.mean, device)).div_(sent(self.std, device)).to(dtype)
+        return (
+            sent(raw, device)
+            .float()
+            .sub_(sent(self.mean, device))
+            .div_(sent(self.std, device))
+            .to(dtype)
+        )
 
 
 class Part(ABC):
@@ -69,12 +79,14 @@ class Part(ABC):
         whole_last: bool = False,
         only: slice = slice(None),
     ) -> Batches:
-        """One pass in batches (x, y) on the device: in the order of `torch.randperm` from `generator`, else as stored.
+        """One pass in batches (x, y) on the device: in the order of `torch.randperm` from
+        `generator`, else as stored.
 
-        `augment` gives the draws of the augmentation that the data ask for (training parts only; unused otherwise).
-        Both generators live on the CPU and are drawn from here, before the first batch. The last batch is what remains;
-        with `whole_last` a lone last sample joins the batch before it, since BatchNorm cannot train on one. `only`:
-        these of the batches; the others are neither gathered nor prepared, and none of the numbers changes.
+        `augment` gives the draws of the augmentation that the data ask for (training parts only;
+        unused otherwise). Both generators live on the CPU and are drawn from here, before the first
+        batch. The last batch is what remains; with `whole_last` a lone last sample joins the batch
+        before it, since BatchNorm cannot train on one. `only`: these of the batches; the others are
+        neither gathered nor prepared, and none of the numbers changes.
         """
         order = None if generator is None else torch.randperm(len(self), generator=generator)
         sizes = batch_sizes(len(self), batch_size, whole_last)
@@ -98,11 +110,13 @@ class Part(ABC):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
-        """All samples as stored, x (n, ...) and y (n, ...), where they lie in memory as they are trained on."""
+        """All samples as stored, x (n, ...) and y (n, ...), where they lie in memory as they are
+        trained on."""
         return None
 
     def subset(self, index: Tensor) -> Part:
-        """The samples at `index` (int64 [m], places in this part as stored), augmented as this part is."""
+        """The samples at `index` (int64 [m], places in this part as stored), augmented as this part
+        is."""
         return SubsetPart(self, index)
 
     @abstractmethod
@@ -141,12 +155,14 @@ class ResidentPart(Part):
         x, y = self.x, self.y
         if order is not None:
             order = sent(order, x.device)
-            x, y = x[order], y[order]  # keeps the memory format, which pooling on grey images is 7 times faster in
+            # keeps the memory format, which pooling on grey images is 7 times faster in
+            x, y = x[order], y[order]
         return zip(x.split_with_sizes(sizes), y.split_with_sizes(sizes), strict=True)
 
 
 class LoadedPart(Part):
-    """Samples that stay raw in main memory and are prepared batch by batch: the same numbers as `ResidentPart`."""
+    """Samples that stay raw in main memory and are prepared batch by batch: the same numbers as
+    `ResidentPart`."""
 
     def __init__(self, rows: Rows, augmentation: Augmentation | None) -> None:
         super().__init__(len(rows.index), augmentation)
@@ -154,13 +170,19 @@ class LoadedPart(Part):
 
     def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
         order = torch.arange(len(self)) if order is None else order
-        # A generator of its own: otherwise the loader draws from the global one, and dropout would see other numbers.
+        # A generator of its own: otherwise the loader draws from the global one, and dropout would
+        # see other numbers.
         own = torch.Generator()
-        return iter(DataLoader(self._rows, batch_sampler=order.split(sizes), collate_fn=_as_is, generator=own))
+        return iter(
+            DataLoader(
+                self._rows, batch_sampler=order.split(sizes), collate_fn=_as_is, generator=own
+            )
+        )
 
 
 class TargetPart(Part):
-    """`part` with `targets` (n, ...) in place of its labels, one for each sample as they are stored."""
+    """`part` with `targets` (n, ...) in place of its labels, one for each sample as they are
+    stored."""
 
     def __init__(self, part: Part, targets: Tensor) -> None:
         super().__init__(len(part), part._augmentation)
@@ -174,7 +196,9 @@ class TargetPart(Part):
         return None if self._part.tensors is None else (self._part.tensors[0], self._targets)
 
     def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
-        targets = self._targets if order is None else self._targets[sent(order, self._targets.device)]
+        targets = (
+            self._targets if order is None else self._targets[sent(order, self._targets.device)]
+        )
         inputs = (x for x, _ in self._part._in_order(order, sizes))
         return zip(inputs, targets.split(sizes), strict=True)
 
@@ -183,7 +207,12 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
     """A part's samples: those of `samples` at `indices`, as they come to the `device`."""
 
     def __init__(
-        self, samples: Samples, indices: np.ndarray, angle: float, device: torch.device, dtype: torch.dtype
+        self,
+        samples: Samples,
+        indices: np.ndarray,
+        angle: float,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self.samples, self.index, self.angle = samples, torch.from_numpy(indices), angle
         self.device, self.dtype = device, dtype

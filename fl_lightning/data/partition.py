@@ -1,11 +1,13 @@
 """Who holds which samples: pure functions of label arrays.
 
-A partition takes (train_labels [n], test_labels [m], clients, data, rng) and returns two lists of `clients` ascending
-index arrays, for train and for test. No sample is dealt twice. A client has one class mix, for training (of which a
-stratified share becomes validation) and for test, as far as whole samples allow.
+A partition takes (train_labels [n], test_labels [m], clients, data, rng) and returns two lists of
+`clients` ascending index arrays, for train and for test. No sample is dealt twice. A client has one
+class mix, for training (of which a stratified share becomes validation) and for test, as far as
+whole samples allow.
 
-Every client gets at least `least(data)` training samples and one test sample: where the draw gives fewer, samples move
-to it from the clients that hold most, which always ends, instead of drawing again, which for small alpha may not.
+Every client gets at least `least(data)` training samples and one test sample: where the draw gives
+fewer, samples move to it from the clients that hold most, which always ends, instead of drawing
+again, which for small alpha may not.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from fl_lightning.foundation.errors import BadInput
 
 NATURAL = "natural"
 Shares = list[np.ndarray]
-Partition = Callable[[np.ndarray, np.ndarray, int, DataConfig, np.random.Generator], tuple[Shares, Shares]]
+Partition = Callable[
+    [np.ndarray, np.ndarray, int, DataConfig, np.random.Generator], tuple[Shares, Shares]
+]
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class Groups:
 
 
 def least(data: DataConfig) -> int:
-    """Samples a client needs so that `data.min_samples` are left for training once all else is held back."""
+    """Samples a client needs so that `data.min_samples` are left for training once all else is held
+    back."""
     need = data.min_samples
     for share in (data.validation, data.own_test):
         if share:
@@ -55,21 +60,34 @@ def deal(
     rng: np.random.Generator,
     groups: Groups | None = None,
 ) -> tuple[Shares, Shares]:
-    """Deal by the partition that `data` names; raise `BadInput` when there are too few samples for `clients`."""
+    """Deal by the partition that `data` names; raise `BadInput` when there are too few samples for
+    `clients`."""
     if data.partition == NATURAL:
         return _natural(groups, clients, data)
     train_size, test_size, need = len(train_labels), len(test_labels), least(data)
-    why = f"{train_size} training samples are in use and each client needs {need} (data.min_samples, data.fraction)"
-    check("federation.clients", clients, train_size >= clients * need, f"it can be at most {train_size // need}: {why}")
+    why = (
+        f"{train_size} training samples are in use and each client needs {need} (data.min_samples, "
+        f"data.fraction)"
+    )
+    check(
+        "federation.clients",
+        clients,
+        train_size >= clients * need,
+        f"it can be at most {train_size // need}: {why}",
+    )
     why = f"each client needs a test sample and {test_size} are in use (data.fraction)"
-    check("federation.clients", clients, test_size >= clients, f"it can be at most {test_size}: {why}")
+    check(
+        "federation.clients", clients, test_size >= clients, f"it can be at most {test_size}: {why}"
+    )
     shared_out = _find(data.partition)
     try:
         train, test = shared_out(train_labels, test_labels, clients, data, rng)
     except BadInput:
         raise
     except Exception as error:  # a user's function can raise anything
-        raise BadInput("data.partition", data.partition, f"it failed: {type(error).__name__}: {error}") from error
+        raise BadInput(
+            "data.partition", data.partition, f"it failed: {type(error).__name__}: {error}"
+        ) from error
     if data.partition not in BUILT_IN:
         train = _checked(data.partition, "train", train, train_size, clients, need)
         test = _checked(data.partition, "test", test, test_size, clients, 1)
@@ -77,15 +95,19 @@ def deal(
 
 
 def dirichlet(
-    train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+    train_labels: np.ndarray,
+    test_labels: np.ndarray,
+    clients: int,
+    data: DataConfig,
+    rng: np.random.Generator,
 ) -> tuple[Shares, Shares]:
     """Label skew by Dirichlet draws, smaller `data.alpha` less alike.
 
-    by class (also None): each class is distributed over the clients by a draw from Dir(alpha 1_N) (Yurochkin et al.,
-    2019).
-    by client: each client draws its class mix from Dir(alpha p), p the class shares of the data (Hsu et al., 2019).
-    Free sizes: every sample is dealt out. Equal sizes: clients fill up in turn from what is left, as Hsu et al. do, and
-    fewer than N training and fewer than N test samples stay out.
+    by class (also None): each class is distributed over the clients by a draw from Dir(alpha 1_N)
+    (Yurochkin et al., 2019). by client: each client draws its class mix from Dir(alpha p), p the
+    class shares of the data (Hsu et al., 2019). Free sizes: every sample is dealt out. Equal sizes:
+    clients fill up in turn from what is left, as Hsu et al. do, and fewer than N training and fewer
+    than N test samples stay out.
     """
     train_sizes, test_sizes = class_sizes(train_labels, test_labels)
     present = np.flatnonzero(train_sizes)
@@ -94,7 +116,9 @@ def dirichlet(
         draws = rng.dirichlet(np.full(clients, data.alpha), size=len(present))
         mass[:, present] = draws.T * train_sizes[present]
     else:
-        mass[:, present] = rng.dirichlet(data.alpha * train_sizes[present] / train_sizes.sum(), size=clients)
+        mass[:, present] = rng.dirichlet(
+            data.alpha * train_sizes[present] / train_sizes.sum(), size=clients
+        )
     mass = np.nan_to_num(mass)  # a draw for a minute alpha may underflow to 0 / 0
     if data.sizes == "equal":
         train = fill_in_turn(mass, train_sizes)
@@ -104,7 +128,11 @@ def dirichlet(
 
 
 def _free_sizes(
-    mass: np.ndarray, train_labels: np.ndarray, test_labels: np.ndarray, data: DataConfig, rng: np.random.Generator
+    mass: np.ndarray,
+    train_labels: np.ndarray,
+    test_labels: np.ndarray,
+    data: DataConfig,
+    rng: np.random.Generator,
 ) -> tuple[Shares, Shares]:
     """Every sample dealt out, each class in proportion to its column of `mass` [N, C]."""
     train_sizes, test_sizes = class_sizes(train_labels, test_labels)
@@ -116,38 +144,64 @@ def _free_sizes(
 
 
 def hsu(
-    train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+    train_labels: np.ndarray,
+    test_labels: np.ndarray,
+    clients: int,
+    data: DataConfig,
+    rng: np.random.Generator,
 ) -> tuple[Shares, Shares]:
-    """The "latent Dirichlet" partition of Hsu, Qi, Brown (2019): `dirichlet` by client, with equal sizes."""
-    return dirichlet(train_labels, test_labels, clients, replace(data, by="client", sizes="equal"), rng)
+    """The "latent Dirichlet" partition of Hsu, Qi, Brown (2019): `dirichlet` by client, with equal
+    sizes."""
+    return dirichlet(
+        train_labels, test_labels, clients, replace(data, by="client", sizes="equal"), rng
+    )
 
 
 def mixture(
-    train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+    train_labels: np.ndarray,
+    test_labels: np.ndarray,
+    clients: int,
+    data: DataConfig,
+    rng: np.random.Generator,
 ) -> tuple[Shares, Shares]:
-    """A mixture of `data.groups` Dirichlet distributions: client i is of group i modulo that (`FederatedData.groups`).
+    """A mixture of `data.groups` Dirichlet distributions: client i is of group i modulo that
+    (`FederatedData.groups`).
 
-    A group draws a class mix m from Dir(alpha), each of its clients one of its own from Dir(concentration m). A class
-    is distributed in proportion to the clients' mixes, without a rest. Ours; clients that are alike in groups are what
-    clustered methods look for (Ghosh et al., NeurIPS 2020).
+    A group draws a class mix m from Dir(alpha), each of its clients one of its own from
+    Dir(concentration m). A class is distributed in proportion to the clients' mixes, without a
+    rest. Ours; clients that are alike in groups are what clustered methods look for (Ghosh et al.,
+    NeurIPS 2020).
     """
-    check("data.groups", data.groups, data.groups <= clients, f"it can be at most {clients}: a group has a client")
+    check(
+        "data.groups",
+        data.groups,
+        data.groups <= clients,
+        f"it can be at most {clients}: a group has a client",
+    )
     train_sizes, _ = class_sizes(train_labels, test_labels)
     present = np.flatnonzero(train_sizes)
     centres = rng.dirichlet(np.full(len(present), data.alpha), size=data.groups)
-    mixes = [rng.dirichlet(np.maximum(data.concentration * centres[i % data.groups], 1e-6)) for i in range(clients)]
+    mixes = [
+        rng.dirichlet(np.maximum(data.concentration * centres[i % data.groups], 1e-6))
+        for i in range(clients)
+    ]
     mass = np.zeros((clients, len(train_sizes)))
     mass[:, present] = np.nan_to_num(np.array(mixes))
     return _free_sizes(mass, train_labels, test_labels, data, rng)
 
 
 def pathological(
-    train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+    train_labels: np.ndarray,
+    test_labels: np.ndarray,
+    clients: int,
+    data: DataConfig,
+    rng: np.random.Generator,
 ) -> tuple[Shares, Shares]:
-    """Every client holds exactly `data.classes_per_client` classes, after the shards of McMahan et al. (2017).
+    """Every client holds exactly `data.classes_per_client` classes, after the shards of McMahan et
+    al. (2017).
 
-    Each class has as many holders as any other (give or take one), who share it equally. With fewer than C places
-    (clients * classes_per_client) some classes have no holder and stay out.
+    Each class has as many holders as any other (give or take one), who share it equally. With fewer
+    than C places (clients * classes_per_client) some classes have no holder and stay out.
     """
     k, key = data.classes_per_client, "data.classes_per_client"
     train_sizes = class_sizes(train_labels, test_labels)[0]
@@ -155,20 +209,30 @@ def pathological(
     check(key, k, k <= classes, f"the data have {classes} classes")
     room = np.minimum(train_sizes, clients)
     if room.sum() < clients * k:
-        raise BadInput(key, k, f"some classes have too few samples for {clients} clients to hold that many each")
+        raise BadInput(
+            key,
+            k,
+            f"some classes have too few samples for {clients} clients to hold that many each",
+        )
     holds = holders(room, clients, k, rng)
     train = share_out(holds, np.where(holds.any(0), train_sizes, 0))
     return _of_held_classes(train, holds, train_labels, test_labels, data, rng)
 
 
 def lognormal(
-    train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+    train_labels: np.ndarray,
+    test_labels: np.ndarray,
+    clients: int,
+    data: DataConfig,
+    rng: np.random.Generator,
 ) -> tuple[Shares, Shares]:
-    """Client u holds classes u, u + 1, ... (`data.classes_per_client` of C, modulo C) in lognormal counts (KT-pFL).
+    """Client u holds classes u, u + 1, ... (`data.classes_per_client` of C, modulo C) in lognormal
+    counts (KT-pFL).
 
-    As its code has it, a client asks for 10 samples of each of its classes, and for a share of the class by a lognormal
-    draw (deviation 2, over all N k draws of the class) and 300 to 600 more, both twice with up to 20 clients. Where a
-    class has fewer than its holders ask for (there, late clients keep 10), all of them get less in proportion: ours.
+    As its code has it, a client asks for 10 samples of each of its classes, and for a share of the
+    class by a lognormal draw (deviation 2, over all N k draws of the class) and 300 to 600 more,
+    both twice with up to 20 clients. Where a class has fewer than its holders ask for (there, late
+    clients keep 10), all of them get less in proportion: ours.
     """
     k, key = data.classes_per_client, "data.classes_per_client"
     train_sizes = class_sizes(train_labels, test_labels)[0]
@@ -178,7 +242,9 @@ def lognormal(
     owned = (client + place) % len(present)
     draws = rng.lognormal(0, 2, (len(present), clients, k))
     shares = (draws / draws.sum((1, 2), keepdims=True))[owned, client, place]
-    more = np.floor(shares * np.maximum(train_sizes[present][owned] - clients, 0)) + rng.integers(300, 601, len(owned))
+    more = np.floor(shares * np.maximum(train_sizes[present][owned] - clients, 0)) + rng.integers(
+        300, 601, len(owned)
+    )
     weights = np.zeros((clients, len(train_sizes)), np.int64)
     weights[client, present[owned]] = 10 + more * (2 if clients <= 20 else 1)
     train = share_out(weights, np.minimum(weights.sum(0), train_sizes))
@@ -186,15 +252,25 @@ def lognormal(
 
 
 def _of_held_classes(
-    train: np.ndarray, weights: np.ndarray, train_labels: np.ndarray, test_labels: np.ndarray, data: DataConfig,
+    train: np.ndarray,
+    weights: np.ndarray,
+    train_labels: np.ndarray,
+    test_labels: np.ndarray,
+    data: DataConfig,
     rng: np.random.Generator,
-) -> tuple[Shares, Shares]:  # fmt: skip
-    """Samples for the counts `train` [N, C], topped up within the classes of `weights`, and for tests of those."""
+) -> tuple[Shares, Shares]:
+    """Samples for the counts `train` [N, C], topped up within the classes of `weights`, and for
+    tests of those."""
     clients, k = len(train), data.classes_per_client
     if not top_up(train, least(data), weights=weights, keep=1, strict=True):
-        what = f"lower it: some client's {k} classes, shared by {clients} clients, have too few samples for that"
+        what = (
+            f"lower it: some client's {k} classes, shared by {clients} clients, have too few "
+            f"samples for that"
+        )
         raise BadInput("data.min_samples", data.min_samples, what)
-    test = share_out(train, np.where(train.any(0), np.bincount(test_labels, minlength=train.shape[1]), 0))
+    test = share_out(
+        train, np.where(train.any(0), np.bincount(test_labels, minlength=train.shape[1]), 0)
+    )
     if not top_up(test, 1, weights=train, strict=True):
         what = "the classes of some client have too few test samples for one each"
         raise BadInput("federation.clients", clients, what)
@@ -204,50 +280,76 @@ def _of_held_classes(
 def _natural(groups: Groups | None, clients: int, data: DataConfig) -> tuple[Shares, Shares]:
     """Client i holds the i-th group."""
     if groups is None:
-        what = "the data have no groups: it needs a source that has (fl-train list sources), or data.group_column"
+        what = (
+            "the data have no groups: it needs a source that has (fl-train list sources), or "
+            "data.group_column"
+        )
         raise BadInput("data.partition", NATURAL, what)
     column = data.group_column
     of = "group of the data" if column is None else f"value of {column!r} (data.group_column)"
     what = f"it must be {len(groups.names)}: a client for each {of}"
     check("federation.clients", clients, clients == len(groups.names), what)
-    train, test = ([np.flatnonzero(part == i) for i in range(clients)] for part in (groups.train, groups.test))
+    train, test = (
+        [np.flatnonzero(part == i) for i in range(clients)] for part in (groups.train, groups.test)
+    )
     for name, ours, theirs in zip(groups.names, train, test, strict=True):
         what = f"the client {name!r} has {len(ours)} training samples, of at least {least(data)}"
         check("data.min_samples", data.min_samples, len(ours) >= least(data), what)
-        what = f"the client {name!r} has no test sample: data.client_test sets a share of each client's samples apart"
+        what = (
+            f"the client {name!r} has no test sample: data.client_test sets a share of each "
+            f"client's samples apart"
+        )
         check("data.client_test", data.client_test, len(theirs) > 0, what)
     return train, test
 
 
 def keep(train: Shares, labels: np.ndarray, data: DataConfig, rng: np.random.Generator) -> Shares:
-    """At most `data.samples_per_class` of each class in a client's share, and of the whole `data.samples_per_client`,
-    with its class mix; the rest to `data.rest_to`.
+    """At most `data.samples_per_class` of each class in a client's share, and of the whole
+    `data.samples_per_client`, with its class mix; the rest to `data.rest_to`.
 
     Raises:
         BadInput: fewer than every client needs, or there is no such client.
     """
     size, heir, most = data.samples_per_client, data.rest_to, data.samples_per_class
     if most is not None:
-        train = [own[draw(np.minimum(np.bincount(labels[own]), most)[None], labels[own], rng)[0]] for own in train]
+        train = [
+            own[draw(np.minimum(np.bincount(labels[own]), most)[None], labels[own], rng)[0]]
+            for own in train
+        ]
         fewest, need = min(map(len, train)), least(replace(data, client_test=None, folds=None))
-        what = f"some client keeps {fewest} samples, and each needs {need} (data.min_samples, data.validation)"
+        what = (
+            f"some client keeps {fewest} samples, and each needs {need} (data.min_samples, "
+            f"data.validation)"
+        )
         check("data.samples_per_class", most, fewest >= need, what)
     if size is None:
         return train
     if size < (need := least(replace(data, client_test=None, folds=None))):
-        what = f"it must be at least {need}: each client needs that many (data.min_samples, data.validation)"
+        what = (
+            f"it must be at least {need}: each client needs that many (data.min_samples, "
+            f"data.validation)"
+        )
         raise BadInput("data.samples_per_client", size, what)
     if heir is not None and heir >= len(train):
         raise BadInput("data.rest_to", heir, f"clients are numbered 0 to {len(train) - 1}")
-    kept = [share if len(share) <= size else share[stratified(labels[share], size, rng)] for share in train]
+    kept = [
+        share if len(share) <= size else share[stratified(labels[share], size, rng)]
+        for share in train
+    ]
     if heir is not None:
-        others = np.concatenate([share for client, share in enumerate(kept) if client != heir] or [train[0][:0]])
+        others = np.concatenate(
+            [share for client, share in enumerate(kept) if client != heir] or [train[0][:0]]
+        )
         kept[heir] = np.setdiff1d(np.concatenate(train), others, assume_unique=True)
     return kept
 
 
 def iid(
-    train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+    train_labels: np.ndarray,
+    test_labels: np.ndarray,
+    clients: int,
+    data: DataConfig,
+    rng: np.random.Generator,
 ) -> tuple[Shares, Shares]:
     """Shuffle and cut into shares whose sizes differ by at most one."""
     pools = (rng.permutation(len(train_labels)), rng.permutation(len(test_labels)))
@@ -264,23 +366,31 @@ BUILT_IN: dict[str, Partition] = {
     "rotated": iid,
     "iid": iid,
 }
-"""The partitions by name; `rotated` deals like iid, and the images are turned by `angles` when they are read."""
+"""The partitions by name; `rotated` deals like iid, and the images are turned by `angles` when they
+are read."""
 
 
 def angles(clients: int) -> list[float]:
-    """Degrees by which the rotated partition turns each client's images, counter-clockwise: 360 i / N, as in FEDORA."""
+    """Degrees by which the rotated partition turns each client's images, counter-clockwise: 360 i /
+    N, as in FEDORA."""
     return [360 * client / clients for client in range(clients)]
 
 
 def hold_out(
-    train: Shares, labels: np.ndarray, share: float, rng: np.random.Generator, by_chance: bool = False
+    train: Shares,
+    labels: np.ndarray,
+    share: float,
+    rng: np.random.Generator,
+    by_chance: bool = False,
 ) -> tuple[Shares, Shares]:
-    """Split each client's training share into what is left for training and a stratified share that is held out.
+    """Split each client's training share into what is left for training and a stratified share that
+    is held out.
 
-    Of client i's n_i samples m_i = floor(share * n_i) are held out, and at least one, unless `share` is 0. Of n_ik
-    samples of class k these are m_i n_ik / n_i, rounded to the largest remainders: the same number with every seed, and
-    of a small class always none. With `by_chance` (`data.client_test`) it is rounded down or up at random, so that its
-    mean over seeds is exact: `sampling.systematic`.
+    Of client i's n_i samples m_i = floor(share * n_i) are held out, and at least one, unless
+    `share` is 0. Of n_ik samples of class k these are m_i n_ik / n_i, rounded to the largest
+    remainders: the same number with every seed, and of a small class always none. With `by_chance`
+    (`data.client_test`) it is rounded down or up at random, so that its mean over seeds is exact:
+    `sampling.systematic`.
     """
     if share == 0:
         return train, [np.empty(0, np.int64) for _ in train]
@@ -295,7 +405,10 @@ def hold_out(
     order = rng.permutation(len(pooled))
     starts = rng.integers(0, sizes) if by_chance else sizes
     each = zip(rows, takes.tolist(), starts.tolist(), strict=True)
-    kinds = [systematic(row, take, start) if by_chance else apportion(row, take) for row, take, start in each]
+    kinds = [
+        systematic(row, take, start) if by_chance else apportion(row, take)
+        for row, take, start in each
+    ]
     takes = np.concatenate(kinds)
     order = order[np.argsort(group[order], kind="stable")]
     place = np.arange(len(pooled)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -340,5 +453,7 @@ def _checked(name: str, part: str, shares: Shares, total: int, clients: int, siz
         raise refuse("deals some sample twice")
     smallest = int(np.argmin([len(array) for array in arrays]))
     if len(arrays[smallest]) < size:
-        raise refuse(f"gives client {smallest} {len(arrays[smallest])} samples, but each needs {size}")
+        raise refuse(
+            f"gives client {smallest} {len(arrays[smallest])} samples, but each needs {size}"
+        )
     return [np.sort(array).astype(np.int64) for array in arrays]

@@ -1,9 +1,11 @@
-"""Groups of clients planted in the data, whose tasks differ: it is known whose models should be mixed.
+"""Groups of clients planted in the data, whose tasks differ: it is known whose models should be
+mixed.
 
-Client i is in group i modulo `data.groups`, whatever the seed. Clustered federated learning is tried on such data:
-rotations in IFCA (Ghosh et al., NeurIPS 2020), permuted labels in CFL (Sattler et al., TNNLS 2020). Moved on by g they
-are ours: any two groups disagree about every class. With `data.drift_every` clients change groups as rounds go by, as
-in FedDrift (Jothimurugesan et al., AISTATS 2023), there at times of each one's own.
+Client i is in group i modulo `data.groups`, whatever the seed. Clustered federated learning is
+tried on such data: rotations in IFCA (Ghosh et al., NeurIPS 2020), permuted labels in CFL (Sattler
+et al., TNNLS 2020). Moved on by g they are ours: any two groups disagree about every class. With
+`data.drift_every` clients change groups as rounds go by, as in FedDrift (Jothimurugesan et al.,
+AISTATS 2023), there at times of each one's own.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Tasks:
     turned: bool
     """Whether groups differ in how their images are turned."""
     tables: np.ndarray | None
-    """The class that each becomes in a group, int64 [groups, classes]; None: labels are as they were."""
+    """The class that each becomes in a group, int64 [groups, classes]; None: labels are as they
+    were."""
     every: int | None
     """Rounds after which each second client of a group goes over to the next; None: nobody does."""
 
@@ -37,11 +40,13 @@ class Tasks:
         return (client + moves * (client // self.groups % 2)) % self.groups
 
     def angle(self, group: int) -> float:
-        """Degrees by which a group's images are turned, counter-clockwise: 360 g / G in group g of G."""
+        """Degrees by which a group's images are turned, counter-clockwise: 360 g / G in group g of
+        G."""
         return 360 * group / self.groups if self.turned else 0.0
 
     def relabelled(self, labels: np.ndarray, before: int | None, after: int) -> np.ndarray:
-        """The labels [n] of a client that goes over from one group (None: the data as they are read) to another.
+        """The labels [n] of a client that goes over from one group (None: the data as they are
+        read) to another.
 
         What is no target stays so.
         """
@@ -53,13 +58,19 @@ class Tasks:
         return moved
 
     def drift(
-        self, everyone: Iterable[tuple[int, np.ndarray, np.ndarray, np.ndarray]], train: np.ndarray, test: np.ndarray,
-        before: int, round: int,
-    ) -> None:  # fmt: skip
-        """Give all labels, in place, the meaning that they have in `round`; they have that of the round `before`.
+        self,
+        everyone: Iterable[tuple[int, np.ndarray, np.ndarray, np.ndarray]],
+        train: np.ndarray,
+        test: np.ndarray,
+        before: int,
+        round: int,
+    ) -> None:
+        """Give all labels, in place, the meaning that they have in `round`; they have that of the
+        round `before`.
 
         Args:
-            everyone: number of each client, and its indices for training and validation (into `train`) and for `test`.
+            everyone: number of each client, and its indices for training and validation (into
+                `train`) and for `test`.
         """
         for number, *indices in everyone:
             groups = self.group(number, before), self.group(number, round)
@@ -77,19 +88,27 @@ def tasks(data: DataConfig, clients: int, classes: int, seed: int) -> Tasks | No
         return None
     most, why = clients, "a group has a client at least"
     if data.planted == "labels" and classes < clients:
-        most, why = classes, "labels are moved on by another number in each group, and there are no more classes"
+        most, why = (
+            classes,
+            "labels are moved on by another number in each group, and there are no more classes",
+        )
     check("data.groups", data.groups, data.groups <= most, f"it can be at most {most}: {why}")
     tables = None
     if data.planted == "labels":
         tables = (np.arange(classes) + np.arange(data.groups)[:, None]) % classes
     elif data.planted == "permuted":
         rng = numpy_rng(seed, "data.planted")
-        tables = np.stack([np.arange(classes), *(rng.permutation(classes) for _ in range(data.groups - 1))])
+        tables = np.stack(
+            [np.arange(classes), *(rng.permutation(classes) for _ in range(data.groups - 1))]
+        )
     return Tasks(data.groups, data.planted == "rotation", tables, data.drift_every)
 
 
-def truth(data: DataConfig, clients: int, planted: Tasks | None, source: Source, natural: bool) -> list[int]:
-    """The true group of every client: planted, of its mixture, or of its domain; all 0 where there are none."""
+def truth(
+    data: DataConfig, clients: int, planted: Tasks | None, source: Source, natural: bool
+) -> list[int]:
+    """The true group of every client: planted, of its mixture, or of its domain; all 0 where there
+    are none."""
     if planted is not None:
         return [planted.group(client) for client in range(clients)]
     if data.partition == "mixture":
@@ -102,7 +121,8 @@ def truth(data: DataConfig, clients: int, planted: Tasks | None, source: Source,
 def relabelled(
     labels: np.ndarray, shares: Sequence[np.ndarray], groups: Sequence[int], planted: Tasks | None
 ) -> np.ndarray:
-    """A copy of `labels` [n] in which a client's, at its indices in `shares`, are those of its group."""
+    """A copy of `labels` [n] in which a client's, at its indices in `shares`, are those of its
+    group."""
     if planted is None or planted.tables is None:
         return labels
     labels = labels.copy()

@@ -1,4 +1,5 @@
-"""Public samples without labels, held by the server and every client: what methods that distil agree upon.
+"""Public samples without labels, held by the server and every client: what methods that distil
+agree upon.
 
 They are a part of the training data, held back before the clients share it, or another data set.
 """
@@ -20,14 +21,17 @@ from fl_lightning.foundation.rng import numpy_rng
 
 HELD_BACK = "held_back"
 HELD_BACK_SHARE = 0.1
-"""Share of the training data in use that is held back unless `data.public_samples` says how many. Ours: 6,000 of MNIST,
-enough to draw KT-pFL's 3,000 or FedMD's 5,000 from in every round."""
+"""Share of the training data in use that is held back unless `data.public_samples` says how many.
+Ours: 6,000 of MNIST, enough to draw KT-pFL's 3,000 or FedMD's 5,000 from in every round."""
 SMOKE_SAMPLES = 64
 """Public samples of a smoke run, at most."""
 
 
-def hold_back(used: np.ndarray, data: DataConfig, seed: int, smoke: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Split the training samples in use into private and public ones, as ascending indices; no label is read.
+def hold_back(
+    used: np.ndarray, data: DataConfig, seed: int, smoke: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Split the training samples in use into private and public ones, as ascending indices; no
+    label is read.
 
     Raises:
         BadInput: nothing would be left to train on, or nothing would be held back.
@@ -35,7 +39,9 @@ def hold_back(used: np.ndarray, data: DataConfig, seed: int, smoke: bool) -> tup
     count = round(HELD_BACK_SHARE * len(used))
     if data.public_samples is not None:
         count = min(data.public_samples, count) if smoke else data.public_samples
-    what = f"it must be below the {len(used)} training samples in use, from which they are held back"
+    what = (
+        f"it must be below the {len(used)} training samples in use, from which they are held back"
+    )
     check("data.public_samples", count, count < len(used), what)
     what = f"a tenth of the {len(used)} training samples in use is no sample at all"
     check("data.public", HELD_BACK, count > 0, what)
@@ -44,21 +50,30 @@ def hold_back(used: np.ndarray, data: DataConfig, seed: int, smoke: bool) -> tup
 
 
 def apart(held_back: Pool, *judged: tuple[Pool, Sequence[np.ndarray]]) -> Pool:
-    """`held_back` without windows that overlap one that a client is judged by: the shares of each pool in `judged`.
+    """`held_back` without windows that overlap one that a client is judged by: the shares of each
+    pool in `judged`.
 
     Raises:
         BadInput: no window would be left.
     """
     if held_back.spans is None:
         return held_back
-    spans = [pool.spans[np.concatenate(shares)] for pool, shares in judged if pool.spans is not None]
+    spans = [
+        pool.spans[np.concatenate(shares)] for pool, shares in judged if pool.spans is not None
+    ]
     left = np.flatnonzero(~windows.overlapping(held_back.spans, np.concatenate(spans)))
-    check("data.public", HELD_BACK, len(left) > 0, "all of its windows overlap one that clients are judged by")
+    check(
+        "data.public",
+        HELD_BACK,
+        len(left) > 0,
+        "all of its windows overlap one that clients are judged by",
+    )
     return held_back.part(left)
 
 
 def pool(data: DataConfig, smoke: bool) -> Pool | None:
-    """All samples of another set that `data.public` names; None where there is none, or it is absent in a smoke run.
+    """All samples of another set that `data.public` names; None where there is none, or it is
+    absent in a smoke run.
 
     Raises:
         BadInput: the set is absent or malformed.
@@ -76,23 +91,31 @@ def pool(data: DataConfig, smoke: bool) -> Pool | None:
 def load(
     data: DataConfig, every: Pool | None, private: np.ndarray, made_up: bool, seed: int, smoke: bool
 ) -> tuple[np.ndarray, bool]:
-    """Raw samples [n, ...] of the set that `data.public` names, shaped as `private`, and whether any data are made up.
+    """Raw samples [n, ...] of the set that `data.public` names, shaped as `private`, and whether
+    any data are made up.
 
     `every`: what `pool` gives.
 
-    In a smoke run they are where they are absent, or the private data are `made_up`. Grey images are repeated for the
-    three channels of private ones in colour, as KT-pFL does.
+    In a smoke run they are where they are absent, or the private data are `made_up`. Grey images
+    are repeated for the three channels of private ones in colour, as KT-pFL does.
 
     Raises:
-        BadInput: the set is absent, empty, or differs from the private data in shape or number format.
+        BadInput: the set is absent, empty, or differs from the private data in shape or number
+            format.
     """
     name = data.public or ""
     if made_up or every is None:
-        noise = numpy_rng(0, "made up public").integers(0, 256, (SMOKE_SAMPLES, *private.shape[1:]), dtype=np.uint8)
+        noise = numpy_rng(0, "made up public").integers(
+            0, 256, (SMOKE_SAMPLES, *private.shape[1:]), dtype=np.uint8
+        )
         return noise.astype(private.dtype), True
     size = len(every.labels)
     check("data.public", name, size != 0, "it holds no samples")
-    limits = [size, *([data.public_samples] if data.public_samples else []), *([SMOKE_SAMPLES] if smoke else [])]
+    limits = [
+        size,
+        *([data.public_samples] if data.public_samples else []),
+        *([SMOKE_SAMPLES] if smoke else []),
+    ]
     index = np.arange(size)
     if min(limits) < size:
         index = np.sort(numpy_rng(seed, "data.public").choice(size, min(limits), replace=False))
@@ -111,16 +134,28 @@ def _pool(name: str, data: DataConfig, smoke: bool) -> Pool:
 
     root = data.public_root
     if root is None and data.root is not None:
-        root = str(Path(data.root).parent) if Path(data.root).suffix.lower() in OVERRIDES else data.root
+        root = (
+            str(Path(data.root).parent)
+            if Path(data.root).suffix.lower() in OVERRIDES
+            else data.root
+        )
     here = data.root if name == data.root else root
     if name in (data.source, data.root) and here == data.root:
-        raise BadInput("data.public", name, "those are the private data themselves: held_back, another set or a file")
+        raise BadInput(
+            "data.public",
+            name,
+            "those are the private data themselves: held_back, another set or a file",
+        )
     if name.endswith(".npz"):
         return arrays.public("data.public", name)
     check("data.public", name, name != "arrays", "give the path of the .npz file itself")
     check_name("data.public", name)
     try:
-        return read(replace(data, source=name, root=root, download=data.download and not smoke)).train
+        return read(
+            replace(data, source=name, root=root, download=data.download and not smoke)
+        ).train
     except BadInput as error:  # written for the private data
-        remedy = error.allowed.partition("; or --data.source")[0].replace("data.root", "data.public_root")
+        remedy = error.allowed.partition("; or --data.source")[0].replace(
+            "data.root", "data.public_root"
+        )
         raise type(error)("data.public_root", root, remedy) from error

@@ -23,11 +23,13 @@ def apportion(weights: np.ndarray, total: int) -> np.ndarray:
 
 
 def systematic(counts: np.ndarray, total: int, start: int) -> np.ndarray:
-    """How many of `counts` [n] units of each kind are among `total` drawn from all of them, by systematic sampling.
+    """How many of `counts` [n] units of each kind are among `total` drawn from all of them, by
+    systematic sampling.
 
-    The units lie in a row, kind after kind, N in all; unit j (from 0) is drawn where floor(((j + 1) total + start) / N)
-    is above floor((j total + start) / N). With `start` drawn evenly from 0 to N - 1 each unit is drawn with probability
-    total / N, so a kind has counts total / N, rounded down or up, and that many in the mean (Madow, 1949).
+    The units lie in a row, kind after kind, N in all; unit j (from 0) is drawn where floor(((j + 1)
+    total + start) / N) is above floor((j total + start) / N). With `start` drawn evenly from 0 to N
+    - 1 each unit is drawn with probability total / N, so a kind has counts total / N, rounded down
+    or up, and that many in the mean (Madow, 1949).
     """
     ends = np.concatenate([[0], np.cumsum(counts)])
     sizes: np.ndarray = np.diff((ends * total + start) // ends[-1])
@@ -35,7 +37,8 @@ def systematic(counts: np.ndarray, total: int, start: int) -> np.ndarray:
 
 
 def draw(counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Random samples of each class for `counts` [N, C], as ascending indices of each of N shares."""
+    """Random samples of each class for `counts` [N, C], as ascending indices of each of N
+    shares."""
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     class_sizes = np.bincount(labels, minlength=counts.shape[1])
@@ -53,17 +56,22 @@ def stratified(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.n
     return draw(apportion(np.bincount(labels), count)[None], labels, rng)[0]
 
 
-def split(labels: np.ndarray, test_share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def split(
+    labels: np.ndarray, test_share: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Train and test indices, ascending, each with the class mix of the whole."""
     test = stratified(labels, round(test_share * len(labels)), rng)
     return np.setdiff1d(np.arange(len(labels)), test, assume_unique=True), test
 
 
-def in_turn(labels: np.ndarray, shares: int, rng: np.random.Generator, drawn_first: bool = False) -> np.ndarray:
-    """The share of each sample, int64 [n], from 0: class after class, within a class in random order, dealt in turn.
+def in_turn(
+    labels: np.ndarray, shares: int, rng: np.random.Generator, drawn_first: bool = False
+) -> np.ndarray:
+    """The share of each sample, int64 [n], from 0: class after class, within a class in random
+    order, dealt in turn.
 
-    Any two shares differ by at most one sample, and by at most one of each class. The first goes to share 0, or to one
-    that is drawn.
+    Any two shares differ by at most one sample, and by at most one of each class. The first goes to
+    share 0, or to one that is drawn.
     """
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]

@@ -28,19 +28,19 @@ class Pool:
     """Labelled samples whose images are read only when they are used."""
 
     labels: np.ndarray
-    """Class numbers from 0, int64 [n], or targets of a regression, float32 [n]; of texts also next tokens, int64
-    [n, T]."""
+    """Class numbers from 0, int64 [n], or targets of a regression, float32 [n]; of texts also next
+    tokens, int64 [n, T]."""
     read: Callable[[np.ndarray], np.ndarray]
-    """Indices [m] to raw samples, uint8 or float32, [m, channels, height, width] or [m, features]; tokens int64
-    [m, T]."""
+    """Indices [m] to raw samples, uint8 or float32, [m, channels, height, width] or [m, features];
+    tokens int64 [m, T]."""
     groups: np.ndarray | None = None
     """Number of each sample's group from 0, int64 [n], where the data have groups."""
     spans: np.ndarray | None = None
-    """Of windows of recordings: number of the recording, first sample and the one after the last, int64 [n, 3]. Shares
-    of them that are to be judged by are cut in time (data/windows.py)."""
+    """Of windows of recordings: number of the recording, first sample and the one after the last,
+    int64 [n, 3]. Shares of them that are to be judged by are cut in time (data/windows.py)."""
     mark: Callable[[np.ndarray], Sequence[bytes]] | None = None
-    """Indices [m] to what tells each sample from others, where reading all of them would take long (data/identity.py);
-    None: they are told by what `read` gives."""
+    """Indices [m] to what tells each sample from others, where reading all of them would take long
+    (data/identity.py); None: they are told by what `read` gives."""
 
     @classmethod
     def of(cls, samples: np.ndarray, labels: np.ndarray) -> Pool:
@@ -50,7 +50,8 @@ class Pool:
 
     @property
     def strata(self) -> np.ndarray:
-        """What partitions deal by, int64 [n]: class numbers; targets and next tokens are all of one class."""
+        """What partitions deal by, int64 [n]: class numbers; targets and next tokens are all of one
+        class."""
         targets = np.issubdtype(self.labels.dtype, np.floating) or self.labels.ndim > 1
         return np.zeros(len(self.labels), np.int64) if targets else self.labels
 
@@ -88,7 +89,8 @@ class Pool:
 
         ours, theirs = (self.groups, self.spans), (other.groups, other.spans)
         groups, spans = (
-            None if a is None or b is None else np.concatenate([a, b]) for a, b in zip(ours, theirs, strict=True)
+            None if a is None or b is None else np.concatenate([a, b])
+            for a, b in zip(ours, theirs, strict=True)
         )
         labels = np.concatenate([self.labels, other.labels])
         return Pool(labels, read, groups, spans, None if None in marks else mark)
@@ -138,7 +140,8 @@ class Source:
     domains: list[int] | None = None
     """Number of each group's domain, where several groups share one."""
     vocabulary: int = 0
-    """Different tokens, where the samples are texts: token numbers, int64 [n, length]; 0: they are no texts."""
+    """Different tokens, where the samples are texts: token numbers, int64 [n, length]; 0: they are
+    no texts."""
     reading: Reading = field(default_factory=Reading)
     """How raw samples become inputs."""
 
@@ -157,8 +160,11 @@ class HeldOut:
     angle: float
 
 
-def at_root(data: DataConfig, layout: str, there: Callable[[Path], bool] = Path.is_dir) -> tuple[str, Path]:
-    """`data.root` as it was given and as a path; `Absent` where that is not `there` (a folder), with the `layout`."""
+def at_root(
+    data: DataConfig, layout: str, there: Callable[[Path], bool] = Path.is_dir
+) -> tuple[str, Path]:
+    """`data.root` as it was given and as a path; `Absent` where that is not `there` (a folder),
+    with the `layout`."""
     root, path = data.root, Path(data.root or "").expanduser()
     if root is None or not there(path):
         raise Absent("data.root", root, f"the source {data.source} wants {layout}")
@@ -168,16 +174,30 @@ def at_root(data: DataConfig, layout: str, there: Callable[[Path], bool] = Path.
 def check_class_names(key: str, value: object, names: list[object], classes: int) -> None:
     """Raise `BadInput` for `key` unless `names` are different texts, one for each class."""
     odd = next((name for name in names if not isinstance(name, str)), None)
-    check(key, value, odd is None, f"the class name {odd!r} is no text: class_names must hold texts")
-    check(key, value, len(names) >= classes, f"class_names has {len(names)} names for {classes} classes")
+    check(
+        key, value, odd is None, f"the class name {odd!r} is no text: class_names must hold texts"
+    )
+    check(
+        key,
+        value,
+        len(names) >= classes,
+        f"class_names has {len(names)} names for {classes} classes",
+    )
     check(key, value, len({*names}) == len(names), "class_names has a name twice")
 
 
 def source_of(
-    data: DataConfig, train: Pool, test: Pool | None, class_names: list[str], group_names: Sequence[str] = ()
+    data: DataConfig,
+    train: Pool,
+    test: Pool | None,
+    class_names: list[str],
+    group_names: Sequence[str] = (),
 ) -> Source:
-    """A source; without a `test` part 80/20 of `train`, stratified by group, else by class (`data.split_seed`)."""
+    """A source; without a `test` part 80/20 of `train`, stratified by group, else by class
+    (`data.split_seed`)."""
     if test is None:
         strata = train.strata if train.groups is None else train.groups
-        train, test = map(train.part, split(strata, TEST_SHARE, numpy_rng(data.split_seed, "data.split")))
+        train, test = map(
+            train.part, split(strata, TEST_SHARE, numpy_rng(data.split_seed, "data.split"))
+        )
     return Source(train, test, class_names, list(group_names))

@@ -23,10 +23,12 @@ LAYOUT = "a CSV file with a line of column names, then a sample a line"
 
 
 def load(data: DataConfig) -> Source:
-    """Read the table `data.root`: features [n, columns] float32, or images [n, 3, 32, 32] where a column names files.
+    """Read the table `data.root`: features [n, columns] float32, or images [n, 3, 32, 32] where a
+    column names files.
 
-    Classes and groups are numbered in the order of their values, as numbers where all of them are. A table has no test
-    part: a fifth of each group (of each class, without groups) is one, drawn from `data.test_seed`.
+    Classes and groups are numbered in the order of their values, as numbers where all of them are.
+    A table has no test part: a fifth of each group (of each class, without groups) is one, drawn
+    from `data.test_seed`.
 
     Columns that `data.one_hot` names become a feature for each value.
 
@@ -44,24 +46,38 @@ def load(data: DataConfig) -> Source:
     if group is not None:
         group_names, groups = _numbered(cells[group], group, data.root)
     words = set(data.one_hot or [])
-    features = {name: [composed(cell) for cell in cells[name]] if name in words else cells[name] for name in chosen}
+    features = {
+        name: [composed(cell) for cell in cells[name]] if name in words else cells[name]
+        for name in chosen
+    }
     columns, first = Columns.of(features, data.one_hot or []), features[chosen[0]]
     filled = next((cell for cell in first if cell.lower() not in EMPTY), "0")
     images = len(chosen) == 1 and not columns.values and not _is_number(filled)
     if data.tokens is not None:
-        check("data.columns", chosen, len(chosen) == 1, "tokens (data.tokens) are of one column of texts: name it")
+        check(
+            "data.columns",
+            chosen,
+            len(chosen) == 1,
+            "tokens (data.tokens) are of one column of texts: name it",
+        )
         places = Pool(labels, lambda index: index, groups)
         return text.as_tokens(source_of(data, places, None, class_names, group_names), first, data)
     if images:
         beside = Path(data.root or "").expanduser().parent
         files = [beside / cell for cell in first]
         read = decoder(
-            lambda index: opened(files[index]), data.root,
+            lambda index: opened(files[index]),
+            data.root,
             lambda index: f"column {chosen[0]!r} of sample {index + 1}, {files[index].name}",
-        )  # fmt: skip
+        )
     else:
         absent = next((name for name in data.one_hot or [] if name not in chosen), None)
-        check("data.one_hot", absent, absent is None, "it must name columns of features (data.columns)")
+        check(
+            "data.one_hot",
+            absent,
+            absent is None,
+            "it must name columns of features (data.columns)",
+        )
         read = Pool.of(_features(data, features, columns), labels).read
     pool = Pool(labels, read, groups, mark=marks(files, beside) if images else None)
     source = source_of(data, pool, None, class_names, group_names)
@@ -73,16 +89,25 @@ def _read(data: DataConfig) -> dict[str, list[str]]:
     root, path = at_root(data, f"the path of {LAYOUT}", Path.is_file)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            head, *rows = [[cell.strip() for cell in row] for row in csv.reader(file, strict=True) if row]
+            head, *rows = [
+                [cell.strip() for cell in row] for row in csv.reader(file, strict=True) if row
+            ]
         head = [composed(name) for name in head]
     except (csv.Error, OSError, ValueError) as error:  # undecodable bytes, no line at all
-        raise BadInput("data.root", root, f"it must be {LAYOUT} ({str(error).splitlines()[0]})") from error
+        raise BadInput(
+            "data.root", root, f"it must be {LAYOUT} ({str(error).splitlines()[0]})"
+        ) from error
     twice = [name for name, count in Counter(head).items() if count > 1]
     if twice:
         raise BadInput("data.root", root, f"two of its columns are called {twice[0]!r}")
     check("data.root", root, bool(rows), f"it must be {LAYOUT}, but holds no sample")
     for place, row in enumerate(rows, 1):
-        check("data.root", root, len(row) == len(head), f"sample {place} has {len(row)} cells for {len(head)} columns")
+        check(
+            "data.root",
+            root,
+            len(row) == len(head),
+            f"sample {place} has {len(row)} cells for {len(head)} columns",
+        )
     return dict(zip(head, map(list, zip(*rows, strict=True)), strict=True))
 
 
@@ -98,7 +123,11 @@ def _numbered(cells: list[str], column: str, root: str | None) -> tuple[list[str
     names = sorted(values, key=lambda value: (float(value) if numbers else 0.0, value))
     same = [pair for pair in pairwise(names) if numbers and float(pair[0]) == float(pair[1])]
     if same:
-        raise BadInput("data.root", root, f"column {column!r} holds {same[0][0]!r} and {same[0][1]!r}, one number")
+        raise BadInput(
+            "data.root",
+            root,
+            f"column {column!r} holds {same[0][0]!r} and {same[0][1]!r}, one number",
+        )
     places = {name: place for place, name in enumerate(names)}
     return names, np.array([places[cell] for cell in cells], np.int64)
 
@@ -113,12 +142,17 @@ def _features(data: DataConfig, cells: Mapping[str, Sequence[str]], columns: Col
     fine = (np.abs(features) < FLOAT32) | (np.isnan(features) & (data.impute is not None))
     if fine.all():
         numeric = np.flatnonzero(columns.numeric)
-        say_merged([f"column {columns.features[place]!r}" for place in numeric], features[:, numeric])
+        say_merged(
+            [f"column {columns.features[place]!r}" for place in numeric], features[:, numeric]
+        )
         return features.astype(np.float32)
     sample, place = np.argwhere(~fine)[0]
     name = columns.features[place]
     cell = cells[name][sample]
     way = "leave it out with data.columns, or list it in data.one_hot"
     way = "data.impute fills it" if cell.lower() in EMPTY else way
-    what = f"column {name!r} of sample {sample + 1} holds {cell!r}, which is not a number (of 32 bits); {way}"
+    what = (
+        f"column {name!r} of sample {sample + 1} holds {cell!r}, which is not a number (of 32 "
+        f"bits); {way}"
+    )
     raise BadInput("data.root", data.root, what)

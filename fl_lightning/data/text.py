@@ -1,4 +1,5 @@
-"""Texts as token numbers: characters or word pieces, learned from training texts. 0 fills up, and is what is new."""
+"""Texts as token numbers: characters or word pieces, learned from training texts. 0 fills up, and
+is what is new."""
 
 from __future__ import annotations
 
@@ -20,19 +21,23 @@ LAYOUT = "a folder with .txt files in UTF-8, a group for each (a play, a role, a
 
 
 def load(data: DataConfig) -> Source:
-    """The next token at every place of a text: samples int64 [n, length], their targets int64 [n, length].
+    """The next token at every place of a text: samples int64 [n, length], their targets int64 [n,
+    length].
 
-    The last fifth of each file is its test part. Samples follow each other without overlap; one that would reach over
-    the border is in neither part.
+    The last fifth of each file is its test part. Samples follow each other without overlap; one
+    that would reach over the border is in neither part.
 
     Raises:
-        BadInput: no folder (then `Absent`), no text in it, bytes that are no UTF-8, a file that is too short.
+        BadInput: no folder (then `Absent`), no text in it, bytes that are no UTF-8, a file that is
+            too short.
     """
     root, folder = at_root(data, LAYOUT)
     files, length = entries(folder, "*.txt"), data.length
     check("data.root", root, bool(files), f"it holds no .txt file; it must be {LAYOUT}")
     texts = [_read(root, file) for file in files]
-    names, encode, pieces = learn((text[: len(text) - round(TEST_SHARE * len(text))] for text in texts), data)
+    names, encode, pieces = learn(
+        (text[: len(text) - round(TEST_SHARE * len(text))] for text in texts), data
+    )
     encoded = [np.array(encode(text), np.int64) for text in texts]
     for file, tokens in zip(files, encoded, strict=True):
         need = round((length + 1) / TEST_SHARE) + 1
@@ -42,12 +47,19 @@ def load(data: DataConfig) -> Source:
     spans = windows.cut([len(tokens) for tokens in encoded], length + 1, length)
     train, test = (_next_tokens(encoded, part) for part in spans)
     reading = Reading(tokens=Tokens(names, length, "first", pieces))
-    return Source(train, test, names, [composed(file.stem) for file in files], vocabulary=len(names), reading=reading)
+    return Source(
+        train,
+        test,
+        names,
+        [composed(file.stem) for file in files],
+        vocabulary=len(names),
+        reading=reading,
+    )
 
 
 def learn(texts: Iterable[str], data: DataConfig) -> tuple[list[str], Encode, str | None]:
-    """Names of the tokens by number, and what turns a text into numbers, from training texts; of word pieces also the
-    tokenizer as JSON."""
+    """Names of the tokens by number, and what turns a text into numbers, from training texts; of
+    word pieces also the tokenizer as JSON."""
     if data.tokens == "word_pieces":
         return _word_pieces(texts, data.vocabulary)
     return *characters(texts), None
@@ -61,8 +73,11 @@ def characters(texts: Iterable[str]) -> tuple[list[str], Encode]:
 
 
 def as_tokens(source: Source, texts: Sequence[str], data: DataConfig) -> Source:
-    """`source`, whose samples are places in `texts`, [m], with the tokens of those in their place."""
-    names, encode, pieces = learn((texts[place] for place in source.train.read_all().tolist()), data)
+    """`source`, whose samples are places in `texts`, [m], with the tokens of those in their
+    place."""
+    names, encode, pieces = learn(
+        (texts[place] for place in source.train.read_all().tolist()), data
+    )
     encoded = np.zeros((len(texts), data.length), np.int64)
     for row, text in zip(encoded, texts, strict=True):
         tokens = encode(text)[: data.length]
@@ -81,7 +96,9 @@ def as_tokens(source: Source, texts: Sequence[str], data: DataConfig) -> Source:
 
 def _next_tokens(encoded: list[np.ndarray], spans: np.ndarray) -> Pool:
     def read(index: np.ndarray, shift: int = 0) -> np.ndarray:
-        return np.stack([encoded[file][begin + shift : end - 1 + shift] for file, begin, end in spans[index]])
+        return np.stack(
+            [encoded[file][begin + shift : end - 1 + shift] for file, begin, end in spans[index]]
+        )
 
     return Pool(read(np.arange(len(spans)), shift=1), read, spans[:, 0], spans)
 

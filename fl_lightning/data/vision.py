@@ -48,7 +48,9 @@ class Recipe:
 
 def _emnist(split: str, classes: int, first_label: int = 0) -> Recipe:
     parts = {part: {"split": split, **sides} for part, sides in _SIDES.items()}
-    return Recipe("EMNIST", f"EMNIST/raw/emnist-{split}-*-ubyte", classes, (1, 28, 28), parts, first_label)
+    return Recipe(
+        "EMNIST", f"EMNIST/raw/emnist-{split}-*-ubyte", classes, (1, 28, 28), parts, first_label
+    )
 
 
 def _grey(dataset: str, begins: tuple[int, ...] = (), elsewhere: str = "") -> Recipe:
@@ -61,7 +63,8 @@ RECIPES: dict[str, Recipe] = {
     "fashionmnist": _grey(
         "FashionMNIST",
         (9, 0, 0, 3, 0, 2, 7, 2),
-        elsewhere="Debian's package dataset-fashion-mnist has it, for --data.root /usr/share/datasets/fashion-mnist",
+        elsewhere="Debian's package dataset-fashion-mnist has it, for --data.root "
+        "/usr/share/datasets/fashion-mnist",
     ),
     "kmnist": _grey("KMNIST"),
     "qmnist": _grey("QMNIST"),
@@ -89,15 +92,22 @@ RECIPES: dict[str, Recipe] = {
     "pcam": Recipe("PCAM", "pcam/*.h5", 2),
     "renderedsst2": Recipe("RenderedSST2", "rendered-sst2/", 2),
     "country211": Recipe("Country211", "country211/", 211),
-    "clevrclassification": Recipe("CLEVRClassification", "clevr/CLEVR_v1.0/", 8, parts=_VAL, first_label=3),
-    "fer2013": Recipe("FER2013", "fer2013/fer2013.csv or fer2013/icml_face_data.csv", 7, downloads=False),
+    "clevrclassification": Recipe(
+        "CLEVRClassification", "clevr/CLEVR_v1.0/", 8, parts=_VAL, first_label=3
+    ),
+    "fer2013": Recipe(
+        "FER2013", "fer2013/fer2013.csv or fer2013/icml_face_data.csv", 7, downloads=False
+    ),
     "imagenette": Recipe("Imagenette", "imagenette2/", 10, parts=_VAL),
     "imagenet": Recipe("ImageNet", "ILSVRC2012_*.tar", 1000, parts=_VAL, downloads=False),
     "places365": Recipe(
         "Places365",
         "categories_places365.txt, places365_*.txt, data_256_standard/ and val_256/",
         365,
-        parts={"train": {"split": "train-standard", "small": True}, "test": {"split": "val", "small": True}},
+        parts={
+            "train": {"split": "train-standard", "small": True},
+            "test": {"split": "val", "small": True},
+        },
     ),
     "sun397": Recipe("SUN397", "SUN397/", 397, parts=_WHOLE),
     "caltech101": Recipe("Caltech101", "caltech101/101_ObjectCategories/", 101, parts=_WHOLE),
@@ -112,7 +122,8 @@ RECIPES: dict[str, Recipe] = {
 
 
 def load(data: DataConfig) -> Source:
-    """The torchvision data set `data.source` below `data.root`; whatever torchvision cannot do is one line then."""
+    """The torchvision data set `data.source` below `data.root`; whatever torchvision cannot do is
+    one line then."""
     name, root, download = data.source, data.root, data.download
     require("vision", "data.source", name)
     import torchvision.datasets
@@ -131,13 +142,16 @@ def load(data: DataConfig) -> Source:
         try:
             dataset = build(root=folder, **arguments, **options)
             pools[part] = _pool(dataset, recipe)
-        # torchvision answers a missing, cut or corrupt file, a lost network and an absent package in a dozen types.
+        # torchvision answers a missing, cut or corrupt file, a lost network and an absent package
+        # in a dozen types.
         except Exception as error:
             made_here = _folders(Path(folder)) - before if download else set()
             for made in sorted(made_here, reverse=True):  # those within others first
                 with contextlib.suppress(OSError):  # it holds something, perhaps another run's
                     made.rmdir()
-            raise Absent("data.root", root, _remedy(name, recipe, part, folder, download, error)) from error
+            raise Absent(
+                "data.root", root, _remedy(name, recipe, part, folder, download, error)
+            ) from error
         names = _class_names(dataset, recipe)
     if "whole" in pools:
         return source_of(data, pools["whole"], None, names)
@@ -145,18 +159,26 @@ def load(data: DataConfig) -> Source:
 
 
 def _folders(root: Path) -> set[Path]:
-    """`root` and what lies one and two levels below it, as far as these are folders: what torchvision makes first."""
+    """`root` and what lies one and two levels below it, as far as these are folders: what
+    torchvision makes first."""
     below = [root, *root.glob("*/"), *root.glob("*/*/")] if root.is_dir() else []
     return {path for path in (*root.parents, *below) if path.is_dir()}
 
 
-def _remedy(name: str, recipe: Recipe, part: str, folder: str, download: bool, error: Exception) -> str:
+def _remedy(
+    name: str, recipe: Recipe, part: str, folder: str, download: bool, error: Exception
+) -> str:
     reason = (str(error) or type(error).__name__).split("\n")[0].split(". ")[0].rstrip(".")
-    where = f"torchvision cannot load the {part} part of {recipe.dataset} from {folder!r} ({reason})"
+    where = (
+        f"torchvision cannot load the {part} part of {recipe.dataset} from {folder!r} ({reason})"
+    )
     by_hand = f"put {recipe.files} below data.root"
     fetch = "--data.download true fetches it; or " if recipe.downloads and not download else ""
     more = f"; {recipe.elsewhere}" if recipe.elsewhere else ""
-    return f"for the source {name} {where}; {fetch}{by_hand}{more}; or --data.source digits needs no files"
+    return (
+        f"for the source {name} {where}; {fetch}{by_hand}{more}; or --data.source digits needs no "
+        f"files"
+    )
 
 
 def _pool(dataset: Any, recipe: Recipe) -> Pool:
@@ -165,8 +187,11 @@ def _pool(dataset: Any, recipe: Recipe) -> Pool:
         raise ValueError(f"labels {labels.min()} to {labels.max()} for {recipe.classes} classes")
     samples = getattr(dataset, "data", None)
     if samples is None:
-        read = decoder(lambda index: dataset[index][0], recipe.dataset, lambda index: f"sample {index + 1}")
-        return Pool(labels, read, mark=lambda index: [b""] * len(index))  # as published: nobody decodes them all
+        read = decoder(
+            lambda index: dataset[index][0], recipe.dataset, lambda index: f"sample {index + 1}"
+        )
+        # as published: nobody decodes them all
+        return Pool(labels, read, mark=lambda index: [b""] * len(index))
     samples = np.asarray(samples)
     if samples.ndim == 3:
         samples = samples[:, None]
@@ -176,7 +201,8 @@ def _pool(dataset: Any, recipe: Recipe) -> Pool:
 
 
 def _labels(dataset: Any) -> np.ndarray:
-    """Class numbers, int64 [n], from wherever this data set keeps them: no image is decoded if it can be helped."""
+    """Class numbers, int64 [n], from wherever this data set keeps them: no image is decoded if it
+    can be helped."""
     for attribute in ("targets", "labels", "_labels", "y"):
         labels = getattr(dataset, attribute, None)
         if labels is not None:
@@ -194,7 +220,9 @@ def _class_names(dataset: Any, recipe: Recipe) -> list[str]:
     for attribute in ("classes", "categories"):
         names = getattr(dataset, attribute, None)
         if names is not None:
-            names = [name if isinstance(name, str) else str(name[0]) for name in names][-recipe.classes :]
+            names = [name if isinstance(name, str) else str(name[0]) for name in names][
+                -recipe.classes :
+            ]
             if len(names) == recipe.classes:
                 return names
     return [str(label + recipe.first_label) for label in range(recipe.classes)]

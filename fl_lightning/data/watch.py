@@ -1,6 +1,8 @@
-"""Smartwatch recordings of shoulder exercises (Burns et al., Physiological Measurement 2018), from seglearn (BSD).
+"""Smartwatch recordings of shoulder exercises (Burns et al., Physiological Measurement 2018), from
+seglearn (BSD).
 
-10 persons, 7 exercises, each with either arm: 140 recordings of 6 axes (acceleration and rotation) at 50 Hz.
+10 persons, 7 exercises, each with either arm: 140 recordings of 6 axes (acceleration and rotation)
+at 50 Hz.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import needs
 
 WINDOW, STEP = 100, 50
-"""Samples in a window, and from one to the next. 2 s: about one repetition; half of a window is usual (ours)."""
+"""Samples in a window, and from one to the next. 2 s: about one repetition; half of a window is
+usual (ours)."""
 SHAPE, CLASSES = (6, WINDOW), 7
 
 
 def load(data: DataConfig) -> Source:
-    """Windows (6, 100) float32; groups are persons. The last fifth of each recording is its test part.
+    """Windows (6, 100) float32; groups are persons. The last fifth of each recording is its test
+    part.
 
     Args:
         data: none of its keys is read.
@@ -41,20 +45,30 @@ def load(data: DataConfig) -> Source:
         series = [np.asarray(recording, np.float32) for recording in content["X"]]
         exercise, person = (np.asarray(content[key]).astype(np.int64) for key in ("y", "subject"))
         names = [str(name) for name in content["y_labels"]]
-        odd = next((k for k, r in enumerate(series, 1) if r.ndim != 2 or r.shape[1] != SHAPE[0]), None)
+        odd = next(
+            (k for k, r in enumerate(series, 1) if r.ndim != 2 or r.shape[1] != SHAPE[0]), None
+        )
         if odd is not None:
-            raise ValueError(f"recording {odd} has the shape {series[odd - 1].shape}, not (samples, {SHAPE[0]})")
+            raise ValueError(
+                f"recording {odd} has the shape {series[odd - 1].shape}, not (samples, {SHAPE[0]})"
+            )
         if not len(series) == len(exercise) == len(person):
-            raise ValueError(f"{len(series)} recordings, {len(exercise)} exercises and {len(person)} persons")
+            raise ValueError(
+                f"{len(series)} recordings, {len(exercise)} exercises and {len(person)} persons"
+            )
     except (OSError, ValueError, KeyError, AttributeError, EOFError, UnpicklingError) as error:
-        raise BadInput("data.source", "watch", f"seglearn's file {file.name} cannot be read ({error})") from error
+        raise BadInput(
+            "data.source", "watch", f"seglearn's file {file.name} cannot be read ({error})"
+        ) from error
     persons, groups = np.unique(person, return_inverse=True)
     parts = windows.cut([len(recording) for recording in series], WINDOW, STEP)
     train, test = (_pool(series, exercise, groups, spans) for spans in parts)
     return Source(train, test, names, [f"person {number}" for number in persons])
 
 
-def _pool(series: list[np.ndarray], exercise: np.ndarray, groups: np.ndarray, spans: np.ndarray) -> Pool:
+def _pool(
+    series: list[np.ndarray], exercise: np.ndarray, groups: np.ndarray, spans: np.ndarray
+) -> Pool:
     def read(index: np.ndarray) -> np.ndarray:
         samples = np.empty((len(index), *SHAPE), np.float32)
         for place, (recording, begin, end) in enumerate(spans[index]):

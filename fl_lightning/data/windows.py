@@ -15,7 +15,8 @@ from fl_lightning.data.source import TEST_SHARE
 
 
 def cut(lengths: Sequence[int], window: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Spans of all windows of recordings for training, and for test: those of each one's last `TEST_SHARE`.
+    """Spans of all windows of recordings for training, and for test: those of each one's last
+    `TEST_SHARE`.
 
     A window that would reach over the border is in neither.
     """
@@ -32,16 +33,21 @@ def cut(lengths: Sequence[int], window: int, step: int) -> tuple[np.ndarray, np.
 Shares = Sequence[np.ndarray]
 
 
-def hold_out(shares: Shares, spans: np.ndarray, share: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Split each client's windows into what is left for training and the last ones of each of its recordings.
+def hold_out(
+    shares: Shares, spans: np.ndarray, share: float
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Split each client's windows into what is left for training and the last ones of each of its
+    recordings.
 
-    These are floor(share * n_i) of client i's n_i, and at least one, unless `share` is 0. Windows left that overlap one
-    that any client holds out are dropped.
+    These are floor(share * n_i) of client i's n_i, and at least one, unless `share` is 0. Windows
+    left that overlap one that any client holds out are dropped.
     """
     if share == 0:
         return list(shares), [np.empty(0, np.int64) for _ in shares]
     last = [own[_last(spans[own], max(1, math.floor(share * len(own) + 1e-9)))] for own in shares]
-    left = [np.setdiff1d(own, out, assume_unique=True) for own, out in zip(shares, last, strict=True)]
+    left = [
+        np.setdiff1d(own, out, assume_unique=True) for own, out in zip(shares, last, strict=True)
+    ]
     out = np.concatenate(last)
     return [own[~overlapping(spans[own], spans[out])] for own in left], last
 
@@ -49,10 +55,12 @@ def hold_out(shares: Shares, spans: np.ndarray, share: float) -> tuple[list[np.n
 def fold(
     shares: Shares, spans: np.ndarray, count: int, number: int, rng: np.random.Generator
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Split each client's windows into those for training and fold `number` of `count`: a stretch of each recording.
+    """Split each client's windows into those for training and fold `number` of `count`: a stretch
+    of each recording.
 
-    The windows of a recording lie in a ring that begins at one that is drawn, and are cut into `count` stretches, as
-    equal as may be. Windows left that overlap one that any client holds out are dropped.
+    The windows of a recording lie in a ring that begins at one that is drawn, and are cut into
+    `count` stretches, as equal as may be. Windows left that overlap one that any client holds out
+    are dropped.
     """
     order = np.lexsort((spans[:, 1], spans[:, 0]))
     _, sizes = np.unique(spans[order, 0], return_counts=True)
@@ -70,9 +78,12 @@ def fold(
 def overlapping(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """Which of the windows `ours` [n, 3] share a sample with one of `theirs`; bool [n]."""
     longest = max((int(spans[:, 2].max(initial=0)) for spans in (ours, theirs)), default=0) + 1
-    (begin, end), (first, after) = ((s[:, 0] * longest + s[:, 1], s[:, 0] * longest + s[:, 2]) for s in (ours, theirs))
+    (begin, end), (first, after) = (
+        (s[:, 0] * longest + s[:, 1], s[:, 0] * longest + s[:, 2]) for s in (ours, theirs)
+    )
     order = np.argsort(first, kind="stable")
-    reach = np.maximum.accumulate(np.concatenate([[-1], after[order]]))  # as far as those reach that begin before
+    # as far as those reach that begin before
+    reach = np.maximum.accumulate(np.concatenate([[-1], after[order]]))
     return reach[np.searchsorted(first[order], end, "left")] > begin
 
 

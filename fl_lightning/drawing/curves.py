@@ -18,8 +18,11 @@ COLOURS = {
 """Of each kind of model, those of the report's page."""
 
 
-def draw_scores(rows: Sequence[Mapping[str, float]], metric: Metric, judge: str, name: str) -> np.ndarray:
-    """Mean over the clients of each kind of model by round, and the worst tenth by the judge, uint8 (height, width, 3).
+def draw_scores(
+    rows: Sequence[Mapping[str, float]], metric: Metric, judge: str, name: str
+) -> np.ndarray:
+    """Mean over the clients of each kind of model by round, and the worst tenth by the judge, uint8
+    (height, width, 3).
 
     Args:
         rows: of `metrics.csv`.
@@ -43,7 +46,9 @@ def draw_scores(rows: Sequence[Mapping[str, float]], metric: Metric, judge: str,
             axes.plot(rounds, scores, color=colour, linestyle=dashes, marker=marker, label=label)
     axes.locator_params(axis="x", integer=True)
     axes.set(xlabel="round", ylabel=f"{metric.mean_words}{', %' if metric.rises else ''}")
-    axes.set_title(f"{name}, by the judge: {MODELS[judge]}".replace("$", r"\$"), fontsize=10, loc="left")
+    axes.set_title(
+        f"{name}, by the judge: {MODELS[judge]}".replace("$", r"\$"), fontsize=10, loc="left"
+    )
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.lines:

@@ -1,4 +1,5 @@
-"""Heatmaps drawn by matplotlib as arrays of pixels. Layouts are kept, so that another round costs its cells alone."""
+"""Heatmaps drawn by matplotlib as arrays of pixels. Layouts are kept, so that another round costs
+its cells alone."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 MOST_CELLS = 128
-"""Cells on a side. More rows or columns are drawn in blocks, so that a picture of 1,000 clients stays small."""
+"""Cells on a side. More rows or columns are drawn in blocks, so that a picture of 1,000 clients
+stays small."""
 MISSING, NEGATIVE = "#c8c8c8", "#d62728"
 """Colours of what is not finite, and of weights below 0."""
 WEIGHT_TICKS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -46,11 +48,13 @@ def heatmap(
     counts: bool = False,
     numbers: bool = False,
 ) -> np.ndarray:
-    """Draw `values` (rows, columns) as a picture, uint8 (height, width, 3), row 0 on top; what is not finite is grey.
+    """Draw `values` (rows, columns) as a picture, uint8 (height, width, 3), row 0 on top; what is
+    not finite is grey.
 
-    Weights have the colours of `weight_scale`, the same in every picture; `counts` run from 0 to the greatest.
-    With `numbers` the values of few cells are written into them, some 1 ms each. Of more than `MOST_CELLS` rows or
-    columns each cell has the greatest value of a block, and the title says so.
+    Weights have the colours of `weight_scale`, the same in every picture; `counts` run from 0 to
+    the greatest. With `numbers` the values of few cells are written into them, some 1 ms each. Of
+    more than `MOST_CELLS` rows or columns each cell has the greatest value of a block, and the
+    title says so.
     """
     values = np.asarray(values, dtype=np.float64)
     down, across = (math.ceil(size / MOST_CELLS) for size in values.shape)
@@ -58,7 +62,9 @@ def heatmap(
     ends = (float(np.nanmin(blocks, initial=0.0)), float(np.nanmax(blocks, initial=0.0)))
     high = max(ends[1], 1.0) if counts else None
     rows, columns = tuple(row_labels)[::down], tuple(col_labels)[::across]
-    frame, background = _labelled(rows, columns, x_label, y_label, high, extension(*ends, high or 1.0))
+    frame, background = _labelled(
+        rows, columns, x_label, y_label, high, extension(*ends, high or 1.0)
+    )
     note = f"; each cell: the greatest of {down} x {across}" if max(down, across) > 1 else ""
     frame.cells.set_data(blocks)
     frame.title.set_text(_literal(title + note))
@@ -71,7 +77,8 @@ def heatmap(
 
 
 def weight_scale() -> Normalize:
-    """The colours of weights in every picture: from 0 to 1, by their square roots, which tells small weights apart."""
+    """The colours of weights in every picture: from 0 to 1, by their square roots, which tells
+    small weights apart."""
     from matplotlib.colors import PowerNorm
 
     return PowerNorm(0.5, vmin=0.0, vmax=1.0)
@@ -79,14 +86,19 @@ def weight_scale() -> Normalize:
 
 def extension(low: float, high: float, end: float) -> str:
     """What colour bars show of values beyond their ends, 0 and `end`, in matplotlib's words."""
-    return {(0, 0): "neither", (1, 0): "min", (0, 1): "max", (1, 1): "both"}[low < 0, high > end * (1 + 1e-6)]
+    return {(0, 0): "neither", (1, 0): "min", (0, 1): "max", (1, 1): "both"}[
+        low < 0, high > end * (1 + 1e-6)
+    ]
 
 
 def in_blocks(values: np.ndarray, down: int, across: int) -> np.ndarray:
-    """The greatest value of each block of `down` rows and `across` columns; NaN where none is finite."""
+    """The greatest value of each block of `down` rows and `across` columns; NaN where none is
+    finite."""
     if down == across == 1:
         return np.where(np.isfinite(values), values, np.nan)
-    rows, columns = (math.ceil(size / step) for size, step in zip(values.shape, (down, across), strict=True))
+    rows, columns = (
+        math.ceil(size / step) for size, step in zip(values.shape, (down, across), strict=True)
+    )
     padded = np.full((rows * down, columns * across), -np.inf)
     padded[: values.shape[0], : values.shape[1]] = np.where(np.isfinite(values), values, -np.inf)
     greatest = padded.reshape(rows, down, columns, across).max(axis=(1, 3))
@@ -94,7 +106,8 @@ def in_blocks(values: np.ndarray, down: int, across: int) -> np.ndarray:
 
 
 def save_png(image: np.ndarray, path: Path) -> None:
-    """Write `image`, uint8 (height, width, 3), to `path`: a reader sees the old file or the new one, never a half."""
+    """Write `image`, uint8 (height, width, 3), to `path`: a reader sees the old file or the new
+    one, never a half."""
     from PIL import Image
 
     with atomic_write(path, durable=False) as aside:
@@ -102,7 +115,8 @@ def save_png(image: np.ndarray, path: Path) -> None:
 
 
 class _Side(NamedTuple):
-    """What the layout of one side of the cells depends on: pictures of other clients can have the same."""
+    """What the layout of one side of the cells depends on: pictures of other clients can have the
+    same."""
 
     places: int
     letters: int
@@ -156,7 +170,9 @@ def _labelled(
 
 
 @functools.lru_cache(maxsize=8)
-def _frame(rows: _Side, columns: _Side, x_label: str, y_label: str, high: float | None, extend: str) -> _Frame:
+def _frame(
+    rows: _Side, columns: _Side, x_label: str, y_label: str, high: float | None, extend: str
+) -> _Frame:
     """Axes and colour bar; `high`: end of the colours of counts, None for weights."""
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -190,7 +206,12 @@ def _print(frame: _Frame, values: np.ndarray, form: str) -> None:
     """Write each value into its cell, black on bright and white on dark."""
     from matplotlib.text import Text
 
-    look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "transform": frame.axes.transData}
+    look: dict[str, Any] = {
+        "ha": "center",
+        "va": "center",
+        "fontsize": 8,
+        "transform": frame.axes.transData,
+    }
     for (row, column), value in np.ndenumerate(values):
         bright = np.isfinite(value) and np.asarray(frame.cells.norm(value)) > 0.6
         text = Text(column, row, format(value, form), color="black" if bright else "white", **look)
@@ -199,7 +220,8 @@ def _print(frame: _Frame, values: np.ndarray, form: str) -> None:
 
 
 def _name(axis: Any, labels: Labels, room: int) -> None:
-    """Name as many places along an axis as there is room for: every first, second, fifth, tenth ..."""
+    """Name as many places along an axis as there is room for: every first, second, fifth, tenth
+    ..."""
     steps = (factor * 10**power for power in range(7) for factor in (1, 2, 5))
     step = next(step for step in steps if len(labels) <= step * max(room, 1))
     texts = [_literal(_shortened(str(label))) for label in labels[::step]]

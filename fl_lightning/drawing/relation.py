@@ -1,4 +1,5 @@
-"""Pictures of who holds which classes, how a client weighs the others' layers, and who receives from whom."""
+"""Pictures of who holds which classes, how a client weighs the others' layers, and who receives
+from whom."""
 
 from __future__ import annotations
 
@@ -10,8 +11,11 @@ from fl_lightning.drawing.heatmap import heatmap
 from fl_lightning.results.record import RelationView
 
 
-def draw_split(counts: np.ndarray, names: Sequence[str] = (), classes: Sequence[str] = ()) -> np.ndarray:
-    """Classes × clients, training samples by client and class (N, classes); uint8 (height, width, 3).
+def draw_split(
+    counts: np.ndarray, names: Sequence[str] = (), classes: Sequence[str] = ()
+) -> np.ndarray:
+    """Classes × clients, training samples by client and class (N, classes); uint8 (height, width,
+    3).
 
     `names` of clients and of `classes`; numbers where there are none.
     """
@@ -21,8 +25,10 @@ def draw_split(counts: np.ndarray, names: Sequence[str] = (), classes: Sequence[
 
 
 def called(numbers: Sequence[int], names: Sequence[str]) -> list[int | str]:
-    """Labels: names that are no numbers, else numbers, which a picture thins where they would collide."""
-    numeric = all(name.isdecimal() and str(int(name)) == name for name in names)  # as they are written: not 007
+    """Labels: names that are no numbers, else numbers, which a picture thins where they would
+    collide."""
+    # as they are written: not 007
+    numeric = all(name.isdecimal() and str(int(name)) == name for name in names)
     return [int(names[n]) if numeric and names else names[n] if names else n for n in numbers]
 
 
@@ -31,11 +37,23 @@ def draw_overview(view: RelationView, t: int, names: Sequence[str] = ()) -> np.n
     receivers, sources = called(view.receivers, names), called(view.sources, names)
     scope = f"mean over {len(view.layers)} layers" if len(view.layers) > 1 else view.layers[0]
     title = f"Round {t}: who receives from whom ({scope})"
-    return heatmap(view.rows.mean(axis=1), receivers, sources, title, "source client", "receiving client")
+    return heatmap(
+        view.rows.mean(axis=1), receivers, sources, title, "source client", "receiving client"
+    )
 
 
 def draw_client(view: RelationView, client: int, t: int, names: Sequence[str] = ()) -> np.ndarray:
     """Layers × sources: what `client` receives, layer by layer; uint8 (height, width, 3)."""
     values = view.rows[view.receivers.index(client)]
-    title = f"Round {t}: how much client {called([client], names)[0]} receives of each client's layers"
-    return heatmap(values, view.layers, called(view.sources, names), title, "source client", "layer", numbers=True)
+    title = (
+        f"Round {t}: how much client {called([client], names)[0]} receives of each client's layers"
+    )
+    return heatmap(
+        values,
+        view.layers,
+        called(view.sources, names),
+        title,
+        "source client",
+        "layer",
+        numbers=True,
+    )

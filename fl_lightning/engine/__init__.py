@@ -1,1 +1,2 @@
-"""The rounds of a federation: who takes part, what happens on clients, which models are scored, what is recorded."""
+"""The rounds of a federation: who takes part, what happens on clients, which models are scored,
+what is recorded."""

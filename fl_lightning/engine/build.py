@@ -53,7 +53,8 @@ def federation(
 
     Args:
         fabric: launched, with the client-parallel strategy.
-        models: the network of each architecture in `config.models`, with the initial weights its clients begin from.
+        models: the network of each architecture in `config.models`, with the initial weights its
+            clients begin from.
         callbacks: in the order in which their hooks run.
         folder: the run folder.
         most_batches: batches of an epoch, and steps of a phase, at most; None: all.
@@ -65,7 +66,8 @@ def federation(
         allowed = f"{fabric.device.type} has no 64-bit numbers: 32-true, bf16-mixed, 16-mixed"
         raise BadInput("fabric.precision", config.fabric.precision, allowed)
     _check_suits(method, data, models)
-    frozen = [frozen_in(model) for model in models]  # a method may freeze what it builds: that is every client's
+    # a method may freeze what it builds: that is every client's
+    frozen = [frozen_in(model) for model in models]
     nets = [built(method, model, data.num_classes, config.seed) for model in models]
     dealt = members_of([m.count for m in config.models], config.federation.clients)
     groups = []
@@ -73,12 +75,18 @@ def federation(
         never = frozen[k] + frozen_when_built(net)
         group = make_group(k, fabric.device, config, net, data.taking_part(who), method, never)
         group.name = type(model).__name__.lower()  # not that of what the method has built of it
-        group.held_out = [place for place, client in enumerate(data.held_out) if client.number in who]
+        group.held_out = [
+            place for place, client in enumerate(data.held_out) if client.number in who
+        ]
         allowed = f"all clients of {group.name} are held out"
         check("data.held_out_clients", config.data.held_out_clients, bool(group.members), allowed)
-        alone = next((c for c in group.members if group.whole_last and data.train_sizes[c] == 1), None)
+        alone = next(
+            (c for c in group.members if group.whole_last and data.train_sizes[c] == 1), None
+        )
         if alone is not None and config.federation.on_bad_client == "stop":
-            allowed = f"BatchNorm cannot train on the single sample of {data.called(alone)}: at least 2"
+            allowed = (
+                f"BatchNorm cannot train on the single sample of {data.called(alone)}: at least 2"
+            )
             raise BadInput("data.min_samples", config.data.min_samples, allowed)
         groups.append(group)
     run = run_of(fabric, config, data, method, callbacks, groups, folder, most_batches)
@@ -96,39 +104,60 @@ def _check_suits(method: Method, data: FederatedData, models: Sequence[nn.Module
     per_position = data.text is not None and data.text.per_position
     allowed = f"{name} goes by the class of a sample, and here each token has one to come"
     check("method", name, not (per_position and (method.classes or method.features)), allowed)
-    trains = all(any(p.requires_grad for p in m.get_submodule(head_of(m)).parameters()) for m in models)
+    trains = all(
+        any(p.requires_grad for p in m.get_submodule(head_of(m)).parameters()) for m in models
+    )
     allowed = f"{name} builds on the classifier, and it is frozen (model.adapters.head)"
     check("method", name, trains or type(method).build is Method.build, allowed)
 
 
 def _check_same_start(run: RunContext) -> None:
-    """Raise `BadInput` where this process and rank 0 begin with other weights: each reads `model.weights` itself, and a
-    frozen part is nobody's that would be sent."""
+    """Raise `BadInput` where this process and rank 0 begin with other weights: each reads
+    `model.weights` itself, and a frozen part is nobody's that would be sent."""
     for group, model in zip(run.groups, run.config.models, strict=True):
         read = isinstance(model.component, Network) and model.component.weights is not None
         if run.world_size == 1 or not (read or group.frozen):
             continue
         digests = run.processes.gather_objects(digest((group.initial, *group.frozen.values())))
         odd = [rank for rank, one in enumerate(digests) if one != digests[0]]
-        allowed = f"rank {odd[0] if odd else 0} has other weights than rank 0: all must read the same file"
+        allowed = (
+            f"rank {odd[0] if odd else 0} has other weights than rank 0: all must read the same "
+            f"file"
+        )
         check("model", group.name, not odd, allowed)
 
 
 def run_of(
-    fabric: Fabric, config: Config, data: FederatedData, method: Method, callbacks: Sequence[Callback],
-    groups: list[ModelGroup], folder: Path, most_batches: int | None = None,
-) -> RunContext:  # fmt: skip
+    fabric: Fabric,
+    config: Config,
+    data: FederatedData,
+    method: Method,
+    callbacks: Sequence[Callback],
+    groups: list[ModelGroup],
+    folder: Path,
+    most_batches: int | None = None,
+) -> RunContext:
     """What the rounds of `groups` work on, before the first."""
     relation, processes = method.relation(), Group(fabric)
     policy = StoragePolicy.of(method, relation, callbacks, config, [g.down_mask for g in groups])
     return RunContext(
-        config=config, method=method, relation=relation, data=data, folder=folder, processes=processes,
-        device=fabric.device, dtype=groups[0].initial.dtype, groups=groups, layer_names=layer_axis(groups),
-        store=VectorStore(config.fabric.bank, folder, fabric.device), policy=policy,
+        config=config,
+        method=method,
+        relation=relation,
+        data=data,
+        folder=folder,
+        processes=processes,
+        device=fabric.device,
+        dtype=groups[0].initial.dtype,
+        groups=groups,
+        layer_names=layer_axis(groups),
+        store=VectorStore(config.fabric.bank, folder, fabric.device),
+        policy=policy,
         home=assign_homes(data.train_sizes, processes.size),
         judge=method.judge if config.evaluation.judge == "auto" else config.evaluation.judge,
-        callbacks=list(callbacks), most_batches=SMOKE_BATCHES if config.smoke else most_batches,
-    )  # fmt: skip
+        callbacks=list(callbacks),
+        most_batches=SMOKE_BATCHES if config.smoke else most_batches,
+    )
 
 
 def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
@@ -141,31 +170,47 @@ def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
     guard = Guard(run)
     evaluator = Evaluator(run, trainers, guard, reducer)
     if run.judge == "global" and not evaluator.has_global:
-        raise BadInput("evaluation.judge", "global", "this method keeps no global model: before, after, finetuned")
+        raise BadInput(
+            "evaluation.judge",
+            "global",
+            "this method keeps no global model: before, after, finetuned",
+        )
     pool = Pool(run, trainers)
     worker = Worker(run, pool, trainers, guard, evaluator, transforms, observers)
     return Federation(run, pool, worker, evaluator, reducer)
 
 
 def built(method: Method, model: nn.Module, num_classes: int, seed: int) -> nn.Module:
-    """The network that clients train; what the method draws for modules of its own depends on the run's seed alone."""
+    """The network that clients train; what the method draws for modules of its own depends on the
+    run's seed alone."""
     with seeded(key(seed, "method's modules")):
         return method.build(model, num_classes)
 
 
 def make_group(
-    index: int, device: torch.device, config: Config, model: nn.Module, members: list[int], method: Method,
+    index: int,
+    device: torch.device,
+    config: Config,
+    model: nn.Module,
+    members: list[int],
+    method: Method,
     frozen: Collection[nn.Parameter] = (),
-) -> ModelGroup:  # fmt: skip
+) -> ModelGroup:
     """The clients `members`, who begin from `model`; of it the parameters `frozen` are nobody's."""
-    dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
+    dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(
+        config.fabric.precision, torch.float32
+    )
     check_modules(model)
     layout = Layout(model, head_of(model), frozen)
     vector, buffers = layout.read(model, dtype)
     vector = vector.to(device)
-    whole_last = any(isinstance(m, _BatchNorm) and name not in layout.still for name, m in model.named_modules())
+    whole_last = any(
+        isinstance(m, _BatchNorm) and name not in layout.still for name, m in model.named_modules()
+    )
     if whole_last and config.federation.batch_size == 1:
-        raise BadInput("federation.batch_size", 1, "BatchNorm cannot train on single samples: at least 2")
+        raise BadInput(
+            "federation.batch_size", 1, "BatchNorm cannot train on single samples: at least 2"
+        )
     scopes = [method.scope(b) for b in layout.blocks]
     return ModelGroup(
         index=index,
@@ -183,15 +228,21 @@ def make_group(
     )
 
 
-def _another(model: nn.Module, layout: Layout, dtype: torch.dtype, device: torch.device, number: int) -> Tensor:
+def _another(
+    model: nn.Module, layout: Layout, dtype: torch.dtype, device: torch.device, number: int
+) -> Tensor:
     """A model (D,) like `model`, drawn anew for `number`."""
     with seeded(number):
         return layout.read(another(model), dtype)[0].to(device)
 
 
 def members_of(counts: Sequence[int | None], clients: int) -> list[list[int]]:
-    """Which clients run each architecture: the first `counts[0]` the first, and so on (one without a count: all)."""
+    """Which clients run each architecture: the first `counts[0]` the first, and so on (one without
+    a count: all)."""
     if len(counts) == 1:
         return [list(range(clients))]
     ends = np.cumsum([c or 0 for c in counts])
-    return [list(range(end - (count or 0), end)) for end, count in zip(ends.tolist(), counts, strict=True)]
+    return [
+        list(range(end - (count or 0), end))
+        for end, count in zip(ends.tolist(), counts, strict=True)
+    ]

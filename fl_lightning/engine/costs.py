@@ -1,9 +1,9 @@
 """What a client's training costs in floating-point operations (a multiply-add counts as two).
 
-Matrix products and convolutions are counted by `torch.utils.flop_counter` on one small batch, and are proportional to
-the samples. What it does not see (activations, normalisation, the optimiser's step) is small beside them and left out;
-the proximal term, which papers count, and a linear term have formulas. What hooks do with a client's model is metered
-as it runs.
+Matrix products and convolutions are counted by `torch.utils.flop_counter` on one small batch, and
+are proportional to the samples. What it does not see (activations, normalisation, the optimiser's
+step) is small beside them and left out; the proximal term, which papers count, and a linear term
+have formulas. What hooks do with a client's model is metered as it runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from fl_lightning.training.module import ClientModule
 from fl_lightning.training.passes import Passes
 
 PROXIMAL_FLOPS = 5
-"""Per number of the proximal term and step: subtract, multiply, add for the value; multiply, add for the gradient."""
+"""Per number of the proximal term and step: subtract, multiply, add for the value; multiply, add
+for the gradient."""
 LINEAR_FLOPS = 3
 """Per number of a linear term and step: multiply and add for the value, add for the gradient."""
 
@@ -36,7 +37,8 @@ class SampleCost:
     backward: float
     """Back through it, to all parameters."""
     extra: float
-    """What the training step does beyond that: further passes of a method or of a user's own step."""
+    """What the training step does beyond that: further passes of a method or of a user's own
+    step."""
 
     @property
     def step(self) -> float:
@@ -48,8 +50,9 @@ class SampleCost:
         return round(self.forward * forward + self.backward * backward)
 
     def of(self, samples: int, steps: int, proximal: int, linear: int = 0) -> dict[str, int]:
-        """`flops_forward`, `flops_backward`, `flops_extra` and `flops_penalty` of a phase of so many `samples` (epochs
-        counted) and `steps`, with so many numbers in the proximal and in the linear term."""
+        """`flops_forward`, `flops_backward`, `flops_extra` and `flops_penalty` of a phase of so
+        many `samples` (epochs counted) and `steps`, with so many numbers in the proximal and in the
+        linear term."""
         return {
             "flops_forward": round(self.forward * samples),
             "flops_backward": round(self.backward * samples),
@@ -66,7 +69,9 @@ def sample_cost(client: ClientModule, batch: tuple[Tensor, Tensor]) -> SampleCos
     from torch.utils.flop_counter import FlopCounterMode
 
     def back(loss: Tensor) -> None:
-        torch.autograd.grad(loss, [p for p in client.binding.parameters if p.requires_grad], allow_unused=True)
+        torch.autograd.grad(
+            loss, [p for p in client.binding.parameters if p.requires_grad], allow_unused=True
+        )
 
     client.model.train()
     client.set_objective(PLAIN)
@@ -108,7 +113,10 @@ class Meter(Passes):
         return super().__enter__()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, trace)
         if kind is not None:

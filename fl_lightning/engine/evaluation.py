@@ -1,4 +1,5 @@
-"""Which models are scored, and how: the clients' before and after local training, the global one, fine-tuned copies."""
+"""Which models are scored, and how: the clients' before and after local training, the global one,
+fine-tuned copies."""
 
 from __future__ import annotations
 
@@ -31,14 +32,17 @@ _START = "received."
 class Evaluator:
     """Scores models. `run.judge` says by which kind of them the run is judged."""
 
-    def __init__(self, run: RunContext, trainers: Sequence[Trainer], guard: Guard, reducer: Reducer) -> None:
+    def __init__(
+        self, run: RunContext, trainers: Sequence[Trainer], guard: Guard, reducer: Reducer
+    ) -> None:
         self.run, self.trainers, self.guard = run, trainers, guard
         self.server = Server(run, run.server.round, [], reducer)
         """To be asked for global models."""
         self.stage = "evaluation"
         self.remembered = scoring.Remembered(run, trainers)
         self._scored: tuple[Tensor | None, Any] = (None, None)
-        """The last global model that was scored on the test set of all, and how: several clients may share it."""
+        """The last global model that was scored on the test set of all, and how: several clients
+        may share it."""
 
     @cached_property
     def has_global(self) -> bool:
@@ -47,11 +51,15 @@ class Evaluator:
 
     @cached_property
     def keeps_start(self) -> bool:
-        """Whether what a client began its last round with is kept: not where the server itself can tell it later."""
-        return self.run.policy.keeps_start and (self.run.method.starts == "both" or not self.has_global)
+        """Whether what a client began its last round with is kept: not where the server itself can
+        tell it later."""
+        return self.run.policy.keeps_start and (
+            self.run.method.starts == "both" or not self.has_global
+        )
 
     def global_model(self, client: int) -> Tensor | None:
-        """What the server has for a client as the round begins, or has aggregated at its end; None: no whole one."""
+        """What the server has for a client as the round begins, or has aggregated at its end; None:
+        no whole one."""
         group = self.server.groups[self.run.group_of(client).index]
         return self.run.method.global_model(group, client)
 
@@ -61,35 +69,45 @@ class Evaluator:
         return kind == self.run.judge or (kind != "finetuned" if chosen is None else kind in chosen)
 
     def scores(self, kind: str, client: Client, vector: Tensor) -> dict[str, Tensor]:
-        """`accuracy_KIND` of `vector` as a model of `client`; of the judge's kind also its accuracy on validation data,
-        and on the test set of all, where there is one."""
+        """`accuracy_KIND` of `vector` as a model of `client`; of the judge's kind also its accuracy
+        on validation data, and on the test set of all, where there is one."""
         metric, judge, remembered = self.run.data.metric, self.run.judge, self.remembered
         digest = self._ready(kind, client, vector)
         measured = remembered.get(scoring.measured, kind, client, vector, client.data.test, digest)
         scores = {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
         if kind == judge and len(validation := client.data.validation):
-            scores[metric.by("validation")] = remembered.get(scoring.score, kind, client, vector, validation, digest)
+            scores[metric.by("validation")] = remembered.get(
+                scoring.score, kind, client, vector, validation, digest
+            )
         return scores | self._on_global_test(kind, client, vector, digest)
 
     def _ready(self, kind: str, client: Client, vector: Tensor) -> bytes:
-        """The digest of `vector`, to be scored as `kind`. Without one it is bound; with one where it must be scored."""
+        """The digest of `vector`, to be scored as `kind`. Without one it is bound; with one where
+        it must be scored."""
         digest = self.remembered.digest(kind, client, vector)
         if not digest:
             client.ready(kind, vector)
         return digest
 
-    def _on_global_test(self, kind: str, client: Client, vector: Tensor, digest: bytes) -> dict[str, Tensor]:
-        """`global_test_accuracy_KIND` of `vector`, which is `_ready`, where `data.global_test` asks for it."""
+    def _on_global_test(
+        self, kind: str, client: Client, vector: Tensor, digest: bytes
+    ) -> dict[str, Tensor]:
+        """`global_test_accuracy_KIND` of `vector`, which is `_ready`, where `data.global_test` asks
+        for it."""
         part = self.run.data.global_test(self.run.device, self.run.dtype)
         if part is None or kind not in scoring.kinds_on_common(self.run, self.has_global):
             return {}
         if kind == "global" and self._scored[0] is vector:
             score, recall = self._scored[1]
         else:
-            score, recall = self.remembered.get(scoring.on_common, kind, client, vector, part, digest)
+            score, recall = self.remembered.get(
+                scoring.on_common, kind, client, vector, part, digest
+            )
         if kind == "global":
             self._scored = vector, (score, recall)
-        return {self.run.data.metric.on_global_test(kind): score} | scoring.on_shares(kind, client, recall)
+        return {self.run.data.metric.on_global_test(kind): score} | scoring.on_shares(
+            kind, client, recall
+        )
 
     def client(self, id: int, state: ClientState) -> Client:
         """A handle on `state` outside of a visit."""
@@ -97,28 +115,33 @@ class Evaluator:
         return Client(self.run, group, id, self.run.server.round, state)
 
     def at_rest(self, id: int, buffers: list[Tensor] | None = None) -> Client:
-        """A client as it is between rounds (with other `buffers`, where some are given), on copies of whatever may
-        be written to; its vectors on the device."""
+        """A client as it is between rounds (with other `buffers`, where some are given), on copies
+        of whatever may be written to; its vectors on the device."""
         run, group, state = self.run, self.run.group_of(id), self.run.states.get(id)
         buffers = buffers or (group.initial_buffers if state is None else state.buffers)
         buffers = [b.clone() for b in buffers]  # a model may write to them in evaluation too
         if state is None:
             firsts = {name: slot.first(group.initial) for name, slot in run.method.slots().items()}
             memory = {k: v.clone() for k, v in run.method.init_client(run).items()}
-            return self.client(id, ClientState(id, {MODEL: group.initial} | firsts, buffers, {}, 0, memory))
+            return self.client(
+                id, ClientState(id, {MODEL: group.initial} | firsts, buffers, {}, 0, memory)
+            )
         vectors = {name: vector.to(run.device) for name, vector in state.vectors.items()}
         kept = ClientState(id, vectors, buffers, {}, state.rounds, dict(state.memory))
         return self.client(id, kept)
 
     def beginning(self, id: int) -> tuple[Tensor, list[Tensor]]:
-        """What a client begins a round with (home rank), as far as it is known between rounds: model and buffers.
+        """What a client begins a round with (home rank), as far as it is known between rounds:
+        model and buffers.
 
-        Its own, with what the server has for it now. Where the server mixes for each client anew, that mix is made in a
-        round only: then it is the model that the client began its last round with.
+        Its own, with what the server has for it now. Where the server mixes for each client anew,
+        that mix is made in a round only: then it is the model that the client began its last round
+        with.
         """
         run, client = self.run, self.at_rest(id)
         if self.keeps_start and run.took_part(id):
-            count = sum(name.startswith(_START) for name in client.memory)  # a file gives them back in any order
+            # a file gives them back in any order
+            count = sum(name.startswith(_START) for name in client.memory)
             kept = [client.memory[f"{_START}{k}"].to(run.device) for k in range(count)]
             return kept[0], kept[1:]
         model = self.global_model(id)
@@ -126,7 +149,8 @@ class Evaluator:
             model = client.group.vectors[MODEL]
         if run.policy.starts_from_server:
             client.state.buffers = client.group.first_buffers()
-        first = run.method.starts == "both" and not run.took_part(id)  # there is no last model to begin with
+        # there is no last model to begin with
+        first = run.method.starts == "both" and not run.took_part(id)
         if model is not None and (run.method.starts == "server" or first):
             if client.group.down_mask.all():
                 client.state.vectors[MODEL] = model
@@ -136,14 +160,16 @@ class Evaluator:
         return run.method.personal(client), client.state.buffers
 
     def keep_beginning(self, client: Client) -> None:
-        """Before training: keep the model that the client begins with, where the judge will ask for it at the end."""
+        """Before training: keep the model that the client begins with, where the judge will ask for
+        it at the end."""
         if self.keeps_start:
             for k, tensor in enumerate([self.run.method.personal(client), *client.state.buffers]):
                 client.memory[f"{_START}{k}"] = self.run.store.stow(tensor.clone())
 
     def finetune(self, t: int, id: int) -> tuple[Tensor, list[Tensor]]:
-        """A copy of the global model (else of the client's own), trained on its own data without any term: model and
-        buffers, as `final_model` gives them; they are bound. `BadClient`: it is not finite."""
+        """A copy of the global model (else of the client's own), trained on its own data without
+        any term: model and buffers, as `final_model` gives them; they are bound. `BadClient`: it is
+        not finite."""
         run, model = self.run, self.global_model(id)
         if model is not None:
             vector, buffers = model, run.group_of(id).initial_buffers
@@ -164,11 +190,13 @@ class Evaluator:
     # ---------------------------------------------------------------- final models
 
     def final_model(self, id: int) -> tuple[str, Tensor, list[Tensor]]:
-        """The model of a client that the judge names, as the run leaves it (home rank), on the device, to be read only.
+        """The model of a client that the judge names, as the run leaves it (home rank), on the
+        device, to be read only.
 
         Returns:
-            Its kind (`before`, `after`, `global`, `finetuned`), vector and buffers. The kind is the judge's, but for
-            `after` and a client that never took part: what it would begin with, `before`, is all there is.
+            Its kind (`before`, `after`, `global`, `finetuned`), vector and buffers. The kind is the
+            judge's, but for `after` and a client that never took part: what it would begin with,
+            `before`, is all there is.
 
         Raises:
             BadInput: the checkpoint is of a run that was judged otherwise, and has no such model.
@@ -180,7 +208,10 @@ class Evaluator:
         needs_last = judge == "after" or self.keeps_start
         there = state is not None and (judge == "after" or f"{_START}0" in state.memory)
         if needs_last and id in run.server.uploaded and not there:
-            allowed = f"of {run.data.called(id)} no such model is kept: only a run that is itself judged so keeps them"
+            allowed = (
+                f"of {run.data.called(id)} no such model is kept: only a run that is itself judged "
+                f"so keeps them"
+            )
             raise BadInput("evaluation.judge", judge, allowed)
         if judge == "after" and state is not None:
             rest = self.at_rest(id)
@@ -192,9 +223,9 @@ class Evaluator:
     def everyone(self) -> dict[str, Any]:
         """The final models of all clients, whether they took part or not.
 
-        All scores are under `final_accuracies`, by other metrics under `final_further`, and which kind of model each is
-        of under `final_models`. Where failing clients are tolerated, the score of one that cannot be scored is NaN, and
-        in no mean; its kind is empty.
+        All scores are under `final_accuracies`, by other metrics under `final_further`, and which
+        kind of model each is of under `final_models`. Where failing clients are tolerated, the
+        score of one that cannot be scored is NaN, and in no mean; its kind is empty.
         """
         run = self.run
         self._scored = None, None
@@ -220,14 +251,25 @@ class Evaluator:
         scoring.tell_of_finals(run, further, [*named])
         metric = run.data.metric
         counts = Counter(kind for kind in models if kind)
-        begins_with_global = run.policy.starts_from_server and self.has_global and not run.method.adapts
-        is_global = (run.judge == "global" or (run.judge == "before" and begins_with_global)) and _one_for_all(self)
+        begins_with_global = (
+            run.policy.starts_from_server and self.has_global and not run.method.adapts
+        )
+        is_global = (
+            run.judge == "global" or (run.judge == "before" and begins_with_global)
+        ) and _one_for_all(self)
         return {
             "judge": run.judge,
-            "final_model": "finetuned" if run.judge == "finetuned" else "global" if is_global else "personal",
+            "final_model": "finetuned"
+            if run.judge == "finetuned"
+            else "global"
+            if is_global
+            else "personal",
             "final_kinds": dict(sorted(counts.items())),
             **{metric.of(f"final_{name}"): value for name, value in spread(scored, metric).items()},
-            **{f"final_{name}": value for name, value in means(everyone, map(metric.on_global_test, MODELS)).items()},
+            **{
+                f"final_{name}": value
+                for name, value in means(everyone, map(metric.on_global_test, MODELS)).items()
+            },
             **{f"final_{name}": value for name, value in scoring.averaged(further, named).items()},
             "final_accuracies": scores,
             "final_models": models,
@@ -235,18 +277,27 @@ class Evaluator:
         }
 
     def _final_scores(self, id: int) -> dict[str, Any]:
-        """Kind of a client's final model, its score on the client's test data, and those on the test set of all; by
-        `further` what else it is scored by."""
+        """Kind of a client's final model, its score on the client's test data, and those on the
+        test set of all; by `further` what else it is scored by."""
         kind, vector, buffers = self.final_model(id)
         client = self.at_rest(id, buffers)
         digest = self._ready(kind, client, vector)
-        measured = self.remembered.get(scoring.measured, kind, client, vector, client.data.test, digest)
+        measured = self.remembered.get(
+            scoring.measured, kind, client, vector, client.data.test, digest
+        )
         values = {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
         values |= self._on_global_test(kind, client, vector, digest)
         columns = scoring.columns(self.run.config.evaluation.metrics, kind)
-        further: dict[str, Any] = {n: values.pop(column) for n, column in columns.items() if column in values}
+        further: dict[str, Any] = {
+            n: values.pop(column) for n, column in columns.items() if column in values
+        }
         further |= scoring.one_class(client, measured)
-        scores = {"kind": kind, "score": values.pop(self.run.data.metric.by(kind)), "further": further, **values}
+        scores = {
+            "kind": kind,
+            "score": values.pop(self.run.data.metric.by(kind)),
+            "further": further,
+            **values,
+        }
         on_global = self.run.config.data.global_test and self.has_global and self.wants("global")
         model = self.global_model(id) if on_global else None
         if kind != "global" and model is not None:
@@ -266,7 +317,9 @@ class Evaluator:
         for id, result in results.clients.items():
             try:
                 with self.guard.naming(t, id, self):
-                    model = self.global_model(id) if self.has_global and self.wants("global") else None
+                    model = (
+                        self.global_model(id) if self.has_global and self.wants("global") else None
+                    )
                     if model is not None:
                         client = self.at_rest(id, self.run.group_of(id).initial_buffers)
                         result.values |= self.scores("global", client, model)
@@ -292,7 +345,8 @@ def global_ahead(evaluator: Evaluator, ids: Iterable[int]) -> None:
 
 
 def _one_for_all(evaluator: Evaluator) -> bool:
-    """Whether the server has one model for all clients of an architecture (CFL and pFedHN: one for each)."""
+    """Whether the server has one model for all clients of an architecture (CFL and pFedHN: one for
+    each)."""
     groups, model = evaluator.run.groups, evaluator.global_model
     firsts = {group.index: model(group.members[0]) for group in groups}
     return all(model(c) is firsts[group.index] for group in groups for c in group.members)

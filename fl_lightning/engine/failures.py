@@ -39,14 +39,16 @@ class Visited(Staged, Protocol):
 
 
 class Guard:
-    """Names the client, the round and the stage of whatever a client's model, data or hooks raise."""
+    """Names the client, the round and the stage of whatever a client's model, data or hooks
+    raise."""
 
     def __init__(self, run: RunContext) -> None:
         self.run = run
 
     @contextlib.contextmanager
     def catch(self, visit: Visited) -> Iterator[None]:
-        """As `naming`; where failing clients are tolerated, the failure is left with the `visit`."""
+        """As `naming`; where failing clients are tolerated, the failure is left with the
+        `visit`."""
         try:
             with self.naming(visit.t, visit.id, visit):
                 yield
@@ -60,7 +62,8 @@ class Guard:
         """Whatever is raised within names the client, the round and the stage that `at.stage` says.
 
         Raises:
-            BadClient: the client failed; `failure.txt` in the run folder has the traceback added to it.
+            BadClient: the client failed; `failure.txt` in the run folder has the traceback added to
+                it.
         """
         try:
             yield
@@ -69,29 +72,56 @@ class Guard:
         except Exception as error:
             called = self.run.data.called(client)
             if why := lost(self.run.device):
-                what = f"the device {self.run.device} failed in round {t}, {called}, stage {at.stage}: {redact(why)}"
+                what = (
+                    f"the device {self.run.device} failed in round {t}, {called}, stage "
+                    f"{at.stage}: {redact(why)}"
+                )
                 raise MachineFailed(f"{what}; the run can be continued with --resume") from error
             note = self.run.folder / "failure.txt"
             with writing(note), note.open("a", encoding="utf-8") as file:
-                file.write(f"{called}, round {t}, stage {at.stage}\n{redact(traceback.format_exc())}\n")
+                file.write(
+                    f"{called}, round {t}, stage {at.stage}\n{redact(traceback.format_exc())}\n"
+                )
             reason = redact(f"{type(error).__name__}: {error}".splitlines()[0])
-            raise BadClient(client, t, at.stage, f"{reason} (traceback in failure.txt)", called) from error
+            raise BadClient(
+                client, t, at.stage, f"{reason} (traceback in failure.txt)", called
+            ) from error
 
     def check_finite(self, t: int, results: Sequence[ClientResult]) -> None:
-        """Raise `BadClient` for the first client whose loss, model, further vectors, memory or upload is not finite."""
+        """Raise `BadClient` for the first client whose loss, model, further vectors, memory or
+        upload is not finite."""
         for result, values in zip(results, numbers([r.values for r in results]), strict=True):
             called = self.run.data.called(result.client)
             for name, stage, what in _CHECKS:
                 if not math.isfinite(values.get(name, 0.0)):
-                    raise BadClient(result.client, t, stage, f"{what} is not finite; lower optimizer.lr", called)
-            if not all(bool(x.isfinite().all()) for x in result.statistics.values() if x.is_floating_point()):
-                raise BadClient(result.client, t, "upload", "what it tells is not finite; lower optimizer.lr", called)
+                    raise BadClient(
+                        result.client, t, stage, f"{what} is not finite; lower optimizer.lr", called
+                    )
+            if not all(
+                bool(x.isfinite().all())
+                for x in result.statistics.values()
+                if x.is_floating_point()
+            ):
+                raise BadClient(
+                    result.client,
+                    t,
+                    "upload",
+                    "what it tells is not finite; lower optimizer.lr",
+                    called,
+                )
             for name in ("model_norm", "kept_norm", "upload_norm"):
                 values.pop(name, None)
 
 
 def finite(run: RunContext, t: int, client: int, model: Tensor, what: str) -> Tensor:
-    """The `model` (D,) that a client has trained; `BadClient`: it is not finite, and its scores would mean nothing."""
+    """The `model` (D,) that a client has trained; `BadClient`: it is not finite, and its scores
+    would mean nothing."""
     if not bool(model.isfinite().all()):
-        raise BadClient(client, t, "training", f"{what} is not finite; lower optimizer.lr", run.data.called(client))
+        raise BadClient(
+            client,
+            t,
+            "training",
+            f"{what} is not finite; lower optimizer.lr",
+            run.data.called(client),
+        )
     return model

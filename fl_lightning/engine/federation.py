@@ -1,4 +1,5 @@
-"""The rounds of personalised federated learning, and nothing else. Which method is running, they never ask."""
+"""The rounds of personalised federated learning, and nothing else. Which method is running, they
+never ask."""
 
 from __future__ import annotations
 
@@ -25,10 +26,19 @@ from fl_lightning.results.summary import merged
 
 
 class Federation:
-    """N clients with models of their own, and the server between them; `reducer` makes one vector of many."""
+    """N clients with models of their own, and the server between them; `reducer` makes one vector
+    of many."""
 
-    def __init__(self, run: RunContext, pool: Pool, worker: Worker, evaluator: Evaluator, reducer: Aggregator) -> None:
-        self.run, self.pool, self.worker, self.evaluator, self.reducer = run, pool, worker, evaluator, reducer
+    def __init__(
+        self, run: RunContext, pool: Pool, worker: Worker, evaluator: Evaluator, reducer: Aggregator
+    ) -> None:
+        self.run, self.pool, self.worker, self.evaluator, self.reducer = (
+            run,
+            pool,
+            worker,
+            evaluator,
+            reducer,
+        )
 
     def fit(self) -> dict[str, Any]:
         """Run all rounds that are still to run; returns the summary (equal on every rank)."""
@@ -41,7 +51,10 @@ class Federation:
             engine: Mapping[str, Any] = self.evaluator.everyone() | newcomers(self.worker)
             parts = [("the engine", engine)]
             parts.append((f"method {run.method_name}", run.method.summary(run)))
-            parts += [(type(observer).__name__, observer.summarize(run)) for observer in self.worker.observers]
+            parts += [
+                (type(observer).__name__, observer.summarize(run))
+                for observer in self.worker.observers
+            ]
             summary = merged(parts)
             self.tell("on_fit_end", summary)
         finally:
@@ -49,7 +62,8 @@ class Federation:
         return summary
 
     def prepare(self) -> None:
-        """Let all parts refuse what they cannot work with, choose executors, and count what training costs."""
+        """Let all parts refuse what they cannot work with, choose executors, and count what
+        training costs."""
         self.check(self.run.callbacks)
         if not try_evaluation(self.run, self.worker.trainers):
             self.evaluator.remembered.enabled = False
@@ -61,7 +75,9 @@ class Federation:
         """Let the method, its relation and those `callbacks` refuse what they cannot work with."""
         run = self.run
         for transform in self.worker.transforms if run.policy.exchanged else ():
-            if (transform.changes_upload or transform.changes_download) and not transform.further_vectors:
+            if (
+                transform.changes_upload or transform.changes_download
+            ) and not transform.further_vectors:
                 allowed = "it changes the model alone, and this method exchanges further vectors"
                 raise BadInput(transform.config_key, run.method_name, allowed)
         check_ranks(run)
@@ -74,7 +90,8 @@ class Federation:
         """Round `t` of `cohort` (None: as drawn), to the record of what happened."""
         run, method, timer = self.run, self.run.method, Timer()
         run.data.at_round(t)
-        drawn = self.cohort(t) if cohort is None else list(cohort)  # 1. who takes part, and on which rank
+        # 1. who takes part, and on which rank
+        drawn = self.cohort(t) if cohort is None else list(cohort)
         scored = t % run.config.evaluation.every == 0 or t == run.rounds
         self.pool.rebalance(drawn)
         self.tell("on_round_start", t, drawn)
@@ -105,13 +122,15 @@ class Federation:
         return record
 
     def _check_reduced(self, server: Server) -> None:
-        """Raise `BadInput` where a robust aggregator is configured, and the method has passed it by."""
+        """Raise `BadInput` where a robust aggregator is configured, and the method has passed it
+        by."""
         if server.answered and not server.reduced and type(self.reducer) is not Aggregator:
             allowed = "its aggregate takes means of its own, past a robust one"
             raise BadInput(self.reducer.config_key, self.run.method_name, allowed)
 
     def cohort(self, t: int) -> list[int]:
-        """The clients of round `t`, ascending: as drawn, or in the first, where the method asks for it, all."""
+        """The clients of round `t`, ascending: as drawn, or in the first, where the method asks for
+        it, all."""
         first = t == 1 and self.run.method.everyone_first
         return list(range(self.run.clients)) if first else cohort_of(self.run.config, t)
 

@@ -1,4 +1,5 @@
-"""Clients that come after the last round: those held out (`newcomers.csv`), and one more (`fl-train join`)."""
+"""Clients that come after the last round: those held out (`newcomers.csv`), and one more (`fl-train
+join`)."""
 
 from __future__ import annotations
 
@@ -48,13 +49,16 @@ class Joined(NamedTuple):
     """Its model (D,)."""
     buffers: list[Tensor]
     scores: dict[str, float]
-    """On its test data, where it has any: `accuracy_received` as it begins, where there is a model for it then, and
-    after training `accuracy`, by the metrics of `evaluation.metrics` too; `loss`: the mean task loss of the last of
-    these. What is not finite is absent."""
+    """On its test data, where it has any: `accuracy_received` as it begins, where there is a model
+    for it then, and after training `accuracy`, by the metrics of `evaluation.metrics` too; `loss`:
+    the mean task loss of the last of these. What is not finite is absent."""
 
 
-def join(worker: Worker, new: ClientData, labelled: bool, rounds: int, group: ModelGroup | None = None) -> Joined:
-    """A model for a client that has been in no round, by its method's own rule; nobody else's state is touched.
+def join(
+    worker: Worker, new: ClientData, labelled: bool, rounds: int, group: ModelGroup | None = None
+) -> Joined:
+    """A model for a client that has been in no round, by its method's own rule; nobody else's state
+    is touched.
 
     Args:
         worker: after a round; all ranks call it.
@@ -69,7 +73,9 @@ def join(worker: Worker, new: ClientData, labelled: bool, rounds: int, group: Mo
     run = worker.run
     group = group or run.groups[0]
     if not comes_to_a_model(rule_of(run, group), labelled and rounds > 0):
-        allowed = f"{run.method_name} gives a new client no model: it can but train its own, with labels"
+        allowed = (
+            f"{run.method_name} gives a new client no model: it can but train its own, with labels"
+        )
         raise BadInput("run", str(run.folder), allowed)
     return _Newcomer(worker, new, labelled, group).joined(rounds)
 
@@ -84,33 +90,55 @@ def architecture(run: RunContext, model: str | None) -> ModelGroup:
     if model is None and len(names) == 1:
         return run.groups[0]
     known = {str(k): group for k, group in enumerate(run.groups)}
-    known |= {name: group for name, group in zip(names, run.groups, strict=True) if names.count(name) == 1}
+    known |= {
+        name: group for name, group in zip(names, run.groups, strict=True) if names.count(name) == 1
+    }
     allowed = f"clients run {', '.join(names)}: name its own, or give its place from 0"
     check("architecture", model, model in known, allowed)
     return known[str(model)]
 
 
 def newcomers(worker: Worker) -> dict[str, Any]:
-    """How the clients that were held out fare: for the summary their mean scores, and all rows under `newcomers`."""
+    """How the clients that were held out fare: for the summary their mean scores, and all rows
+    under `newcomers`."""
     run = worker.run
     counts = run.config.evaluation.newcomer_samples or SAMPLES
-    mine = [_row(worker, group, place, count) for group in run.groups for place in group.held_out for count in counts]
+    mine = [
+        _row(worker, group, place, count)
+        for group in run.groups
+        for place in group.held_out
+        for count in counts
+    ]
     if not mine:
         return {}
     rows = run.processes.gather_objects(sorted(mine, key=lambda row: row["client"]))[0]
-    summary: dict[str, Any] = {"held_out_clients": [who.number for who in run.data.held_out], "newcomers": rows}
+    summary: dict[str, Any] = {
+        "held_out_clients": [who.number for who in run.data.held_out],
+        "newcomers": rows,
+    }
     summary["newcomer_rule"] = "; ".join(dict.fromkeys(row["rule"] for row in rows))
-    for metric, count in itertools.product([run.data.metric, *scoring.further_metrics(run)], counts):
-        scores = [row[metric.name] for row in rows if row["samples_per_class"] == count and metric.name in row]
-        summary |= {f"newcomer_{metric.of('mean')}_{count}": float(np.mean(scores))} if scores else {}
+    for metric, count in itertools.product(
+        [run.data.metric, *scoring.further_metrics(run)], counts
+    ):
+        scores = [
+            row[metric.name]
+            for row in rows
+            if row["samples_per_class"] == count and metric.name in row
+        ]
+        summary |= (
+            {f"newcomer_{metric.of('mean')}_{count}": float(np.mean(scores))} if scores else {}
+        )
     return summary
 
 
 def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str, Any]:
-    """How the client at a place of `data.held_out` fares with `count` labelled samples of each class (rank 0)."""
+    """How the client at a place of `data.held_out` fares with `count` labelled samples of each
+    class (rank 0)."""
     run, config = worker.run, worker.run.config
     who, rule = run.data.held_out[place], rule_of(run, group)
-    new, labelled = few(run.data, who, count, config.data.validation, config.seed, run.device, run.dtype)
+    new, labelled = few(
+        run.data, who, count, config.data.validation, config.seed, run.device, run.dtype
+    )
     used = (len(new.train) + len(new.validation)) * labelled
     names = run.data.reading.client_names
     name = {"name": names[who.number]} if names else {}
@@ -130,7 +158,12 @@ def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str,
     own, *further = [run.data.metric, *scoring.further_metrics(run)]
     kept = {m.name: scores[m.by("received")] for m in (own, *further) if m.by("received") in scores}
     scores = kept | scores  # who trains nothing keeps what it had
-    columns = [own.by("received"), own.name, "loss", *(c for m in further for c in (m.by("received"), m.name))]
+    columns = [
+        own.by("received"),
+        own.name,
+        "loss",
+        *(c for m in further for c in (m.by("received"), m.name)),
+    ]
     return row | {"rule": rule.says} | {name: scores[name] for name in columns if name in scores}
 
 
@@ -151,8 +184,8 @@ def comes_to_a_model(rule: Rule, labelled: bool) -> bool:
 
 
 class NewcomerVisit(Visit):
-    """A newcomer's visit, which several of its rounds may share: it trains on other draws than clients do, and only
-    what the `rule` lets it.
+    """A newcomer's visit, which several of its rounds may share: it trains on other draws than
+    clients do, and only what the `rule` lets it.
 
     Args: of `Visit`; no round scores it.
     """
@@ -168,7 +201,9 @@ class NewcomerVisit(Visit):
         if self.personal:
             trains = own if trains is None else own & trains
         part = self.client.data.train if phase.part is None else phase.part
-        if not len(part) or (trains is not None and not (trains & self.group.layout.is_parameter).any()):
+        if not len(part) or (
+            trains is not None and not (trains & self.group.layout.is_parameter).any()
+        ):
             return None
         purpose = "join" if phase.purpose == "train" else f"join {phase.purpose}"
         job = job_of(self.client, replace(phase, trains=trains), self.index, purpose=purpose)
@@ -191,7 +226,8 @@ class NewcomerVisit(Visit):
 
 
 class _Newcomer:
-    """One client more, in a copy of the federation that otherwise does not change. Its home is rank 0.
+    """One client more, in a copy of the federation that otherwise does not change. Its home is rank
+    0.
 
     Args: as `join`.
     """
@@ -204,19 +240,34 @@ class _Newcomer:
         first = self._first(group, weights)
         self.run = self._with(self._usable(new, group), group, grows=weights is None)
         self.worker = Worker(
-            self.run, Pool(self.run, worker.trainers), worker.trainers, worker.guard, worker.evaluator,
-            worker.transforms, [],
-        )  # fmt: skip
+            self.run,
+            Pool(self.run, worker.trainers),
+            worker.trainers,
+            worker.guard,
+            worker.evaluator,
+            worker.transforms,
+            [],
+        )
         self.group = self.run.groups[group.index]
         slots = run.method.slots()
-        vectors = {MODEL: first.clone()} | {name: slot.first(first).clone() for name, slot in slots.items()}
+        vectors = {MODEL: first.clone()} | {
+            name: slot.first(first).clone() for name, slot in slots.items()
+        }
         received = {MODEL: first.clone() if run.policy.keeps_received else vectors[MODEL]}
         received |= {name: vectors[name].clone() for name, slot in slots.items() if slot.exchanged}
         buffers = group.first_buffers()
-        self.run.states[self.id] = ClientState(self.id, vectors, buffers, received, 0, client_memory(self.run))
-        self.sent = {} if weights is None else {self.id: Payload(group.layout, first, group.down_mask.copy())}
+        self.run.states[self.id] = ClientState(
+            self.id, vectors, buffers, received, 0, client_memory(self.run)
+        )
+        self.sent = (
+            {}
+            if weights is None
+            else {self.id: Payload(group.layout, first, group.down_mask.copy())}
+        )
         """What it is sent in each round, where that is known already."""
-        changes = self.rule.remembers or not (run.relation.is_global and run.policy.starts_from_server)
+        changes = self.rule.remembers or not (
+            run.relation.is_global and run.policy.starts_from_server
+        )
         self.again = weights is None and changes
         """Whether it receives anew in each round; else it goes on from what it has."""
         self.visit: NewcomerVisit
@@ -225,7 +276,9 @@ class _Newcomer:
     def joined(self, rounds: int) -> Joined:
         """After so many rounds."""
         scores: dict[str, float] = {}
-        trains = rounds > 0 and (self.labelled or self.rule.unlabelled) and self.rule.trains != "nothing"
+        trains = (
+            rounds > 0 and (self.labelled or self.rule.unlabelled) and self.rule.trains != "nothing"
+        )
         for k in range(rounds if trains else 1):
             server = Server(self.run, self.old.server.round + 1, [self.id], Aggregator())
             if k == 0 or self.again:
@@ -258,14 +311,19 @@ class _Newcomer:
         if (known := self.run.processes.gather_objects(failure)[0]) is not None:
             raise known
 
-    # ---------------------------------------------------------------- a federation with one client more
+    # ------------------------------------------------------------ a federation with one client more
 
     def _first(self, group: ModelGroup, weights: Tensor | None) -> Tensor:
-        """The model (D,) that it comes with: the global one, or else the mean of all that have uploaded."""
+        """The model (D,) that it comes with: the global one, or else the mean of all that have
+        uploaded."""
         run = self.old
         if run.relation.is_global:
             return group.vectors[MODEL]
-        who = [c for c in group.members if c in run.server.uploaded] if weights is None else list(range(run.clients))
+        who = (
+            [c for c in group.members if c in run.server.uploaded]
+            if weights is None
+            else list(range(run.clients))
+        )
         if not who or not group.down_mask.any():
             return group.initial
         server = Server(run, run.server.round, [], Aggregator())
@@ -276,13 +334,15 @@ class _Newcomer:
         """Its data, without labels that mean nothing: nobody may adapt to them."""
         if not self.labelled:
             return replace(new, train=_nothing(new.train), validation=_nothing(new.validation))
-        if group.whole_last and len(new.train) == 1:  # BatchNorm cannot train on one sample: it counts twice
+        # BatchNorm cannot train on one sample: it counts twice
+        if group.whole_last and len(new.train) == 1:
             [(x, y)] = new.train.batches(1)
             return replace(new, train=self.old.data.training(torch.cat([x, x]), torch.cat([y, y])))
         return new
 
     def _with(self, new: ClientData, group: ModelGroup, *, grows: bool) -> RunContext:
-        """The run with a client more, whose data are `new`. What the server keeps is copied, with room for it."""
+        """The run with a client more, whose data are `new`. What the server keeps is copied, with
+        room for it."""
         run, relation = self.old, cast(Relation, copy.copy(self.old.relation))
         if not relation.is_global and relation.sources == "cohort":
             relation.sources = "known"  # it is the cohort
@@ -290,12 +350,20 @@ class _Newcomer:
         groups[group.index].members = [*group.members, self.id]
         memory = {name: tensor.clone() for name, tensor in run.server.memory.items()}
         grown = replace(
-            run, data=run.data.with_newcomer(new), relation=relation, groups=groups, home=[*run.home, 0],
-            server=ServerState(run.server.round, set(run.server.uploaded), memory), states=dict(run.states),
-            store=VectorStore("memory", run.folder, run.device), warned={"initial"},
-        )  # fmt: skip
+            run,
+            data=run.data.with_newcomer(new),
+            relation=relation,
+            groups=groups,
+            home=[*run.home, 0],
+            server=ServerState(run.server.round, set(run.server.uploaded), memory),
+            states=dict(run.states),
+            store=VectorStore("memory", run.folder, run.device),
+            warned={"initial"},
+        )
         if grows:
-            for name, tensor in (relation.init_server(grown) | run.method.init_server(grown)).items():
+            for name, tensor in (
+                relation.init_server(grown) | run.method.init_server(grown)
+            ).items():
                 if name not in memory or grew(tensor, memory[name]):
                     memory[name] = with_old(tensor.clone(), memory.get(name))
         return grown
@@ -306,12 +374,16 @@ class _Newcomer:
         """What it is sent, and what it makes of it."""
         run = self.run
         if k == 0:
-            run.method.admit(server, Client(run, self.group, self.id, server.round, run.states[self.id]))
+            run.method.admit(
+                server, Client(run, self.group, self.id, server.round, run.states[self.id])
+            )
         server.sent = self.sent or run.method.broadcast(server)
         self._here(partial(self._begin, server, k))
 
     def _begin(self, server: Server, k: int) -> None:
-        self.visit = NewcomerVisit(self.worker, server.round, self.id, server.sent[self.id], self.rule)
+        self.visit = NewcomerVisit(
+            self.worker, server.round, self.id, server.sent[self.id], self.rule
+        )
         self.visit.index = k
         self.visit.carry_out(self.visit.receive())
 
@@ -325,7 +397,9 @@ class _Newcomer:
         self._here(partial(self._finish, server))
         run.server.uploaded.add(self.id)
         if self.rule.remembers:
-            statistics = run.processes.gather_objects(self.visit.result.statistics if run.is_main else {})[0]
+            statistics = run.processes.gather_objects(
+                self.visit.result.statistics if run.is_main else {}
+            )[0]
             server.collect([self.id], {self.id: statistics})
             run.method.aggregate(server)
             self._stand_still()
@@ -334,14 +408,17 @@ class _Newcomer:
         """All that the server keeps is as it was, but for what it keeps of the newcomer."""
         memory, old = self.run.server.memory, self.old.server.memory
         for name, tensor in old.items():
-            memory[name] = with_old(memory[name], tensor) if grew(memory[name], tensor) else tensor.clone()
+            memory[name] = (
+                with_old(memory[name], tensor) if grew(memory[name], tensor) else tensor.clone()
+            )
         for group, before in zip(self.run.groups, self.old.groups, strict=True):
             group.vectors |= before.vectors
 
     # ---------------------------------------------------------------- scores
 
     def _scores(self, kind: str, received: bool) -> dict[str, float]:
-        """Of its model, bound as `kind`: all metrics (`received`: of what it was given), and the loss."""
+        """Of its model, bound as `kind`: all metrics (`received`: of what it was given), and the
+        loss."""
         client, test = self.visit.client, self.visit.client.data.test
         client.ready(kind, self.run.method.personal(client))
         if not len(test):
@@ -349,16 +426,24 @@ class _Newcomer:
         seen: scoring.Seen = []
         values = scoring.measured(kind, client, test, seen)
         values.pop(PREDICTED, None)
-        scores = {m.by("received") if received else m.name: float(value) for m, value in values.items()}
+        scores = {
+            m.by("received") if received else m.name: float(value) for m, value in values.items()
+        }
         loss = client.run.data.metric.loss
-        scores["loss"] = sum(float(loss(outputs.float(), y, "sum")) for outputs, y in seen) / len(test)
+        scores["loss"] = sum(float(loss(outputs.float(), y, "sum")) for outputs, y in seen) / len(
+            test
+        )
         return {name: value for name, value in scores.items() if math.isfinite(value)}
 
 
 def grew(tensor: Tensor, old: Tensor) -> bool:
     """Whether `tensor` has room for more than `old` in some dimension, and for no less in any."""
     sizes = list(zip(tensor.shape, old.shape, strict=False))
-    return tensor.ndim == old.ndim and tensor.shape != old.shape and all(new >= had for new, had in sizes)
+    return (
+        tensor.ndim == old.ndim
+        and tensor.shape != old.shape
+        and all(new >= had for new, had in sizes)
+    )
 
 
 def with_old(tensor: Tensor, old: Tensor | None) -> Tensor:

@@ -13,15 +13,24 @@ from fl_lightning.training.schedule import BatchSchedule, Length
 
 
 def schedule_of(
-    run: RunContext, group: ModelGroup, client: int, index: int, purpose: str, length: Length,
-    batch_size: int | None = None, public: bool = False,
-) -> BatchSchedule:  # fmt: skip
-    """The batches of the phase of `client` after `index` of the same purpose and length, on its own data or on `public`
-    ones, which a rehearsed round does not cut short (`batch_size` None: the federation's)."""
+    run: RunContext,
+    group: ModelGroup,
+    client: int,
+    index: int,
+    purpose: str,
+    length: Length,
+    batch_size: int | None = None,
+    public: bool = False,
+) -> BatchSchedule:
+    """The batches of the phase of `client` after `index` of the same purpose and length, on its own
+    data or on `public` ones, which a rehearsed round does not cut short (`batch_size` None: the
+    federation's)."""
     most = run.most_batches if not public or run.config.smoke else None
     length = length if most is None else length.at_most(most)
     size = batch_size or run.config.federation.batch_size
-    return BatchSchedule(run.config.seed, purpose, client, index, length, size, group.whole_last, most)
+    return BatchSchedule(
+        run.config.seed, purpose, client, index, length, size, group.whole_last, most
+    )
 
 
 def on_own_data(client: Client, phase: Phase) -> bool:
@@ -30,7 +39,8 @@ def on_own_data(client: Client, phase: Phase) -> bool:
 
 
 def job_of(client: Client, phase: Phase, index: int, purpose: str | None = None) -> LocalJob:
-    """`phase` of `client`, after `index` of its purpose, for an executor (`purpose`: in place of the phase's)."""
+    """`phase` of `client`, after `index` of its purpose, for an executor (`purpose`: in place of
+    the phase's)."""
     run, group = client.run, client.group
     part = client.data.train if phase.part is None else phase.part
     if phase.targets is not None:
@@ -41,7 +51,9 @@ def job_of(client: Client, phase: Phase, index: int, purpose: str | None = None)
     elif phase.epochs is not None:
         length = Length(epochs=phase.epochs)
     public = not on_own_data(client, phase)
-    schedule = schedule_of(run, group, client.id, index, purpose or phase.purpose, length, phase.batch_size, public)
+    schedule = schedule_of(
+        run, group, client.id, index, purpose or phase.purpose, length, phase.batch_size, public
+    )
     if phase.budget is not None:
         schedule = replace(schedule, budget=phase.budget, before=client.rounds)
     keep = run.config.optimizer.keep_state
@@ -58,9 +70,12 @@ def job_of(client: Client, phase: Phase, index: int, purpose: str | None = None)
         asker=client if phase.by_gradient else None,
         private=protection(client, phase),
     )
-    if keep and own is None and not public:  # a stretch on public data begins cleared, and leaves nothing
+    # a stretch on public data begins cleared, and leaves nothing
+    if keep and own is None and not public:
         job.keep, prefix = True, _prefix(phase)
-        job.kept = {k.removeprefix(prefix): v for k, v in client.memory.items() if _belongs(k, prefix)}
+        job.kept = {
+            k.removeprefix(prefix): v for k, v in client.memory.items() if _belongs(k, prefix)
+        }
     return job
 
 
@@ -75,7 +90,8 @@ def keep_optimizer(client: Client, phase: Phase, job: LocalJob) -> None:
 
 
 def _prefix(phase: Phase) -> str:
-    """Of the names under which a client's memory has what the optimiser of such phases was left with.
+    """Of the names under which a client's memory has what the optimiser of such phases was left
+    with.
 
     Phases of another slot or purpose (FedAS's alignment) are another descent: they share nothing.
     """

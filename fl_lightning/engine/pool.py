@@ -22,7 +22,8 @@ class Pool:
         self.run, self.trainers = run, trainers
 
     def rebalance(self, cohort: list[int]) -> None:
-        """Let clients of `cohort` move to another rank, where that shortens the round: no number depends on homes."""
+        """Let clients of `cohort` move to another rank, where that shortens the round: no number
+        depends on homes."""
         run = self.run
         if run.world_size == 1:
             return
@@ -30,7 +31,13 @@ class Pool:
         known = len(steps) == len(self.trainers)
         cost = {c: steps[run.group_of(c).index] if known else 1 for c in cohort}
         work = {c: float(run.data.train_sizes[c] * cost[c]) for c in cohort}
-        move(run.processes, run.store, run.states, run.home, moves(cohort, run.home, work, run.world_size))
+        move(
+            run.processes,
+            run.store,
+            run.states,
+            run.home,
+            moves(cohort, run.home, work, run.world_size),
+        )
 
     def state(self, client: int) -> ClientState:
         """A client's state; made of the initial model at its first visit."""
@@ -51,7 +58,8 @@ class Pool:
         return ClientState(client, vectors, group.first_buffers(), received, 0, client_memory(run))
 
     def _model(self, client: int) -> Tensor:
-        """A vector (D,) with the initial model (or anything, if it will be written over), used or new."""
+        """A vector (D,) with the initial model (or anything, if it will be written over), used or
+        new."""
         group = self.run.group_of(client)
         if not group.spare:
             return self.run.store.allocate(group.initial)
@@ -59,7 +67,8 @@ class Pool:
         return vector if self.run.policy.overwritten else vector.copy_(group.initial)
 
     def restore(self, client: int, before: ClientState | None) -> None:
-        """Leave a client as it was `before` a visit that failed, in the memory (of the store) that it has now.
+        """Leave a client as it was `before` a visit that failed, in the memory (of the store) that
+        it has now.
 
         What it has spent of its privacy stays spent: an upload that was refused has left it.
         """
@@ -70,16 +79,23 @@ class Pool:
                 self.state(client).memory |= spent
             return
         before.memory |= spent
-        if now is not None and all(v.shape == now.vectors[s].shape for s, v in before.vectors.items()):
+        if now is not None and all(
+            v.shape == now.vectors[s].shape for s, v in before.vectors.items()
+        ):
             shared = {s for s, v in before.received.items() if v is before.vectors[s]}
             for slot, vector in before.vectors.items():
                 before.vectors[slot] = now.vectors[slot].copy_(vector)
             for slot, vector in before.received.items():
-                before.received[slot] = before.vectors[slot] if slot in shared else now.received[slot].copy_(vector)
+                before.received[slot] = (
+                    before.vectors[slot] if slot in shared else now.received[slot].copy_(vector)
+                )
         self.run.states[client] = before
 
-    def answers(self, cohort: Sequence[int], results: Results) -> tuple[list[int], dict[int, dict[str, Tensor]]]:
-        """The clients of the cohort, on all ranks, that have not failed, and what they uploaded beside vectors.
+    def answers(
+        self, cohort: Sequence[int], results: Results
+    ) -> tuple[list[int], dict[int, dict[str, Tensor]]]:
+        """The clients of the cohort, on all ranks, that have not failed, and what they uploaded
+        beside vectors.
 
         Raises:
             RunFailed: all of them have failed.
@@ -88,11 +104,16 @@ class Pool:
         if not (run.tolerant or run.method.statistics):
             return list(cohort), {}
         lost_here = [failure for failure, outcome in results.failures if outcome == "skipped"]
-        told_here = {c: r.statistics for c, r in results.clients.items()} if run.method.statistics else {}
+        told_here = (
+            {c: r.statistics for c, r in results.clients.items()} if run.method.statistics else {}
+        )
         parts = run.processes.gather_objects((lost_here, told_here))
         lost = {f.client: f for part, _ in parts for f in part}
         if len(lost) == len(cohort):
-            raise RunFailed(f"every client of round {lost[cohort[0]].round} failed; the first: {lost[cohort[0]]}")
+            raise RunFailed(
+                f"every client of round {lost[cohort[0]].round} failed; the first: "
+                f"{lost[cohort[0]]}"
+            )
         statistics = {c: s for _, part in parts for c, s in part.items()}
         return [c for c in cohort if c not in lost], dict(sorted(statistics.items()))
 

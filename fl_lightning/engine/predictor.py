@@ -1,4 +1,5 @@
-"""One client's model on samples as a user has them: what the data do to them, the network, the method's own outputs."""
+"""One client's model on samples as a user has them: what the data do to them, the network, the
+method's own outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ class Predictor(nn.Module):
         run, method = client.run, type(client.run.method)
         self.kind, self.task, self.class_names = kind, run.data.task, list(run.data.class_names)
         """The kind of model; classification or regression; names of the classes, in order."""
-        self._reading, self._number, self._dtype = run.data.reading, run.data.numbers[client.id], run.dtype
+        self._reading, self._number, self._dtype = (
+            run.data.reading,
+            run.data.numbers[client.id],
+            run.dtype,
+        )
         self._about = about(run.data, self._number, fitted=False)
         client.ready(kind, vector)
         self._client: tuple[Client, Tensor] | None = None
@@ -43,9 +48,9 @@ class Predictor(nn.Module):
         """Class scores (n, classes), or numbers (n, 1), of raw samples.
 
         Args:
-            x: n samples as the data source had them: a table's DataFrame, or a list of rows (`exporting.plain.raw`);
-                tensor or array (n, features), (n, channels, height, width) or (n, height, width[, channels]); texts, or
-                their tokens (n, length).
+            x: n samples as the data source had them: a table's DataFrame, or a list of rows
+                (`exporting.plain.raw`); tensor or array (n, features), (n, channels, height, width)
+                or (n, height, width[, channels]); texts, or their tokens (n, length).
 
         Raises:
             BadInput: they have another shape, lack a column, or a cell is no number.
@@ -61,12 +66,15 @@ class Predictor(nn.Module):
             return client.run.method.outputs(client, inputs, self.kind)
 
     def inputs(self, x: Any) -> Tensor:
-        """Raw samples as the network takes them: read as an exported file reads them, and scaled as in training."""
+        """Raw samples as the network takes them: read as an exported file reads them, and scaled as
+        in training."""
         rows = x.to_dict("records") if hasattr(x, "to_dict") else x
         try:
             raw = plain.raw(self._about, rows)
             if self._reading.preprocessing is not None:
-                made = self._reading.preprocessing.transformed(self._number, f"client {self._number}", raw.numpy())
+                made = self._reading.preprocessing.transformed(
+                    self._number, f"client {self._number}", raw.numpy()
+                )
                 raw = torch.from_numpy(made)
             inputs = plain.scaled(self._about, raw)
         except ValueError as error:

@@ -20,11 +20,14 @@ from fl_lightning.models import head_doubt
 from fl_lightning.models.base import inputs
 
 TOGETHER, FEWER = 4, 2
-"""Samples that are scored together, and the first of them, which are scored again. Ours: as few as can tell."""
+"""Samples that are scored together, and the first of them, which are scored again. Ours: as few as
+can tell."""
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""How far scores may differ by who is beside, relative to their norm. Ours: a hundred times what deep networks' do."""
+"""How far scores may differ by who is beside, relative to their norm. Ours: a hundred times what
+deep networks' do."""
 SIZE = 0.1
-"""Deviation of what weights that begin as zeros are tried with: of zeros a classifier would make zeros of anything."""
+"""Deviation of what weights that begin as zeros are tried with: of zeros a classifier would make
+zeros of anything."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class _Pass:
 
 
 def try_evaluation(run: RunContext, trainers: Sequence[Trainer]) -> bool:
-    """Whether each model's scores follow from what it is given, with all that is to be told of the models said.
+    """Whether each model's scores follow from what it is given, with all that is to be told of the
+    models said.
 
     A model that writes to a buffer when it is scored is one whose scores do not.
 
@@ -63,7 +67,10 @@ def try_evaluation(run: RunContext, trainers: Sequence[Trainer]) -> bool:
             _check_alone(name, together, alone)
             module.draws_in_evaluation = together.draws
             pure = pure and not together.writes
-            drawn = "it draws random numbers when it is scored: equal runs draw the same, and scores are by chance"
+            drawn = (
+                "it draws random numbers when it is scored: equal runs draw the same, and scores "
+                "are by chance"
+            )
             lines += [drawn] if together.draws else []
         for line in filter(None, lines if run.is_main else []):
             log.say(f"model {name}: {line}")
@@ -79,13 +86,20 @@ def _check_alone(name: str, together: _Pass, alone: _Pass) -> None:
     layers = ", ".join(together.by_batch)
     cure = "take track_running_stats=True (and leave it to eval()), or GroupNorm"
     if not layers:
-        layers, cure = "its forward pass", "take each sample by itself, or running statistics (nn.BatchNorm1d)"
-    allowed = f"scores would depend on evaluation.batch_size: {layers} goes by the batch in evaluation; {cure}"
+        layers, cure = (
+            "its forward pass",
+            "take each sample by itself, or running statistics (nn.BatchNorm1d)",
+        )
+    allowed = (
+        f"scores would depend on evaluation.batch_size: {layers} goes by the batch in evaluation; "
+        f"{cure}"
+    )
     raise BadInput("model", name, allowed)
 
 
 def _passes(run: RunContext, trainer: Trainer) -> tuple[_Pass, _Pass] | None:
-    """Of several samples, and of the first of them; None: the model cannot be tried on samples that are made up."""
+    """Of several samples, and of the first of them; None: the model cannot be tried on samples that
+    are made up."""
     group, data = trainer.group, run.data
     draws = torch.Generator().manual_seed(0)
     x = inputs(TOGETHER, data.input_shape, data.text, draws).to(run.device)
@@ -135,5 +149,7 @@ def _pass(trainer: Trainer, vector: Tensor, x: Tensor) -> _Pass:
         for hook in hooks:
             hook.remove()
     drew = not same_states(states, random_states(trainer.run.device))
-    writes = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])]
+    writes = [
+        name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])
+    ]
     return _Pass(scores, drew, writes, list(by_batch))

@@ -47,18 +47,25 @@ class Results:
 
     clients: dict[int, ClientResult] = field(default_factory=dict)
     failures: list[tuple[BadClient, str]] = field(default_factory=list)
-    """Failures that the run goes on after, and what became of the client: `retried`, `skipped` or `not judged`."""
+    """Failures that the run goes on after, and what became of the client: `retried`, `skipped` or
+    `not judged`."""
 
 
 def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> RoundRecord:
-    """Every client's results on every rank, in the order of clients, and the round's metrics from them."""
+    """Every client's results on every rank, in the order of clients, and the round's metrics from
+    them."""
     numbers([r.values for r in results.clients.values()])
     for result in results.clients.values():
         result.statistics = {}  # they have been gathered
-    memory = {"memory_server_mib": server_bytes(run, server) / 2**20, **_peak_memory_mib(run.device)}
+    memory = {
+        "memory_server_mib": server_bytes(run, server) / 2**20,
+        **_peak_memory_mib(run.device),
+    }
     here = (list(results.clients.values()), timer.seconds(), memory, results.failures)
     parts = run.processes.gather_objects(here)
-    by_client: list[ClientResult] = sorted((r for part, *_ in parts for r in part), key=lambda r: r.client)
+    by_client: list[ClientResult] = sorted(
+        (r for part, *_ in parts for r in part), key=lambda r: r.client
+    )
     failures = sorted((f for *_, part in parts for f in part), key=lambda f: f[0].client)
     traffic, sent = _on_one_axis(run, by_client)
     further = further_columns(run)
@@ -76,14 +83,21 @@ def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> R
     for client, (_, apart) in zip(clients, parted, strict=True):
         client |= apart  # the last columns
     metrics = _metrics(run, server, clients, [part[1:3] for part in parts])
-    rows = [{"client": f.client, "stage": f.stage, "reason": f.reason, "outcome": what} for f, what in failures]
+    rows = [
+        {"client": f.client, "stage": f.stage, "reason": f.reason, "outcome": what}
+        for f, what in failures
+    ]
     view, layers = server.relation_view(), run.layer_names
     if (agreed := agreement(view, run.data.groups)) is not None:
         metrics["rand_index"] = agreed
-    return RoundRecord(server.round, server.cohort, metrics, clients, view, layers, traffic, sent, failures=rows)
+    return RoundRecord(
+        server.round, server.cohort, metrics, clients, view, layers, traffic, sent, failures=rows
+    )
 
 
-def _say(run: RunContext, failures: Sequence[tuple[BadClient, str]], results: Sequence[ClientResult]) -> None:
+def _say(
+    run: RunContext, failures: Sequence[tuple[BadClient, str]], results: Sequence[ClientResult]
+) -> None:
     for failure, outcome in failures:
         log.say(f"{failure}; {outcome}")
     for reason in sorted({r.uncounted for r in results if r.uncounted} - run.warned):
@@ -92,7 +106,10 @@ def _say(run: RunContext, failures: Sequence[tuple[BadClient, str]], results: Se
 
 
 def _metrics(
-    run: RunContext, server: Server, clients: list[dict[str, Any]], ranks: Sequence[tuple[Mapping[str, float], ...]]
+    run: RunContext,
+    server: Server,
+    clients: list[dict[str, Any]],
+    ranks: Sequence[tuple[Mapping[str, float], ...]],
 ) -> dict[str, float]:
     """The row of `metrics.csv`."""
     metrics: dict[str, float] = {}
@@ -103,8 +120,12 @@ def _metrics(
     if scored:
         scores = [c[metric.by(run.judge)] for c in scored]
         metrics |= {metric.of(k): v for k, v in spread(scores, metric).items()}
-        metrics[metric.of("weighted")] = float(np.average(scores, weights=[c["test_samples"] for c in scored]))
-        metrics |= {metric.of("validation"): v for v in means(scored, [metric.by("validation")]).values()}
+        metrics[metric.of("weighted")] = float(
+            np.average(scores, weights=[c["test_samples"] for c in scored])
+        )
+        metrics |= {
+            metric.of("validation"): v for v in means(scored, [metric.by("validation")]).values()
+        }
     metrics |= means(clients, [*map(metric.by, MODELS), *map(metric.on_global_test, MODELS)])
     for name in CLIENT_LOSSES:
         values = [c[name] for c in clients if name in c]
@@ -123,11 +144,16 @@ def _metrics(
 
 def further_columns(run: RunContext) -> list[str]:
     """Of `clients.csv`: by the metrics that `evaluation.metrics` names, and all kinds of model."""
-    return [column for kind in MODELS for column in columns(run.config.evaluation.metrics, kind).values()]
+    return [
+        column
+        for kind in MODELS
+        for column in columns(run.config.evaluation.metrics, kind).values()
+    ]
 
 
 def means(clients: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, float]:
-    """Of each name, the mean over the clients that have it, whatever their order; a name that none has is absent."""
+    """Of each name, the mean over the clients that have it, whatever their order; a name that none
+    has is absent."""
     columns = {name: [c[name] for c in clients if name in c] for name in names}
     return {name: float(np.mean(np.sort(values))) for name, values in columns.items() if values}
 
@@ -145,7 +171,8 @@ def _on_one_axis(run: RunContext, results: Sequence[ClientResult]) -> tuple[np.n
 
 
 def spread(scores: Sequence[float], metric: Metric) -> dict[str, float]:
-    """Unweighted mean, mean of the worst tenth (at least one) and standard deviation over clients."""
+    """Unweighted mean, mean of the worst tenth (at least one) and standard deviation over
+    clients."""
     values = np.sort(np.asarray(scores, dtype=np.float64))
     tenth = max(1, len(values) // 10)
     worst = values[:tenth] if metric.rises else values[-tenth:]
@@ -163,26 +190,38 @@ def numbers(results: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         return results
     parts = [torch.stack([result[name] for result, name in ours]) for ours in places.values()]
     values = torch.cat([part.to(wide(part.device)) for part in parts]).tolist()
-    for (result, name), value in zip((place for ours in places.values() for place in ours), values, strict=True):
+    for (result, name), value in zip(
+        (place for ours in places.values() for place in ours), values, strict=True
+    ):
         result[name] = value
     return results
 
 
 def server_bytes(run: RunContext, server: Server) -> int:
-    """What this rank holds for the server: models last received, what was composed, named tensors, work space.
+    """What this rank holds for the server: models last received, what was composed, named tensors,
+    work space.
 
-    A last-received model counts whether or not it shares its memory with the client's own (on a real server it could
-    not); where models are kept for the judge alone, those of the round's cohort do. Replicated tensors count on rank 0.
+    A last-received model counts whether or not it shares its memory with the client's own (on a
+    real server it could not); where models are kept for the judge alone, those of the round's
+    cohort do. Replicated tensors count on rank 0.
     """
     counted = set(server.cohort) if run.policy.for_judge else set(run.states)
     vectors = [
-        vector for client, state in run.states.items() if client in counted for vector in state.received.values()
+        vector
+        for client, state in run.states.items()
+        if client in counted
+        for vector in state.received.values()
     ]
-    vectors += [vector for group in run.groups for vector in (*group.spare, *group.buffers.values())]
+    vectors += [
+        vector for group in run.groups for vector in (*group.spare, *group.buffers.values())
+    ]
     if run.is_main:
         vectors += list(run.server.memory.values())
         for group in run.groups:
-            vectors += [group.initial, *(v for v in group.vectors.values() if v is not group.initial)]
+            vectors += [
+                group.initial,
+                *(v for v in group.vectors.values() if v is not group.initial),
+            ]
     return sum(t.numel() * t.element_size() for t in vectors) + server.working_bytes
 
 
@@ -196,7 +235,8 @@ def _peak_memory_mib(device: torch.device) -> dict[str, float]:
 
 
 class Timer:
-    """Seconds of a round by phase. It never waits for the device, so on a GPU the phases are those of the host."""
+    """Seconds of a round by phase. It never waits for the device, so on a GPU the phases are those
+    of the host."""
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()

@@ -1,4 +1,5 @@
-"""One model on one part of the data: by the run's metric, and by whatever else `evaluation.metrics` asks for."""
+"""One model on one part of the data: by the run's metric, and by whatever else `evaluation.metrics`
+asks for."""
 
 from __future__ import annotations
 
@@ -50,13 +51,18 @@ def further_metrics(run: RunContext) -> list[Further]:
 
 @torch.no_grad()
 def score(
-    kind: str, client: Client, part: Part, seen: Seen | None = None, answers: list[Tensor] | None = None
+    kind: str,
+    client: Client,
+    part: Part,
+    seen: Seen | None = None,
+    answers: list[Tensor] | None = None,
 ) -> Tensor:
-    """Share of right answers (or the other metric) of what is bound on `part`, shape (); NaN on an empty part.
+    """Share of right answers (or the other metric) of what is bound on `part`, shape (); NaN on an
+    empty part.
 
-    Scores and labels are added to `seen`, and the predicted class of each sample to `answers`, where these are given.
-    What a model draws follows from seed and client (on the test set of all from the seed), not from what was scored
-    before.
+    Scores and labels are added to `seen`, and the predicted class of each sample to `answers`,
+    where these are given. What a model draws follows from seed and client (on the test set of all
+    from the seed), not from what was scored before.
     """
     run, module, outputs = client.run, client.module, client.run.method.outputs
     common = run.data.global_test(run.device, run.dtype)
@@ -75,15 +81,19 @@ def score(
     return torch.full((), torch.nan, device=run.device) if right is None else right / len(part)
 
 
-def measured(kind: str, client: Client, part: Part, seen: Seen | None = None) -> dict[Metric, Tensor]:
-    """What is bound on the client's test data, by metric: NaN where a further metric is not defined. `seen` as in
-    `score`. Of a classification also `PREDICTED`."""
+def measured(
+    kind: str, client: Client, part: Part, seen: Seen | None = None
+) -> dict[Metric, Tensor]:
+    """What is bound on the client's test data, by metric: NaN where a further metric is not
+    defined. `seen` as in `score`. Of a classification also `PREDICTED`."""
     named, own = further_metrics(client.run), client.run.data.metric
     seen = [] if named and seen is None else seen
     answers: list[Tensor] | None = [] if own is ACCURACY else None
     values: dict[Metric, Tensor] = {own: score(kind, client, part, seen, answers)}
     if answers:
-        values[PREDICTED] = predicted_classes(torch.cat(answers), [len(part)], client.module.num_classes)[0]
+        values[PREDICTED] = predicted_classes(
+            torch.cat(answers), [len(part)], client.module.num_classes
+        )[0]
     if named and seen:
         scores, y = _whole(seen)
         values |= {metric: metric.value(scores, y) for metric in named}
@@ -101,10 +111,11 @@ class ToScore(NamedTuple):
 class Remembered:
     """Each client's last scores, so that no model is scored twice on one part of the data.
 
-    `before` of a round is mostly the last round's `global` (or, where clients keep their models, `after`), and so are
-    final models. A model is known by the bytes of its vector and buffers. Its score follows from these, the client and
-    its data wherever the method leaves `outputs` and `prepare` alone and no model writes to a buffer when it is scored;
-    elsewhere every model is scored anew. So it is on accelerators, where reading the bytes would wait for the device.
+    `before` of a round is mostly the last round's `global` (or, where clients keep their models,
+    `after`), and so are final models. A model is known by the bytes of its vector and buffers. Its
+    score follows from these, the client and its data wherever the method leaves `outputs` and
+    `prepare` alone and no model writes to a buffer when it is scored; elsewhere every model is
+    scored anew. So it is on accelerators, where reading the bytes would wait for the device.
     """
 
     def __init__(self, run: RunContext, trainers: Sequence[Trainer]) -> None:
@@ -112,17 +123,25 @@ class Remembered:
         plain = method.outputs is Method.outputs and method.prepare is Method.prepare
         self.enabled = plain and run.device.type == "cpu"
         self.ahead = False
-        """Whether models are scored beforehand, beside each other: then all are known by their bytes."""
+        """Whether models are scored beforehand, beside each other: then all are known by their
+        bytes."""
         self._last: dict[tuple[int, Any], dict[str, tuple[Part, bytes, Any]]] = {}
-        """By client and what was computed, for the last model of each kind: data, digest and result."""
+        """By client and what was computed, for the last model of each kind: data, digest and
+        result."""
         self.shared: tuple[Tensor | None, bytes] | None = None
-        """The last vector and its digest while nothing writes to vectors, for models that clients share; else None."""
+        """The last vector and its digest while nothing writes to vectors, for models that clients
+        share; else None."""
 
     def digest(self, kind: str, client: Client, vector: Tensor) -> bytes:
-        """Of the model `vector` (D,) with the client's buffers; empty where nothing is remembered: also of a model that
-        clients replace by the server's, so that it is not scored again."""
+        """Of the model `vector` (D,) with the client's buffers; empty where nothing is remembered:
+        also of a model that clients replace by the server's, so that it is not scored again."""
         run = client.run
-        replaced = kind == "after" and run.policy.starts_from_server and run.judge != "after" and not self.ahead
+        replaced = (
+            kind == "after"
+            and run.policy.starts_from_server
+            and run.judge != "after"
+            and not self.ahead
+        )
         if not self.enabled or replaced:
             return b""
         shared = self.shared
@@ -159,21 +178,35 @@ class Remembered:
                     jobs.append(ScoreJob(vector, client.state.buffers, part))
                     places.append((what, kind, client, digest))
         scored = executor.score(jobs) if jobs else []
-        for (what, kind, client, digest), job, (total, classes) in zip(places, jobs, scored, strict=True):
+        for (what, kind, client, digest), job, (total, classes) in zip(
+            places, jobs, scored, strict=True
+        ):
             value = total / len(job.part)
-            values = {client.run.data.metric: value} | ({} if classes is None else {PREDICTED: classes})
+            values = {client.run.data.metric: value} | (
+                {} if classes is None else {PREDICTED: classes}
+            )
             result = values if what is measured else value
             self._last.setdefault((client.id, what), {})[kind] = job.part, digest, result
 
-    def _known(self, what: Any, client: Client, part: Part, digest: bytes) -> tuple[Part, bytes, Any] | None:
+    def _known(
+        self, what: Any, client: Client, part: Part, digest: bytes
+    ) -> tuple[Part, bytes, Any] | None:
         last = self._last.get((client.id, what), {})
-        return next((entry for entry in last.values() if entry[0] is part and entry[1] == digest), None)
+        return next(
+            (entry for entry in last.values() if entry[0] is part and entry[1] == digest), None
+        )
 
     def get(
-        self, compute: Callable[[str, Client, Part], T], kind: str, client: Client, vector: Tensor, part: Part,
+        self,
+        compute: Callable[[str, Client, Part], T],
+        kind: str,
+        client: Client,
+        vector: Tensor,
+        part: Part,
         digest: bytes,
-    ) -> T:  # fmt: skip
-        """`compute` of the model `vector`, whose `digest` it is, on `part`: as it was, or computed now.
+    ) -> T:
+        """`compute` of the model `vector`, whose `digest` it is, on `part`: as it was, or computed
+        now.
 
         What has no digest is bound already (`Evaluator`).
         """
@@ -199,15 +232,21 @@ def _draws_key(seed: int, client: int) -> int:
 
 
 def kinds_on_common(run: RunContext, has_global: bool) -> set[str]:
-    """The kinds of model that are scored on the test set of all: the global one, or the judge's where there is none,
-    and those that the configuration names; by class shares always the judge's."""
+    """The kinds of model that are scored on the test set of all: the global one, or the judge's
+    where there is none, and those that the configuration names; by class shares always the
+    judge's."""
     config = run.config.evaluation
     shares = CLASS_SHARE.name in (config.metrics or ())
-    return {"global" if has_global else run.judge, *(config.models or ()), *([run.judge] if shares else [])}
+    return {
+        "global" if has_global else run.judge,
+        *(config.models or ()),
+        *([run.judge] if shares else []),
+    }
 
 
 def on_common(kind: str, client: Client, part: Part) -> tuple[Tensor, Tensor | None]:
-    """What is bound on the test set of all: its score, shape (), and where it is asked for, its recalls (classes,)."""
+    """What is bound on the test set of all: its score, shape (), and where it is asked for, its
+    recalls (classes,)."""
     wants = CLASS_SHARE.name in (client.run.config.evaluation.metrics or ())
     seen: Seen | None = [] if wants else None
     value = score(kind, client, part, seen)
@@ -215,7 +254,8 @@ def on_common(kind: str, client: Client, part: Part) -> tuple[Tensor, Tensor | N
 
 
 def on_shares(kind: str, client: Client, recall: Tensor | None) -> dict[str, Tensor]:
-    """`global_test_class_share_accuracy_KIND`: on the test set of all as if its classes were the client's own mix."""
+    """`global_test_class_share_accuracy_KIND`: on the test set of all as if its classes were the
+    client's own mix."""
     if recall is None:
         return {}
     counts = torch.from_numpy(client.run.data.class_counts[client.id]).to(recall)
@@ -229,7 +269,8 @@ def columns(names: Sequence[str] | None, kind: str) -> dict[str, str]:
 
 
 def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[Any, str]) -> dict[str, float]:
-    """Of each metric with its column, `mean_NAME` over the clients that have it, and `clients_NAME`, their number."""
+    """Of each metric with its column, `mean_NAME` over the clients that have it, and
+    `clients_NAME`, their number."""
     means: dict[str, float] = {}
     for name, column in columns.items():
         values = np.sort([row[column] for row in rows if column in row])
@@ -238,8 +279,11 @@ def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[Any, str]) ->
     return means
 
 
-def tell_left_out(rows: Sequence[Mapping[str, float]], names: Iterable[str], clients: Sequence[str] = ()) -> None:
-    """Say of each metric that some clients have no value of how many its mean is over, and who is left out."""
+def tell_left_out(
+    rows: Sequence[Mapping[str, float]], names: Iterable[str], clients: Sequence[str] = ()
+) -> None:
+    """Say of each metric that some clients have no value of how many its mean is over, and who is
+    left out."""
     for name in names:
         without = [client for client, row in enumerate(rows) if name not in row]
         if not without:
@@ -247,12 +291,20 @@ def tell_left_out(rows: Sequence[Mapping[str, float]], names: Iterable[str], cli
         those = ", ".join(clients[c] if clients else str(c) for c in without[:MOST_NAMED])
         those += ", ..." if len(without) > MOST_NAMED else ""
         over = f"mean over {len(rows) - len(without)} of {len(rows)} clients"
-        why = "lack a class of the client" if name == CLASS_SHARE.name else "have a single class, or none"
-        log.say(f"{name}: {over}; the test samples of {len(without)} {why}, and cannot show it (client {those})")
+        why = (
+            "lack a class of the client"
+            if name == CLASS_SHARE.name
+            else "have a single class, or none"
+        )
+        log.say(
+            f"{name}: {over}; the test samples of {len(without)} {why}, and cannot show it "
+            f"(client {those})"
+        )
 
 
 def one_class(client: Client, measured: Mapping[Metric, Tensor]) -> dict[str, float]:
-    """`ONE_CLASS` of a client whose model predicts one class, where its test samples have several."""
+    """`ONE_CLASS` of a client whose model predicts one class, where its test samples have
+    several."""
     if int(measured.get(PREDICTED, 0)) != 1:
         return {}
     batches = client.data.test.batches(client.run.config.evaluation.batch_size)
@@ -261,7 +313,9 @@ def one_class(client: Client, measured: Mapping[Metric, Tensor]) -> dict[str, fl
     return {ONE_CLASS: share} if share < 1 else {}
 
 
-def tell_one_class(rows: Sequence[Mapping[str, float]], clients: Sequence[str], metrics: Sequence[str]) -> None:
+def tell_one_class(
+    rows: Sequence[Mapping[str, float]], clients: Sequence[str], metrics: Sequence[str]
+) -> None:
     """Name clients whose final model predicts one class.
 
     Args:
@@ -270,25 +324,34 @@ def tell_one_class(rows: Sequence[Mapping[str, float]], clients: Sequence[str], 
         metrics: what else the run is scored by.
     """
     names = clients or [str(client) for client in range(len(rows))]
-    shares = {name: row[ONE_CLASS] for name, row in zip(names, rows, strict=True) if ONE_CLASS in row}
+    shares = {
+        name: row[ONE_CLASS] for name, row in zip(names, rows, strict=True) if ONE_CLASS in row
+    }
     if shares:
         log.say(f"predictions: {one_class_words(shares, len(rows), metrics)}")
 
 
-def tell_of_finals(run: RunContext, rows: Sequence[Mapping[str, float]], metrics: Sequence[str]) -> None:
+def tell_of_finals(
+    run: RunContext, rows: Sequence[Mapping[str, float]], metrics: Sequence[str]
+) -> None:
     """Say what must be known of the scores of final models, `rows` of all clients by `metrics`."""
     if run.is_main:
         tell_left_out(rows, metrics, run.data.client_names)
         tell_one_class(rows, run.data.client_names, metrics)
 
 
-def set_apart(values: Mapping[str, Any], named: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def set_apart(
+    values: Mapping[str, Any], named: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """`values` without the columns `named`, and those of them that are defined (not NaN)."""
-    apart = {name: values[name] for name in named if name in values and values[name] == values[name]}
+    apart = {
+        name: values[name] for name in named if name in values and values[name] == values[name]
+    }
     return {name: value for name, value in values.items() if name not in set(named)}, apart
 
 
 def _whole(seen: Seen) -> tuple[Tensor, Tensor]:
     scores, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
-    has_target = labels != NO_TARGET if labels.ndim > 1 else slice(None)  # of texts: positions that have a target
+    # of texts: positions that have a target
+    has_target = labels != NO_TARGET if labels.ndim > 1 else slice(None)
     return scores[has_target].double(), labels[has_target]

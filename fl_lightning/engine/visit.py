@@ -46,7 +46,8 @@ class Parts:
 
     @cached_property
     def free_memory(self) -> set[str]:
-        """What of a client's memory may be infinite or NaN: what the method begins so, and what transforms keep."""
+        """What of a client's memory may be infinite or NaN: what the method begins so, and what
+        transforms keep."""
         method = self.run.method
         first = method.init_client(self.run) if method.client_memory else {}
         infinite = {name for name, x in first.items() if not x.isfinite().all()}
@@ -59,13 +60,15 @@ class Parts:
 
 
 class Draws:
-    """What hooks of a visit draw from torch's, numpy's and Python's generators, whatever else was trained or scored."""
+    """What hooks of a visit draw from torch's, numpy's and Python's generators, whatever else was
+    trained or scored."""
 
     def __init__(self, key: int, device: torch.device) -> None:
         self._key, self._device, self._count = key, device, 0
 
     def renew(self) -> None:
-        """From here on they draw other numbers, which follow from the key and from how often this was called."""
+        """From here on they draw other numbers, which follow from the key and from how often this
+        was called."""
         self._count += 1
         seed_all(self._key ^ self._count, self._device)
 
@@ -81,7 +84,14 @@ class Visit:
     """
 
     def __init__(
-        self, parts: Parts, t: int, scored: bool, timer: Timer, client: int, place: int, payload: Payload
+        self,
+        parts: Parts,
+        t: int,
+        scored: bool,
+        timer: Timer,
+        client: int,
+        place: int,
+        payload: Payload,
     ) -> None:
         self.parts, self.run, self.t, self.id, self.place = parts, parts.run, t, client, place
         self.payload, self.scored, self.timer = payload, scored, timer
@@ -99,8 +109,8 @@ class Visit:
         self.steps = self._steps()
 
     def _steps(self) -> Steps:
-        """From receiving to uploading. It pauses at every phase of training and before scores, so that others can come
-        as far."""
+        """From receiving to uploading. It pauses at every phase of training and before scores, so
+        that others can come as far."""
         yield from self.receive()
         self.parts.evaluator.keep_beginning(self.client)
         self.timer.lap("client")
@@ -112,7 +122,8 @@ class Visit:
         self.timer.lap("client")
 
     def receive(self) -> Steps:
-        """What the server has sent arrives, as transforms leave it, and the client begins with it."""
+        """What the server has sent arrives, as transforms leave it, and the client begins with
+        it."""
         run, method = self.run, self.run.method
         self.stage = "data"
         state = self.parts.pool.state(self.id)
@@ -125,8 +136,11 @@ class Visit:
         self.result.values |= {"train_samples": len(data.train), "test_samples": len(data.test)}
 
         self.stage = "download"
-        if run.policy.overwritten and not client.payload.sent.all():  # what is left out would be another client's
-            raise BadInput(f"{type(method).__name__}.changes_download", False, _undeclared("broadcast"))
+        # what is left out would be another client's
+        if run.policy.overwritten and not client.payload.sent.all():
+            raise BadInput(
+                f"{type(method).__name__}.changes_download", False, _undeclared("broadcast")
+            )
         lent = client.payload.vector
         for travels in (client.payload, *client.payload.further.values()):
             self.transform("on_download", travels)
@@ -140,7 +154,9 @@ class Visit:
     def learn(self, phases: Callable[[Client, Payload], Iterable[Phase]]) -> Steps:
         """Local training in the `phases` of the method."""
         client = self.client
-        start = client[MODEL][client.layout.parameters].clone() if self.run.relation.measures else None
+        start = (
+            client[MODEL][client.layout.parameters].clone() if self.run.relation.measures else None
+        )
         self.stage = "training"
         with self.hook():
             planned = phases(client, client.payload)
@@ -151,7 +167,8 @@ class Visit:
         """One phase after the other; the method goes on between them."""
         self.stage = "training"
         rest = iter(phases or ())
-        runs = not isinstance(phases, list | tuple | None)  # between its phases a generator does what it likes
+        # between its phases a generator does what it likes
+        runs = not isinstance(phases, list | tuple | None)
         while True:
             with self.hook() if runs else nullcontext():
                 phase = next(rest, None)
@@ -177,7 +194,8 @@ class Visit:
         return job
 
     def trained(self, start: Tensor | None) -> None:
-        """What the last phase that took a step came to, and how far the model has moved from `start`."""
+        """What the last phase that took a step came to, and how far the model has moved from
+        `start`."""
         client = self.client
         fit = next((fit for fit in reversed(client.fits) if fit.steps), None)
         if fit is None:
@@ -194,12 +212,18 @@ class Visit:
         state, download = client.state, client.payload
         with self.hook():
             upload = run.method.upload(client, download)
-        same = upload.vector is client[MODEL] and upload.sent.tobytes() == self.group.up_mask.tobytes()
+        same = (
+            upload.vector is client[MODEL] and upload.sent.tobytes() == self.group.up_mask.tobytes()
+        )
         if not (same or run.method.changes_upload):
-            raise BadInput(f"{type(run.method).__name__}.changes_upload", False, _undeclared("upload"))
+            raise BadInput(
+                f"{type(run.method).__name__}.changes_upload", False, _undeclared("upload")
+            )
         _check_memory(client, run.method)
         self.transform("on_upload", upload)
-        for slot in upload.vectors.keys() - {name for name, s in run.method.slots().items() if s.exchanged}:
+        for slot in upload.vectors.keys() - {
+            name for name, s in run.method.slots().items() if s.exchanged
+        }:
             allowed = "its upload holds this vector: give it in slots(), as Slot(exchanged=True)"
             raise BadInput(f"{type(run.method).__name__}.slots", slot, allowed)
         result.values |= self.norms(upload)
@@ -217,8 +241,8 @@ class Visit:
         self.sum_up()
 
     def norms(self, upload: Payload) -> dict[str, Tensor]:
-        """Norms of the client's model, of what else the method keeps with it, and of its upload where that is another
-        tensor; not finite if one number is not.
+        """Norms of the client's model, of what else the method keeps with it, and of its upload
+        where that is another tensor; not finite if one number is not.
 
         Raises:
             ValueError: the upload is no vector of this model.
@@ -226,11 +250,16 @@ class Visit:
         own = self.client[MODEL]
         expected, given = ((tuple(v.shape), v.dtype) for v in (own, upload.vector))
         if expected != given or upload.sent.shape != self.group.up_mask.shape:
-            raise ValueError(f"its upload is {given[1]} of shape {given[0]}, not {expected[1]} of shape {expected[0]}")
+            raise ValueError(
+                f"its upload is {given[1]} of shape {given[0]}, not {expected[1]} of shape "
+                f"{expected[0]}"
+            )
         norms = {"model_norm": torch.linalg.vector_norm(own)}
         kept = [v for slot, v in self.client.state.vectors.items() if slot != MODEL]
         memory = self.client.memory.items()
-        kept += [x for name, x in memory if x.is_floating_point() and name not in self.parts.free_memory]
+        kept += [
+            x for name, x in memory if x.is_floating_point() and name not in self.parts.free_memory
+        ]
         if kept:
             kept = [torch.linalg.vector_norm(v).to(own.device, wide(own.device)) for v in kept]
             norms["kept_norm"] = torch.linalg.vector_norm(torch.stack(kept))
@@ -257,7 +286,8 @@ class Visit:
         """Run a hook of every transform, in order.
 
         Raises:
-            BadInput: one has changed what travels or what is kept, and its class does not declare it: it might be lost.
+            BadInput: one has changed what travels or what is kept, and its class does not declare
+                it: it might be lost.
         """
         for transform in self.parts.transforms:
             vector, sent = payload.vector, payload.sent.tobytes()
@@ -265,7 +295,9 @@ class Visit:
                 getattr(transform, hook)(self.client, payload)
             _check_memory(self.client, transform)
             declares = hook.replace("on_", "changes_")
-            if not getattr(transform, declares) and (payload.vector is not vector or payload.sent.tobytes() != sent):
+            if not getattr(transform, declares) and (
+                payload.vector is not vector or payload.sent.tobytes() != sent
+            ):
                 raise BadInput(f"{type(transform).__name__}.{declares}", False, _undeclared(hook))
 
     # ---------------------------------------------------------------- operations
@@ -282,13 +314,16 @@ class Visit:
     def count(self, phase: Phase, job: LocalJob, fit: Fit) -> None:
         """Count what a phase has cost: on other data than the client's own as `flops_extra`.
 
-        Own steps and own losses have been metered: of a loss only what goes beyond one pass for each sample is extra.
+        Own steps and own losses have been metered: of a loss only what goes beyond one pass for
+        each sample is extra.
         """
         plain, cost = self.trainer.cost, self.trainer.cost_of(phase.trains)
         if plain is None or cost is None:
             return
         if job.passes is not None:  # of what was stacked, where no hook sees a pass
-            self.client.flops += plain.passes(*job.passes) if job.passes[1] or not fit.steps else math.nan
+            self.client.flops += (
+                plain.passes(*job.passes) if job.passes[1] or not fit.steps else math.nan
+            )
         if phase.step is not None:
             return
         once, loss = plain.passes(fit.samples, fit.samples), phase.objective.loss
@@ -307,7 +342,9 @@ class Visit:
         """`flops_...` of the visit; what is not known is absent, and `uncounted` says why."""
         name, cost, result = self.group.name, self.trainer.cost, self.result
         if cost is None:
-            result.uncounted = f"a training step of {name} could not be counted ({self.trainer.uncounted})"
+            result.uncounted = (
+                f"a training step of {name} could not be counted ({self.trainer.uncounted})"
+            )
             return
         result.values |= cost.of(0, 0, 0) | self.flops
         if math.isfinite(self.client.flops):
@@ -318,7 +355,8 @@ class Visit:
 
 
 def _check_memory(client: Client, part: object) -> None:
-    """Raise `BadInput` where `part` has written to the client's memory, and nothing is kept of clients."""
+    """Raise `BadInput` where `part` has written to the client's memory, and nothing is kept of
+    clients."""
     if client.memory and not client.run.policy.keeps_clients:
         name = next(iter(client.memory))
         allowed = f"it writes client.memory[{name!r}], which would be lost: set it to True"

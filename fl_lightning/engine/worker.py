@@ -1,4 +1,5 @@
-"""What happens on the clients of a rank in a round: several visits at a time, as many as train at once."""
+"""What happens on the clients of a rank in a round: several visits at a time, as many as train at
+once."""
 
 from __future__ import annotations
 
@@ -25,11 +26,13 @@ NOBODY: dict[int, int] = {}
 class Worker(Parts):
     """Visits this rank's clients of a cohort."""
 
-    def visits(self, t: int, cohort: list[int], downloads: dict[int, Payload], scored: bool, timer: Timer) -> Results:
+    def visits(
+        self, t: int, cohort: list[int], downloads: dict[int, Payload], scored: bool, timer: Timer
+    ) -> Results:
         """Visit this rank's clients of `cohort`; what became of each, and the failures.
 
-        A client that failed is left as it was before. With `retry` it has a second attempt with the same draws:
-        what was no fault of its own then leaves no trace in any number.
+        A client that failed is left as it was before. With `retry` it has a second attempt with the
+        same draws: what was no fault of its own then leaves no trace in any number.
         """
         results = Results()
         batches = list(self.batches(cohort))
@@ -43,7 +46,8 @@ class Worker(Parts):
     def batches(self, cohort: list[int]) -> Iterator[dict[int, int]]:
         """This rank's clients, with their places, in the batches that train together.
 
-        They are cut from the cohort, and places counted there: they are the same on any number of ranks.
+        They are cut from the cohort, and places counted there: they are the same on any number of
+        ranks.
         """
         for group in self.run.groups:
             members = [c for c in cohort if self.run.group_of(c) is group]
@@ -55,11 +59,15 @@ class Worker(Parts):
                     yield {c: places[c] for c in mine}
 
     def _visit(
-        self, begin: Callable[..., Visit], batch: dict[int, int], downloads: dict[int, Payload], results: Results,
+        self,
+        begin: Callable[..., Visit],
+        batch: dict[int, int],
+        downloads: dict[int, Payload],
+        results: Results,
         coming: Iterable[int],
-    ) -> None:  # fmt: skip
-        """One batch of visits, clients with their places; those that fail are tried again, or left out, as the
-        configuration says."""
+    ) -> None:
+        """One batch of visits, clients with their places; those that fail are tried again, or left
+        out, as the configuration says."""
         attempts = 2 if self.run.config.federation.on_bad_client == "retry" else 1
         for left in reversed(range(attempts)):
             before = {c: copy.deepcopy(self.run.states.get(c)) for c in batch if self.run.tolerant}
@@ -73,8 +81,11 @@ class Worker(Parts):
                     results.clients[c] = visit.result
                     if self.run.policy.one_download:
                         downloads[c] = visit.client.payload  # as transforms have left it
-                    elif visit.changed is not None:  # what the client has learned is its change from that
-                        downloads[c] = replace(downloads[c], vector=visit.changed.to(downloads[c].vector.device))
+                    # what the client has learned is its change from that
+                    elif visit.changed is not None:
+                        downloads[c] = replace(
+                            downloads[c], vector=visit.changed.to(downloads[c].vector.device)
+                        )
             if failed:
                 self.run.store.synchronize()
             for client, failure in failed.items():
@@ -85,10 +96,12 @@ class Worker(Parts):
                 return
 
     def _attempt(self, visits: dict[int, Visit], coming: Iterable[Tensor]) -> None:
-        """Visits side by side, phase by phase. While the first of them train, the store fetches what is `coming`."""
+        """Visits side by side, phase by phase. While the first of them train, the store fetches
+        what is `coming`."""
         try:
             jobs = self._advance(visits, dict.fromkeys(visits))
-            with contextlib.suppress(torch.OutOfMemoryError):  # then they come when they are visited
+            # then they come when they are visited
+            with contextlib.suppress(torch.OutOfMemoryError):
                 self.run.store.fetch(coming)
             while jobs:
                 to_train = {c: job for c, job in jobs.items() if isinstance(job, LocalJob)}
@@ -103,8 +116,11 @@ class Worker(Parts):
                 visit.steps.close()
             self.run.store.release()
 
-    def _advance(self, visits: dict[int, Visit], fits: Mapping[int, Fit | None]) -> dict[int, LocalJob | ToScore]:
-        """Each visit goes on with what its last phase came to, up to its next one: what is to be trained or scored."""
+    def _advance(
+        self, visits: dict[int, Visit], fits: Mapping[int, Fit | None]
+    ) -> dict[int, LocalJob | ToScore]:
+        """Each visit goes on with what its last phase came to, up to its next one: what is to be
+        trained or scored."""
         jobs: dict[int, LocalJob | ToScore] = {}
         for c, fit in fits.items():
             visit = visits[c]
@@ -115,7 +131,8 @@ class Worker(Parts):
                     with self.guard.catch(visit):
                         self.guard.check_finite(visit.t, [visit.result])
             except Exception:
-                with self.guard.catch(visit):  # only now: to enter it takes longer than most of what a visit does
+                # only now: to enter it takes longer than most of what a visit does
+                with self.guard.catch(visit):
                     raise
         return jobs
 

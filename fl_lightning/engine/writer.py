@@ -1,4 +1,5 @@
-"""Writes the run folder: tables, log, where the run comes from, and what its summary says of the whole of it."""
+"""Writes the run folder: tables, log, where the run comes from, and what its summary says of the
+whole of it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from fl_lightning.results.folder import RunFolder, best, mean_of_bests
 
 
 class RunFolderWriter(Observer):
-    """Writes the run folder's tables (rank 0), after observers and before loggers and the checkpoint."""
+    """Writes the run folder's tables (rank 0), after observers and before loggers and the
+    checkpoint."""
 
     stage = "write"
 
@@ -36,26 +38,45 @@ class RunFolderWriter(Observer):
         self._began = time.perf_counter()
         if run.is_main:
             how = f"{run.clients} clients, {run.rounds} rounds, {run.world_size} processes"
-            log.note(f"{run.method_name}: {how}{f', on from round {t}' if (t := run.resumed_from) else ''}")
-            run.data.at_round(1)  # whose tasks the tables are of; a resumed run may have drifted since
+            log.note(
+                f"{run.method_name}: "
+                f"{how}{f', on from round {t}' if (t := run.resumed_from) else ''}"
+            )
+            # whose tasks the tables are of; a resumed run may have drifted since
+            run.data.at_round(1)
             self._describe(run)
             run.data.at_round(run.resumed_from or 1)
 
     def _describe(self, run: RunContext) -> None:
-        """Write who holds what, and say what is odd about it; `BadInput` where the run began with other samples."""
+        """Write who holds what, and say what is odd about it; `BadInput` where the run began with
+        other samples."""
         data = run.data
         self.folder.names = data.client_names
         counts = data.class_counts if data.task == "classification" and data.holds_all else None
-        sizes, names, resumed = (data.train_sizes, data.test_sizes), data.class_names, bool(run.resumed_from)
+        sizes, names, resumed = (
+            (data.train_sizes, data.test_sizes),
+            data.class_names,
+            bool(run.resumed_from),
+        )
         same = self.folder.write_split(*sizes, counts, names, resumed)
-        check("data.root", run.config.data.root, same, "the clients' samples are not those that the run began with")
+        check(
+            "data.root",
+            run.config.data.root,
+            same,
+            "the clients' samples are not those that the run began with",
+        )
         self.folder.truncate(run.resumed_from)
         self._code = owncode.read(owncode.paths(run.config))
         if not data.holds_all:  # a deployment's server does not know the clients' data
             return
-        self._data, before = samples_digest(data), provenance.data_of(run.folder) if resumed else None
+        self._data, before = (
+            samples_digest(data),
+            provenance.data_of(run.folder) if resumed else None,
+        )
         if before not in (None, self._data):
-            log.say(f"data: other samples than the run began with, from round {run.resumed_from + 1} on")
+            log.say(
+                f"data: other samples than the run began with, from round {run.resumed_from + 1} on"
+            )
         rare = imbalance.line(data, run.config.evaluation.metrics or ())
         lines = rare, imbalance.untrained(data), imbalance.scattered(data)
         for line in filter(None, () if run.resumed_from else lines):
@@ -65,17 +86,23 @@ class RunFolderWriter(Observer):
         self.unlike = unlike.summary()
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
-        """One row of metrics, a row per client, and the cohort's relation; the end of a shorter run is forgotten."""
+        """One row of metrics, a row per client, and the cohort's relation; the end of a shorter run
+        is forgotten."""
         log.begun()
         if run.is_main:
             first, self._recorded = not self._recorded, True
             if first:  # record nothing if the run failed before its first round
-                provenance.keep(run.folder, self._code, record.round, self._data, run.data.reading.digest)
+                provenance.keep(
+                    run.folder, self._code, record.round, self._data, run.data.reading.digest
+                )
             self.folder.append(record)
             self.folder.write_columns(run.judge)
             if first:
                 self.folder.forget_end()
-            score, seconds = record.metrics.get(name := run.data.metric.of("mean")), record.metrics["seconds"]
+            score, seconds = (
+                record.metrics.get(name := run.data.metric.of("mean")),
+                record.metrics["seconds"],
+            )
             judged = "not judged" if score is None else f"{name} {score:.4f}"
             log.note(f"round {record.round}/{run.rounds}: {judged}, {seconds:.1f} s")
 
@@ -93,7 +120,10 @@ class RunFolderWriter(Observer):
         validated = [r for r in rows if on_validation in r]
         if validated:  # the only choice of a round that looks at no test data
             chosen = max(validated, key=lambda r: metric.merit(r[on_validation]))
-            summary |= {"validation_round": int(chosen["round"]), f"validation_{mean}": chosen[mean]}
+            summary |= {
+                "validation_round": int(chosen["round"]),
+                f"validation_{mean}": chosen[mean],
+            }
         totals = [f"{way}load{kind}_bytes" for way in ("up", "down") for kind in ("", "_parameter")]
         mean_best, scored = mean_of_bests(self.folder.read("clients"), metric.by(run.judge))
         tells_classes = run.config.evaluation.metrics and run.data.holds_all
@@ -107,7 +137,11 @@ class RunFolderWriter(Observer):
             "mean_best_clients": scored,
             **{f"best_{kind}": best(rows, kind)[0] for kind in kinds},
             **({f"last_{mean}": judged[-1]} if judged else {}),
-            **{f"last_{name}": score for name, score in rows[-1].items() if name.startswith("global_test_")},
+            **{
+                f"last_{name}": score
+                for name, score in rows[-1].items()
+                if name.startswith("global_test_")
+            },
             **{f"total_{name}": int(sum(r[name] for r in rows)) for name in totals},
             **self.unlike,
             **({"least_test_class": run.data.least_test_class} if tells_classes else {}),
@@ -122,7 +156,9 @@ class RunFolderWriter(Observer):
             return
         if self._recorded:
             provenance.ended(run.folder)
-        scores, models, further = (summary[f"final_{name}"] for name in ("accuracies", "models", "further"))
+        scores, models, further = (
+            summary[f"final_{name}"] for name in ("accuracies", "models", "further")
+        )
         self.folder.write_final(scores, run.data.metric.name, models, further)
         self.folder.write_newcomers(summary.get("newcomers", []))
         self.folder.write_columns(run.judge)

@@ -1,4 +1,5 @@
-"""What is said of a model's data beside its weights: how raw rows become inputs, and what its classes are called."""
+"""What is said of a model's data beside its weights: how raw rows become inputs, and what its
+classes are called."""
 
 from __future__ import annotations
 
@@ -15,27 +16,37 @@ def about(data: FederatedData, who: int, fitted: bool = True) -> dict[str, Any]:
     Args:
         data: of the run.
         who: number of the client among all that the data were dealt to, or `data.columns.NEWCOMER`.
-        fitted: with the numbers of what imputes and scales; else it is left to its own `transformed`.
+        fitted: with the numbers of what imputes and scales; else it is left to its own
+            `transformed`.
 
     Raises:
         BadInput: a transformer of the user's own does more than scale single columns.
     """
     reading = data.reading
-    kind = "table" if reading.columns is not None else "images" if len(data.input_shape) == 3 else "vectors"
+    kind = (
+        "table"
+        if reading.columns is not None
+        else "images"
+        if len(data.input_shape) == 3
+        else "vectors"
+    )
     mean, std = data.statistics
     fills = scale = columns = None
     if reading.columns is not None:
         columns = [[name, reading.columns.values.get(name)] for name in reading.columns.names]
     if fitted and reading.preprocessing is not None:
         fills, scale = reading.preprocessing.affine(who)
-        fills = fills if reading.preprocessing.data.impute is not None else None  # an empty cell is refused
+        # an empty cell is refused
+        fills = fills if reading.preprocessing.data.impute is not None else None
     return {
         "input": "text" if data.vocabulary else kind,
         "shape": list(data.input_shape),
         "angle": angle_of(data, who),
         "class_names": data.class_names if data.task == "classification" else [],
         "columns": columns,
-        "empty": fills, "scale": scale,
-        "mean": mean.tolist(), "std": std.tolist(),
+        "empty": fills,
+        "scale": scale,
+        "mean": mean.tolist(),
+        "std": std.tolist(),
         "tokens": None if reading.tokens is None else dataclasses.asdict(reading.tokens),
-    }  # fmt: skip
+    }

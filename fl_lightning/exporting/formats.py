@@ -23,7 +23,9 @@ METADATA = "fl_lightning"
 """Key of a safetensors file's metadata: what is said of the model's data, as JSON."""
 
 
-def write(model: nn.Module, kind: Format, out: Path, example: Tensor, about: Mapping[str, Any]) -> None:
+def write(
+    model: nn.Module, kind: Format, out: Path, example: Tensor, about: Mapping[str, Any]
+) -> None:
     """Write `model` to `out`.
 
     Args:
@@ -40,7 +42,8 @@ def write(model: nn.Module, kind: Format, out: Path, example: Tensor, about: Map
         from safetensors.torch import save_model
 
         with atomic_write(out) as aside:
-            save_model(model, str(aside), {METADATA: json.dumps(about)})  # tensors that the model ties are written once
+            # tensors that the model ties are written once
+            save_model(model, str(aside), {METADATA: json.dumps(about)})
         return
     if kind == "onnx":
         require("onnx", "format", kind, "safetensors and torch_export need nothing")
@@ -49,9 +52,11 @@ def write(model: nn.Module, kind: Format, out: Path, example: Tensor, about: Map
     quiet = io.StringIO()
     try:
         with (
-            contextlib.redirect_stderr(quiet), contextlib.redirect_stdout(quiet), warnings.catch_warnings(),
+            contextlib.redirect_stderr(quiet),
+            contextlib.redirect_stdout(quiet),
+            warnings.catch_warnings(),
             atomic_write(out) as aside,
-        ):  # fmt: skip
+        ):
             warnings.simplefilter("ignore")  # torch's, on its own ways
             sizes = ({0: torch.export.Dim("rows", min=1)},)
             graph = torch.export.export(model, (example,), dynamic_shapes=sizes)
@@ -60,9 +65,15 @@ def write(model: nn.Module, kind: Format, out: Path, example: Tensor, about: Map
                     torch.export.save(graph, file, extra_files={METADATA: json.dumps(about)})
             else:
                 torch.onnx.export(
-                    graph, (), str(aside), input_names=["x"], output_names=["scores"], dynamo=True,
-                    external_data=False, verbose=False,
-                )  # fmt: skip
+                    graph,
+                    (),
+                    str(aside),
+                    input_names=["x"],
+                    output_names=["scores"],
+                    dynamo=True,
+                    external_data=False,
+                    verbose=False,
+                )
     except RunFailed:  # the disk refuses the file
         raise
     except Exception as error:  # torch's exporters raise a dozen kinds

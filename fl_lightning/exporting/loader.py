@@ -1,4 +1,5 @@
-"""The Python file beside an exported model: it loads the model and predicts raw rows, mostly without this package."""
+"""The Python file beside an exported model: it loads the model and predicts raw rows, mostly
+without this package."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def main() -> None:
             parser.error(f"{path}, row {number}: {error}")
     for name in predict(rows):
         print(name)
-'''
+'''  # noqa: E501
 _OF_OTHERS = '''
 
 def main() -> None:
@@ -100,11 +101,20 @@ def loader(folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str
     """
     scored = ""
     if "scored_as" in facts:
-        scored = f"# The run scored it by the method's own rule, not by model(x) alone: {facts['scored_as']}\n"
-    head = f"# Model of {whose} ({MODELS[facts['kind']]}), round {facts['round']} of {folder}.\n{scored}"
+        scored = (
+            f"# The run scored it by the method's own rule, not by model(x) alone: "
+            f"{facts['scored_as']}\n"
+        )
+    head = (
+        f"# Model of {whose} ({MODELS[facts['kind']]}), round {facts['round']} of "
+        f"{folder}.\n{scored}"
+    )
     predicts = "about" in facts
     standard = "import argparse\nimport csv\nimport os\nimport sys\n" if predicts else ""
-    here = f"{standard}from pathlib import Path\n\nimport torch\n\nHERE = Path(globals().get('__file__', '.')).parent\n"
+    here = (
+        f"{standard}from pathlib import Path\n\nimport torch\n\nHERE = "
+        f"Path(globals().get('__file__', '.')).parent\n"
+    )
     here += _IS_THERE.format(name=out.name) if predicts else ""
     if kind == "safetensors":
         imports, made = _made(facts)
@@ -117,13 +127,17 @@ def loader(folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str
         return text
     known = f"ABOUT = {pprint.pformat(facts['about'], width=120, compact=True, sort_dicts=False)}\n"
     functions = inspect.getsource(plain).partition("import torch\n")[2]
-    imports = "import math\nimport unicodedata\nfrom collections.abc import Mapping, Sequence\nfrom typing import Any\n"
+    imports = (
+        "import math\nimport unicodedata\nfrom collections.abc import Mapping, Sequence\nfrom "
+        "typing import Any\n"
+    )
     main = _OF_TABLE if facts["about"]["input"] == "table" else _OF_OTHERS
     return f"{text}{known}\n{imports}{functions}{_END}{main}{_MAIN}"
 
 
 def _made(facts: dict[str, Any]) -> tuple[str, str]:
-    """What comes before the model is made (imports, and a shipped architecture's own lines), and what makes it."""
+    """What comes before the model is made (imports, and a shipped architecture's own lines), and
+    what makes it."""
     path, method = facts["component"].class_path, facts.get("built_by")
     adapters = getattr(facts["component"], "adapters", None)
     if not method and adapters is None:
@@ -131,7 +145,8 @@ def _made(facts: dict[str, Any]) -> tuple[str, str]:
         return standalone(path) or lines, made
     kinds = ["Network"] + ["Text"] * (facts["text"] is not None)
     imports = (
-        f"from fl_lightning.configuration.components import {', '.join(kinds)}\nfrom fl_lightning.models import build\n"
+        f"from fl_lightning.configuration.components import {', '.join(kinds)}\nfrom "
+        f"fl_lightning.models import build\n"
     )
     component = f"Network({path!r}, {facts['arguments']!r}, adapters={adapters!r})"
     text = f", {facts['text']!r}" if facts["text"] is not None else ""
@@ -145,4 +160,7 @@ def _made(facts: dict[str, Any]) -> tuple[str, str]:
 def _called(class_path: str, arguments: dict[str, Any]) -> tuple[str, str]:
     """The line that imports a class, and the expression that makes an object of it."""
     module, _, name = class_path.rpartition(".")
-    return f"from {module} import {name}\n", f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
+    return (
+        f"from {module} import {name}\n",
+        f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})",
+    )

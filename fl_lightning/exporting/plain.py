@@ -1,4 +1,5 @@
-"""What makes inputs of raw rows and class names of scores, in plain PyTorch: exported beside a model, word for word."""
+"""What makes inputs of raw rows and class names of scores, in plain PyTorch: exported beside a
+model, word for word."""
 
 from __future__ import annotations
 
@@ -18,20 +19,23 @@ def inputs(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
 
     Args:
         about: what the export says of the model's data.
-        rows: of a table mappings from column to cell, or lists of cells in the order of `about["columns"]`; vectors (n,
-            features); images (n, height, width), (n, height, width, channels), (n, channels, height, width) or paths of
-            files; or texts, or numbers of their tokens (n, length).
+        rows: of a table mappings from column to cell, or lists of cells in the order of
+            `about["columns"]`; vectors (n, features); images (n, height, width), (n, height, width,
+            channels), (n, channels, height, width) or paths of files; or texts, or numbers of their
+            tokens (n, length).
 
     Raises:
-        ValueError: a row has another shape, lacks a column, or a cell is no number, none of its column's values, or
-            empty where the model was trained without such; or an image has more than 8 bits a channel.
+        ValueError: a row has another shape, lacks a column, or a cell is no number, none of its
+            column's values, or empty where the model was trained without such; or an image has more
+            than 8 bits a channel.
     """
     return scaled(about, raw(about, rows))
 
 
 def raw(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
-    """Rows as numbers in the model's shape: tokens int64, a table's features float32, as training reads them,
-    with NaN for an empty cell. Images are turned by the angle by which the run turned the client's."""
+    """Rows as numbers in the model's shape: tokens int64, a table's features float32, as training
+    reads them, with NaN for an empty cell. Images are turned by the angle by which the run turned
+    the client's."""
     kind, shape = about["input"], list(about["shape"])
     if kind == "text":
         made = [torch.tensor(_tokens(about["tokens"], row), dtype=torch.int64) for row in rows]
@@ -61,12 +65,15 @@ def scaled(about: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
     mean, std = (torch.tensor(about[name], dtype=torch.float32) for name in ("mean", "std"))
     x = x.float().sub(mean).div(std)
     if not bool(x.isfinite().all()):
-        raise ValueError("a number is not finite, or a cell is empty and the model was trained without such")
+        raise ValueError(
+            "a number is not finite, or a cell is empty and the model was trained without such"
+        )
     return x
 
 
 def names(about: Mapping[str, Any], scores: torch.Tensor) -> list[Any]:
-    """Class names of scores (n, classes); of (n, positions, classes) a list for each row; of a regression numbers."""
+    """Class names of scores (n, classes); of (n, positions, classes) a list for each row; of a
+    regression numbers."""
     if not about["class_names"]:
         return scores[..., 0].tolist()
     known: list[str] = about["class_names"]
@@ -75,7 +82,8 @@ def names(about: Mapping[str, Any], scores: torch.Tensor) -> list[Any]:
 
 
 def _features(columns: Sequence[tuple[str, Sequence[str] | None]], row: Any) -> list[float]:
-    """A table's row as numbers: an empty cell is NaN, a column of words a number for each of its values."""
+    """A table's row as numbers: an empty cell is NaN, a column of words a number for each of its
+    values."""
     numbers: list[float] = []
     for place, (name, values) in enumerate(columns):
         if name not in row if isinstance(row, Mapping) else place >= len(row):
@@ -85,7 +93,9 @@ def _features(columns: Sequence[tuple[str, Sequence[str] | None]], row: Any) -> 
         if values is not None:
             own = _value(text, values)
             if own is None and text.lower() not in EMPTY:
-                raise ValueError(f"{text!r} in the column {name} is not one of its values: {', '.join(values)}")
+                raise ValueError(
+                    f"{text!r} in the column {name} is not one of its values: {', '.join(values)}"
+                )
             numbers += [float(value == own) for value in values]
         else:
             try:
@@ -96,7 +106,8 @@ def _features(columns: Sequence[tuple[str, Sequence[str] | None]], row: Any) -> 
 
 
 def _value(text: str, values: Sequence[str]) -> str | None:
-    """Which of `values` a cell holds: 3.0 is 3, as a table has it where other cells of a column are empty."""
+    """Which of `values` a cell holds: 3.0 is 3, as a table has it where other cells of a column are
+    empty."""
     if text in values:
         return text
     try:
@@ -114,7 +125,9 @@ def _sample(row: Any, shape: Sequence[int]) -> torch.Tensor:
         size = (shape[2], shape[1])
         with Image.open(row) as image:
             if image.mode[0] in "IF":  # Pillow cuts their numbers off at 255
-                raise ValueError(f"{row} has more than 8 bits a channel, mode {image.mode}: convert it to 8")
+                raise ValueError(
+                    f"{row} has more than 8 bits a channel, mode {image.mode}: convert it to 8"
+                )
             upright: Image.Image = ImageOps.exif_transpose(image)
             if upright.has_transparency_data:
                 white = Image.new("RGBA", upright.size, "white")

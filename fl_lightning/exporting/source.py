@@ -1,4 +1,5 @@
-"""The source of a shipped architecture, as lines that need torch (some torchvision), and not this package."""
+"""The source of a shipped architecture, as lines that need torch (some torchvision), and not this
+package."""
 
 from __future__ import annotations
 
@@ -10,14 +11,16 @@ from typing import Any
 
 PACKAGE = "fl_lightning"
 STANDINS = {
-    "check": "def check(key, value, holds, allowed):\n    if not holds:\n        raise ValueError(allowed)\n",
+    "check": "def check(key, value, holds, allowed):\n    if not holds:\n        raise "
+    "ValueError(allowed)\n",
     "BadInput": "class BadInput(ValueError):\n    pass\n",
 }
 """In place of what our architectures take from this package to refuse arguments."""
 
 
 def standalone(class_path: str) -> str | None:
-    """Imports and definitions that the class needs, in order; None: it is no shipped architecture."""
+    """Imports and definitions that the class needs, in order; None: it is no shipped
+    architecture."""
     module, _, name = class_path.rpartition(".")
     if not module.startswith(f"{PACKAGE}.models."):
         return None
@@ -42,14 +45,18 @@ def _collect(module: str, name: str, imports: dict[str, None], definitions: dict
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith(PACKAGE):
             ours |= {alias.asname or alias.name: str(node.module) for alias in node.names}
-        elif isinstance(node, ast.Import | ast.ImportFrom) and getattr(node, "module", "") != "__future__":
+        elif (
+            isinstance(node, ast.Import | ast.ImportFrom)
+            and getattr(node, "module", "") != "__future__"
+        ):
             imports[ast.unparse(node)] = None
         elif isinstance(node, ast.ClassDef | ast.FunctionDef):
             own[node.name] = node
         elif isinstance(node, ast.Assign):
             own |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
     node = own[name]
-    definitions[name] = ""  # its place is behind those that it uses, and a definition may use itself
+    # its place is behind those that it uses, and a definition may use itself
+    definitions[name] = ""
     for used in _names(node):
         if used in ours:
             _collect(ours[used], used, imports, definitions)

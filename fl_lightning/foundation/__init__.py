@@ -1,1 +1,2 @@
-"""Errors, files, logs, random numbers, processes and devices: imports nothing of the other rooms."""
+"""Errors, files, logs, random numbers, processes and devices: imports nothing of the other
+rooms."""

@@ -1,4 +1,5 @@
-"""Tables of numbers as CSV files, written so that a crash spares them: a row is one write, all else is renamed."""
+"""Tables of numbers as CSV files, written so that a crash spares them: a row is one write, all else
+is renamed."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 class CsvTable:
-    """A CSV file of numbers and words whose header may grow. Integers stay integers, floats keep every digit."""
+    """A CSV file of numbers and words whose header may grow. Integers stay integers, floats keep
+    every digit."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,7 +35,8 @@ class CsvTable:
         write_whole(self.path, as_csv(rows), durable)
 
     def append(self, rows: Sequence[Mapping[str, float | str]], always: Iterable[str] = ()) -> None:
-        """Add `rows` in one write; columns that are new are added to all of it, `always` even if empty."""
+        """Add `rows` in one write; columns that are new are added to all of it, `always` even if
+        empty."""
         header = self.header()
         names = [name for row in rows for name in row]
         new = list(dict.fromkeys(name for name in [*names, *always] if name not in header))
@@ -53,7 +56,9 @@ class CsvTable:
                 at = header.index("round")
                 kept = [line for line in lines if int(line[at]) <= round]
             except ValueError:
-                raise Damaged("run", str(self.path.parent), f"its {self.path.name} is damaged") from None
+                raise Damaged(
+                    "run", str(self.path.parent), f"its {self.path.name} is damaged"
+                ) from None
             self._rewrite(header, kept)
         elif self.path.exists():
             self.path.unlink()
@@ -68,7 +73,10 @@ class CsvTable:
         try:
             header, lines = self._read()
             cells = ([(n, c) for n, c in zip(header, line, strict=True) if c] for line in lines)
-            rows = [{name: cell if name in words else _number(cell) for name, cell in row} for row in cells]
+            rows = [
+                {name: cell if name in words else _number(cell) for name, cell in row}
+                for row in cells
+            ]
         except (ValueError, csv.Error):
             raise damaged from None
         if numbered and not all(float(row.get("round", math.nan)).is_integer() for row in rows):
@@ -76,7 +84,8 @@ class CsvTable:
         return rows
 
     def header(self) -> list[str]:
-        """Names of the columns, from the first line alone: the cost of a round must not grow with their number."""
+        """Names of the columns, from the first line alone: the cost of a round must not grow with
+        their number."""
         if not self.path.exists():
             return []
         with self.path.open(encoding="utf-8") as file:

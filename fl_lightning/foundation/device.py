@@ -1,8 +1,10 @@
-"""The device that clients train on, of any kind that torch knows: CUDA (ROCm is `cuda` to torch too), XPU, MPS, ...
+"""The device that clients train on, of any kind that torch knows: CUDA (ROCm is `cuda` to torch
+too), XPU, MPS, ...
 
-`torch.accelerator` says which kind this machine has. What a kind can do is in its own module (`torch.cuda`,
-`torch.xpu`, `torch.mps`, or that of a registered backend), whose functions have the same names; where one is missing,
-each function here says what happens instead. Nothing else in the package asks for a kind by its name.
+`torch.accelerator` says which kind this machine has. What a kind can do is in its own module
+(`torch.cuda`, `torch.xpu`, `torch.mps`, or that of a registered backend), whose functions have the
+same names; where one is missing, each function here says what happens instead. Nothing else in the
+package asks for a kind by its name.
 """
 
 from __future__ import annotations
@@ -25,13 +27,17 @@ from fl_lightning.foundation.errors import BadInput
 KEY = "fabric.accelerator"
 
 CUBLAS_WORKSPACE = ":4096:8"
-"""With one of two sizes of work space cuBLAS repeats its own bits (torch's notes on reproducibility)."""
+"""With one of two sizes of work space cuBLAS repeats its own bits (torch's notes on
+reproducibility)."""
 
 
 def here() -> str | None:
-    """The kind of accelerator that this machine has, as torch calls it; None: none. It opens no device."""
+    """The kind of accelerator that this machine has, as torch calls it; None: none. It opens no
+    device."""
     accelerator = torch.accelerator.current_accelerator()
-    return accelerator.type if accelerator is not None and torch.accelerator.is_available() else None
+    return (
+        accelerator.type if accelerator is not None and torch.accelerator.is_available() else None
+    )
 
 
 def count() -> int:
@@ -40,7 +46,8 @@ def count() -> int:
 
 
 def resolved(name: str) -> str:
-    """What `fabric.accelerator` comes to on this machine: `cpu`, an accelerator's kind, or a name that Lightning knows.
+    """What `fabric.accelerator` comes to on this machine: `cpu`, an accelerator's kind, or a name
+    that Lightning knows.
 
     Raises:
         BadInput: nobody knows the name, or the machine has no such device.
@@ -78,8 +85,9 @@ def synchronize(device: torch.device) -> None:
 def lost(device: torch.device) -> str | None:
     """Why nothing can be computed on the device any more, first line of its error; None: it can.
 
-    Many of a GPU's errors stay until the process ends (an illegal access, a device that fell off the bus): the next
-    caller gets them, and it is no client's fault. To be asked when something has failed.
+    Many of a GPU's errors stay until the process ends (an illegal access, a device that fell off
+    the bus): the next caller gets them, and it is no client's fault. To be asked when something has
+    failed.
     """
     try:
         synchronize(device)
@@ -91,7 +99,8 @@ def lost(device: torch.device) -> str | None:
 
 @cache
 def wide(device: torch.device) -> torch.dtype:
-    """The type in which sums are taken on the device: 64 bits, but 32 where it has no such numbers (MPS)."""
+    """The type in which sums are taken on the device: 64 bits, but 32 where it has no such numbers
+    (MPS)."""
     try:
         torch.zeros(1, dtype=torch.float64, device=device).add_(1.0)
     except (RuntimeError, TypeError):
@@ -111,7 +120,8 @@ def digest(tensors: Iterable[Tensor]) -> bytes:
 
 
 def free_bytes(device: torch.device) -> float:
-    """Memory that is free on the device; of the CPU, or where the kind does not say, the machine's."""
+    """Memory that is free on the device; of the CPU, or where the kind does not say, the
+    machine's."""
     module = module_of(device)
     if hasattr(module, "mem_get_info"):
         return float(module.mem_get_info(device)[0])
@@ -135,9 +145,14 @@ def resident_bytes() -> float:
 
 
 def peak_bytes(device: torch.device) -> float | None:
-    """The most that torch has held on the device so far; None: the CPU, or its kind does not say."""
+    """The most that torch has held on the device so far; None: the CPU, or its kind does not
+    say."""
     module = module_of(device)
-    return float(module.max_memory_allocated(device)) if hasattr(module, "max_memory_allocated") else None
+    return (
+        float(module.max_memory_allocated(device))
+        if hasattr(module, "max_memory_allocated")
+        else None
+    )
 
 
 # ---------------------------------------------------------------- streams
@@ -149,12 +164,14 @@ def has_streams(device: torch.device) -> bool:
 
 
 def empty_beside(vector: Tensor, device: torch.device) -> Tensor:
-    """Main memory for a tensor like `vector`: pinned where a stream can copy from it while the device computes."""
+    """Main memory for a tensor like `vector`: pinned where a stream can copy from it while the
+    device computes."""
     return torch.empty(vector.shape, dtype=vector.dtype, pin_memory=has_streams(device))
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` of the main memory on the device, without waiting for it where it can be sent from pinned memory."""
+    """`tensor` of the main memory on the device, without waiting for it where it can be sent from
+    pinned memory."""
     if tensor.device == device:
         return tensor
     if tensor.device.type != "cpu" or not has_streams(device):
@@ -166,8 +183,8 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def seed(number: int, device: torch.device) -> None:
-    """`torch.manual_seed` for the two generators in use, the CPU's and the device's: all of it asks every kind. And
-    numpy's, which takes as little time."""
+    """`torch.manual_seed` for the two generators in use, the CPU's and the device's: all of it asks
+    every kind. And numpy's, which takes as little time."""
     torch.default_generator.manual_seed(number)
     np.random.seed(number % 2**32)
     if device.type != "cpu":
@@ -181,7 +198,8 @@ def seed_all(number: int, device: torch.device) -> None:
 
 
 def random_states(device: torch.device) -> list[Any]:
-    """State of the generators that a model may draw from: torch's on the CPU and the device, numpy's, Python's."""
+    """State of the generators that a model may draw from: torch's on the CPU and the device,
+    numpy's, Python's."""
     module = module_of(device)
     on_device = [] if module is None else [module.get_rng_state()]
     return [torch.get_rng_state(), *on_device, np.random.get_state(), random.getstate()]
@@ -189,7 +207,10 @@ def random_states(device: torch.device) -> list[Any]:
 
 def same_states(a: list[Any], b: list[Any]) -> bool:
     """Whether nothing was drawn between two `random_states`."""
-    return all(torch.equal(x, y) if isinstance(x, Tensor) else repr(x) == repr(y) for x, y in zip(a, b, strict=True))
+    return all(
+        torch.equal(x, y) if isinstance(x, Tensor) else repr(x) == repr(y)
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 @contextlib.contextmanager
@@ -216,7 +237,8 @@ def seeded(number: int) -> Iterator[None]:
 
 
 def deterministic(only_deterministic: bool) -> None:
-    """Have torch use kernels that repeat their own bits, and refuse what has none; before the device is opened."""
+    """Have torch use kernels that repeat their own bits, and refuse what has none; before the
+    device is opened."""
     if only_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
         torch.backends.cudnn.benchmark = False  # which kernel wins a race of timings is chance

@@ -21,7 +21,8 @@ def redact(text: str) -> str:
 
 
 class BadInput(Exception):
-    """What the user gave cannot work: one line that names the key, the value and what is allowed; exit code 2."""
+    """What the user gave cannot work: one line that names the key, the value and what is allowed;
+    exit code 2."""
 
     exit_code = 2
 
@@ -46,7 +47,8 @@ class Damaged(BadInput, ValueError):
 
 
 def _sentence(key: str, value: object, allowed: str) -> str:
-    """What is wrong, in words: something is missing, there is no such thing, or the value is not allowed."""
+    """What is wrong, in words: something is missing, there is no such thing, or the value is not
+    allowed."""
     if (value is None and allowed.startswith(NOT_GIVEN)) or (value == "" and allowed == NO_VALUE):
         return f"{key}: {allowed}"
     if allowed.startswith(f"no such {key}"):
@@ -57,29 +59,34 @@ def _sentence(key: str, value: object, allowed: str) -> str:
 
 
 class RunFailed(Exception):
-    """A run that began well cannot go on (a client failed, a disk is full): one line; exit code 1."""
+    """A run that began well cannot go on (a client failed, a disk is full): one line; exit code
+    1."""
 
     exit_code = 1
 
 
 class MachineFailed(RunFailed):
-    """The machine is at fault, not what the run was asked to do: a disk refuses, a process is gone."""
+    """The machine is at fault, not what the run was asked to do: a disk refuses, a process is
+    gone."""
 
 
 class BadClient(RunFailed):
-    """One client failed: in which round, at which stage and why. `federation.on_bad_client` says what follows.
+    """One client failed: in which round, at which stage and why. `federation.on_bad_client` says
+    what follows.
 
     Stages are `data`, `download`, `training`, `evaluation` and `upload`.
     """
 
     def __init__(self, client: int, round: int, stage: str, reason: str, called: str = "") -> None:
         """`called`: the client in words, its name included where it has one."""
-        super().__init__(client, round, stage, reason, called)  # as they are: a pickled error is made from them again
+        # as they are: a pickled error is made from them again
+        super().__init__(client, round, stage, reason, called)
         self.client, self.round, self.stage, self.reason = client, round, stage, reason
         self.called = called or f"client {client}"
 
     def bare(self) -> BadClient:
-        """The same without its traceback, whose frames would keep the failed visit's tensors alive."""
+        """The same without its traceback, whose frames would keep the failed visit's tensors
+        alive."""
         return BadClient(*self.args)
 
     def __str__(self) -> str:

@@ -1,4 +1,5 @@
-"""Optional packages by extra (pyproject.toml), and the line that tells how to install one that is missing."""
+"""Optional packages by extra (pyproject.toml), and the line that tells how to install one that is
+missing."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ MODULES = {
 
 
 def require(extra: str, key: str, value: object, instead: str = "") -> None:
-    """Raise `BadInput`, one line with the command that installs `extra`, where a package of it is missing.
+    """Raise `BadInput`, one line with the command that installs `extra`, where a package of it is
+    missing.
 
     Args:
         extra: a key of `MODULES`.
@@ -53,7 +55,8 @@ def missing(module: str) -> str:
 
 
 def command(extra: str) -> str:
-    """The command that installs the packages of `extra`, as this package's own metadata lists them."""
+    """The command that installs the packages of `extra`, as this package's own metadata lists
+    them."""
     try:
         lines = requires("fl_lightning") or []
     except PackageNotFoundError:  # run from its sources, never installed
@@ -65,4 +68,8 @@ def command(extra: str) -> str:
 
 
 def _installed(name: str) -> bool:
-    return sys.modules[name] is not None if name in sys.modules else PathFinder.find_spec(name) is not None
+    return (
+        sys.modules[name] is not None
+        if name in sys.modules
+        else PathFinder.find_spec(name) is not None
+    )

@@ -18,8 +18,10 @@ from safetensors import SafetensorError
 from fl_lightning.foundation.errors import MachineFailed
 
 AT_ONCE = 8
-"""Files flushed at a time: a disk takes 100 small ones in a tenth of the time that one by one needs."""
-_ENDING = 30.0  # seconds that the processes of a dead one may take to end: torch's own patience with them
+"""Files flushed at a time: a disk takes 100 small ones in a tenth of the time that one by one
+needs."""
+# seconds that the processes of a dead one may take to end: torch's own patience with them
+_ENDING = 30.0
 
 
 @contextlib.contextmanager
@@ -38,9 +40,11 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_write(path: Path, durable: bool = True) -> Iterator[Path]:
-    """Where to write what shall become `path`: a reader sees the old file or the new one, never a half.
+    """Where to write what shall become `path`: a reader sees the old file or the new one, never a
+    half.
 
-    With `durable` the content and the rename have reached the disk when this ends (a crash of the machine spares it).
+    With `durable` the content and the rename have reached the disk when this ends (a crash of the
+    machine spares it).
     """
     aside = aside_of(path)
     with writing(path):
@@ -51,7 +55,8 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[Path]:
                 flush(aside)
             os.replace(aside, path)
         except BaseException:
-            with contextlib.suppress(OSError):  # on a full disk a part would take the room that is left
+            # on a full disk a part would take the room that is left
+            with contextlib.suppress(OSError):
                 aside.unlink()
             raise
         if durable:
@@ -60,7 +65,8 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[None]:
-    """What makes the new folder `path`: where it fails nothing is left, and the same command finds its name free."""
+    """What makes the new folder `path`: where it fails nothing is left, and the same command finds
+    its name free."""
     try:
         yield
     except BaseException:
@@ -91,7 +97,8 @@ def flush(path: Path) -> None:
 
 
 def flush_all(paths: Iterable[Path]) -> None:
-    """Wait until the disk has all of these, some at a time. Raises `RunFailed` if it refuses one."""
+    """Wait until the disk has all of these, some at a time. Raises `RunFailed` if it refuses
+    one."""
 
     def one(path: Path) -> None:
         with writing(path):
@@ -106,10 +113,12 @@ class Taken(Exception):
 
 
 def take(path: Path) -> IO[str]:
-    """Take the lock `path` for this process, until the returned file is closed or the process is gone, however it goes.
+    """Take the lock `path` for this process, until the returned file is closed or the process is
+    gone, however it goes.
 
-    It is shared with those who `join` it: nobody can take it before the last of them is gone. Where a process of this
-    machine has died and those that it had started are still ending, they are waited for.
+    It is shared with those who `join` it: nobody can take it before the last of them is gone. Where
+    a process of this machine has died and those that it had started are still ending, they are
+    waited for.
 
     Raises:
         Taken: another process holds it.
@@ -135,7 +144,8 @@ def take(path: Path) -> IO[str]:
 
 
 def join(path: Path) -> IO[str]:
-    """Hold the lock `path` together with the process that has taken it, and that has started this one."""
+    """Hold the lock `path` together with the process that has taken it, and that has started this
+    one."""
     file = path.open(encoding="utf-8")
     fcntl.flock(file, fcntl.LOCK_SH)
     return file
@@ -156,6 +166,7 @@ def _dead(holder: str) -> bool:
 
 
 def write_whole(path: Path, content: bytes | str, durable: bool = True) -> None:
-    """Have `path` hold `content` (of text, in UTF-8), or what it held before: never a part of it."""
+    """Have `path` hold `content` (of text, in UTF-8), or what it held before: never a part of
+    it."""
     with atomic_write(path, durable) as aside:
         aside.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -1,4 +1,5 @@
-"""How the C library keeps freed memory: training steps free and take the same activations over and over."""
+"""How the C library keeps freed memory: training steps free and take the same activations over and
+over."""
 
 from __future__ import annotations
 
@@ -8,17 +9,20 @@ import sys
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 MMAP_BYTES = 32 << 20
-"""Blocks from this size on are the system's own, given back when they are freed. 32 MiB: the most that glibc takes."""
+"""Blocks from this size on are the system's own, given back when they are freed. 32 MiB: the most
+that glibc takes."""
 TRIM_BYTES = 1 << 30
-"""Free memory at the end of the heap that is kept. 1 GiB: more than the activations of what trains on a CPU."""
+"""Free memory at the end of the heap that is kept. 1 GiB: more than the activations of what trains
+on a CPU."""
 
 
 def keep_freed() -> bool:
-    """Have this process keep what it frees for its next step, instead of getting it anew from the system, page by page.
+    """Have this process keep what it frees for its next step, instead of getting it anew from the
+    system, page by page.
 
-    By its own rules glibc does that or not depending on what was freed first; rounds of small CNNs took 1.25 times as
-    long where it did not (docs/performance.md). Nothing is done without glibc, or where its own variables (MALLOC_...,
-    GLIBC_TUNABLES) say how.
+    By its own rules glibc does that or not depending on what was freed first; rounds of small CNNs
+    took 1.25 times as long where it did not (docs/performance.md). Nothing is done without glibc,
+    or where its own variables (MALLOC_..., GLIBC_TUNABLES) say how.
 
     Returns:
         Whether it was done.

@@ -1,7 +1,8 @@
 """Who has started this process: torchrun or srun, as one of several, or somebody by hand, alone.
 
-Variables of an earlier job, of a container or of a shell on a cluster (`salloc`) look like a launcher's and start
-nothing. So a launcher counts only where all that it sets is there and fits together; otherwise one process is one run.
+Variables of an earlier job, of a container or of a shell on a cluster (`salloc`) look like a
+launcher's and start nothing. So a launcher counts only where all that it sets is there and fits
+together; otherwise one process is one run.
 """
 
 from __future__ import annotations
@@ -17,21 +18,47 @@ from fl_lightning.foundation.errors import BadInput, check
 TORCHRUN = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for each of its processes (torch.distributed.elastic)."""
 SRUN = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
-"""What srun sets for each of its tasks. A shell of `salloc` and an `sbatch` script have SLURM_NTASKS, but no step."""
+"""What srun sets for each of its tasks. A shell of `salloc` and an `sbatch` script have
+SLURM_NTASKS, but no step."""
 RANKS = (
-    "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID",
-    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_RANK", "PMIX_RANK",
-    "MV2_COMM_WORLD_RANK", "MPI_LOCALRANKID", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK", "FLUX_TASK_RANK",
-)  # fmt: skip
-"""In which launchers say which of several processes this one is: those of torch, Lightning, SLURM, MPI, LSF, Flux."""
+    "RANK",
+    "LOCAL_RANK",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_NODE_RANK",
+    "PMI_RANK",
+    "PMIX_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "MPI_LOCALRANKID",
+    "JSM_NAMESPACE_RANK",
+    "JSM_NAMESPACE_LOCAL_RANK",
+    "FLUX_TASK_RANK",
+)
+"""In which launchers say which of several processes this one is: those of torch, Lightning, SLURM,
+MPI, LSF, Flux."""
 SIZES = (
-    "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS",
-    "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS",
-    "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE",
-)  # fmt: skip
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "SLURM_NTASKS",
+    "SLURM_STEP_NUM_TASKS",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "MPI_LOCALNRANKS",
+    "JSM_NAMESPACE_SIZE",
+    "FLUX_JOB_SIZE",
+)
 """In which they say how many there are."""
 AGENT = "TORCHELASTIC_USE_AGENT_STORE"
-"""Set to True by torchrun where it listens at MASTER_ADDR:MASTER_PORT itself, before it starts its processes."""
+"""Set to True by torchrun where it listens at MASTER_ADDR:MASTER_PORT itself, before it starts its
+processes."""
 PATIENCE = 10.0
 """Seconds for torchrun to answer there. It answers at once: ours, for a busy network."""
 OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", AGENT)
@@ -49,7 +76,8 @@ OF_LIGHTNING = (
 
 @dataclass(frozen=True)
 class Launch:
-    """This process among those that a launcher has started: its rank, of all and on its node, and their number."""
+    """This process among those that a launcher has started: its rank, of all and on its node, and
+    their number."""
 
     by: Literal["torchrun", "srun"]
     rank: int
@@ -59,7 +87,8 @@ class Launch:
 
 
 def launch_of(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """What has started this process as one of several; None: it is alone, whatever is left in the environment."""
+    """What has started this process as one of several; None: it is alone, whatever is left in the
+    environment."""
     if all(name in environment for name in TORCHRUN):
         by: Literal["torchrun", "srun"] = "torchrun"
         names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE")
@@ -77,7 +106,8 @@ def launch_of(environment: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def check_torchrun_answers(environment: Mapping[str, str] = os.environ) -> None:
-    """Raise `BadInput` where torchrun is gone and its variables stayed: processes would wait for each other."""
+    """Raise `BadInput` where torchrun is gone and its variables stayed: processes would wait for
+    each other."""
     if environment.get(AGENT) != "True":
         return
     address, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
@@ -90,13 +120,15 @@ def check_torchrun_answers(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def rank() -> int:
-    """This process's rank among those that a launcher has started; 0 where it was started by hand."""
+    """This process's rank among those that a launcher has started; 0 where it was started by
+    hand."""
     launch = launch_of()
     return launch.rank if launch is not None else 0
 
 
 def left_over(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """`NAME=VALUE` of all that calls this process one of several, though no launcher has started it."""
+    """`NAME=VALUE` of all that calls this process one of several, though no launcher has started
+    it."""
     if launch_of(environment) is not None:
         return []
     first = {**dict.fromkeys(RANKS, "0"), **dict.fromkeys(SIZES, "1")}
@@ -116,7 +148,8 @@ def line_on_left_over() -> str:
 
 
 def check_launched(launch: Launch, devices: int | str, ranks: int) -> None:
-    """Raise `BadInput` unless `launch` has started the `ranks` processes that the configuration asks for, and is there.
+    """Raise `BadInput` unless `launch` has started the `ranks` processes that the configuration
+    asks for, and is there.
 
     `devices`: the configuration's, to name.
     """

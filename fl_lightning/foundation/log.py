@@ -1,4 +1,5 @@
-"""The log of a run: its messages, each round, warnings of libraries and how it ended, with the time."""
+"""The log of a run: its messages, each round, warnings of libraries and how it ended, with the
+time."""
 
 from __future__ import annotations
 
@@ -25,16 +26,22 @@ def now() -> str:
 
 
 def in_bytes(size: float, like: float | None = None) -> str:
-    """A number of bytes in words, in the unit that suits it, or `like`: `1.5 MiB`, `12.0 KiB`, `0 B`."""
+    """A number of bytes in words, in the unit that suits it, or `like`: `1.5 MiB`, `12.0 KiB`, `0
+    B`."""
     suited = size if like is None else like
-    unit, scale = next((u for u in UNITS if suited >= u[1] * (1 if u[1] > 2**20 else 0.1)), ("B", 1))
+    unit, scale = next(
+        (u for u in UNITS if suited >= u[1] * (1 if u[1] > 2**20 else 0.1)), ("B", 1)
+    )
     return f"{size / scale:,.{int(scale > 1)}f} {unit}"
 
 
 def in_time(seconds: float) -> str:
     """Seconds in words, in the greatest unit of which there are two: `90 s`, `2.5 h`."""
     units = (("d", 86400), ("h", 3600), ("min", 60))
-    return next((f"{seconds / size:.1f} {unit}" for unit, size in units if seconds >= 2 * size), f"{seconds:.0f} s")
+    return next(
+        (f"{seconds / size:.1f} {unit}" for unit, size in units if seconds >= 2 * size),
+        f"{seconds:.0f} s",
+    )
 
 
 class _Outliving:
@@ -68,10 +75,12 @@ class _Outliving:
 
 
 def outlive_readers() -> None:
-    """Have prints go nowhere once nobody reads them (`| head`): an error would end a run in the middle."""
+    """Have prints go nowhere once nobody reads them (`| head`): an error would end a run in the
+    middle."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # a stand-in for a stream has no file
+        # a stand-in for a stream has no file
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             is_new = not isinstance(stream, _Outliving)
             if is_new and stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
                 setattr(sys, name, _Outliving(stream))
@@ -106,8 +115,8 @@ _log: ContextVar[Log | None] = ContextVar("log", default=None)
 
 
 def print_anything() -> None:
-    """Have stdout and stderr write characters that their encoding lacks as `\\u0141`: names of clients and classes are
-    any text, and no line that is printed may end a run."""
+    """Have stdout and stderr write characters that their encoding lacks as `\\u0141`: names of
+    clients and classes are any text, and no line that is printed may end a run."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's streams take any character
             stream.reconfigure(errors="backslashreplace")
@@ -133,7 +142,8 @@ def begun() -> None:
 
 @contextlib.contextmanager
 def kept(file: Path, who: str = "") -> Iterator[None]:
-    """Keep in `file` what is noted within the block, with `who` before it, what libraries warn of, and how it ends.
+    """Keep in `file` what is noted within the block, with `who` before it, what libraries warn of,
+    and how it ends.
 
     A start that is refused (`BadInput`) before its first round leaves nothing.
     """
@@ -144,7 +154,9 @@ def kept(file: Path, who: str = "") -> Iterator[None]:
         yield
         log.add("ended")
     except BaseException as error:
-        log.add(f"ended by {type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": "))
+        log.add(
+            f"ended by {type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+        )
         if not isinstance(error, BadInput):
             log.begin()
         raise
@@ -154,7 +166,8 @@ def kept(file: Path, who: str = "") -> Iterator[None]:
 
 
 class _Listener:
-    """Notes what libraries log and warn of, as long as a run is going on: once, however many runs are."""
+    """Notes what libraries log and warn of, as long as a run is going on: once, however many runs
+    are."""
 
     def __init__(self) -> None:
         self._runs = 0
@@ -177,13 +190,16 @@ class _Listener:
             if warnings.showwarning == self._show:
                 warnings.showwarning = self._shown
 
-    def _show(self, message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    def _show(
+        self, message: Warning | str, category: type[Warning], *where: Any, **more: Any
+    ) -> None:
         note(f"{category.__name__}: {message}")
         self._shown(message, category, *where, **more)
 
 
 class _Handler(logging.Handler):
-    """Keeps what libraries log; where nobody else would, it is shown, too, as Python does without a handler."""
+    """Keeps what libraries log; where nobody else would, it is shown, too, as Python does without a
+    handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep one message."""

@@ -1,4 +1,5 @@
-"""What a run is judged by: its name in every column and key, which way is better, and how it and the loss are computed.
+"""What a run is judged by: its name in every column and key, which way is better, and how it and
+the loss are computed.
 
 Nothing here imports torch before it computes: run folders are read without it.
 """
@@ -55,7 +56,8 @@ class Metric:
         return value if self.rises else -value
 
     def gain(self, ours: float, alone: float) -> float:
-        """Relative improvement of `ours` on `alone`, positive where ours is better (FEDORA's R-Acc and R-MAE)."""
+        """Relative improvement of `ours` on `alone`, positive where ours is better (FEDORA's R-Acc
+        and R-MAE)."""
         return self.merit(ours - alone) / alone
 
     def shown(self, value: float) -> str:
@@ -63,7 +65,8 @@ class Metric:
         return f"{100 * value:.2f} %" if self.rises else f"{value:.4g}"
 
     def total(self, output: Tensor, y: Tensor, num_classes: int) -> Tensor:
-        """Sum over a batch, shape (): over samples it adds up, and divided by their number it is the metric.
+        """Sum over a batch, shape (): over samples it adds up, and divided by their number it is
+        the metric.
 
         Args:
             output: of the model, (b, num_classes), or (b, 1) for regression.
@@ -72,7 +75,9 @@ class Metric:
         """
         raise NotImplementedError
 
-    def totals(self, outputs: Sequence[Tensor], ys: Sequence[Tensor], num_classes: int) -> list[Tensor]:
+    def totals(
+        self, outputs: Sequence[Tensor], ys: Sequence[Tensor], num_classes: int
+    ) -> list[Tensor]:
         """`total` of each of several batches."""
         return [self.total(output, y, num_classes) for output, y in zip(outputs, ys, strict=True)]
 
@@ -88,8 +93,8 @@ NO_TARGET = -100
 class Accuracy(Metric):
     """Share of right answers; local loss cross-entropy.
 
-    Where every position of a sample has a target, (b, T), and scores are (b, T, classes), a sample's loss and its share
-    of right answers are means over its positions that have one.
+    Where every position of a sample has a target, (b, T), and scores are (b, T, classes), a
+    sample's loss and its share of right answers are means over its positions that have one.
     """
 
     def total(self, output: Tensor, y: Tensor, num_classes: int) -> Tensor:
@@ -100,11 +105,16 @@ class Accuracy(Metric):
             return (right.sum(1) / has_target.sum(1).clamp(min=1)).sum()
         from torchmetrics.functional.classification import multiclass_stat_scores
 
-        counts: Tensor = multiclass_stat_scores(output, y, num_classes, average="micro", validate_args=False)
+        counts: Tensor = multiclass_stat_scores(
+            output, y, num_classes, average="micro", validate_args=False
+        )
         return counts[0]  # true positives; a share would be rounded
 
-    def totals(self, outputs: Sequence[Tensor], ys: Sequence[Tensor], num_classes: int) -> list[Tensor]:
-        """`total` of each of several batches: right answers are whole numbers, counted all at once."""
+    def totals(
+        self, outputs: Sequence[Tensor], ys: Sequence[Tensor], num_classes: int
+    ) -> list[Tensor]:
+        """`total` of each of several batches: right answers are whole numbers, counted all at
+        once."""
         if outputs[0].ndim > 2:
             return super().totals(outputs, ys, num_classes)
         import torch
@@ -119,12 +129,15 @@ class Accuracy(Metric):
         if output.ndim > 2:
             each = cross_entropy(output.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
             each = each.sum(1) / (y != NO_TARGET).sum(1).clamp(min=1)
-            return each if reduction == "none" else each.sum() if reduction == "sum" else each.mean()
+            return (
+                each if reduction == "none" else each.sum() if reduction == "sum" else each.mean()
+            )
         return cross_entropy(output, y, reduction=reduction)
 
 
 class AbsoluteError(Metric):
-    """Mean absolute error in the target's own unit; local loss mean squared error (FEDORA's regression)."""
+    """Mean absolute error in the target's own unit; local loss mean squared error (FEDORA's
+    regression)."""
 
     def total(self, output: Tensor, y: Tensor, num_classes: int) -> Tensor:
         """Sum of absolute errors."""
@@ -143,8 +156,8 @@ class Further(Metric):
     """A metric of a client's class scores on all of its test data at once: one of `FURTHER`."""
 
     def value(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Shape (), in 0..1; NaN where it is not defined: all but calibration where samples are of one class alone, of
-        which a model that always predicts it would be perfect.
+        """Shape (), in 0..1; NaN where it is not defined: all but calibration where samples are of
+        one class alone, of which a model that always predicts it would be perfect.
 
         Args:
             scores: (n, classes), whose softmax is the model's probabilities.
@@ -158,7 +171,8 @@ class Further(Metric):
 PREDICTED = Metric("predicted_classes", "classes that the model predicts", True)
 """Counted beside accuracy; one alone means that every sample gets the same answer."""
 ONE_CLASS = "largest_class_share"
-"""The column of `final.csv` for clients whose model predicts one class of the several in their test part."""
+"""The column of `final.csv` for clients whose model predicts one class of the several in their test
+part."""
 
 
 MOST_NAMED = 10
@@ -178,7 +192,10 @@ def one_class_words(shares: Mapping[str, float], clients: int, metrics: Iterable
     percents = {name: f"{100 * share:.1f} %" for name, share in list(shares.items())[:MOST_NAMED]}
     listed = ", ".join(f"{name} (largest class {percent})" for name, percent in percents.items())
     listed += ", ..." if len(shares) > MOST_NAMED else ""
-    subject = f"{len(shares)} of {clients} final models predict one class for all of the client's test samples"
+    subject = (
+        f"{len(shares)} of {clients} final models predict one class for all of the client's test "
+        f"samples"
+    )
     advice = f"; accuracy does not show it, --evaluation.metrics [{','.join(SHOWS_ONE_CLASS)}] does"
     taken = set(SHOWS_ONE_CLASS) & set(metrics)
     return f"{subject}: client {listed}" + ("" if taken else advice)
@@ -195,14 +212,17 @@ def predicted_classes(answers: Tensor, sizes: Sequence[int], num_classes: int) -
     import torch
 
     models = torch.arange(len(sizes), device=answers.device)
-    owners = models.repeat_interleave(torch.tensor(sizes, device=answers.device), output_size=len(answers))
+    owners = models.repeat_interleave(
+        torch.tensor(sizes, device=answers.device), output_size=len(answers)
+    )
     flags = torch.zeros(len(sizes), num_classes, dtype=torch.bool, device=answers.device)
     flags[owners, answers] = True
     return flags.sum(1)
 
 
 def recalls(scores: Tensor, y: Tensor) -> Tensor:
-    """Share of right answers among the samples of each class, float64 (classes,); NaN of a class without any."""
+    """Share of right answers among the samples of each class, float64 (classes,); NaN of a class
+    without any."""
     from torchmetrics.functional.classification import multiclass_stat_scores
 
     counts = multiclass_stat_scores(scores, y, scores.shape[1], average="none", validate_args=False)
@@ -210,14 +230,15 @@ def recalls(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def by_shares(recall: Tensor, counts: Tensor) -> Tensor:
-    """Accuracy, shape (), where class k is as frequent as `counts` (classes,) say, and `recalls` of it are right; NaN
-    where a class that counts has no recall."""
+    """Accuracy, shape (), where class k is as frequent as `counts` (classes,) say, and `recalls` of
+    it are right; NaN where a class that counts has no recall."""
     counted = counts > 0
     return (recall[counted] * counts[counted]).sum() / counts[counted].sum()
 
 
 def _balanced(scores: Tensor, y: Tensor) -> Tensor:
-    """Mean recall of the classes that there are, as scikit-learn's (torchmetrics' own takes in predicted ones)."""
+    """Mean recall of the classes that there are, as scikit-learn's (torchmetrics' own takes in
+    predicted ones)."""
     return recalls(scores, y).nanmean()
 
 
@@ -235,7 +256,8 @@ def _auroc(scores: Tensor, y: Tensor) -> Tensor:
 
     truth = one_hot(y, scores.shape[1])
     both = truth.any(0) & ~truth.all(0)
-    chances, count = scores.softmax(1)[:, both], int(both.sum())  # never 1: the rest are of some class, too
+    # never 1: the rest are of some class, too
+    chances, count = scores.softmax(1)[:, both], int(both.sum())
     return multilabel_auroc(chances, truth[:, both], count, average="macro", validate_args=False)
 
 
@@ -243,7 +265,9 @@ def _calibration(scores: Tensor, y: Tensor) -> Tensor:
     """Expected calibration error in 15 bins of equal width (Guo et al., ICML 2017)."""
     from torchmetrics.functional.classification import multiclass_calibration_error
 
-    return multiclass_calibration_error(scores.softmax(1), y, scores.shape[1], n_bins=15, validate_args=False)
+    return multiclass_calibration_error(
+        scores.softmax(1), y, scores.shape[1], n_bins=15, validate_args=False
+    )
 
 
 _FURTHER = {"balanced_accuracy": _balanced, "f1": _f1, "auroc": _auroc, "calibration": _calibration}

@@ -1,4 +1,5 @@
-"""Old import paths: files that this package has written, and users' own, name modules that have moved."""
+"""Old import paths: files that this package has written, and users' own, name modules that have
+moved."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""Clients, not batches, are distributed over processes: the Fabric strategy, and the exchange between ranks."""
+"""Clients, not batches, are distributed over processes: the Fabric strategy, and the exchange
+between ranks."""
 
 from __future__ import annotations
 
@@ -36,8 +37,9 @@ T = TypeVar("T")
 class ClientParallelStrategy(DDPStrategy):
     """Processes of a DDP group whose unit of work is the client.
 
-    A model is neither wrapped nor broadcast and gradients are never averaged (stock DDP would silently make all
-    personal models one), loaders are not sharded, and a single process needs no rendezvous and no port.
+    A model is neither wrapped nor broadcast and gradients are never averaged (stock DDP would
+    silently make all personal models one), loaders are not sharded, and a single process needs no
+    rendezvous and no port.
     """
 
     def setup_module(self, module: Module) -> Module:  # type: ignore[override]
@@ -68,7 +70,8 @@ class ClientParallelStrategy(DDPStrategy):
 
 
 class TorchAccelerator(Accelerator):
-    """This machine's accelerator, of a kind that Lightning does not know (XPU) or lets train alone only (MPS)."""
+    """This machine's accelerator, of a kind that Lightning does not know (XPU) or lets train alone
+    only (MPS)."""
 
     def setup_device(self, device: torch.device) -> None:
         """Make `device` this process's own."""
@@ -105,8 +108,9 @@ class TorchAccelerator(Accelerator):
 
 
 class _Fabric(Fabric):
-    """Fabric that does not look for callbacks of other packages: nobody would call them, and to find them it reads what
-    all installed packages say of themselves, anew for each of a study's runs."""
+    """Fabric that does not look for callbacks of other packages: nobody would call them, and to
+    find them it reads what all installed packages say of themselves, anew for each of a study's
+    runs."""
 
     @staticmethod
     def _configure_callbacks(callbacks: Any) -> list[Any]:
@@ -169,7 +173,8 @@ def one_process(precision: Any, accelerator: str = "cpu") -> Fabric:
 class Group:
     """The processes of a run, as the engine needs them. With one process nothing is sent.
 
-    Results must not depend on the number of ranks: what is summed, is summed in the order of clients and tiles.
+    Results must not depend on the number of ranks: what is summed, is summed in the order of
+    clients and tiles.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -184,7 +189,8 @@ class Group:
     def watched(
         self, timeout: float, tell: Callable[[RunFailed], None], end_lost: bool
     ) -> Iterator[None]:
-        """Within, a process that gives no sign of life for `timeout` seconds ends this one (see `Heartbeat`)."""
+        """Within, a process that gives no sign of life for `timeout` seconds ends this one (see
+        `Heartbeat`)."""
         if self.size == 1:
             yield
             return
@@ -197,7 +203,8 @@ class Group:
 
     @contextlib.contextmanager
     def _together(self, all_ranks: bool = True) -> Iterator[None]:
-        """An exchange (counted where `all_ranks` take part), in which a process that is lost is named.
+        """An exchange (counted where `all_ranks` take part), in which a process that is lost is
+        named.
 
         Raises:
             RunFailed: the others did not answer.
@@ -214,7 +221,8 @@ class Group:
 
     @cached_property
     def _shared(self) -> SharedMemory | None:
-        """What the CPU processes of one machine exchange through; None: the process group (gloo, NCCL) it is."""
+        """What the CPU processes of one machine exchange through; None: the process group (gloo,
+        NCCL) it is."""
         return (
             joined(self.rank, self.size, self._gathered, self._meet)
             if self.device.type == "cpu"
@@ -248,7 +256,8 @@ class Group:
     def all_to_all(
         self, parts: list[Tensor], send_sizes: Sequence[int], receive_sizes: Sequence[int]
     ) -> list[Tensor]:
-        """All-to-all of consecutive shares of `parts` (flat, at least one); what came from each rank, in rank order.
+        """All-to-all of consecutive shares of `parts` (flat, at least one); what came from each
+        rank, in rank order.
 
         It is to be read before the next exchange, and may not be written to.
         """
@@ -262,7 +271,8 @@ class Group:
         return list(received.split(list(receive_sizes)))
 
     def gather_parts(self, parts: list[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """`parts` (flat, at least one) of every rank, `sizes` numbers in all by rank; to be read as in `all_to_all`."""
+        """`parts` (flat, at least one) of every rank, `sizes` numbers in all by rank; to be read as
+        in `all_to_all`."""
         if self._shared is not None:
             return self._shared.gather_parts(parts, sizes)
         padded = torch.cat([*parts, parts[0].new_zeros(max(sizes) - sizes[self.rank])])
@@ -272,7 +282,8 @@ class Group:
         return [part[:size] for part, size in zip(gathered, sizes, strict=True)]
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum of the ranks' `tensor`s, on every rank; exact where all ranks but one have a number as 0."""
+        """The sum of the ranks' `tensor`s, on every rank; exact where all ranks but one have a
+        number as 0."""
         if self.size > 1:
             with self._together():
                 dist.all_reduce(tensor)
@@ -293,7 +304,8 @@ class Group:
         return tensor
 
     def send_object(self, item: Any, to: int) -> None:
-        """Send anything to rank `to`, which has to `receive_object`; of what it holds, one tensor stays one."""
+        """Send anything to rank `to`, which has to `receive_object`; of what it holds, one tensor
+        stays one."""
         buffer = io.BytesIO()
         torch.save(item, buffer)
         content = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
@@ -301,7 +313,8 @@ class Group:
         self.send(content, to)
 
     def receive_object(self, source: int) -> Any:
-        """What rank `source` sends; its tensors on this rank's device, but for those that were on the CPU."""
+        """What rank `source` sends; its tensors on this rank's device, but for those that were on
+        the CPU."""
         [size] = self.receive([1], torch.int64, source).tolist()
         content = io.BytesIO(self.receive([size], torch.uint8, source).cpu().numpy().tobytes())
 
@@ -320,15 +333,17 @@ class Group:
 class Heartbeat:
     """Finds out which process has died or hangs, and does not let the others wait for it for ever.
 
-    Each process gives a sign of life every second, whatever its main thread is busy with: a count in the group's store,
-    which rank 0 (or torchrun) serves. One that sees no change of it for `timeout` seconds names it and ends: its
-    main thread may be waiting in an exchange that nothing interrupts. To be suspended together is no death.
+    Each process gives a sign of life every second, whatever its main thread is busy with: a count
+    in the group's store, which rank 0 (or torchrun) serves. One that sees no change of it for
+    `timeout` seconds names it and ends: its main thread may be waiting in an exchange that nothing
+    interrupts. To be suspended together is no death.
 
     Args:
         group: of the processes.
         timeout: seconds.
         tell: what to do with the line.
-        end_lost: kill who hangs, where all processes are on this machine and one waits for them all.
+        end_lost: kill who hangs, where all processes are on this machine and one waits for them
+            all.
     """
 
     def __init__(
@@ -358,7 +373,8 @@ class Heartbeat:
             thread.join(5 * self.beat)
 
     def named(self, error: BaseException) -> RunFailed:
-        """What to say of the ranks that are lost, some seconds after an exchange has failed with `error`."""
+        """What to say of the ranks that are lost, some seconds after an exchange has failed with
+        `error`."""
         time.sleep(4 * self.beat)
         gone = self._silent(3 * self.beat) or [
             r for r, sign in enumerate(self._signs) if sign == b"left"
@@ -430,7 +446,8 @@ def _lost(ranks: Sequence[int], what: str) -> RunFailed:
 
 
 def assign_homes(work: Sequence[float], ranks: int) -> list[int]:
-    """Home rank of every client: the largest first, each to the rank with the least work so far (ties: lowest rank)."""
+    """Home rank of every client: the largest first, each to the rank with the least work so far
+    (ties: lowest rank)."""
     loads = [
         (0.0, rank) for rank in range(ranks)
     ]  # a heap: a search costs minutes at 10^6 clients over 1,000 ranks

@@ -15,7 +15,8 @@ NAME = "MASTER_PORT"
 
 @contextlib.contextmanager
 def named_if_taken() -> Iterator[None]:
-    """Raise `BadInput` with the port where processes that were started from outside cannot meet there."""
+    """Raise `BadInput` with the port where processes that were started from outside cannot meet
+    there."""
     try:
         yield
     except DistNetworkError as error:

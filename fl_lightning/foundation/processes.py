@@ -1,4 +1,5 @@
-"""How the processes of a run find each other: started here, by torchrun or by srun (`foundation.launcher`)."""
+"""How the processes of a run find each other: started here, by torchrun or by srun
+(`foundation.launcher`)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from fl_lightning.foundation import launcher
 
 
 class OwnProcesses(LightningEnvironment):
-    """This machine's processes, all started from here: what another job has left in the environment is not heeded."""
+    """This machine's processes, all started from here: what another job has left in the environment
+    is not heeded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +57,8 @@ class OwnProcesses(LightningEnvironment):
 
 
 class TasksOfSrun(SLURMEnvironment):
-    """The tasks of a step of `srun`, however many were asked for, and under whatever name the job runs."""
+    """The tasks of a step of `srun`, however many were asked for, and under whatever name the job
+    runs."""
 
     @staticmethod
     def _validate_srun_used() -> None:
@@ -66,7 +69,8 @@ class TasksOfSrun(SLURMEnvironment):
         """Nothing: `--ntasks` without `--ntasks-per-node` places the tasks as well."""
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Nothing: `fl_lightning.run.launch` compares the processes that are there with those that are wanted."""
+        """Nothing: `fl_lightning.run.launch` compares the processes that are there with those that
+        are wanted."""
 
     def world_size(self) -> int:
         """Tasks of this step; the job may have more."""
@@ -81,7 +85,8 @@ def environment_of(launch: launcher.Launch | None) -> ClusterEnvironment:
 
 
 class Spawning(_MultiProcessingLauncher):
-    """Spawns ranks, in a notebook too: all that they run is imported, and none of it is what a cell has defined."""
+    """Spawns ranks, in a notebook too: all that they run is imported, and none of it is what a cell
+    has defined."""
 
     @property
     def is_interactive_compatible(self) -> bool:

@@ -1,4 +1,5 @@
-"""Randomness as a function of (seed, purpose, client, round or absolute epoch), never of rank, order or history.
+"""Randomness as a function of (seed, purpose, client, round or absolute epoch), never of rank,
+order or history.
 
 Two runs that differ in ranks, or of which one was resumed, therefore draw the same numbers.
 """
@@ -21,7 +22,9 @@ _HEAD = 24
 
 
 def _powers(first: int, factor: int, count: int) -> np.ndarray:
-    return np.array([first * pow(factor, k, 2**32) % 2**32 for k in range(count)], dtype=np.uint32)[:, None]
+    return np.array([first * pow(factor, k, 2**32) % 2**32 for k in range(count)], dtype=np.uint32)[
+        :, None
+    ]
 
 
 _SET, _GET = _powers(0x43B0D7E5, 0x931E8875, 17), _powers(0x8B51F9DD, 0x58F38DED, 3)
@@ -37,14 +40,16 @@ def _entropy(seed: int, purpose: str, ids: tuple[int, ...]) -> list[int]:
 def key(seed: int, purpose: str, *ids: int) -> int:
     """A 63-bit number for (seed, purpose, ids): equal arguments, equal number."""
     words: list[int] | np.ndarray = _entropy(seed, purpose, ids)
-    if min(words) >= 0 and max(words) < 2**32:  # else numpy takes each apart, which takes twice as long as the rest
+    # else numpy takes each apart, which takes twice as long as the rest
+    if min(words) >= 0 and max(words) < 2**32:
         words = np.array(words, dtype=np.uint32)
     low, high = np.random.SeedSequence(words).generate_state(2).tolist()
     return (low | high << 32) >> 1
 
 
 def keys(entropy: Sequence[tuple[int, str, int, int]]) -> list[int]:
-    """`key` of each (seed, purpose, two ids): many at once, by `np.random.SeedSequence`'s documented algorithm."""
+    """`key` of each (seed, purpose, two ids): many at once, by `np.random.SeedSequence`'s
+    documented algorithm."""
     words = np.array([_entropy(seed, purpose, (one, two)) for seed, purpose, one, two in entropy])
     if len(entropy) < FEW or words.dtype != np.int64 or words.min() < 0 or words.max() >= 2**32:
         return [key(seed, purpose, *ids) for seed, purpose, *ids in entropy]
@@ -71,8 +76,9 @@ def generator(seed: int, purpose: str, *ids: int) -> torch.Generator:
 def unrepeatable(entropy: bytes | None = None) -> torch.Generator:
     """A torch generator on the CPU whose whole state is the operating system's random numbers.
 
-    `torch.Generator.seed` and `manual_seed` keep 32 bits of a seed, all of which can be tried in hours. `entropy`:
-    `ENTROPY` such bytes, where several processes are to draw the same; None: new ones.
+    `torch.Generator.seed` and `manual_seed` keep 32 bits of a seed, all of which can be tried in
+    hours. `entropy`: `ENTROPY` such bytes, where several processes are to draw the same; None: new
+    ones.
     """
     words = np.frombuffer(entropy or os.urandom(ENTROPY), np.uint32)
     made = torch.Generator().manual_seed(0)

@@ -1,7 +1,9 @@
-"""Memory that the processes of one machine share: what they exchange is written once, and read where it lies.
+"""Memory that the processes of one machine share: what they exchange is written once, and read
+where it lies.
 
-Files in memory without a name (memfd, Linux): a process that dies leaves nothing behind, and the limit of /dev/shm,
-64 MB in many containers, does not count. The others open them by process and file number (/proc).
+Files in memory without a name (memfd, Linux): a process that dies leaves nothing behind, and the
+limit of /dev/shm, 64 MB in many containers, does not count. The others open them by process and
+file number (/proc).
 """
 
 from __future__ import annotations
@@ -21,15 +23,17 @@ import torch
 from torch import Tensor
 
 _HEAD = 4096
-"""Bytes before the data: a token, and where each rank's share begins; so at most 510 ranks share memory."""
+"""Bytes before the data: a token, and where each rank's share begins; so at most 510 ranks share
+memory."""
 _TOKEN = 16
 
 
 class SharedMemory:
     """Files of each rank, two for tensors and two for other things, written in turns. See `joined`.
 
-    All ranks `meet` between writing and reading, and none reads what came in one exchange after its next one has begun.
-    So a file is written to only after all have read it: its writer has passed another barrier in between.
+    All ranks `meet` between writing and reading, and none reads what came in one exchange after its
+    next one has begun. So a file is written to only after all have read it: its writer has passed
+    another barrier in between.
 
     Args:
         rank: of this process.
@@ -53,15 +57,24 @@ class SharedMemory:
         weakref.finalize(self, _close, self.own, self.files)
 
     def open(self, ranks: Sequence[tuple[int, Sequence[int], bytes]]) -> bool:
-        """Open all ranks' files, by process, file numbers there, and token; whether these are the files.
+        """Open all ranks' files, by process, file numbers there, and token; whether these are the
+        files.
 
-        They are not where those numbers mean something else: on another machine, in another container.
+        They are not where those numbers mean something else: on another machine, in another
+        container.
         """
         try:
             for rank, (process, numbers, _) in enumerate(ranks):
-                away = [] if rank == self.rank else [f"/proc/{process}/fd/{number}" for number in numbers]
+                away = (
+                    []
+                    if rank == self.rank
+                    else [f"/proc/{process}/fd/{number}" for number in numbers]
+                )
                 self.files.append([os.open(name, os.O_RDWR) for name in away] or self.own)
-            tokens = [[self._map(file)[:_TOKEN].numpy().tobytes() for file in files] for files in self.files]
+            tokens = [
+                [self._map(file)[:_TOKEN].numpy().tobytes() for file in files]
+                for files in self.files
+            ]
         except (OSError, ValueError):
             return False
         return tokens == [[token] * 4 for *_, token in ranks]
@@ -70,12 +83,18 @@ class SharedMemory:
         """As `Group.gather_objects`."""
         content = torch.frombuffer(bytearray(pickle.dumps(item)), dtype=torch.uint8)
         turn = self._write([content], [0] * len(self.files), 1)
-        return [pickle.loads(self._read(rank, turn).numpy().data) for rank in range(len(self.files))]
+        return [
+            pickle.loads(self._read(rank, turn).numpy().data) for rank in range(len(self.files))
+        ]
 
-    def all_to_all(self, parts: list[Tensor], send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> list[Tensor]:
+    def all_to_all(
+        self, parts: list[Tensor], send_sizes: Sequence[int], receive_sizes: Sequence[int]
+    ) -> list[Tensor]:
         """As `Group.all_to_all`."""
         turn, item = self._write(parts, [0, *accumulate(send_sizes)][:-1]), parts[0].itemsize
-        return [self._read(r, turn, n * item).view(parts[0].dtype) for r, n in enumerate(receive_sizes)]
+        return [
+            self._read(r, turn, n * item).view(parts[0].dtype) for r, n in enumerate(receive_sizes)
+        ]
 
     def gather_parts(self, parts: list[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """As `Group.gather_parts`."""
@@ -83,7 +102,8 @@ class SharedMemory:
         return [self._read(r, turn, n * item).view(parts[0].dtype) for r, n in enumerate(sizes)]
 
     def _write(self, parts: list[Tensor], begins: Sequence[int], what: int = 0) -> int:
-        """Write `parts`, in which each rank's share begins at its one of `begins`, and wait for the others.
+        """Write `parts`, in which each rank's share begins at its one of `begins`, and wait for the
+        others.
 
         What the files are for is `what` (`_last`). Returns which of them was written.
         """
@@ -93,13 +113,16 @@ class SharedMemory:
         if os.fstat(file).st_size < size:
             os.ftruncate(file, size)
         memory = self._map(file)
-        memory[_TOKEN : _TOKEN + 8 * len(begins)].view(torch.int64).copy_(torch.tensor(begins) * kind.itemsize)
+        memory[_TOKEN : _TOKEN + 8 * len(begins)].view(torch.int64).copy_(
+            torch.tensor(begins) * kind.itemsize
+        )
         torch.cat(parts, out=memory[_HEAD:size].view(kind))
         self.meet()
         return turn
 
     def _read(self, rank: int, turn: int, size: int | None = None) -> Tensor:
-        """What `rank` has written for this one, uint8: `size` bytes, or to the file's end; where it lies."""
+        """What `rank` has written for this one, uint8: `size` bytes, or to the file's end; where it
+        lies."""
         memory = self._map(self.files[rank][turn])
         begin = _HEAD + int(memory[_TOKEN + 8 * self.rank :][:8].view(torch.int64))
         return memory[begin:] if size is None else memory[begin : begin + size]
@@ -117,7 +140,9 @@ def _close(own: list[int], files: list[list[int]]) -> None:
         os.close(file)
 
 
-def joined(rank: int, size: int, gather: Callable[[Any], list[Any]], meet: Callable[[], None]) -> SharedMemory | None:
+def joined(
+    rank: int, size: int, gather: Callable[[Any], list[Any]], meet: Callable[[], None]
+) -> SharedMemory | None:
     """The memory that all ranks share; None, on every rank, where they cannot.
 
     Args:

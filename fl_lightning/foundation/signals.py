@@ -12,7 +12,8 @@ from typing import Any
 
 @contextlib.contextmanager
 def answered(answer: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
-    """Have `answer` called when one of these signals comes within the block; afterwards all is as it was.
+    """Have `answer` called when one of these signals comes within the block; afterwards all is as
+    it was.
 
     Beside the main thread, where Python takes no signals, nothing changes: the caller handles them.
     """
@@ -44,7 +45,8 @@ def unwind(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def unwinding() -> Iterator[None]:
-    """Unwind the stack on Ctrl-C, unless this process ignores it (a background job of a shell), and on SIGTERM."""
+    """Unwind the stack on Ctrl-C, unless this process ignores it (a background job of a shell), and
+    on SIGTERM."""
     _came.clear()
     hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with answered(unwind, *([signal.SIGINT] if hears else []), signal.SIGTERM):
@@ -57,15 +59,16 @@ def came() -> int | None:
 
 
 def raise_swallowed() -> None:
-    """Raise again what a signal has raised and a library has caught, as many do around an optional import."""
+    """Raise again what a signal has raised and a library has caught, as many do around an optional
+    import."""
     if _came and signal.getsignal(signal.SIGTERM) is unwind:
         raise KeyboardInterrupt if _came[0] == signal.SIGINT else Terminated
 
 
 @contextlib.contextmanager
 def leaving(line: Callable[[], str]) -> Iterator[None]:
-    """Say `line` and end the process at once where a signal comes that would unwind the stack: no library can catch
-    that. For blocks that have nothing to close."""
+    """Say `line` and end the process at once where a signal comes that would unwind the stack: no
+    library can catch that. For blocks that have nothing to close."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         os.write(2, f"{line()}\n".encode())

@@ -1,4 +1,5 @@
-"""Methods: one small file each. A method states only how it differs from FedAvg, which is `Method` itself."""
+"""Methods: one small file each. A method states only how it differs from FedAvg, which is `Method`
+itself."""
 
 from fl_lightning.configuration.search import Choice, LogRange, Range, Whole, searched
 from fl_lightning.methods.base import Method, Scope

@@ -15,14 +15,18 @@ from fl_lightning.core import RunContext, Server
 from fl_lightning.methods.serveroptimizer import ServerOptimizer
 
 STEPS = "server.steps"
-"""In the server's memory: how many steps the server has taken, of which the bias correction depends."""
+"""In the server's memory: how many steps the server has taken, of which the bias correction
+depends."""
 
 
 @dataclass(frozen=True)
 class Adaptive(ServerOptimizer, ABC):
-    """Base of Algorithm 2: m <- beta1 m + (1 - beta1) change, w <- w + server_lr m / (sqrt(v) + tau)."""
+    """Base of Algorithm 2: m <- beta1 m + (1 - beta1) change, w <- w + server_lr m / (sqrt(v) +
+    tau)."""
 
-    server_lr: PositiveFloat = searched(0.1, LogRange(0.001, 1), "the decades in which the paper's best values lie")
+    server_lr: PositiveFloat = searched(
+        0.1, LogRange(0.001, 1), "the decades in which the paper's best values lie"
+    )
     beta1: ShareBelow1 = 0.9
     tau: PositiveAdamRate = searched(1e-3, LogRange(1e-5, 1e-1), "the paper's grid")
     update: Literal["paper", "code"] = "paper"

@@ -16,22 +16,26 @@ from fl_lightning.methods.base import Method, check_plain_steps
 
 @dataclass(frozen=True)
 class APFL(Method):
-    """FedAvg, and a personal model v of which a mixture alpha v + (1 - alpha) w with the local model w is scored.
+    """FedAvg, and a personal model v of which a mixture alpha v + (1 - alpha) w with the local
+    model w is scored.
 
-    Step, with g the gradient at the mixture: w <- w - lr grad f(w), v <- v - lr alpha g,
-    alpha <- alpha - lr <v - w, g>, clipped to [0, 1]; all on the same batch, from the values before the step.
+    Step, with g the gradient at the mixture: w <- w - lr grad f(w), v <- v - lr alpha g, alpha <-
+    alpha - lr <v - w, g>, clipped to [0, 1]; all on the same batch, from the values before the
+    step.
 
     Args:
         alpha: weight of v at first. 0.5: the authors' code.
-        adaptive: whether each client learns its alpha, in every step as in the paper (the authors' code: in a round's
-            first, and only if it is asked to).
+        adaptive: whether each client learns its alpha, in every step as in the paper (the authors'
+            code: in a round's first, and only if it is asked to).
     """
 
     family = "two models"
     judge = "after"
     client_memory = True
 
-    alpha: UnitInterval = searched(0.5, Range(0.1, 0.9), "from nearly the local model to nearly the personal one alone")
+    alpha: UnitInterval = searched(
+        0.5, Range(0.1, 0.9), "from nearly the local model to nearly the personal one alone"
+    )
     adaptive: bool = True
 
     def check(self, run: RunContext) -> None:
@@ -61,11 +65,16 @@ class APFL(Method):
         v.add_(of_mixture, alpha=-client.lr * alpha)
         v[end:] = mixture[end:]
         if self.adaptive:
-            client.memory["alpha"] = torch.tensor(min(max(alpha - client.lr * slope, 0.0), 1.0), dtype=torch.float64)
+            client.memory["alpha"] = torch.tensor(
+                min(max(alpha - client.lr * slope, 0.0), 1.0), dtype=torch.float64
+            )
         return loss
 
     def personal(self, client: Client) -> Tensor:
-        """The mixture, exact at both ends. Its running statistics are kept with v: those of its own passes."""
+        """The mixture, exact at both ends. Its running statistics are kept with v: those of its own
+        passes."""
         mixture, columns = client["personal"].clone(), client.layout.parameters
-        mixture[columns] = torch.lerp(client["model"][columns], mixture[columns], float(client.memory["alpha"]))
+        mixture[columns] = torch.lerp(
+            client["model"][columns], mixture[columns], float(client.memory["alpha"])
+        )
         return mixture

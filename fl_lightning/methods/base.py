@@ -1,4 +1,5 @@
-"""What a method of personalised federated learning is: a frozen object that states only its difference from FedAvg."""
+"""What a method of personalised federated learning is: a frozen object that states only its
+difference from FedAvg."""
 
 from __future__ import annotations
 
@@ -14,7 +15,18 @@ from torch import Tensor, nn
 from fl_lightning.callbacks.relations import Alone, Relation, SampleCounts, Uniform
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import Needs, check_ranges
-from fl_lightning.core import Beside, Block, Client, GroupServer, Payload, Phase, Rule, RunContext, Server, Slot
+from fl_lightning.core import (
+    Beside,
+    Block,
+    Client,
+    GroupServer,
+    Payload,
+    Phase,
+    Rule,
+    RunContext,
+    Server,
+    Slot,
+)
 from fl_lightning.methods.common.basics import check_classes
 from fl_lightning.methods.common.beside import declared
 from fl_lightning.methods.common.samples import Phases, private_phases
@@ -23,20 +35,22 @@ Scope = Literal["shared", "personal", "uploaded"]
 """shared: sent both ways. personal: never sent. uploaded: sent to the server only."""
 
 MOST = 1000.0
-"""Beyond it (ours) no learning rate of Adam's and no multiple of a batch makes sense, nor fits into memory."""
+"""Beyond it (ours) no learning rate of Adam's and no multiple of a batch makes sense, nor fits into
+memory."""
 
 _LIKE = 0.8
-"""How alike a function's name and a hook's may be (difflib's ratio): `recieve` is 0.86, and what the methods here
-call their own helpers is below 0.75."""
+"""How alike a function's name and a hook's may be (difflib's ratio): `recieve` is 0.86, and what
+the methods here call their own helpers is below 0.75."""
 
 
 @dataclass(frozen=True)
 class Method:
     """FedAvg, and the base of all methods: each overrides what it does differently.
 
-    Fields of a subclass are its hyper-parameters: they are the arguments in YAML and on the command line. Those that
-    are `searched` say where `fl-train tune` looks for their value. A method holds no state (it is frozen): what
-    survives a round lies in the clients' vectors and memory and in the server's.
+    Fields of a subclass are its hyper-parameters: they are the arguments in YAML and on the command
+    line. Those that are `searched` say where `fl-train tune` looks for their value. A method holds
+    no state (it is frozen): what survives a round lies in the clients' vectors and memory and in
+    the server's.
 
     Raises:
         TypeError: a subclass has a function named nearly as a hook: nobody would call it.
@@ -45,15 +59,16 @@ class Method:
     family: ClassVar[str] = "your own"
     """The idea that it belongs to, as `fl-train list methods` groups them."""
     judge: ClassVar[Literal["before", "after", "global", "finetuned"]] = "global"
-    """Which model is scored by default: the client's before or after its local training, the global one, or its
-    fine-tuned copy."""
+    """Which model is scored by default: the client's before or after its local training, the global
+    one, or its fine-tuned copy."""
     starts: ClassVar[Literal["own", "server", "both"]] = "server"
-    """What `receive` makes the client's model: its own as it was, what it has received, or something of both."""
+    """What `receive` makes the client's model: its own as it was, what it has received, or
+    something of both."""
     features: ClassVar[bool] = False
     """Whether own losses, passes or predictions look at features (what the classifier sees)."""
     adapts: ClassVar[bool] = False
-    """Whether a client's model is its own even where it has only what the server sent: `personal`, `prepare` or
-    `outputs` look at its data or memory."""
+    """Whether a client's model is its own even where it has only what the server sent: `personal`,
+    `prepare` or `outputs` look at its data or memory."""
     classes: ClassVar[bool] = False
     """Whether it works with classes: a regression, which has none, is refused."""
     statistics: ClassVar[bool] = False
@@ -63,28 +78,43 @@ class Method:
     changes_download: ClassVar[bool] = False
     """Whether `broadcast` may leave out blocks that `scope` sends."""
     changes_upload: ClassVar[bool] = False
-    """Whether `upload` may send another vector than the client's own model, or other blocks than `scope` says."""
+    """Whether `upload` may send another vector than the client's own model, or other blocks than
+    `scope` says."""
     client_memory: ClassVar[bool] = False
-    """Whether `init_client` gives anything, or hooks ask how many rounds a client has taken part in."""
+    """Whether `init_client` gives anything, or hooks ask how many rounds a client has taken part
+    in."""
     everyone_first: ClassVar[bool] = False
-    """Whether all clients take part in the first round, whatever the participation: a method that begins with what it
-    must know of everybody."""
+    """Whether all clients take part in the first round, whatever the participation: a method that
+    begins with what it must know of everybody."""
     needs: ClassVar[tuple[Needs, ...]] = ()
     """Rules between its arguments."""
     newcomers: ClassVar[Rule | None] = None
-    """What a client is given that has been in no round; None: as `scope` and the relation let it (`engine.joining`)."""
+    """What a client is given that has been in no round; None: as `scope` and the relation let it
+    (`engine.joining`)."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        hooks = [name for name, value in vars(Method).items() if isfunction(value) and not name.startswith("_")]
+        hooks = [
+            name
+            for name, value in vars(Method).items()
+            if isfunction(value) and not name.startswith("_")
+        ]
         for name, value in vars(cls).items():
-            if not isfunction(value) or name.startswith("_") or any(hasattr(base, name) for base in cls.__bases__):
+            if (
+                not isfunction(value)
+                or name.startswith("_")
+                or any(hasattr(base, name) for base in cls.__bases__)
+            ):
                 continue
             if like := get_close_matches(name, hooks, 1, _LIKE):
-                raise TypeError(f"{cls.__name__}.{name} would never be called: is it {like[0]}? Else begin it with _")
+                raise TypeError(
+                    f"{cls.__name__}.{name} would never be called: is it {like[0]}? Else begin it "
+                    f"with _"
+                )
 
     def __post_init__(self) -> None:
-        """Raise `BadInput` for an argument that its type, or a rule of `needs`, does not allow (`ranges`)."""
+        """Raise `BadInput` for an argument that its type, or a rule of `needs`, does not allow
+        (`ranges`)."""
         check_ranges(self, "method")
         for rule in self.needs:
             rule.check(vars(self), "method")
@@ -97,7 +127,8 @@ class Method:
     # ---------------------------------------------------------------- the model
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
-        """The network that clients train: the user's, or one with modules added (a second classifier, a gate)."""
+        """The network that clients train: the user's, or one with modules added (a second
+        classifier, a gate)."""
         return model
 
     def slots(self) -> dict[str, Slot]:
@@ -115,11 +146,13 @@ class Method:
         return SampleCounts()
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
-        """Named tensors that the server keeps in its memory, equal on every rank, with their first values."""
+        """Named tensors that the server keeps in its memory, equal on every rank, with their first
+        values."""
         return {}
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
-        """What each client of the cohort is sent (this rank's): the global model, or its own mix by the relation."""
+        """What each client of the cohort is sent (this rank's): the global model, or its own mix by
+        the relation."""
         relation = server.run.relation
         sent: dict[int, Payload] = {}
         for group in server.groups:
@@ -130,7 +163,8 @@ class Method:
         return sent
 
     def aggregate(self, server: Server) -> None:
-        """The cohort has answered: what the relation learns of it, and the new global model, where there is one."""
+        """The cohort has answered: what the relation learns of it, and the new global model, where
+        there is one."""
         relation = server.run.relation
         relation.learn(server)
         for group in server.groups:
@@ -140,19 +174,20 @@ class Method:
     # ---------------------------------------------------------------- a client: on its home rank
 
     def init_client(self, run: RunContext) -> dict[str, Tensor]:
-        """Named tensors (on the CPU) that a client keeps in its memory, with their first values (`client_memory`)."""
+        """Named tensors (on the CPU) that a client keeps in its memory, with their first values
+        (`client_memory`)."""
         return {}
 
     def receive(self, client: Client, payload: Payload) -> Iterable[Phase] | None:
-        """`payload` has arrived. The client's model is then scored as `before`; a method that must train
-        for it yields phases."""
+        """`payload` has arrived. The client's model is then scored as `before`; a method that must
+        train for it yields phases."""
         if self.starts == "server":
             client.overwrite(payload)
         return None
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
-        """Local training. Where this is a generator, what follows a `yield` runs when that phase is done
-        (`client.fits[-1]` is what it came to)."""
+        """Local training. Where this is a generator, what follows a `yield` runs when that phase is
+        done (`client.fits[-1]` is what it came to)."""
         return [Phase()]
 
     def upload(self, client: Client, payload: Payload) -> Payload:
@@ -160,20 +195,22 @@ class Method:
         return Payload(client.layout, client["model"], client.group.up_mask.copy())
 
     def beside(self) -> dict[str, Beside]:
-        """What uploads hold in `statistics` and `extra`, by name: what is not declared cannot be protected."""
+        """What uploads hold in `statistics` and `extra`, by name: what is not declared cannot be
+        protected."""
         return declared(self)
 
     def private_phases(self) -> Phases | str:
-        """Epochs of each phase of a round (None: the federation's length), where all that is kept and uploaded follows
-        from the optimiser's steps down the task loss on all of the client's samples; else, in words, what else it makes
-        of samples (`optimizer.privacy`)."""
+        """Epochs of each phase of a round (None: the federation's length), where all that is kept
+        and uploaded follows from the optimiser's steps down the task loss on all of the client's
+        samples; else, in words, what else it makes of samples (`optimizer.privacy`)."""
         return private_phases(self)
 
-    # ---------------------------------------------------------------- a client that has been in no round
+    # ----------------------------------------------------------- a client that has been in no round
 
     def admit(self, server: Server, client: Client) -> None:
-        """A newcomer is about to take part: what the server sets for it (every rank). Its model begins as the global
-        one, or as the mean of all; the tensors of `init_server` have room for one client more."""
+        """A newcomer is about to take part: what the server sets for it (every rank). Its model
+        begins as the global one, or as the mean of all; the tensors of `init_server` have room for
+        one client more."""
 
     def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """A newcomer's local training."""
@@ -182,22 +219,24 @@ class Method:
     # ---------------------------------------------------------------- scores
 
     def personal(self, client: Client) -> Tensor:
-        """The vector (D,) that is scored before and after local training and exported; fine-tuned, where there is no
-        global model."""
+        """The vector (D,) that is scored before and after local training and exported; fine-tuned,
+        where there is no global model."""
         return client["model"]
 
     def global_model(self, group: GroupServer, client: int) -> Tensor | None:
-        """The vector (D,) that is scored as the client's global model, after aggregation; None: there is none."""
+        """The vector (D,) that is scored as the client's global model, after aggregation; None:
+        there is none."""
         whole = group.group.down_mask[group.layout.is_parameter].all()
         return group["model"] if group.server.run.relation.is_global and whole else None
 
     def prepare(self, client: Client, vector: Tensor, kind: str) -> dict[str, Tensor]:
-        """What `outputs` needs beside the model `vector` (D,), which is about to be scored as `kind`: made once, it
-        is kept in `client.prepared`."""
+        """What `outputs` needs beside the model `vector` (D,), which is about to be scored as
+        `kind`: made once, it is kept in `client.prepared`."""
         return {}
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
-        """Class scores (batch, classes) of the bound model, which is scored as `kind` (before, after, global, ...)."""
+        """Class scores (batch, classes) of the bound model, which is scored as `kind` (before,
+        after, global, ...)."""
         scores: Tensor = client.module.model(x)
         return scores
 
@@ -230,7 +269,8 @@ class OwnClassifier(Method):
 
 @dataclass(frozen=True)
 class OwnStatistics(Method):
-    """Base: parameters travel; running statistics stay each client's own, since mixes of them belong to no model."""
+    """Base: parameters travel; running statistics stay each client's own, since mixes of them
+    belong to no model."""
 
     def scope(self, block: Block) -> Scope:
         """Running statistics stay."""
@@ -239,7 +279,8 @@ class OwnStatistics(Method):
 
 @dataclass(frozen=True)
 class PlainMean(Method):
-    """Base: the global model is the plain mean, in which clients weigh the same whatever their samples."""
+    """Base: the global model is the plain mean, in which clients weigh the same whatever their
+    samples."""
 
     def relation(self) -> Relation:
         """The plain mean."""
@@ -247,7 +288,8 @@ class PlainMean(Method):
 
 
 def move_on(group: GroupServer, old: Tensor, size: float) -> None:
-    """Have the group's new global model be old + size (new - old) on its parameters; exact where size is 0 or 1.
+    """Have the group's new global model be old + size (new - old) on its parameters; exact where
+    size is 0 or 1.
 
     Running statistics stay what they are: beyond the new ones a variance might be negative.
     """
@@ -257,7 +299,10 @@ def move_on(group: GroupServer, old: Tensor, size: float) -> None:
 
 def check_plain_steps(run: RunContext) -> None:
     """Raise `BadInput` unless the optimiser's step is w - lr g: what a method's own steps are."""
-    config, needs = run.config.optimizer, f"{run.method_name} takes steps w - lr g of its own: it must be"
+    config, needs = (
+        run.config.optimizer,
+        f"{run.method_name} takes steps w - lr g of its own: it must be",
+    )
     check("optimizer.name", config.name, config.name == "sgd", f"{needs} sgd")
     check("optimizer.momentum", config.momentum, not config.momentum, f"{needs} 0")
     check("optimizer.weight_decay", config.weight_decay, not config.weight_decay, f"{needs} 0")
@@ -266,7 +311,11 @@ def check_plain_steps(run: RunContext) -> None:
 
 
 def check_no_scaling(run: RunContext) -> None:
-    """Raise `BadInput` where losses must be scaled: a method's own gradients are not, and steps may be left out."""
+    """Raise `BadInput` where losses must be scaled: a method's own gradients are not, and steps may
+    be left out."""
     precision = run.config.fabric.precision
-    allowed = f"{run.method_name} needs steps and gradients without scaled losses, such as with bf16-mixed"
+    allowed = (
+        f"{run.method_name} needs steps and gradients without scaled losses, such as with "
+        f"bf16-mixed"
+    )
     check("fabric.precision", precision, precision != "16-mixed", allowed)

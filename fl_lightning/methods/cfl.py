@@ -1,5 +1,5 @@
-"""CFL: Sattler, Mueller, Samek: Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under
-Privacy Constraints. IEEE TNNLS 2020.
+"""CFL: Sattler, Mueller, Samek: Clustered Federated Learning: Model-Agnostic Distributed Multitask
+Optimization under Privacy Constraints. IEEE TNNLS 2020.
 """
 
 from __future__ import annotations
@@ -18,23 +18,30 @@ from fl_lightning.methods.common.clusters import average
 
 @dataclass(frozen=True)
 class CFL(Clustered):
-    """FedAvg within clusters; a cluster whose mean update is small, but a client's update large, is split by angle.
+    """FedAvg within clusters; a cluster whose mean update is small, but a client's update large, is
+    split by angle.
 
-    That is if ||mean update|| < eps1 and max ||update|| > eps2 among more than two clients; updates are changes of
-    the parameters in this round. Means are weighted by samples, as FedAvg's (the authors' code: plain). Who has not
-    answered in that round stays with one half. Scored: the cluster's model.
+    That is if ||mean update|| < eps1 and max ||update|| > eps2 among more than two clients; updates
+    are changes of the parameters in this round. Means are weighted by samples, as FedAvg's (the
+    authors' code: plain). Who has not answered in that round stays with one half. Scored: the
+    cluster's model.
 
     Args:
         eps1: the mean's bound. 0.4: the authors' code.
-        eps2: the largest update's bound. 1.6: the authors' code. Both depend on model, learning rate and epochs.
+        eps2: the largest update's bound. 1.6: the authors' code. Both depend on model, learning
+            rate and epochs.
         first_round: no split before. 21: the authors' code.
     """
 
     family = "clusters"
 
-    eps1: NonNegativeFloat = searched(0.4, LogRange(0.04, 4), "a decade around the authors': it depends on the model")
+    eps1: NonNegativeFloat = searched(
+        0.4, LogRange(0.04, 4), "a decade around the authors': it depends on the model"
+    )
     eps2: NonNegativeFloat = searched(1.6, LogRange(0.16, 16), "as eps1")
-    first_round: NonNegativeInt = searched(21, Whole(2, 21), "up to the authors', which short runs do not reach")
+    first_round: NonNegativeInt = searched(
+        21, Whole(2, 21), "up to the authors', which short runs do not reach"
+    )
 
     def aggregate(self, server: Server) -> None:
         """Split, then the mean of each cluster."""
@@ -45,7 +52,8 @@ class CFL(Clustered):
         average(server, cluster, server.run.relation, server.answered)
 
     def leaving(self, server: Server, who: list[int]) -> list[int]:
-        """Those of a cluster's clients (who have answered) that leave it now: one of two halves, or nobody."""
+        """Those of a cluster's clients (who have answered) that leave it now: one of two halves, or
+        nobody."""
         if server.round < self.first_round or len(who) <= 2:
             return []
         group, shares = server.only, server.shares(who)
@@ -56,9 +64,12 @@ class CFL(Clustered):
 
 
 def halves(G: Tensor) -> list[int]:
-    """Which of two clusters, 0 or 1, each of n updates is in: complete linkage on 1 - cosine; G (n, n): products."""
+    """Which of two clusters, 0 or 1, each of n updates is in: complete linkage on 1 - cosine; G (n,
+    n): products."""
     from sklearn.cluster import AgglomerativeClustering
 
     norm = G.diagonal().clamp_min(0).sqrt().clamp_min(1e-30)
     distance = (1 - G / norm[:, None] / norm).clamp_min(0).fill_diagonal_(0)
-    return list(AgglomerativeClustering(2, metric="precomputed", linkage="complete").fit_predict(distance))
+    return list(
+        AgglomerativeClustering(2, metric="precomputed", linkage="complete").fit_predict(distance)
+    )

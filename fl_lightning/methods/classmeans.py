@@ -9,14 +9,26 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, PureLoss, RunContext, Server, Tensors
+from fl_lightning.core import (
+    Batch,
+    Client,
+    Module,
+    Objective,
+    Payload,
+    Phase,
+    PureLoss,
+    RunContext,
+    Server,
+    Tensors,
+)
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.class_means import class_means, laid_out, merged, no_means, tell
 
 
 @dataclass(frozen=True)
 class ClassMeans(Method, ABC):
-    """Base: after local training clients tell mean features by class; the server sends the means of these to all."""
+    """Base: after local training clients tell mean features by class; the server sends the means of
+    these to all."""
 
     judge = "after"
     features = True
@@ -25,11 +37,13 @@ class ClassMeans(Method, ABC):
     names: ClassVar[tuple[str, ...]] = ("features",)
     """What is exchanged of every class: its mean feature, and its mean soft prediction."""
     forget: ClassVar[bool] = False
-    """Whether the server forgets a class that nobody told in a round; else it keeps what it knew."""
+    """Whether the server forgets a class that nobody told in a round; else it keeps what it
+    knew."""
 
     @property
     def uniform(self) -> bool:
-        """Whether the server's mean weighs clients the same, and not by their samples of the class."""
+        """Whether the server's mean weighs clients the same, and not by their samples of the
+        class."""
         return False
 
     @property
@@ -39,10 +53,12 @@ class ClassMeans(Method, ABC):
 
     @abstractmethod
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
-        """The task loss and what the known `means` (`features`, ... (C, ...), `known` (C,)) add to it, shape ()."""
+        """The task loss and what the known `means` (`features`, ... (C, ...), `known` (C,)) add to
+        it, shape ()."""
 
     def means(self, client: Client) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean features (C, d) and predictions (C, C) as they are told, and samples (C,), 0 where nothing is."""
+        """Mean features (C, d) and predictions (C, C) as they are told, and samples (C,), 0 where
+        nothing is."""
         return class_means(client)
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
@@ -53,7 +69,11 @@ class ClassMeans(Method, ABC):
         """With it what is known, class by class."""
         sent, memory = super().broadcast(server), server.memory
         for payload in sent.values() if memory["means.known"].any() else ():
-            tell(payload, {name: memory[f"means.{name}"] for name in self.names}, memory["means.known"])
+            tell(
+                payload,
+                {name: memory[f"means.{name}"] for name in self.names},
+                memory["means.known"],
+            )
         return sent
 
     def objective(self, client: Client, payload: Payload) -> Objective:

@@ -18,10 +18,13 @@ from fl_lightning.methods.common.clusters import model_of, settle
 
 @dataclass(frozen=True)
 class Clustered(Method, ABC):
-    """Base: a client is sent, and scored with, the model of its cluster. In the beginning there is one cluster."""
+    """Base: a client is sent, and scored with, the model of its cluster. In the beginning there is
+    one cluster."""
 
     several = False
-    newcomers = Rule("cluster of least loss on its samples (without any: the largest), then local training")
+    newcomers = Rule(
+        "cluster of least loss on its samples (without any: the largest), then local training"
+    )
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """`cluster` (N,): of every client."""
@@ -46,7 +49,8 @@ class KClusters(Clustered, ABC):
     """Base: there are so many clusters, each with the mean of its clients."""
 
     averages: ClassVar[Literal["cohort", "known"]] = "cohort"
-    """Whose models the means are of: of the clients that have answered, or of all that ever have."""
+    """Whose models the means are of: of the clients that have answered, or of all that ever
+    have."""
 
     clusters: PositiveInt = 4
     weighting: Literal["samples", "uniform"] = "uniform"

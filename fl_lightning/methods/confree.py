@@ -1,5 +1,5 @@
-"""ConFREE: Zheng, Hu, Yang, Zheng, Xu, Wang: ConFREE: Conflict-free Client Update Aggregation for Personalized
-Federated Learning. AAAI 2025.
+"""ConFREE: Zheng, Hu, Yang, Zheng, Xu, Wang: ConFREE: Conflict-free Client Update Aggregation for
+Personalized Federated Learning. AAAI 2025.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from fl_lightning.methods.common.conflicts import conflict_free
 
 @dataclass(frozen=True)
 class ConFREE(PlainMean):
-    """FedPer whose server keeps conflicting updates from cancelling, and goes further for the client worst off.
+    """FedPer whose server keeps conflicting updates from cancelling, and goes further for the
+    client worst off.
 
-    Server: w <- w + d + c ||d|| D_v / ||D_v||. d is the mean of the updates D_i, each less its projections on the D_j
-    with <D_i, D_j> < 0; v minimises <d, D_v> + c ||d|| ||D_v|| on the simplex, D_v = sum_j v_j D_j. So of all steps
-    within c ||d|| of d it is the one whose least <step, D_j> is greatest. Running statistics: the plain mean.
+    Server: w <- w + d + c ||d|| D_v / ||D_v||. d is the mean of the updates D_i, each less its
+        projections on the D_j
+    with <D_i, D_j> < 0; v minimises <d, D_v> + c ||d|| ||D_v|| on the simplex, D_v = sum_j v_j D_j.
+    So of all steps within c ||d|| of d it is the one whose least <step, D_j> is greatest. Running
+    statistics: the plain mean.
 
     Args:
         c: radius about the guidance vector d. 0.5: our choice, the middle of the paper's (0, 1).
-        by: one step for all that is exchanged (`model`: the paper's formula), or one for each `layer` (the authors'
-            code: each tensor).
+        by: one step for all that is exchanged (`model`: the paper's formula), or one for each
+            `layer` (the authors' code: each tensor).
         classifier: each client's `own`, as in methods that the paper adds this to, or `shared`.
         rescaled: the step is divided by 1 + c^2 (the authors' code).
     """

@@ -1,4 +1,5 @@
-"""KAPC that groups clients where held-out losses say so, in one layer, and judges shrunk steps (ours)."""
+"""KAPC that groups clients where held-out losses say so, in one layer, and judges shrunk steps
+(ours)."""
 
 from __future__ import annotations
 
@@ -18,18 +19,23 @@ from fl_lightning.methods.common.halves import measured, shrunk, train_halves
 
 @dataclass(frozen=True)
 class CrossKAPC(Method):
-    """FedAvg, until clients turn out to conflict: then one layer, the last or the first, is mixed within groups.
+    """FedAvg, until clients turn out to conflict: then one layer, the last or the first, is mixed
+    within groups.
 
-    Server: groups are read off the cosines of clients' steps in rounds 1 to 3. If they are distinct, rounds 4 to 6 try
-    them: each client begins from FedAvg's model, or with the last or the first layer of its group alone, without its
-    own model, and reports losses on samples that its training has not seen. What wins stays. Scored: the step from
-    what was received, made smaller by the share of noise in it, which two halves of the samples give in round 1.
+    Server: groups are read off the cosines of clients' steps in rounds 1 to 3. If they are
+        distinct, rounds 4 to 6 try
+    them: each client begins from FedAvg's model, or with the last or the first layer of its group
+        alone, without its
+    own model, and reports losses on samples that its training has not seen. What wins stays.
+    Scored: the step from what was received, made smaller by the share of noise in it, which two
+    halves of the samples give in round 1.
 
     Args:
-        guard: how distinct groups must be to be tried, d'; a normal sample has 2.7. 4: our choice, on validation data
-            (docs/decisions/0031). Beyond any d' it is FedAvg judged by shrunk steps.
-        exponent: a step counts (1 - share of noise)^exponent times. 1 is James and Stein's; 0: judged as trained. 0.5:
-            our choice, likewise.
+        guard: how distinct groups must be to be tried, d'; a normal sample has 2.7. 4: our choice,
+            on validation data (docs/decisions/0031). Beyond any d' it is FedAvg judged by shrunk
+            steps.
+        exponent: a step counts (1 - share of noise)^exponent times. 1 is James and Stein's; 0:
+            judged as trained. 0.5: our choice, likewise.
     """
 
     family = "mixing"
@@ -56,7 +62,8 @@ class CrossKAPC(Method):
         return CrossFittedCube(self.guard)
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
-        """FedAvg's model, or the client's own mix; once its share of noise, and whether it is to report losses."""
+        """FedAvg's model, or the client's own mix; once its share of noise, and whether it is to
+        report losses."""
         return cast(CrossFittedCube, server.run.relation).sent(server)
 
     def aggregate(self, server: Server) -> None:
@@ -72,7 +79,8 @@ class CrossKAPC(Method):
         client.memory["share"] = payload.statistics.get("share", client.memory["share"]).cpu()
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
-        """Local training; in the first round and where losses are asked for of two halves, whose mean is kept."""
+        """Local training; in the first round and where losses are asked for of two halves, whose
+        mean is kept."""
         if client.rounds and TRIAL not in payload.statistics:
             yield Phase()
         elif halves := (yield from train_halves(client)):
@@ -84,7 +92,9 @@ class CrossKAPC(Method):
 
     def personal(self, client: Client) -> Tensor:
         """The received model, and the part of the step from it that is not noise."""
-        return shrunk(client, client["start"], client["model"], (1 - client.memory["share"]) ** self.exponent)
+        return shrunk(
+            client, client["start"], client["model"], (1 - client.memory["share"]) ** self.exponent
+        )
 
     def summary(self, run: RunContext) -> dict[str, Any]:
         """`grouped_layers`, and `client_groups` where there are any."""

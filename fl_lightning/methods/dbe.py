@@ -1,5 +1,5 @@
-"""DBE: Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan: Eliminating Domain Bias for Federated Learning in Representation
-Space. NeurIPS 2023.
+"""DBE: Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan: Eliminating Domain Bias for Federated Learning
+in Representation Space. NeurIPS 2023.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from fl_lightning.methods.common.classifiers import NewClassifier, Shifted, is_p
 
 @dataclass(frozen=True)
 class DBE(Method):
-    """FedAvg whose clients each add a personal vector to the features, and draw the features' mean to a global mean.
+    """FedAvg whose clients each add a personal vector to the features, and draw the features' mean
+    to a global mean.
 
-    Loss: CE at head(z + m_i) + kappa / 2 mean_d (u_i - u)^2, where u_i <- (1 - momentum) u_i + momentum (mean z of the
-    batch) begins a round at 0; m_i is never sent. u is the clients' mean u_i, by samples, of a first round in which all
-    train the initial model on CE alone and upload nothing else: training begins with the second round. A batch with
-    fewer samples than the others trains on CE alone and leaves u_i as it is.
+    Loss: CE at head(z + m_i) + kappa / 2 mean_d (u_i - u)^2, where u_i <- (1 - momentum) u_i +
+        momentum (mean z of the
+    batch) begins a round at 0; m_i is never sent. u is the clients' mean u_i, by samples, of a
+    first round in which all train the initial model on CE alone and upload nothing else: training
+    begins with the second round. A batch with fewer samples than the others trains on CE alone and
+    leaves u_i as it is.
 
     Args:
         kappa: weight of the mean's distance. 50: the authors' run script for a CNN.
-        momentum: of the running mean, mu. 1: the same (a round's u_i is then the mean of its last complete batch).
+        momentum: of the running mean, mu. 1: the same (a round's u_i is then the mean of its last
+            complete batch).
     """
 
     family = "partial sharing"
@@ -41,8 +45,12 @@ class DBE(Method):
     changes_upload = True
     everyone_first = True
 
-    kappa: NonNegativeFloat = searched(50.0, LogRange(1, 100), "around the authors' script's 50 (their program: 0)")
-    momentum: PositiveShare = searched(1.0, Range(0.1, 1.0), "from the authors' program's to their script's")
+    kappa: NonNegativeFloat = searched(
+        50.0, LogRange(1, 100), "around the authors' script's 50 (their program: 0)"
+    )
+    momentum: PositiveShare = searched(
+        1.0, Range(0.1, 1.0), "from the authors' program's to their script's"
+    )
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """With the vector m_i."""
@@ -66,10 +74,17 @@ class DBE(Method):
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
         """In the first round without m_i, and without u, which is not known yet."""
-        u = payload.extra["mean"].to(client["model"]) if self.kappa and "mean" in payload.extra else None
+        u = (
+            payload.extra["mean"].to(client["model"])
+            if self.kappa and "mean" in payload.extra
+            else None
+        )
         complete = min(client.run.config.federation.batch_size, len(client.data.train))
         pull = MeanPull(self.kappa, self.momentum, u, complete)
-        yield Phase(objective=Objective(loss=pull), trains=None if client.round > 1 else ~client.mask(is_personal))
+        yield Phase(
+            objective=Objective(loss=pull),
+            trains=None if client.round > 1 else ~client.mask(is_personal),
+        )
         client.scratch["mean"] = pull.running.float().cpu()
 
     def upload(self, client: Client, payload: Payload) -> Payload:
@@ -81,7 +96,8 @@ class DBE(Method):
         return sent
 
     def aggregate(self, server: Server) -> None:
-        """Also u, after the first round (in which nobody has uploaded a model: the mean is still the initial one)."""
+        """Also u, after the first round (in which nobody has uploaded a model: the mean is still
+        the initial one)."""
         super().aggregate(server)
         if server.round == 1:
             means = torch.stack([server.statistics[c]["mean"] for c in server.answered])

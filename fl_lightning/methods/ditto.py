@@ -1,4 +1,5 @@
-"""Ditto: Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021."""
+"""Ditto: Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization.
+ICML 2021."""
 
 from __future__ import annotations
 
@@ -15,13 +16,17 @@ from fl_lightning.methods.base import Method
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """FedAvg, and a personal model with a proximal term towards the global model as it was received.
+    """FedAvg, and a personal model with a proximal term towards the global model as it was
+    received.
 
-    Client: FedAvg's w, and v <- v - lr (grad f(v) + lam (v - w_received)) on the same batches. Scored: v.
+    Client: FedAvg's w, and v <- v - lr (grad f(v) + lam (v - w_received)) on the same batches.
+        Scored: v.
 
     Args:
-        lam: weight of (lam/2) ||v - w||^2; 0 is local training. 1: the middle of the authors' 0.1, 1 and 2.
-        personal_epochs: of the personal model; null: as long as the other one trains (the authors' code).
+        lam: weight of (lam/2) ||v - w||^2; 0 is local training. 1: the middle of the authors' 0.1,
+            1 and 2.
+        personal_epochs: of the personal model; null: as long as the other one trains (the authors'
+            code).
     """
 
     family = "two models"
@@ -35,8 +40,12 @@ class Ditto(Method):
         return {"personal": Slot()}
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
-        """The received model on the task, then the personal one, pulled towards what was received."""
-        return [Phase(), Phase("personal", client.proximal(payload, self.lam / 2), epochs=self.personal_epochs)]
+        """The received model on the task, then the personal one, pulled towards what was
+        received."""
+        return [
+            Phase(),
+            Phase("personal", client.proximal(payload, self.lam / 2), epochs=self.personal_epochs),
+        ]
 
     def personal(self, client: Client) -> Tensor:
         """The vector v."""

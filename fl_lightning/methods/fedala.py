@@ -1,5 +1,5 @@
-"""FedALA: Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for Personalized Federated
-Learning. AAAI 2023.
+"""FedALA: Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for
+Personalized Federated Learning. AAAI 2023.
 """
 
 from __future__ import annotations
@@ -20,19 +20,25 @@ from fl_lightning.methods.base import Method, check_no_scaling
 
 @dataclass(frozen=True)
 class FedALA(Method):
-    """FedAvg whose clients begin from their own mix, number by number, of the global and of their last model.
+    """FedAvg whose clients begin from their own mix, number by number, of the global and of their
+    last model.
 
-    In the top layers w^ = w_i + (w - w_i) W with weights W <- clip(W - eta grad f(w^) (w - w_i), 0, 1), learned on a
-    part of the client's data; below w^ = w. From w^ training goes as in FedAvg. Scored: w^, before it.
+    In the top layers w^ = w_i + (w - w_i) W with weights W <- clip(W - eta grad f(w^) (w - w_i), 0,
+    1), learned on a part of the client's data; below w^ = w. From w^ training goes as in FedAvg.
+    Scored: w^, before it.
 
     Args:
         eta: step on W. 1: the authors' code.
-        share: of the client's data, in batches, on which W is learned in a round. 0.8: the authors' code.
+        share: of the client's data, in batches, on which W is learned in a round. 0.8: the authors'
+            code.
         layers: top layers that are mixed. 1: the authors' code, where two tensors are meant.
-        threshold: at first W is learned until the losses of the last passes deviate by less. 0.1: the authors' code.
+        threshold: at first W is learned until the losses of the last passes deviate by less. 0.1:
+            the authors' code.
         window: so many passes are looked at. 10: the authors' code.
-        looks_at: the `mean` loss of a pass (our choice), or that of its `last` batch (the authors' code).
-        most: passes at most at first; later it is one. 50: our choice, the authors' code has no bound.
+        looks_at: the `mean` loss of a pass (our choice), or that of its `last` batch (the authors'
+            code).
+        most: passes at most at first; later it is one. 50: our choice, the authors' code has no
+            bound.
     """
 
     family = "mixing"
@@ -62,7 +68,8 @@ class FedALA(Method):
         top = client.columns(lambda b: b.above < self.layers)
 
         def mix() -> Tensor:
-            return torch.where(top, torch.lerp(own, received, blend), received)  # exact where W is 0 or 1
+            # exact where W is 0 or 1
+            return torch.where(top, torch.lerp(own, received, blend), received)
 
         def step(_: Client, batch: Batch) -> Tensor:
             loss, gradient = client.gradient(mix(), batch)
@@ -74,7 +81,9 @@ class FedALA(Method):
         last: list[Tensor] = []
         for _ in range(self.most if client.rounds == 1 else min(client.rounds, 1)):
             yield Phase("blend", epochs=self.share, step=step, by_gradient=True, purpose="blend")
-            losses.append(float(last[0] if self.looks_at == "last" and last else client.fits[-1].loss))
+            losses.append(
+                float(last[0] if self.looks_at == "last" and last else client.fits[-1].loss)
+            )
             if len(losses) > self.window and pstdev(losses[-self.window :]) < self.threshold:
                 break
         own.copy_(mix())

@@ -1,5 +1,5 @@
-"""FedAlign: Mendieta, Yang, Wang, Lee, Ding, Chen: Local Learning Matters: Rethinking Data Heterogeneity in Federated
-Learning. CVPR 2022.
+"""FedAlign: Mendieta, Yang, Wang, Lee, Ding, Chen: Local Learning Matters: Rethinking Data
+Heterogeneity in Federated Learning. CVPR 2022.
 """
 
 from __future__ import annotations
@@ -13,23 +13,35 @@ from torch import Tensor, nn
 
 from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveShare
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, PureLoss, RunContext, Tensors
+from fl_lightning.core import (
+    Batch,
+    Client,
+    Module,
+    Objective,
+    Payload,
+    Phase,
+    PureLoss,
+    RunContext,
+    Tensors,
+)
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.lipschitz import check_block, last_block, stretch_gap, watched
 
 
 @dataclass(frozen=True)
 class FedAlign(Method):
-    """FedAvg whose local loss draws the Lipschitz constant of a slimmed last block to the whole block's.
+    """FedAvg whose local loss draws the Lipschitz constant of a slimmed last block to the whole
+    block's.
 
-    Local loss: CE + mu (CE / L, held constant) L with L = MSE(k_slim, k), k the spectral norm of a b^T / (H W) of a
-    block's input a and output b. The slim block is the block's first channels, on the first channels of its own input;
-    neither that nor k, of the whole block, has a gradient.
+    Local loss: CE + mu (CE / L, held constant) L with L = MSE(k_slim, k), k the spectral norm of a
+    b^T / (H W) of a block's input a and output b. The slim block is the block's first channels, on
+    the first channels of its own input; neither that nor k, of the whole block, has a gradient.
 
     Args:
         mu: weight of the term, whose value is mu times CE; 0 is FedAvg. 0.45: paper.
         width: share of the channels that are left. 0.25: paper.
-        block: dotted name of the block; null: the network's last own module before the classifier (ResNet: `layer4`).
+        block: dotted name of the block; null: the network's last own module before the classifier
+            (ResNet: `layer4`).
     """
 
     family = "one global model"
@@ -65,7 +77,8 @@ class FedAlign(Method):
         return self.block or last_block(module.model, module.layout.head)
 
     def _try_block(self, run: RunContext, module: Module) -> float:
-        """Note and return the term's operations for a sample; raises `BadInput` where the block will not do."""
+        """Note and return the term's operations for a sample; raises `BadInput` where the block
+        will not do."""
         x = torch.zeros(2, *run.data.input_shape, device=run.device, dtype=run.dtype)
         _FLOPS[module.model] = check_block(module.model, self._block(module), x, self.width)
         return _FLOPS[module.model]

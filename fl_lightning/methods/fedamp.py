@@ -1,5 +1,5 @@
-"""FedAMP: Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID Data.
-AAAI 2021.
+"""FedAMP: Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on
+Non-IID Data. AAAI 2021.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from fl_lightning.methods.base import OwnStatistics
 
 @dataclass(frozen=True)
 class FedAMP(OwnStatistics):
-    """Every client has a proximal term towards its own mix of all models, in which similar models weigh more.
+    """Every client has a proximal term towards its own mix of all models, in which similar models
+    weigh more.
 
     Args:
-        lam: weight of the pull (lam / (2 alpha)) ||w - u||^2; 0 is local training. (With sigma None alpha has no unit,
-            and lam with it.)
-        alpha: step of the message passing, in units of sigma while that is None. 0.05: own weight stays above one half
-            with ten clients.
-        sigma: scale of squared distances between models; None takes the mean squared distance of the round. (With the
-            sigma = 1 of popular code every weight underflows and FedAMP is local training.)
-        sources: whose models are mixed; `known`, everyone who has uploaded and the cohort, is the paper's; `cohort`; or
-            `uploaded`: as `known`, but a client that has not uploaded yet (its model is the initial one) counts for
-            itself alone.
+        lam: weight of the pull (lam / (2 alpha)) ||w - u||^2; 0 is local training. (With sigma None
+            alpha has no unit, and lam with it.)
+        alpha: step of the message passing, in units of sigma while that is None. 0.05: own weight
+            stays above one half with ten clients.
+        sigma: scale of squared distances between models; None takes the mean squared distance of
+            the round. (With the sigma = 1 of popular code every weight underflows and FedAMP is
+            local training.)
+        sources: whose models are mixed; `known`, everyone who has uploaded and the cohort, is the
+            paper's; `cohort`; or `uploaded`: as `known`, but a client that has not uploaded yet
+            (its model is the initial one) counts for itself alone.
     """
 
     family = "mixing"
@@ -50,5 +52,6 @@ class FedAMP(OwnStatistics):
         return Attention(self.alpha, self.sigma, self.sources)
 
     def phases(self, client: Client, payload: Payload) -> list[Phase]:
-        """The client keeps its own model; the mix only pulls, by lam / (2 alpha) on every parameter."""
+        """The client keeps its own model; the mix only pulls, by lam / (2 alpha) on every
+        parameter."""
         return [Phase(objective=client.proximal(payload, self.lam / (2 * self.alpha)))]

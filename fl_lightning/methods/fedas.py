@@ -1,4 +1,5 @@
-"""FedAS: Yang, Huang, Ye: FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024."""
+"""FedAS: Yang, Huang, Ye: FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR
+2024."""
 
 from __future__ import annotations
 
@@ -19,18 +20,21 @@ from fl_lightning.methods.common.class_means import class_means, distance_by_cla
 
 @dataclass(frozen=True)
 class FedAS(OwnClassifier):
-    """FedPer whose received bodies are aligned with the old ones first, and averaged by clients' Fisher information.
+    """FedPer whose received bodies are aligned with the old ones first, and averaged by clients'
+    Fisher information.
 
-    Before its own training a client trains what it has received, for an epoch on sum_k mean ||z - mu_k||^2 / d over the
-    classes k of a batch, with mu_k the mean features that its own old body gives. The server weighs bodies by t_i, the
-    sum over the client's batches of ||grad||^2 of the mean loss after training. Scored: after local training.
+    Before its own training a client trains what it has received, for an epoch on sum_k mean ||z -
+    mu_k||^2 / d over the classes k of a batch, with mu_k the mean features that its own old body
+    gives. The server weighs bodies by t_i, the sum over the client's batches of ||grad||^2 of the
+    mean loss after training. Scored: after local training.
 
     Args:
         align_epochs: of the alignment; 0: none. 1: the authors' code, as the next two.
         align_lr: its learning rate (the run's optimiser takes the steps). 0.01.
         align_batch_size: its batches. 16.
         weighting: of bodies: `fisher` (paper) or `samples` (FedPer's).
-        batches: which t_i sums over: `all`, or the `whole` ones (the authors' code drops an incomplete last one).
+        batches: which t_i sums over: `all`, or the `whole` ones (the authors' code drops an
+            incomplete last one).
     """
 
     family = "partial sharing"
@@ -40,28 +44,37 @@ class FedAS(OwnClassifier):
     statistics = True
 
     align_epochs: NonNegativeFloat = 1
-    align_lr: NonNegativeFloat = searched(0.01, LogRange(0.001, 0.1), "a decade around the authors'")
+    align_lr: NonNegativeFloat = searched(
+        0.01, LogRange(0.001, 0.1), "a decade around the authors'"
+    )
     align_batch_size: PositiveInt = 16
     weighting: Literal["fisher", "samples"] = "fisher"
     batches: Literal["all", "whole"] = "all"
 
     def check(self, run: RunContext) -> None:
-        """The network must be able to train on the batches; what is uploaded is a gradient of no scaled loss."""
+        """The network must be able to train on the batches; what is uploaded is a gradient of no
+        scaled loss."""
         check_no_scaling(run)
         super().check(run)
         if self.align_epochs:
             check_batches(run, align_batch_size=self.align_batch_size)
 
     def receive(self, client: Client, payload: Payload) -> Iterator[Phase]:
-        """The received body, aligned with the old one's class means (in a copy of the client's own)."""
-        means = class_means(client)[0].to(client.run.device) if self.align_epochs else torch.empty(0)
+        """The received body, aligned with the old one's class means (in a copy of the client's
+        own)."""
+        means = (
+            class_means(client)[0].to(client.run.device) if self.align_epochs else torch.empty(0)
+        )
         client.overwrite(payload)
         if self.align_epochs:
             yield Phase(
                 objective=Objective(loss=PureLoss(distance_by_class, {"means": means})),
                 trains=client.mask(lambda b: not b.head),
-                epochs=self.align_epochs, lr=self.align_lr, batch_size=self.align_batch_size, purpose="align",
-            )  # fmt: skip
+                epochs=self.align_epochs,
+                lr=self.align_lr,
+                batch_size=self.align_batch_size,
+                purpose="align",
+            )
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body and t_i."""
@@ -77,4 +90,6 @@ class FedAS(OwnClassifier):
             t = torch.stack([server.statistics[c]["fisher"] for c in group.answered])
             weights = t / t.sum() if t.sum() > 0 else torch.full_like(t, 1 / len(t))
             group["model"] = group.mean(weights, group.answered, like=group["model"])
-            group.weighed = Weights(group.group, weights.expand(1, len(t), -1), group.answered, group.answered)
+            group.weighed = Weights(
+                group.group, weights.expand(1, len(t), -1), group.answered, group.answered
+            )

@@ -1,7 +1,8 @@
-"""FedAvg: McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient Learning of Deep Networks from
-Decentralized Data. AISTATS 2017.
+"""FedAvg: McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient Learning of Deep
+Networks from Decentralized Data. AISTATS 2017.
 
-Judged as the global model; `--evaluation.judge after` and `finetuned` give the two personalised readings of it.
+Judged as the global model; `--evaluation.judge after` and `finetuned` give the two personalised
+readings of it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""FedAvgM: Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification. arXiv:1909.06335, 2019.
+"""FedAvgM: Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated
+Visual Classification. arXiv:1909.06335, 2019.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ class FedAvgM(ServerOptimizer):
     """FedAvg with momentum on the server: v <- beta v + mean change, w <- w + server_lr v.
 
     Args:
-        server_lr: the server's step. 1: paper (Section 4.2), where momentum alone differs from FedAvg.
-        momentum: beta. 0.9: the paper's best of {0, 0.7, 0.9, 0.97, 0.99, 0.997} for most settings; 0 is FedAvg.
+        server_lr: the server's step. 1: paper (Section 4.2), where momentum alone differs from
+            FedAvg.
+        momentum: beta. 0.9: the paper's best of {0, 0.7, 0.9, 0.97, 0.99, 0.997} for most settings;
+            0 is FedAvg.
     """
 
-    momentum: ShareBelow1 = searched(0.9, Range(0.0, 0.99), "the paper's grid reaches from 0 to 0.997")
+    momentum: ShareBelow1 = searched(
+        0.9, Range(0.0, 0.99), "the paper's grid reaches from 0 to 0.997"
+    )
 
     def step(self, server: Server, change: Tensor) -> Tensor:
         """v."""

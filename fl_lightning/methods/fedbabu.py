@@ -1,4 +1,5 @@
-"""FedBABU: Oh, Kim, Yun: FedBABU: Towards Enhanced Representation for Federated Image Classification. ICLR 2022."""
+"""FedBABU: Oh, Kim, Yun: FedBABU: Towards Enhanced Representation for Federated Image
+Classification. ICLR 2022."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from fl_lightning.methods.base import OwnClassifier
 
 @dataclass(frozen=True)
 class FedBABU(OwnClassifier):
-    """FedAvg of the body alone, with the initial classifier fixed; after the last round clients fine-tune everything.
+    """FedAvg of the body alone, with the initial classifier fixed; after the last round clients
+    fine-tune everything.
 
-    Scored: a fine-tuned copy of body and first classifier (`evaluation.finetune_epochs`); as `global`: these unchanged.
+    Scored: a fine-tuned copy of body and first classifier (`evaluation.finetune_epochs`); as
+        `global`: these unchanged.
     The mean is by samples, as FedAvg's (the authors' code: plain).
     """
 
@@ -24,7 +27,8 @@ class FedBABU(OwnClassifier):
     newcomers = Rule("global body and first classifier, fine-tuned as a whole")
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
-        """The body; the classifier is left out of the optimiser, whose decay or momentum would move it."""
+        """The body; the classifier is left out of the optimiser, whose decay or momentum would move
+        it."""
         return [Phase(trains=client.mask(lambda b: not b.head))]
 
     def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:

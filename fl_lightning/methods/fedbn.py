@@ -1,4 +1,5 @@
-"""FedBN: Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization.
+"""FedBN: Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via Local Batch
+Normalization.
 
 ICLR 2021.
 """

@@ -1,5 +1,5 @@
-"""FedCAC: Wu, Liu, Niu, Zhu, Tang: Bold but Cautious: Unlocking the Potential of Personalized Federated Learning
-through Cautiously Aggressive Collaboration. ICCV 2023.
+"""FedCAC: Wu, Liu, Niu, Zhu, Tang: Bold but Cautious: Unlocking the Potential of Personalized
+Federated Learning through Cautiously Aggressive Collaboration. ICCV 2023.
 """
 
 from __future__ import annotations
@@ -21,29 +21,39 @@ from fl_lightning.methods.common.critical import alike, critical, overlaps, pack
 
 @dataclass(frozen=True)
 class FedCAC(Method):
-    """FedAvg, except each client's critical parameters, averaged only with clients whose critical ones are alike.
+    """FedAvg, except each client's critical parameters, averaged only with clients whose critical
+    ones are alike.
 
-    After local training those numbers are critical whose |(w_i - w) w_i| is among a tensor's greatest tau. A client
-    receives FedAvg's mean, and in place of its critical numbers the plain mean of its own model and of those j whose
-    O_ij = 1 - |M_i - M_j| / (2 |M_i|) reaches mean O + (t / beta) (max O - mean O); after beta rounds it is nearly
-    alone. Models and masks are those last uploaded; who has uploaded none receives the mean. The server puts both
-    together: one model comes down. Scored: after local training.
+    After local training those numbers are critical whose |(w_i - w) w_i| is among a tensor's
+    greatest tau. A client receives FedAvg's mean, and in place of its critical numbers the plain
+    mean of its own model and of those j whose O_ij = 1 - |M_i - M_j| / (2 |M_i|) reaches mean O +
+    (t / beta) (max O - mean O); after beta rounds it is nearly alone. Models and masks are those
+    last uploaded; who has uploaded none receives the mean. The server puts both together: one model
+    comes down. Scored: after local training.
 
     Args:
-        tau: share of critical numbers. 0.5: the authors' code for CIFAR-10 (0.4 for CIFAR-100); 0 is FedAvg.
-        beta: rounds until the threshold is the greatest overlap. 100: the authors' code for CIFAR-10 (170).
-        statistics_of: running statistics of BatchNorm are those of the `server`'s mean, as FedAvg's, or stay each
-            `client`'s own and do not travel (the authors' code); what becomes of them the paper leaves open.
+        tau: share of critical numbers. 0.5: the authors' code for CIFAR-10 (0.4 for CIFAR-100); 0
+            is FedAvg.
+        beta: rounds until the threshold is the greatest overlap. 100: the authors' code for
+            CIFAR-10 (170).
+        statistics_of: running statistics of BatchNorm are those of the `server`'s mean, as
+            FedAvg's, or stay each `client`'s own and do not travel (the authors' code); what
+            becomes of them the paper leaves open.
     """
 
     family = "mixing"
     judge = "after"
     statistics = True
     several = False
-    newcomers = Rule("global model; its critical numbers from clients like it; then local training", remembers=True)
+    newcomers = Rule(
+        "global model; its critical numbers from clients like it; then local training",
+        remembers=True,
+    )
 
     tau: UnitInterval = searched(0.5, Range(0.1, 0.9), "around the authors' 0.4 and 0.5")
-    beta: PositiveInt = searched(100, Choice((20, 50, 100, 170)), "the authors' 100 and 170, and less for shorter runs")
+    beta: PositiveInt = searched(
+        100, Choice((20, 50, 100, 170)), "the authors' 100 and 170, and less for shorter runs"
+    )
     statistics_of: Literal["server", "client"] = "server"
 
     def scope(self, block: Block) -> Scope:
@@ -55,19 +65,25 @@ class FedCAC(Method):
         return Alone()
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
-        """`critical` (N, ceil(D / 8)): every mask, eight numbers to a byte; `told`: whose models the mean is of."""
+        """`critical` (N, ceil(D / 8)): every mask, eight numbers to a byte; `told`: whose models
+        the mean is of."""
         masks = torch.zeros(run.clients, -(-run.groups[0].layout.size // 8), dtype=torch.uint8)
         return {"critical": masks, "told": torch.zeros(0, dtype=torch.int64)}
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """FedAvg's mean, and the mean of those alike where a number is critical."""
         group, memory, uploaders = server.only, server.memory, sorted(server.run.server.uploaded)
-        told_masks, receivers = memory["told"].tolist(), [c for c in server.cohort if c in server.run.server.uploaded]
+        told_masks, receivers = (
+            memory["told"].tolist(),
+            [c for c in server.cohort if c in server.run.server.uploaded],
+        )
         mean = group.mean(server.shares(told_masks), told_masks) if told_masks else group.initial
         vectors = dict.fromkeys(group.here, mean)
         if receivers:
             places = [uploaders.index(c) for c in receivers]
-            weights = alike(overlaps(memory["critical"][uploaders]), (server.round - 1) / self.beta)[None, places]
+            weights = alike(
+                overlaps(memory["critical"][uploaders]), (server.round - 1) / self.beta
+            )[None, places]
             group.weighed = Weights(group.group, weights, receivers, uploaders)
             for c, shared in group.mix(weights, receivers, uploaders).items():
                 mask = unpacked(memory["critical"][c], group.layout.size).to(shared.device)
@@ -77,7 +93,9 @@ class FedCAC(Method):
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model, and which of its numbers are critical, a bit each."""
         sent, w = super().upload(client, payload), client["model"]
-        sent.extra["critical"] = packed(critical(client.layout, ((w - client.reference) * w).abs(), self.tau))
+        sent.extra["critical"] = packed(
+            critical(client.layout, ((w - client.reference) * w).abs(), self.tau)
+        )
         return sent
 
     def aggregate(self, server: Server) -> None:

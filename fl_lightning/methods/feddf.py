@@ -1,4 +1,5 @@
-"""FedDF: Lin, Kong, Stich, Jaggi: Ensemble Distillation for Robust Model Fusion in Federated Learning. NeurIPS 2020."""
+"""FedDF: Lin, Kong, Stich, Jaggi: Ensemble Distillation for Robust Model Fusion in Federated
+Learning. NeurIPS 2020."""
 
 from __future__ import annotations
 
@@ -19,20 +20,24 @@ from fl_lightning.methods.common.fusion import distilled, scores_of
 
 @dataclass(frozen=True)
 class FedDF(Method):
-    """FedAvg of each architecture, whose mean the server then distils from all received models on public data.
+    """FedAvg of each architecture, whose mean the server then distils from all received models on
+    public data.
 
-    Minimised by Adam: KL(softmax(mean_i z_i(x)) || softmax(z(x))) over public x, with z_i the class scores of every
-    client that has answered, whatever its architecture. Scored: the distilled model of the client's architecture.
+    Minimised by Adam: KL(softmax(mean_i z_i(x)) || softmax(z(x))) over public x, with z_i the class
+    scores of every client that has answered, whatever its architecture. Scored: the distilled model
+    of the client's architecture.
 
     Args:
-        steps: of the distillation; 0 is FedAvg. 1000: our choice (the authors': up to 10,000, until the server's
-            validation set, which ours does not have, has seen no gain for 1,000).
+        steps: of the distillation; 0 is FedAvg. 1000: our choice (the authors': up to 10,000, until
+            the server's validation set, which ours does not have, has seen no gain for 1,000).
         samples: of the public data, drawn anew each round; null: all of them (paper).
         server_lr: of Adam at first; it falls to 0 along a cosine. 0.001: the authors' code.
         batch_size: of a step. 128: the authors' code.
-        ensemble: teachers' `scores` are averaged (paper), or their `probabilities`, which has the gradient of the mean
-            of each teacher's KL (the default of the authors' code, which their commands change).
-        weighting: of models in the mean that is distilled: by `samples` (FedAvg's), or `uniform` (the authors' code).
+        ensemble: teachers' `scores` are averaged (paper), or their `probabilities`, which has the
+            gradient of the mean of each teacher's KL (the default of the authors' code, which their
+            commands change).
+        weighting: of models in the mean that is distilled: by `samples` (FedAvg's), or `uniform`
+            (the authors' code).
     """
 
     family = "prototypes and distillation"
@@ -62,10 +67,19 @@ class FedDF(Method):
         if not steps:
             return
         x = public.public_subset(run, server.round, public.drawn(run, self.samples))
-        z = torch.stack([scores for group in server.groups for scores in scores_of(group, x).values()])
+        z = torch.stack(
+            [scores for group in server.groups for scores in scores_of(group, x).values()]
+        )
         teacher = z.mean(0).softmax(1) if self.ensemble == "scores" else z.softmax(2).mean(0)
         for group in [group for group in server.groups if group.answered]:
             draws = generator(run.config.seed, "server batches", server.round, group.group.index)
             group["model"] = distilled(
-                group, group["model"], x, teacher.to(x.device), steps, self.server_lr, self.batch_size, draws
+                group,
+                group["model"],
+                x,
+                teacher.to(x.device),
+                steps,
+                self.server_lr,
+                self.batch_size,
+                draws,
             )

@@ -1,4 +1,5 @@
-"""FedDyn: Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic Regularization.
+"""FedDyn: Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic
+Regularization.
 
 ICLR 2021, Algorithm 1.
 """
@@ -21,31 +22,40 @@ from fl_lightning.methods.base import PlainMean
 
 @dataclass(frozen=True)
 class FedDyn(PlainMean):
-    """FedAvg with a dynamic regulariser on local losses: f(w) - <g_i, w> + alpha/2 ||w - w_global||^2.
+    """FedAvg with a dynamic regulariser on local losses: f(w) - <g_i, w> + alpha/2 ||w -
+    w_global||^2.
 
-    After training g_i <- g_i - alpha (w_i - w_global). Server: h <- h - alpha / N sum of the cohort's w_i - w_global,
-    w = mean of w_i - h / alpha. Means are plain. Running statistics are the plain mean.
+    After training g_i <- g_i - alpha (w_i - w_global). Server: h <- h - alpha / N sum of the
+    cohort's w_i - w_global, w = mean of w_i - h / alpha. Means are plain. Running statistics are
+    the plain mean.
 
     Args:
         alpha: 0.01: the best of the paper's {0.1, 0.01, 0.001} in most of its settings.
-        alphas: of clients: `equal` (paper), or by `samples`, alpha times the clients' mean number of training samples
-            over the client's own (the authors' code).
-        scored: as the global model: the `server`'s, which clients receive, or the plain `mean` of the round's uploads,
-            the same without - h / alpha (the authors' code).
+        alphas: of clients: `equal` (paper), or by `samples`, alpha times the clients' mean number
+            of training samples over the client's own (the authors' code).
+        scored: as the global model: the `server`'s, which clients receive, or the plain `mean` of
+            the round's uploads, the same without - h / alpha (the authors' code).
     """
 
     family = "one global model"
     several = False
 
-    alpha: PositiveFloat = searched(0.01, LogRange(0.001, 0.1), "the paper's grid: 0.001, 0.01, 0.1")
+    alpha: PositiveFloat = searched(
+        0.01, LogRange(0.001, 0.1), "the paper's grid: 0.001, 0.01, 0.1"
+    )
     alphas: Literal["equal", "samples"] = "equal"
     scored: Literal["server", "mean"] = "server"
 
     def check(self, run: RunContext) -> None:
         """The mean is no model that clients begin a round with."""
         super().check(run)
-        allowed = "evaluation.judge before asks for what clients begin a round with: server, or judge global"
-        check("method.scored", self.scored, self.scored == "server" or run.judge != "before", allowed)
+        allowed = (
+            "evaluation.judge before asks for what clients begin a round with: server, or judge "
+            "global"
+        )
+        check(
+            "method.scored", self.scored, self.scored == "server" or run.judge != "before", allowed
+        )
 
     def slots(self) -> dict[str, Slot]:
         """The gradient g_i."""
@@ -55,7 +65,9 @@ class FedDyn(PlainMean):
         """Steps down the bent loss; then g_i."""
         columns, alpha = client.layout.parameters, self.alpha_of(client)
         received = client["model"][columns].clone()
-        yield Phase(objective=replace(client.proximal(payload, alpha / 2), linear=-client["gradient"]))
+        yield Phase(
+            objective=replace(client.proximal(payload, alpha / 2), linear=-client["gradient"])
+        )
         client["gradient"][columns] -= alpha * (client["model"][columns] - received)
 
     def alpha_of(self, client: Client) -> float:

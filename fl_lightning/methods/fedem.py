@@ -1,5 +1,5 @@
-"""FedEM: Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a Mixture of Distributions.
-NeurIPS 2021.
+"""FedEM: Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a Mixture of
+Distributions. NeurIPS 2021.
 """
 
 from __future__ import annotations
@@ -11,22 +11,34 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.configuration.ranges import PositiveInt
-from fl_lightning.core import Client, Module, Objective, Payload, Phase, PureLoss, Rule, RunContext, Tensors
+from fl_lightning.core import (
+    Client,
+    Module,
+    Objective,
+    Payload,
+    Phase,
+    PureLoss,
+    Rule,
+    RunContext,
+    Tensors,
+)
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.mixture import Mixture, fitted_weights, mixed, responsibilities
 
 
 @dataclass(frozen=True)
 class FedEM(Method):
-    """K models for all, and for each client weights pi of them: expectation-maximisation, whose M-step is FedAvg.
+    """K models for all, and for each client weights pi of them: expectation-maximisation, whose
+    M-step is FedAvg.
 
-    With what it has received a client finds q_k(x, y) ~ pi_k p_k(y|x) for its training samples, sets pi to their mean
-    and trains all models on sum_k q_k CE_k, q fixed. Scored: sum_k pi_k p_k; as `global`: plain weights.
-    Each model's mean is FedAvg's over the cohort (the authors' code: over all clients, those that took no part with
-    the last round's).
+    With what it has received a client finds q_k(x, y) ~ pi_k p_k(y|x) for its training samples,
+    sets pi to their mean and trains all models on sum_k q_k CE_k, q fixed. Scored: sum_k pi_k p_k;
+    as `global`: plain weights. Each model's mean is FedAvg's over the cohort (the authors' code:
+    over all clients, those that took no part with the last round's).
 
     Args:
-        components: K; 1 is FedAvg. 3: the authors' code. The first begins as the run's first model, the others apart.
+        components: K; 1 is FedAvg. 3: the authors' code. The first begins as the run's first model,
+            the others apart.
     """
 
     family = "clusters"
@@ -47,10 +59,16 @@ class FedEM(Method):
         return {"pi": torch.full((self.components,), 1 / self.components, dtype=torch.float64)}
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
-        """E-step, then a phase on labels that weigh as much as a component is responsible for the sample."""
+        """E-step, then a phase on labels that weigh as much as a component is responsible for the
+        sample."""
         q, right = responsibilities(client, client.memory["pi"])
         client.memory["pi"] = q.cpu().double().mean(0)
-        return [Phase(objective=Objective(loss=PureLoss(self.loss)), targets=q[:, :, None] * right[:, None])]
+        return [
+            Phase(
+                objective=Objective(loss=PureLoss(self.loss)),
+                targets=q[:, :, None] * right[:, None],
+            )
+        ]
 
     def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """E-steps alone."""
@@ -58,7 +76,8 @@ class FedEM(Method):
         return []
 
     def loss(self, _: Tensors, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """sum_k mean q_k CE_k of weighted labels (batch, K, C), shape (): no component's reaches another."""
+        """sum_k mean q_k CE_k of weighted labels (batch, K, C), shape (): no component's reaches
+        another."""
         x, target = batch
         loss: Tensor = -(target * module.model.each(x)).sum() / len(target)
         return loss

@@ -1,5 +1,5 @@
-"""FedFomo: Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model Optimization.
-ICLR 2021.
+"""FedFomo: Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order
+Model Optimization. ICLR 2021.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ from fl_lightning.methods.common import candidates
 
 @dataclass(frozen=True)
 class FedFomo(Method):
-    """Every client fetches a few models of others and moves towards those that do better on its validation data.
+    """Every client fetches a few models of others and moves towards those that do better on its
+    validation data.
 
-    With theta the model before the client's last training and candidates theta_j, its own trained one among them:
-    a_j = (L(theta) - L(theta_j)) / ||theta_j - theta||, theta <- theta + sum_j w_j (theta_j - theta), w = max(a, 0)
-    over its sum; where no a_j is above 0, theta stays. The server fetches those with the greatest sums of a_j so far.
+    With theta the model before the client's last training and candidates theta_j, its own trained
+    one among them: a_j = (L(theta) - L(theta_j)) / ||theta_j - theta||, theta <- theta + sum_j w_j
+    (theta_j - theta), w = max(a, 0) over its sum; where no a_j is above 0, theta stays. The server
+    fetches those with the greatest sums of a_j so far.
 
     Args:
-        models: of others that a client fetches. 4: the authors' readme's "5 models" (--num_update_clients 4), one's own
-            trained one being the fifth (the default of their code, before any command, is 8).
-        epsilon: probability of any model in place of the best that is left. 0.3: the authors' readme.
+        models: of others that a client fetches. 4: the authors' readme's "5 models"
+            (--num_update_clients 4), one's own trained one being the fifth (the default of their
+            code, before any command, is 8).
+        epsilon: probability of any model in place of the best that is left. 0.3: the authors'
+            readme.
         epsilon_decay: what is taken off it in each round. 0.05: the authors' readme.
-        gains: a_j and their sums as in the `paper` (Euclidean norm), or as in the authors' `code`: the norm is the sum
-            of absolutes, and what a client adds to its sums in a round is a_j / |sum_k a_k|.
+        gains: a_j and their sums as in the `paper` (Euclidean norm), or as in the authors' `code`:
+            the norm is the sum of absolutes, and what a client adds to its sums in a round is a_j /
+            |sum_k a_k|.
     """
 
     family = "mixing"
@@ -41,10 +46,15 @@ class FedFomo(Method):
     starts = "both"
     statistics = True
     several = False
-    newcomers = Rule("mean of all, towards who does better on its validation data; then local training", remembers=True)
+    newcomers = Rule(
+        "mean of all, towards who does better on its validation data; then local training",
+        remembers=True,
+    )
     changes_download = True
 
-    models: NonNegativeInt = searched(4, Whole(2, 8), "around the authors' readme's 4, up to their code's 8")
+    models: NonNegativeInt = searched(
+        4, Whole(2, 8), "around the authors' readme's 4, up to their code's 8"
+    )
     epsilon: UnitInterval = 0.3
     epsilon_decay: UnitInterval = 0.05
     gains: Literal["paper", "code"] = "paper"
@@ -74,8 +84,13 @@ class FedFomo(Method):
         """Go towards the candidates that do better."""
         start, data = client["previous"], client.data.validation
         models = [*map(client.composed, payload.further.values()), client["model"]]
-        gains = candidates.first_order_gains(client, data, start, models, 1 if self.gains == "code" else 2)
-        client.scratch |= {"candidates": torch.tensor([*payload.further, client.id], dtype=torch.int32), "gains": gains}
+        gains = candidates.first_order_gains(
+            client, data, start, models, 1 if self.gains == "code" else 2
+        )
+        client.scratch |= {
+            "candidates": torch.tensor([*payload.further, client.id], dtype=torch.int32),
+            "gains": gains,
+        }
         client["model"].copy_(candidates.towards(start, models, candidates.positive_shares(gains)))
         start.copy_(client["model"])
 
@@ -87,7 +102,13 @@ class FedFomo(Method):
 
     def aggregate(self, server: Server) -> None:
         """Remember it."""
-        gains, who = candidates.uploaded_gains(server, relative=self.gains == "code"), server.answered
-        rows = (shares := candidates.positive_shares(gains)) + torch.diag(1 - shares.sum(1))  # no gain: the own model
-        server.only.weighed = Weights(server.only.group, rows[None, who], who, list(range(server.clients)))
+        gains, who = (
+            candidates.uploaded_gains(server, relative=self.gains == "code"),
+            server.answered,
+        )
+        # no gain: the own model
+        rows = (shares := candidates.positive_shares(gains)) + torch.diag(1 - shares.sum(1))
+        server.only.weighed = Weights(
+            server.only.group, rows[None, who], who, list(range(server.clients))
+        )
         server.memory["affinity"] = server.memory["affinity"] + gains.fill_diagonal_(0.0)

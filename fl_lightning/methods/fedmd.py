@@ -1,4 +1,5 @@
-"""FedMD: Li, Wang: FedMD: Heterogenous Federated Learning via Model Distillation. NeurIPS 2019 workshop."""
+"""FedMD: Li, Wang: FedMD: Heterogenous Federated Learning via Model Distillation. NeurIPS 2019
+workshop."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from typing import Literal
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from fl_lightning.configuration.ranges import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Module, Payload, Phase, Rule, RunContext, Server, Tensors
 from fl_lightning.methods.base import WithoutModels
@@ -19,17 +25,20 @@ from fl_lightning.methods.common.basics import check_batches
 
 @dataclass(frozen=True)
 class FedMD(WithoutModels):
-    """Clients of any architecture exchange predictions on public data, and train towards the mean of all.
+    """Clients of any architecture exchange predictions on public data, and train towards the mean
+    of all.
 
-    Each round: `epochs` over the last round's public subset towards the teacher, local training on private data, then
-    predictions on this round's subset. The paper's pre-training on labelled public data is left out: ours have none.
+    Each round: `epochs` over the last round's public subset towards the teacher, local training on
+    private data, then predictions on this round's subset. The paper's pre-training on labelled
+    public data is left out: ours have none.
 
     Args:
-        samples: of the public data, drawn anew each round. 5000: FedMD's authors' code; 3000: KT-pFL's paper.
+        samples: of the public data, drawn anew each round. 5000: FedMD's authors' code; 3000:
+            KT-pFL's paper.
         epochs: over them in a round. 1: the authors' code.
         batch_size: on them. 256: the authors' code.
-        loss: `mae` or `mse` of class scores, or `kl` of softmax(z / T). mae: FedMD's authors' code, its
-            paper leaves it open; kl: KT-pFL.
+        loss: `mae` or `mse` of class scores, or `kl` of softmax(z / T). mae: FedMD's authors' code,
+            its paper leaves it open; kl: KT-pFL.
         temperature: T of `kl`. 1: KT-pFL's FedMD.
         lam: weight of the loss; with SGD a factor on the learning rate. 1: the authors' code.
     """
@@ -39,7 +48,11 @@ class FedMD(WithoutModels):
     starts = "own"
     statistics = True
     classes = True
-    newcomers = Rule("own training, after distilling all predictions on public data", gives=False, unlabelled=True)
+    newcomers = Rule(
+        "own training, after distilling all predictions on public data",
+        gives=False,
+        unlabelled=True,
+    )
 
     samples: PositiveInt = 5000
     epochs: NonNegativeInt = 1
@@ -69,14 +82,20 @@ class FedMD(WithoutModels):
         return sent
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
-        """Towards the teacher on the inputs that it has seen, those of the round before; then local training."""
+        """Towards the teacher on the inputs that it has seen, those of the round before; then local
+        training."""
         if "teacher" in payload.extra and self.epochs and self.lam:
-            yield public.distilling(client, payload, self.samples, self.gap, self.epochs, self.batch_size)
+            yield public.distilling(
+                client, payload, self.samples, self.gap, self.epochs, self.batch_size
+            )
         yield Phase()
 
     def gap(self, _: Tensors, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """lam times the loss between the bound model on public x and the teacher's predictions there, shape ()."""
-        return self.lam * public.gap(public.class_scores(module, batch[0]), batch[1], self.loss, self.temperature)
+        """lam times the loss between the bound model on public x and the teacher's predictions
+        there, shape ()."""
+        return self.lam * public.gap(
+            public.class_scores(module, batch[0]), batch[1], self.loss, self.temperature
+        )
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Predictions on the round's public subset."""
@@ -89,5 +108,6 @@ class FedMD(WithoutModels):
         public.keep(server, self.weigh, distributions=self.loss == "kl")
 
     def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
-        """Rows (N, m), float64, sums 1: every client's weights of the predictions P (m, |D_r|, C) of `told`."""
+        """Rows (N, m), float64, sums 1: every client's weights of the predictions P (m, |D_r|, C)
+        of `told`."""
         return public.uniform(server.clients, uploaders)

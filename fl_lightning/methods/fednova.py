@@ -1,5 +1,5 @@
-"""FedNova: Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous Federated
-Optimization. NeurIPS 2020.
+"""FedNova: Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in
+Heterogeneous Federated Optimization. NeurIPS 2020.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Normalised(SampleCounts):
     def __init__(self) -> None:
         super().__init__()
         self.effective = 1.0
-        """sum_i p_i a_i * sum_i p_i / a_i: how far the model goes beside the mean by these weights."""
+        """sum_i p_i a_i * sum_i p_i / a_i: how far the model goes beside the mean by these
+        weights."""
 
     def learn(self, server: Server) -> None:
         """Note the a_i of those who answered."""
@@ -32,7 +33,8 @@ class Normalised(SampleCounts):
         a = torch.stack([self.steps[c].reshape(()) for c in inputs.sources])
         a = torch.where(a > 0, a, a[a > 0].min()) if (a > 0).any() else torch.ones_like(a)
         shares = inputs.samples / inputs.samples.sum()
-        relative = a.max() / a  # 1 for everybody where all take as many steps: then this is FedAvg's mean
+        # 1 for everybody where all take as many steps: then this is FedAvg's mean
+        relative = a.max() / a
         total = (shares * relative).sum()
         self.effective = float((shares / relative).sum() * total)
         return (shares * relative / total)[None, None]
@@ -40,10 +42,12 @@ class Normalised(SampleCounts):
 
 @dataclass(frozen=True)
 class FedNova(Method):
-    """FedAvg that normalises each client's change by its steps: w <- w + (sum p_i a_i) sum p_i (w_i - w) / a_i.
+    """FedAvg that normalises each client's change by its steps: w <- w + (sum p_i a_i) sum p_i (w_i
+    - w) / a_i.
 
-    a_i is what the steps of client i come to, in units of its learning rate: their number, and with momentum more
-    (||a_i||_1 of the paper). Clients that take more steps then no longer weigh more than their samples.
+    a_i is what the steps of client i come to, in units of its learning rate: their number, and with
+    momentum more (||a_i||_1 of the paper). Clients that take more steps then no longer weigh more
+    than their samples.
     """
 
     family = "one global model"
@@ -53,7 +57,10 @@ class FedNova(Method):
     def check(self, run: RunContext) -> None:
         """How far a step moves the model must follow from the learning rate."""
         check_no_scaling(run)
-        config, needs = run.config.optimizer, "fednova counts what steps of sgd come to from momentum 0: it must be"
+        config, needs = (
+            run.config.optimizer,
+            "fednova counts what steps of sgd come to from momentum 0: it must be",
+        )
         check("optimizer.name", config.name, config.name == "sgd", f"{needs} sgd")
         plain = not (config.keep_state and config.momentum)
         check("optimizer.keep_state", config.keep_state, plain, f"{needs} false beside momentum")
@@ -65,7 +72,9 @@ class FedNova(Method):
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With the model a_i, one number."""
         sent = super().upload(client, payload)
-        sent.statistics["steps"] = torch.tensor([sum(fit.step_sizes for fit in client.fits) / (client.lr or 1.0)])
+        sent.statistics["steps"] = torch.tensor(
+            [sum(fit.step_sizes for fit in client.fits) / (client.lr or 1.0)]
+        )
         return sent
 
     def aggregate(self, server: Server) -> None:

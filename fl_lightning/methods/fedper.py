@@ -1,4 +1,5 @@
-"""FedPer: Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers. 2019."""
+"""FedPer: Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers.
+2019."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""FedProto: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: Federated Prototype Learning across Heterogeneous Clients.
+"""FedProto: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: Federated Prototype Learning across
+Heterogeneous Clients.
 
 AAAI 2022.
 """
@@ -18,23 +19,29 @@ from fl_lightning.methods.prototypes import Prototypes
 
 @dataclass(frozen=True)
 class FedProto(Prototypes):
-    """Clients exchange the mean feature of each class, never models, and pull their features towards the global means.
+    """Clients exchange the mean feature of each class, never models, and pull their features
+    towards the global means.
 
     Args:
         lam: weight of the pull. 1: the authors' readme, for MNIST and FEMNIST (0.1 for CIFAR-10).
-        distance: `means` (the paper): the sum over a batch's classes of ||mean feature - prototype||; `norm`, the mean
-            of that over samples; or `squared`, the mean over samples and coordinates of the square (the authors' code,
-            to which their lam belongs: on the digits it does better, docs/results/switches.md).
-        predict: by the nearest global `prototype` (paper), or by the client's own `classifier` (until there are
-            prototypes it is that).
-        among: classes whose prototypes may be the nearest: `all` that are known (paper, as we read it), or the
-            client's `own`, of which it has training samples (the authors' code; all, where none of these is known).
-        weighting: the server's mean over clients by `samples` of the class (paper) or `uniform` (the authors' code).
+        distance: `means` (the paper): the sum over a batch's classes of ||mean feature -
+            prototype||; `norm`, the mean of that over samples; or `squared`, the mean over samples
+            and coordinates of the square (the authors' code, to which their lam belongs: on the
+            digits it does better, docs/results/switches.md).
+        predict: by the nearest global `prototype` (paper), or by the client's own `classifier`
+            (until there are prototypes it is that).
+        among: classes whose prototypes may be the nearest: `all` that are known (paper, as we read
+            it), or the client's `own`, of which it has training samples (the authors' code; all,
+            where none of these is known).
+        weighting: the server's mean over clients by `samples` of the class (paper) or `uniform`
+            (the authors' code).
     """
 
     newcomers = Rule("own training, towards the class means of all", gives=False)
 
-    lam: NonNegativeFloat = searched(1.0, LogRange(0.05, 10), "FedHKD's 0.05 for it to ten times the authors' 1")
+    lam: NonNegativeFloat = searched(
+        1.0, LogRange(0.05, 10), "FedHKD's 0.05 for it to ten times the authors' 1"
+    )
     among: Literal["all", "own"] = "all"
     weighting: Literal["samples", "uniform"] = "samples"
 

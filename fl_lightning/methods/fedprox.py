@@ -1,4 +1,5 @@
-"""FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks.
+"""FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous
+Networks.
 
 MLSys 2020.
 """
@@ -18,11 +19,14 @@ class FedProx(Method):
     """FedAvg whose local loss has a proximal term towards the round's global model.
 
     Args:
-        mu: weight of (mu/2) ||w - w_global||^2; 0 is FedAvg. 0.01 lies inside the authors' grid {0.001, ..., 1}.
+        mu: weight of (mu/2) ||w - w_global||^2; 0 is FedAvg. 0.01 lies inside the authors' grid
+            {0.001, ..., 1}.
     """
 
     family = "one global model"
-    mu: NonNegativeFloat = searched(0.01, LogRange(0.001, 1), "the authors' grid: 0.001, 0.01, 0.1, 0.5, 1")
+    mu: NonNegativeFloat = searched(
+        0.01, LogRange(0.001, 1), "the authors' grid: 0.001, 0.01, 0.1, 0.5, 1"
+    )
 
     def phases(self, client: Client, payload: Payload) -> list[Phase]:
         """Pulled by mu/2 on every parameter."""

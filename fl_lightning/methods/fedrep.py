@@ -1,5 +1,5 @@
-"""FedRep: Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized Federated
-Learning. ICML 2021.
+"""FedRep: Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
+Personalized Federated Learning. ICML 2021.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from fl_lightning.methods.base import OwnClassifier
 
 @dataclass(frozen=True)
 class FedRep(OwnClassifier):
-    """A shared body and a classifier of each client's own: the classifier is trained alone first, then the body alone.
+    """A shared body and a classifier of each client's own: the classifier is trained alone first,
+    then the body alone.
 
-    Scored after both; `before` is the new body under the old classifier, which the authors score but in the last round.
+    Scored after both; `before` is the new body under the old classifier, which the authors score
+    but in the last round.
 
     Args:
-        head_epochs: of the classifier; 0: it stays as it began (FedBABU). 10: the authors' code. The body trains as
-            long as the federation's configuration says.
+        head_epochs: of the classifier; 0: it stays as it began (FedBABU). 10: the authors' code.
+            The body trains as long as the federation's configuration says.
     """
 
     family = "partial sharing"
@@ -33,10 +35,19 @@ class FedRep(OwnClassifier):
         """There must be a body to train."""
         for group in run.groups:
             body = any(b.kind == "parameter" and not b.head for b in group.layout.blocks)
-            check("model", group.name, body, "fedrep trains body and classifier apart: it must have both")
+            check(
+                "model",
+                group.name,
+                body,
+                "fedrep trains body and classifier apart: it must have both",
+            )
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Classifier, then body."""
         head = client.mask(lambda b: b.head)
         body = Phase(trains=~head)
-        return [Phase(trains=head, epochs=self.head_epochs, purpose="head"), body] if self.head_epochs else [body]
+        return (
+            [Phase(trains=head, epochs=self.head_epochs, purpose="head"), body]
+            if self.head_epochs
+            else [body]
+        )

@@ -1,4 +1,5 @@
-"""FedRoD: Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification. ICLR 2022."""
+"""FedRoD: Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image
+Classification. ICLR 2022."""
 
 from __future__ import annotations
 
@@ -9,16 +10,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fl_lightning.core import Batch, Block, Client, GroupServer, Module, Objective, Payload, Phase, PureLoss, Tensors
+from fl_lightning.core import (
+    Batch,
+    Block,
+    Client,
+    GroupServer,
+    Module,
+    Objective,
+    Payload,
+    Phase,
+    PureLoss,
+    Tensors,
+)
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.two_heads import TwoHeads
 
 
 @dataclass(frozen=True)
 class FedRoD(Method):
-    """A shared body and classifier g, trained on a balanced loss, and a personal classifier h, added to g's scores.
+    """A shared body and classifier g, trained on a balanced loss, and a personal classifier h,
+    added to g's scores.
 
-    Loss: CE(g(z) + log n_y) for body and g, CE(g(z) + h(z)) for h alone, with z the features and n_y the client's
+    Loss: CE(g(z) + log n_y) for body and g, CE(g(z) + h(z)) for h alone, with z the features and
+        n_y the client's
     samples of each class. Scored: g + h; as `global`: g.
     """
 
@@ -38,14 +52,16 @@ class FedRoD(Method):
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Down both losses at once: none reaches what the other trains."""
         counts = client.class_counts.to(client.run.device, client.run.dtype)
-        prior = (counts / counts.max()).clamp_min(torch.finfo(torch.float32).tiny).log()  # log n_y, but for a constant
+        # log n_y, but for a constant
+        prior = (counts / counts.max()).clamp_min(torch.finfo(torch.float32).tiny).log()
         return [Phase(objective=Objective(loss=PureLoss(self.loss, {"prior": prior})))]
 
     def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
         """Both, with the client's `prior` (C,), shape ()."""
         (x, y), prior = batch, tensors["prior"]
         scores = module.model(x)
-        rest = prior.min().expand(scores.shape[-1] - len(prior))  # outputs beyond the classes: as of absent ones
+        # outputs beyond the classes: as of absent ones
+        rest = prior.min().expand(scores.shape[-1] - len(prior))
         own = scores.detach() + module.model.personal(module.features.detach())
         return cross_entropy(scores + torch.cat([prior, rest]), y) + cross_entropy(own, y)
 

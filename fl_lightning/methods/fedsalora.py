@@ -1,4 +1,5 @@
-"""FedSA-LoRA: Guo, Zeng, Wang, Fan, Wang, Qu: Selective Aggregation for Low-Rank Adaptation in Federated Learning.
+"""FedSA-LoRA: Guo, Zeng, Wang, Fan, Wang, Qu: Selective Aggregation for Low-Rank Adaptation in
+Federated Learning.
 
 ICLR 2025.
 """
@@ -14,7 +15,8 @@ from fl_lightning.methods.common.adapters import check_adapters, is_a
 
 @dataclass(frozen=True)
 class FedSALoRA(Method):
-    """FedAvg on the A of low-rank adapters; every client keeps its B, and a classifier of its own where one trains.
+    """FedAvg on the A of low-rank adapters; every client keeps its B, and a classifier of its own
+    where one trains.
 
     The classifier stays at home as in the authors' configuration for GLUE. The mean is by samples.
     """

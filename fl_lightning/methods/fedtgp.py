@@ -1,5 +1,5 @@
-"""FedTGP: Zhang, Liu, Hua, Cao: FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning
-for Data and Model Heterogeneity in Federated Learning. AAAI 2024.
+"""FedTGP: Zhang, Liu, Hua, Cao: FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced
+Contrastive Learning for Data and Model Heterogeneity in Federated Learning. AAAI 2024.
 """
 
 from __future__ import annotations
@@ -20,24 +20,28 @@ from fl_lightning.methods.prototypes import Prototypes
 
 @dataclass(frozen=True)
 class FedTGP(Prototypes):
-    """FedProto whose server does not average clients' class means but learns prototypes that tell them apart.
+    """FedProto whose server does not average clients' class means but learns prototypes that tell
+    them apart.
 
-    Prototypes are F(e_c), an embedding of each class through two linear layers. Server: SGD on the cross entropy of
-    minus the distances of all uploaded class means to all prototypes, the own one's longer by min(margin, threshold);
-    the margin is the greatest distance of a class's mean upload to its nearest other.
+    Prototypes are F(e_c), an embedding of each class through two linear layers. Server: SGD on the
+    cross entropy of minus the distances of all uploaded class means to all prototypes, the own
+    one's longer by min(margin, threshold); the margin is the greatest distance of a class's mean
+    upload to its nearest other.
 
     Args:
         lam: weight of the pull. 10: the authors' run script, to `distance squared`.
         distance, predict: as of `fedproto`. `squared` and `prototype`: the authors' code.
-        threshold: greatest margin. 100: the authors' code.
-        server_epochs: over the uploaded class means, in batches as large as the clients'. 100: the authors' run script
+        threshold: greatest margin. 100: the authors' code. server_epochs: over the uploaded class
+        means, in batches as large as the clients'. 100: the authors' run script
             (their program's own default: 1,000).
         server_lr: of the server's SGD. null: the clients' own, as in the authors' code.
     """
 
     newcomers = Rule("own training, towards the trained prototypes", gives=False)
 
-    lam: NonNegativeFloat = searched(10.0, LogRange(0.1, 100), "two decades around the authors' 1 and 10")
+    lam: NonNegativeFloat = searched(
+        10.0, LogRange(0.1, 100), "two decades around the authors' 1 and 10"
+    )
     distance: Literal["means", "norm", "squared"] = "squared"
     threshold: PositiveFloat = 100.0
     server_epochs: PositiveInt = 100
@@ -51,7 +55,9 @@ class FedTGP(Prototypes):
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """With it what is learned."""
         memory = super().init_server(run)
-        return memory | untrained(memory["means.features"], generator(run.config.seed, "prototypes"))
+        return memory | untrained(
+            memory["means.features"], generator(run.config.seed, "prototypes")
+        )
 
     def aggregate(self, server: Server) -> None:
         """Note which classes are known; then learn their prototypes from what clients told."""

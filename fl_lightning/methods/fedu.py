@@ -1,5 +1,5 @@
-"""FedU: Dinh, Vu, Tran, Dao, Zhang: A New Look and Convergence Rate of Federated Multitask Learning With Laplacian
-Regularization. IEEE TNNLS 2022 (arXiv:2102.07148).
+"""FedU: Dinh, Vu, Tran, Dao, Zhang: A New Look and Convergence Rate of Federated Multitask Learning
+With Laplacian Regularization. IEEE TNNLS 2022 (arXiv:2102.07148).
 """
 
 from __future__ import annotations
@@ -16,23 +16,27 @@ from fl_lightning.methods.base import OwnStatistics
 
 @dataclass(frozen=True)
 class FedU(OwnStatistics):
-    """Every client begins from its last model, moved towards its neighbours': w_k - gamma sum_l a_kl (w_k - w_l).
+    """Every client begins from its last model, moved towards its neighbours': w_k - gamma sum_l
+    a_kl (w_k - w_l).
 
-    All from the same last models (in older versions of the authors' code later clients saw neighbours that had been
-    moved; in the last one the sum is commented out, and it trains locally). The sum runs over the round's clients.
-    Scored: what a client begins with.
+    All from the same last models (in older versions of the authors' code later clients saw
+    neighbours that had been moved; in the last one the sum is commented out, and it trains
+    locally). The sum runs over the round's clients. Scored: what a client begins with.
 
     Args:
-        gamma: size of the step. The paper's is a product of learning rate, local steps and the regulariser's weight
-            (the authors' code: half of it, 0.00075 on MNIST, where it hardly differs from local training). 0.02: our
-            choice; with ten clients about 0.9 of a client's model stays its own.
+        gamma: size of the step. The paper's is a product of learning rate, local steps and the
+            regulariser's weight (the authors' code: half of it, 0.00075 on MNIST, where it hardly
+            differs from local training). 0.02: our choice; with ten clients about 0.9 of a client's
+            model stays its own.
         graph: a_kl: `random`, the authors' code on MNIST, or `complete`, all 1.
     """
 
     family = "mixing"
     judge = "before"
 
-    gamma: NonNegativeFloat = searched(0.02, LogRange(0.00075, 0.1), "from the code's; beyond, ten clients overshoot")
+    gamma: NonNegativeFloat = searched(
+        0.02, LogRange(0.00075, 0.1), "from the code's; beyond, ten clients overshoot"
+    )
     graph: Literal["random", "complete"] = "random"
 
     def relation(self) -> Relation:

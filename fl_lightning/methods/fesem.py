@@ -1,5 +1,5 @@
-"""FeSEM: Long, Xie, Shen, Zhou, Wang, Jiang: Multi-Center Federated Learning: Clients Clustering for Better
-Personalization. World Wide Web 2023 (Xie et al., arXiv:2005.01026).
+"""FeSEM: Long, Xie, Shen, Zhou, Wang, Jiang: Multi-Center Federated Learning: Clients Clustering
+for Better Personalization. World Wide Web 2023 (Xie et al., arXiv:2005.01026).
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ from fl_lightning.methods.common.clusters import average, centre, settle
 
 @dataclass(frozen=True)
 class FeSEM(KClusters):
-    """Some global models, the centres: every client is in the cluster of the one nearest to what it uploaded last.
+    """Some global models, the centres: every client is in the cluster of the one nearest to what it
+    uploaded last.
 
-    After each round first r_i = argmin_k ||w_i - W_k||^2 (E), then W_k = mean of its clients (M). Clusters are dealt
-    out at random at first: all clients begin from one model, and the first uploads make the centres. Scored: the
-    client's centre.
+    After each round first r_i = argmin_k ||w_i - W_k||^2 (E), then W_k = mean of its clients (M).
+    Clusters are dealt out at random at first: all clients begin from one model, and the first
+    uploads make the centres. Scored: the client's centre.
 
     Args:
         clusters: how many centres, K. 4: our choice, as IFCA's (the paper tries 2 to 4).
-        distance: over all parameters of the `model` (the paper), or of the `head` (the authors' code).
+        distance: over all parameters of the `model` (the paper), or of the `head` (the authors'
+            code).
         weighting: of the mean: `uniform` (the paper), or by `samples`.
     """
 
     family = "clusters"
     averages = "known"
     newcomers = Rule(
-        "cluster nearest to the model it trains (without labels: the largest), then local training", remembers=True
+        "cluster nearest to the model it trains (without labels: the largest), then local training",
+        remembers=True,
     )
 
     clusters: PositiveInt = searched(4, Whole(2, 4), "the paper tries 2 to 4")
@@ -52,7 +55,9 @@ class FeSEM(KClusters):
         group, cluster = server.only, server.memory["cluster"].clone()
         who = sorted(server.run.server.uploaded | set(server.answered))
         if server.run.server.uploaded:
-            blocks = group.layout.mask(lambda b: b.kind == "parameter" and (b.head or self.distance == "model"))
+            blocks = group.layout.mask(
+                lambda b: b.kind == "parameter" and (b.head or self.distance == "model")
+            )
             centres = [centre(group, k) for k in range(self.clusters)]
             cluster[who] = distances(group, who, centres, blocks).argmin(1)
         average(server, cluster, server.run.relation, who)

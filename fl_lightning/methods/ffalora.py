@@ -1,4 +1,5 @@
-"""FFA-LoRA: Sun, Li, Li, Ding: Improving LoRA in Privacy-preserving Federated Learning. ICLR 2024."""
+"""FFA-LoRA: Sun, Li, Li, Ding: Improving LoRA in Privacy-preserving Federated Learning. ICLR
+2024."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from fl_lightning.methods.common.adapters import check_adapters, is_a
 
 @dataclass(frozen=True)
 class FFALoRA(Method):
-    """FedAvg on the B of low-rank adapters under one A, which stays as it was drawn: the mean of B A is mean B times A.
+    """FedAvg on the B of low-rank adapters under one A, which stays as it was drawn: the mean of B
+    A is mean B times A.
 
     Neither trained nor sent, A is everybody's, drawn from the run's seed. The mean is by samples.
     """

@@ -1,5 +1,5 @@
-"""FLAYER: Chen, Yang, Ren, Li, Wang: Optimizing Personalized Federated Learning through Adaptive Layer-Wise Learning.
-IJCAI 2025.
+"""FLAYER: Chen, Yang, Ren, Li, Wang: Optimizing Personalized Federated Learning through Adaptive
+Layer-Wise Learning. IJCAI 2025.
 """
 
 from __future__ import annotations
@@ -15,22 +15,30 @@ from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.methods.base import Method, check_plain_steps
 from fl_lightning.methods.common.critical import packed
-from fl_lightning.methods.common.layerwise import mean_of_uploaders, most_changed, own_accuracy, phase_by_layer
+from fl_lightning.methods.common.layerwise import (
+    mean_of_uploaders,
+    most_changed,
+    own_accuracy,
+    phase_by_layer,
+)
 
 
 @dataclass(frozen=True)
 class FLAYER(Method):
-    """FedAvg by layers: own top layers count by their accuracy, rates differ, and what changes most is uploaded.
+    """FedAvg by layers: own top layers count by their accuracy, rates differ, and what changes most
+    is uploaded.
 
-    Begin: w = a w_i + (1 - a) w^ in the top layers, w^ below; the top layers alone train for an epoch; the accuracy of
-    that model is the next round's a (0 at first). Then plain steps at rates by layer (`layer_rates`), set anew in each
-    epoch. Server: the mean, number by number, of those who uploaded it (`most_changed`); else it stays.
+    Begin: w = a w_i + (1 - a) w^ in the top layers, w^ below; the top layers alone train for an
+        epoch; the accuracy of
+    that model is the next round's a (0 at first). Then plain steps at rates by layer
+    (`layer_rates`), set anew in each epoch. Server: the mean, number by number, of those who
+    uploaded it (`most_changed`); else it stays.
 
     Args:
         layers: top layers that are mixed and trained first. 1: the authors' script (2 tensors).
         top_rate: of the learning rate, for the last layer. 0.2: the authors' code.
-        middle_rate: factor on the rates of the layers between the first and the last. 1: the authors' code for ResNet
-            and fastText; 20: for its CNN.
+        middle_rate: factor on the rates of the layers between the first and the last. 1: the
+            authors' code for ResNet and fastText; 20: for its CNN.
     """
 
     family = "mixing"
@@ -40,7 +48,10 @@ class FLAYER(Method):
     classes = True
     statistics = client_memory = changes_upload = True
     several = False
-    newcomers = Rule("global model, top layers mixed with its own by their accuracy and trained; then local training")
+    newcomers = Rule(
+        "global model, top layers mixed with its own by their accuracy and trained; then local "
+        "training"
+    )
 
     layers: PositiveInt = 1
     top_rate: NonNegativeFloat = searched(0.2, LogRange(0.02, 2), "a decade around the authors'")
@@ -72,7 +83,8 @@ class FLAYER(Method):
         client.scratch["kept"] = most_changed(client.layout, client["model"] - before)
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """The numbers that have changed most, elsewhere those received; and which these are, a bit each."""
+        """The numbers that have changed most, elsewhere those received; and which these are, a bit
+        each."""
         sent, kept = super().upload(client, payload), client.scratch["kept"]
         sent.vector = torch.where(kept, client["model"], client.scratch["received"])
         sent.extra["kept"] = packed(kept)

@@ -1,4 +1,5 @@
-"""FPL: Huang, Ye, Shi, Li, Du: Rethinking Federated Learning with Domain Shift: A Prototype View. CVPR 2023."""
+"""FPL: Huang, Ye, Shi, Li, Du: Rethinking Federated Learning with Domain Shift: A Prototype View.
+CVPR 2023."""
 
 from __future__ import annotations
 
@@ -16,10 +17,12 @@ from fl_lightning.methods.common.cluster_prototypes import cluster_losses, clust
 
 @dataclass(frozen=True)
 class FPL(ClassMeans):
-    """FedAvg whose clients' features are drawn to prototypes of their class, one for each cluster of clients' means.
+    """FedAvg whose clients' features are drawn to prototypes of their class, one for each cluster
+    of clients' means.
 
-    The server clusters the class means that clients upload, class by class, by first neighbours (FINCH). Client: CE
-    + contrast of each sample with all clusters' prototypes + MSE to the mean of its class's: all clusters weigh alike.
+    The server clusters the class means that clients upload, class by class, by first neighbours
+    (FINCH). Client: CE + contrast of each sample with all clusters' prototypes + MSE to the mean of
+    its class's: all clusters weigh alike.
 
     Args:
         tau: temperature of the contrast. 0.02: the authors' code.
@@ -54,11 +57,15 @@ class FPL(ClassMeans):
         if "prototypes" not in payload.extra:
             return Objective()
         device = client.run.device
-        means = {"prototypes": payload.extra["prototypes"], "classes": payload.statistics["classes"].long()}
+        means = {
+            "prototypes": payload.extra["prototypes"],
+            "classes": payload.statistics["classes"].long(),
+        }
         means = {name: tensor.to(device) for name, tensor in means.items()}
 
         def loss(module: Module, batch: Batch) -> Tensor:
-            client.flops += 8 * len(batch[1]) * means["prototypes"].numel()  # cosines, their slopes, means of a class
+            # cosines, their slopes, means of a class
+            client.flops += 8 * len(batch[1]) * means["prototypes"].numel()
             return self.loss(means, module, batch)
 
         return Objective(loss=loss)
@@ -73,5 +80,7 @@ class FPL(ClassMeans):
         """The mean, and the round's prototypes."""
         Method.aggregate(self, server)
         memory = server.memory
-        prototypes, classes = cluster_prototypes(server.statistics.values(), memory["clusters.prototypes"])
+        prototypes, classes = cluster_prototypes(
+            server.statistics.values(), memory["clusters.prototypes"]
+        )
         memory |= {"clusters.prototypes": prototypes, "clusters.classes": classes}

@@ -1,5 +1,5 @@
-"""GPFL: Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan: GPFL: Simultaneously Learning Global and Personalized Feature
-Information for Personalized Federated Learning. ICCV 2023.
+"""GPFL: Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan: GPFL: Simultaneously Learning Global and
+Personalized Feature Information for Personalized Federated Learning. ICCV 2023.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fl_lightning.configuration.ranges import NonNegativeFloat
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Batch, Block, Client, Module, Objective, Payload, Phase, PureLoss, Tensors
+from fl_lightning.core import (
+    Batch,
+    Block,
+    Client,
+    Module,
+    Objective,
+    Payload,
+    Phase,
+    PureLoss,
+    Tensors,
+)
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.basics import norms
 from fl_lightning.methods.common.classifiers import Conditioned, NewClassifier, is_personal
@@ -23,17 +33,20 @@ from fl_lightning.methods.common.classifiers import Conditioned, NewClassifier, 
 
 @dataclass(frozen=True)
 class GPFL(Method):
-    """A personal classifier on features conditioned by client; class embeddings guide globally conditioned features.
+    """A personal classifier on features conditioned by client; class embeddings guide globally
+    conditioned features.
 
-    f(z, k) = ReLU((gamma(k) + 1) z + beta(k)); g is the mean of the class embeddings e, q_i their mean by the client's
-    class shares, both of e as received. Loss: CE(h_i(f(z, q_i))) + CE(cos(f(z, g), e)) + lam ||f(z, g) - e_y|| (e as
-    received) + (mu / 2) ||e, gamma, beta||^2. All but h_i is averaged by samples.
+    f(z, k) = ReLU((gamma(k) + 1) z + beta(k)); g is the mean of the class embeddings e, q_i their
+    mean by the client's class shares, both of e as received. Loss: CE(h_i(f(z, q_i))) + CE(cos(f(z,
+    g), e)) + lam ||f(z, g) - e_y|| (e as received) + (mu / 2) ||e, gamma, beta||^2. All but h_i is
+    averaged by samples.
 
     Args:
         lam: weight of the distance. 0.01: the authors' run script for a CNN.
         mu: decay of e, gamma and beta. 0.1: the same.
-        norm: of each `sample`'s distance, in the mean (paper), or of the whole `batch`'s (the authors' code, which also
-            takes g and q_i of the client's own e before it receives the new one).
+        norm: of each `sample`'s distance, in the mean (paper), or of the whole `batch`'s (the
+            authors' code, which also takes g and q_i of the client's own e before it receives the
+            new one).
     """
 
     family = "partial sharing"
@@ -41,7 +54,9 @@ class GPFL(Method):
     features = True
     classes = True
 
-    lam: NonNegativeFloat = searched(0.01, LogRange(1e-4, 0.1), "the authors' scripts: 1e-4 and 0.01")
+    lam: NonNegativeFloat = searched(
+        0.01, LogRange(1e-4, 0.1), "the authors' scripts: 1e-4 and 0.01"
+    )
     mu: NonNegativeFloat = searched(0.1, LogRange(0.001, 1), "the authors' scripts: 0 and 0.1")
     norm: Literal["sample", "batch"] = "sample"
 
@@ -58,7 +73,10 @@ class GPFL(Method):
         e = client.bind().head.embedding.weight.detach()[: client.module.num_classes].clone()
         loss = PureLoss(self.loss, {"e": e, "g": e.mean(0), "q": self._shares(client) @ e})
         start = f"{client.layout.head}."
-        ours = [b.kind == "parameter" and b.name.startswith(start) and not is_personal(b) for b in client.layout.blocks]
+        ours = [
+            b.kind == "parameter" and b.name.startswith(start) and not is_personal(b)
+            for b in client.layout.blocks
+        ]
         decay = self.mu / 2 * np.array(ours)
         return [Phase(objective=Objective(torch.zeros_like(client["model"]), decay, loss=loss))]
 
@@ -76,7 +94,9 @@ class GPFL(Method):
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
         """Under q_i of the present embeddings."""
         head = client.module.head
-        with head.using(self._shares(client) @ head.embedding.weight.detach()[: client.module.num_classes]):
+        with head.using(
+            self._shares(client) @ head.embedding.weight.detach()[: client.module.num_classes]
+        ):
             return super().outputs(client, x, kind)
 
     def _shares(self, client: Client) -> Tensor:

@@ -1,5 +1,5 @@
-"""HeurFedAMP: Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID Data.
-AAAI 2021.
+"""HeurFedAMP: Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning
+on Non-IID Data. AAAI 2021.
 """
 
 from __future__ import annotations
@@ -17,18 +17,22 @@ from fl_lightning.methods.fedamp import FedAMP
 class HeurFedAMP(FedAMP):
     """FedAMP whose attention is a softmax of cosines between models, and one's own weight is given.
 
-    u_i = xi_ii w_i + (1 - xi_ii) sum_j softmax_j(sigma cos(w_i, w_j)) w_j over the others j. lam, alpha and sources are
-    FedAMP's (alpha only as lam / (2 alpha)).
+    u_i = xi_ii w_i + (1 - xi_ii) sum_j softmax_j(sigma cos(w_i, w_j)) w_j over the others j. lam,
+    alpha and sources are FedAMP's (alpha only as lam / (2 alpha)).
 
     Args:
-        sigma: sharpness of the softmax. 10: our choice; models of ten clients have cosines of 0.6 to 0.98.
-        self_weight: xi_ii. 0.5: our choice, since FedAMP's default is never below it; the paper's is not known.
+        sigma: sharpness of the softmax. 10: our choice; models of ten clients have cosines of 0.6
+            to 0.98.
+        self_weight: xi_ii. 0.5: our choice, since FedAMP's default is never below it; the paper's
+            is not known.
     """
 
     family = "mixing"
 
     sigma: PositiveFloat = searched(10.0, LogRange(1, 100), "a decade around the default")
-    self_weight: UnitInterval = searched(0.5, Range(0.1, 0.9), "from nearly the others alone to nearly oneself")
+    self_weight: UnitInterval = searched(
+        0.5, Range(0.1, 0.9), "from nearly the others alone to nearly oneself"
+    )
 
     def relation(self) -> Relation:
         """Attention by cosine."""

@@ -1,4 +1,5 @@
-"""IFCA: Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning. NeurIPS 2020."""
+"""IFCA: Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning.
+NeurIPS 2020."""
 
 from __future__ import annotations
 
@@ -16,15 +17,17 @@ from fl_lightning.methods.common.clusters import average, name_of
 
 @dataclass(frozen=True)
 class IFCA(KClusters):
-    """Some global models: every client takes the one with the least loss on its training data, and trains that.
+    """Some global models: every client takes the one with the least loss on its training data, and
+    trains that.
 
-    A model becomes the mean of the clients that took it (the paper's option II; option I, which averages gradients, is
-    left out). The first model is the initial one, the others are drawn anew. Scored: the model that the client took
-    last; who never took part counts with the first.
+    A model becomes the mean of the clients that took it (the paper's option II; option I, which
+    averages gradients, is left out). The first model is the initial one, the others are drawn anew.
+    Scored: the model that the client took last; who never took part counts with the first.
 
     Args:
         clusters: how many models, k. 4: the paper's rotated MNIST.
-        weighting: of the mean: `uniform` (the paper), or by `samples`: with one cluster that is FedAvg.
+        weighting: of the mean: `uniform` (the paper), or by `samples`: with one cluster that is
+            FedAvg.
     """
 
     family = "clusters"
@@ -46,10 +49,16 @@ class IFCA(KClusters):
     def receive(self, client: Client, payload: Payload) -> None:
         """Take the best."""
         models = [client.composed(p) for p in (payload, *payload.further.values())]
-        losses = [client.loss(client.data.train, model) for model in models] if len(models) > 1 else [0.0]
+        losses = (
+            [client.loss(client.data.train, model) for model in models]
+            if len(models) > 1
+            else [0.0]
+        )
         best = losses.index(min(losses))
         here = len(client.data.train) > 0
-        client.scratch["cluster"] = best if here else int(client.run.server.memory["cluster"][client.id])
+        client.scratch["cluster"] = (
+            best if here else int(client.run.server.memory["cluster"][client.id])
+        )
         client["model"].copy_(models[client.scratch["cluster"]])
 
     def upload(self, client: Client, payload: Payload) -> Payload:

@@ -1,4 +1,5 @@
-"""KAPC: Zhi, Bi, Xu, Wang, Xiang: Knowledge-Aware Parameter Coaching for Personalized Federated Learning. AAAI 2024.
+"""KAPC: Zhi, Bi, Xu, Wang, Xiang: Knowledge-Aware Parameter Coaching for Personalized Federated
+Learning. AAAI 2024.
 
 The journal extension (KAPC+BLS) is the same method with layer selection hung on it.
 """
@@ -17,24 +18,33 @@ from fl_lightning.methods.base import Method, Scope
 
 @dataclass(frozen=True)
 class KAPC(Method, CubeSettings):
-    """A proximal term draws each layer of a client to its own mix of all models, given by a learned relation cube.
+    """A proximal term draws each layer of a client to its own mix of all models, given by a learned
+    relation cube.
 
-    Client: minimise f_i(w) + lam sum_l ||w^l - s_i^l||^2 with s_i^l = sum_j R[i, l, j] w_j^l constant (journal version,
-    Eq. 16).
-    Server: rows of R descend on lam ||r W - w_i||^2 + (beta/2) ||r - p||^2 (AAAI, Eq. 10, 12), or solve it. No factor
-    m_i / m weighs a client's part (AAAI, Eq. 11; Eq. 9 has one): see docs/decisions/0004.
+    Client: minimise f_i(w) + lam sum_l ||w^l - s_i^l||^2 with s_i^l = sum_j R[i, l, j] w_j^l
+        constant (journal version,
+    Eq. 16). Server: rows of R descend on lam ||r W - w_i||^2 + (beta/2) ||r - p||^2 (AAAI, Eq. 10,
+    12), or solve it. No factor m_i / m weighs a client's part (AAAI, Eq. 11; Eq. 9 has one): see
+    docs/decisions/0004.
 
     The relation's arguments are those of `CubeSettings`.
 
     Args:
-        start: a client starts its round from its `own` model (journal version, Eq. 17) or from what the `server` sends.
+        start: a client starts its round from its `own` model (journal version, Eq. 17) or from what
+            the `server` sends.
         classifier: `coached` (paper), or `own`: the classifier is neither sent nor coached.
     """
 
     family = "mixing"
     judge = "after"
     needs = (
-        Needs("rho", None, "solver", ("exact",), "the published step has no rho of its own: null, or solver exact"),
+        Needs(
+            "rho",
+            None,
+            "solver",
+            ("exact",),
+            "the published step has no rho of its own: null, or solver exact",
+        ),
     )
 
     start: Literal["own", "server"] = "own"
@@ -45,7 +55,8 @@ class KAPC(Method, CubeSettings):
         return LearnedCube(self)
 
     def scope(self, block: Block) -> Scope:
-        """Layers both ways; normalisation up only (the papers' byte counts prove it); running statistics never."""
+        """Layers both ways; normalisation up only (the papers' byte counts prove it); running
+        statistics never."""
         if block.kind == "buffer" or (block.head and self.classifier == "own"):
             return "personal"
         return "uploaded" if block.normalisation else "shared"

@@ -1,4 +1,5 @@
-"""kNN-Per: Marfoq, Neglia, Kameni, Vidal: Personalized Federated Learning through Local Memorization. ICML 2022."""
+"""kNN-Per: Marfoq, Neglia, Kameni, Vidal: Personalized Federated Learning through Local
+Memorization. ICML 2022."""
 
 from __future__ import annotations
 
@@ -21,19 +22,22 @@ GRID = torch.linspace(0, 1, 11)
 
 @dataclass(frozen=True)
 class KNNPer(Method):
-    """FedAvg, whose predictions each client mixes with the vote of its own training samples nearest in feature space.
+    """FedAvg, whose predictions each client mixes with the vote of its own training samples nearest
+    in feature space.
 
-    Scored: lam p_kNN(x) + (1 - lam) softmax(h(x)), where the same model gives the features of x and of the k samples;
-    as `global`: that model alone, FedAvg's. (The authors' code mixes logits with probabilities unless it is told not
-    to, and picks lam on test data.)
+    Scored: lam p_kNN(x) + (1 - lam) softmax(h(x)), where the same model gives the features of x and
+        of the k samples;
+    as `global`: that model alone, FedAvg's. (The authors' code mixes logits with probabilities
+    unless it is told not to, and picks lam on test data.)
 
     Args:
-        lam: weight of the vote; null: each client's best of 0, 0.1, ..., 1 on its validation data, as in the paper
-            (the authors' code: on test data), and 0.5 (FL-bench) for a new client that has none; 0 is FedAvg.
+        lam: weight of the vote; null: each client's best of 0, 0.1, ..., 1 on its validation data,
+            as in the paper (the authors' code: on test data), and 0.5 (FL-bench) for a new client
+            that has none; 0 is FedAvg.
         k: samples that vote. 7: the authors' code.
         scale: s of the kernel. 1: the authors' code.
-        kernel: `gaussian`, exp(-delta^2 / (d s)) of the distance delta of features of width d (the authors' code), or
-            `exponential`, exp(-delta / s).
+        kernel: `gaussian`, exp(-delta^2 / (d s)) of the distance delta of features of width d (the
+            authors' code), or `exponential`, exp(-delta / s).
     """
 
     family = "one global model"
@@ -52,19 +56,31 @@ class KNNPer(Method):
         """Classes are needed, and validation data where they are to tell lam."""
         super().check(run)
         fine = self.lam is not None or all(run.data.validation_sizes[c] for c in range(run.clients))
-        allowed = "knnper chooses lam on validation data: above 0, and enough for every client; or give method.lam"
+        allowed = (
+            "knnper chooses lam on validation data: above 0, and enough for every client; or give "
+            "method.lam"
+        )
         check("data.validation", run.config.data.validation, fine, allowed)
 
     def prepare(self, client: Client, vector: Tensor, kind: str) -> dict[str, Tensor]:
-        """Features and labels of the client's training samples, and its `lam`; nothing where there are none."""
+        """Features and labels of the client's training samples, and its `lam`; nothing where there
+        are none."""
         if kind == "global" or self.lam == 0 or not len(client.data.train):
             return {}
         seen = [(wide(z), y) for z, _, y in client.passes(client.data.train, vector)]
-        memory = {"features": torch.cat([z for z, _ in seen]), "labels": torch.cat([y for _, y in seen])}
-        return memory | {"lam": self._best(client, vector, memory) if self.lam is None else torch.tensor(self.lam)}
+        memory = {
+            "features": torch.cat([z for z, _ in seen]),
+            "labels": torch.cat([y for _, y in seen]),
+        }
+        return memory | {
+            "lam": self._best(client, vector, memory)
+            if self.lam is None
+            else torch.tensor(self.lam)
+        }
 
     def _best(self, client: Client, vector: Tensor, store: dict[str, Tensor]) -> Tensor:
-        """The lam of the grid, shape (), by which most validation samples are right; the least of several."""
+        """The lam of the grid, shape (), by which most validation samples are right; the least of
+        several."""
         right = torch.zeros(len(GRID))
         right[len(GRID) // 2] = 0.0 if len(client.data.validation) else 1.0
         for z, scores, y in client.passes(client.data.validation, vector):
@@ -75,11 +91,19 @@ class KNNPer(Method):
     def _mixed(self, z: Tensor, scores: Tensor, store: dict[str, Tensor]) -> Tensor:
         """The mixture's probabilities (batch, C) at features z (batch, d)."""
         own = wide(scores).softmax(1)
-        near = vote(z, store["features"], store["labels"], own.shape[1], self.k, self.scale, self.kernel)
+        near = vote(
+            z, store["features"], store["labels"], own.shape[1], self.k, self.scale, self.kernel
+        )
         return torch.lerp(own, near.to(own), store["lam"].to(own))
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
         """The model's scores, or the mixture's log probabilities."""
         scores = super().outputs(client, x, kind)
-        mixture = self._mixed(client.module.features, scores, client.prepared) if client.prepared else scores
-        return mixture.clamp_min(torch.finfo(mixture.dtype).tiny).log() if client.prepared else scores
+        mixture = (
+            self._mixed(client.module.features, scores, client.prepared)
+            if client.prepared
+            else scores
+        )
+        return (
+            mixture.clamp_min(torch.finfo(mixture.dtype).tiny).log() if client.prepared else scores
+        )

@@ -1,5 +1,5 @@
-"""KT-pFL for clients of one architecture: Zhang, Guo, Ma, Wang, Xu, Wu: Parameterized Knowledge Transfer for
-Personalized Federated Learning. NeurIPS 2021, appendix C.
+"""KT-pFL for clients of one architecture: Zhang, Guo, Ma, Wang, Xu, Wu: Parameterized Knowledge
+Transfer for Personalized Federated Learning. NeurIPS 2021, appendix C.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from fl_lightning.methods.base import Method
 
 @dataclass(frozen=True)
 class KTPFLModels(Method):
-    """Every client begins its round from its own mix of all models, w_n <- sum_m c_nm w_m, by learned coefficients c.
+    """Every client begins its round from its own mix of all models, w_n <- sum_m c_nm w_m, by
+    learned coefficients c.
 
-    Row n of c minimises ||sum_m c_nm w_m - w_n||^2 + rho ||c_n - 1/N||^2 over the simplex (Eq. 7 with parameters in
-    place of predictions: ours, the appendix was not available).
+    Row n of c minimises ||sum_m c_nm w_m - w_n||^2 + rho ||c_n - 1/N||^2 over the simplex (Eq. 7
+    with parameters in place of predictions: ours, the appendix was not available).
 
     Args:
-        rho: pull of the coefficients towards 1/N, in units of the models' mean squared distance from their mean (our
-            choice: one number then fits any model); as it is with `step`. 0.7: the paper's for predictions.
-        solver: `exact`, or `step` of `eta`, which needs to stay below one over the models' largest Gram eigenvalue.
+        rho: pull of the coefficients towards 1/N, in units of the models' mean squared distance
+            from their mean (our choice: one number then fits any model); as it is with `step`. 0.7:
+            the paper's for predictions.
+        solver: `exact`, or `step` of `eta`, which needs to stay below one over the models' largest
+            Gram eigenvalue.
         eta: of a step. 0.01: paper.
         lam: of a pull lam ||w_n - sum_m c_nm w_m||^2 in local training. 0: none.
     """
@@ -33,7 +36,9 @@ class KTPFLModels(Method):
     family = "mixing"
     judge = "after"
 
-    rho: NonNegativeFloat = searched(0.7, LogRange(0.07, 7), "a decade around the default: its unit is not the paper's")
+    rho: NonNegativeFloat = searched(
+        0.7, LogRange(0.07, 7), "a decade around the default: its unit is not the paper's"
+    )
     solver: Literal["exact", "step"] = "exact"
     eta: NonNegativeFloat = 0.01
     lam: NonNegativeFloat = 0.0
@@ -42,7 +47,9 @@ class KTPFLModels(Method):
         """The learned matrix."""
         units: Literal["spread", "absolute"] = "spread" if self.solver == "exact" else "absolute"
         return LearnedMatrix(
-            CubeSettings(lam=1.0, beta=2 * self.rho, eta_r=self.eta, solver=self.solver, rho_units=units)
+            CubeSettings(
+                lam=1.0, beta=2 * self.rho, eta_r=self.eta, solver=self.solver, rho_units=units
+            )
         )
 
     def phases(self, client: Client, payload: Payload) -> list[Phase]:

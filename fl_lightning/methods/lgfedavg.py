@@ -1,5 +1,5 @@
-"""LG-FedAvg: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally: Federated
-Learning with Local and Global Representations. 2020, arXiv:2001.01523.
+"""LG-FedAvg: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act
+Globally: Federated Learning with Local and Global Representations. 2020, arXiv:2001.01523.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from fl_lightning.methods.base import Method, Scope
 
 @dataclass(frozen=True)
 class LGFedAvg(Method):
-    """FedAvg on the last layers of the model; every client keeps a representation of its own below them.
+    """FedAvg on the last layers of the model; every client keeps a representation of its own below
+    them.
 
-    Scored: the client's own layers under the global ones, as the authors' code does. That begins from a model that
+    Scored: the client's own layers under the global ones, as the authors' code does. That begins
+        from a model that
     FedAvg has trained; here all clients begin from the common initial model.
 
     Args:
@@ -29,7 +31,9 @@ class LGFedAvg(Method):
     family = "partial sharing"
     judge = "before"
 
-    layers: NonNegativeInt = searched(2, Whole(1, 3), "the authors' scripts: 2 and 3; 1 is the classifier alone")
+    layers: NonNegativeInt = searched(
+        2, Whole(1, 3), "the authors' scripts: 2 and 3; 1 is the classifier alone"
+    )
     weighting: Literal["samples", "uniform"] = "samples"
 
     def relation(self) -> Relation:

@@ -14,8 +14,9 @@ class Local(WithoutModels):
     """Nothing is sent; every client trains its own model.
 
     Args:
-        epochs: local epochs that a client trains in all; then it stops, and its model stays what it is. None: in every
-            round, as long as with other methods. The KAPC papers: 5 on MNIST, 10 on CIFAR, beside 50 rounds of 5.
+        epochs: local epochs that a client trains in all; then it stops, and its model stays what it
+            is. None: in every round, as long as with other methods. The KAPC papers: 5 on MNIST, 10
+            on CIFAR, beside 50 rounds of 5.
     """
 
     family = "training alone"

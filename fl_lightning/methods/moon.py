@@ -9,7 +9,17 @@ from torch import Tensor, nn
 
 from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, PureLoss, Slot, Tensors
+from fl_lightning.core import (
+    Batch,
+    Client,
+    Module,
+    Objective,
+    Payload,
+    Phase,
+    PureLoss,
+    Slot,
+    Tensors,
+)
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.basics import contrast
 from fl_lightning.methods.common.classifiers import NewClassifier, Projected
@@ -17,17 +27,21 @@ from fl_lightning.methods.common.classifiers import NewClassifier, Projected
 
 @dataclass(frozen=True)
 class MOON(Method):
-    """FedAvg whose features are drawn to those of the received model and away from those of the client's last one.
+    """FedAvg whose features are drawn to those of the received model and away from those of the
+    client's last one.
 
-    Local loss: CE + mu mean(-log(e^(cos(z, z_g) / tau) / (e^(cos(z, z_g) / tau) + e^(cos(z, z_p) / tau)))); z, z_g and
-    z_p are what the classifier sees of a sample under the model, the received and the client's last model (in its
-    first round: the received one, which adds ln 2 and no gradient). The two others are constant, in evaluation mode.
+    Local loss: CE + mu mean(-log(e^(cos(z, z_g) / tau) / (e^(cos(z, z_g) / tau) + e^(cos(z, z_p) /
+    tau)))); z, z_g and z_p are what the classifier sees of a sample under the model, the received
+    and the client's last model (in its first round: the received one, which adds ln 2 and no
+    gradient). The two others are constant, in evaluation mode.
 
     Args:
-        mu: weight of the contrastive term; 0 is FedAvg. 1: paper, for CIFAR-100 and Tiny-ImageNet (5 for CIFAR-10).
+        mu: weight of the contrastive term; 0 is FedAvg. 1: paper, for CIFAR-100 and Tiny-ImageNet
+            (5 for CIFAR-10).
         tau: temperature. 0.5: paper.
-        projection: width of a projection head (linear, ReLU, linear) before the classifier. 256: the authors' networks,
-            which have one; null: our choice, the network that other methods train.
+        projection: width of a projection head (linear, ReLU, linear) before the classifier. 256:
+            the authors' networks, which have one; null: our choice, the network that other methods
+            train.
     """
 
     family = "one global model"
@@ -40,7 +54,11 @@ class MOON(Method):
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """With a projection head, where one is asked for."""
         width = self.projection
-        return model if width is None else NewClassifier(model, lambda own: Projected(own, width), "moon", inner="out")
+        return (
+            model
+            if width is None
+            else NewClassifier(model, lambda own: Projected(own, width), "moon", inner="out")
+        )
 
     def slots(self) -> dict[str, Slot]:
         """The client's last model."""
@@ -60,7 +78,8 @@ class MOON(Method):
         return [Phase(objective=Objective(loss=PureLoss(self.loss, models)))]
 
     def loss(self, models: Tensors, module: Module, batch: Batch) -> Tensor:
-        """The task loss and the contrast with features under the `received` and the `last` model, shape ()."""
+        """The task loss and the contrast with features under the `received` and the `last` model,
+        shape ()."""
         task = module.task_loss(batch)
         near, far = (module.under(models[name], batch[0])[0] for name in ("received", "last"))
         return task + self.mu * contrast(module.features, near, far, self.tau)

@@ -1,5 +1,5 @@
-"""Per-FedAvg: Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
-Meta-Learning Approach. NeurIPS 2020.
+"""Per-FedAvg: Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical
+Guarantees: A Model-Agnostic Meta-Learning Approach. NeurIPS 2020.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from fl_lightning.methods.base import PlainMean, check_plain_steps
 class PerFedAvg(PlainMean):
     """A global model that is good once a client has taken a gradient step of its own from it.
 
-    Step: w~ = w - alpha grad f(w; D), then w <- w - lr g with g = grad f(w~; D') (`fo`, first order), or with
-    g - alpha (grad f(w + delta g; D'') - grad f(w - delta g; D'')) / (2 delta) (`hf`, Hessian-free), on three batches:
-    D' is FedAvg's, D and D'' are drawn apart from it. The mean is plain. Scored: w - alpha grad f_i(w) over all of the
-    client's training data, in evaluation mode (the authors of pFedMe, in their code for it, step on test data).
+    Step: w~ = w - alpha grad f(w; D), then w <- w - lr g with g = grad f(w~; D') (`fo`, first
+        order), or with
+    g - alpha (grad f(w + delta g; D'') - grad f(w - delta g; D'')) / (2 delta) (`hf`,
+    Hessian-free), on three batches: D' is FedAvg's, D and D'' are drawn apart from it. The mean is
+    plain. Scored: w - alpha grad f_i(w) over all of the client's training data, in evaluation mode
+    (the authors of pFedMe, in their code for it, step on test data).
 
     Args:
-        alpha: the client's own step. 0.01: between the 0.005 and 0.03 of pFedMe's runs of it; 0 is FedAvg.
+        alpha: the client's own step. 0.01: between the 0.005 and 0.03 of pFedMe's runs of it; 0 is
+            FedAvg.
         variant: `fo` or `hf`. fo: what most tables call Per-FedAvg.
         delta: of the difference of gradients in `hf`. 0.001: FL-bench.
         adapt_steps: own steps before a model is scored. 1: paper.
@@ -39,7 +42,9 @@ class PerFedAvg(PlainMean):
     adapts = True
     newcomers = Rule("global model, and its own step from it", "nothing")
 
-    alpha: NonNegativeFloat = searched(0.01, LogRange(0.001, 0.1), "a decade around the default (pFedMe: to 0.03)")
+    alpha: NonNegativeFloat = searched(
+        0.01, LogRange(0.001, 0.1), "a decade around the default (pFedMe: to 0.03)"
+    )
     variant: Literal["fo", "hf"] = "fo"
     delta: PositiveFloat = 1e-3
     adapt_steps: NonNegativeInt = 1
@@ -50,17 +55,26 @@ class PerFedAvg(PlainMean):
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """A step on each batch."""
-        return [Phase(step=partial(self.step, client.generator("further batches")), by_gradient=True)]
+        return [
+            Phase(step=partial(self.step, client.generator("further batches")), by_gradient=True)
+        ]
 
     def step(self, draws: torch.Generator, client: Client, batch: Batch) -> Tensor:
-        """One step of w; returns the task loss at w~. Running statistics follow the passes at w and w~."""
-        w, inner, buffers = client["model"], client["model"].clone(), slice(client.layout.parameters.stop, None)
+        """One step of w; returns the task loss at w~. Running statistics follow the passes at w and
+        w~."""
+        w, inner, buffers = (
+            client["model"],
+            client["model"].clone(),
+            slice(client.layout.parameters.stop, None),
+        )
         if self.alpha:
             inner.add_(client.gradient(inner, client.batch(draws))[1], alpha=-self.alpha)
         loss, g = client.gradient(inner, batch)
         if self.alpha and self.variant == "hf":
             apart = client.batch(draws)
-            ahead, behind = (client.gradient(w + sign * self.delta * g, apart)[1] for sign in (1, -1))
+            ahead, behind = (
+                client.gradient(w + sign * self.delta * g, apart)[1] for sign in (1, -1)
+            )
             g = g - self.alpha * (ahead - behind) / (2 * self.delta)
         w.add_(g, alpha=-client.lr)
         w[buffers] = inner[buffers]
@@ -72,6 +86,9 @@ class PerFedAvg(PlainMean):
         for _ in range(self.adapt_steps):
             slope = torch.zeros_like(vector)
             for batch in part.batches(client.run.config.evaluation.batch_size):
-                slope.add_(client.gradient(vector, batch, training=False)[1], alpha=len(batch[1]) / len(part))
+                slope.add_(
+                    client.gradient(vector, batch, training=False)[1],
+                    alpha=len(batch[1]) / len(part),
+                )
             vector.add_(slope, alpha=-self.alpha)
         return vector

@@ -1,5 +1,5 @@
-"""pFedDF, a reference of Zhang, Guo, Ma, Wang, Xu, Wu: Parameterized Knowledge Transfer for Personalized Federated
-Learning. NeurIPS 2021.
+"""pFedDF, a reference of Zhang, Guo, Ma, Wang, Xu, Wu: Parameterized Knowledge Transfer for
+Personalized Federated Learning. NeurIPS 2021.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from fl_lightning.methods.feddf import FedDF
 
 @dataclass(frozen=True)
 class PFedDF(FedDF):
-    """FedDF whose clients fine-tune a copy of their architecture's model on their own data before it is scored.
+    """FedDF whose clients fine-tune a copy of their architecture's model on their own data before
+    it is scored.
 
-    How long (the paper: several epochs) says `evaluation.finetune_epochs`; 0: as long as a round's local training.
-    Arguments are FedDF's.
+    How long (the paper: several epochs) says `evaluation.finetune_epochs`; 0: as long as a round's
+    local training. Arguments are FedDF's.
     """
 
     family = "prototypes and distillation"

@@ -1,4 +1,5 @@
-"""pFedFDA: McLaughlin, Su: Personalized Federated Learning via Feature Distribution Adaptation. NeurIPS 2024."""
+"""pFedFDA: McLaughlin, Su: Personalized Federated Learning via Feature Distribution Adaptation.
+NeurIPS 2024."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ from fl_lightning.configuration.ranges import NonNegativeFloat, UnitInterval
 from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.methods.base import OwnClassifier
-from fl_lightning.methods.common.gaussians import LEAST, Gaussians, adapted, check_classifier, first_gaussians, headed
+from fl_lightning.methods.common.gaussians import (
+    LEAST,
+    Gaussians,
+    adapted,
+    check_classifier,
+    first_gaussians,
+    headed,
+)
 
 NAMES = ("means", "covariance")
 """What is told."""
@@ -20,20 +28,24 @@ NAMES = ("means", "covariance")
 
 @dataclass(frozen=True)
 class PFedFDA(OwnClassifier):
-    """A shared body, and Gaussians of its features (class means mu, one covariance S) in place of a shared classifier.
+    """A shared body, and Gaussians of its features (class means mu, one covariance S) in place of a
+    shared classifier.
 
-    The classifier is their linear discriminant, W = mu S^-1 and b = -diag(W mu^T) / 2 + log pi with the client's class
-    shares pi; it is fixed while the body trains. Then the client estimates its own mu and S, tells them mixed with
-    the received by beta in [0, 1]^2 (of mu and of S), chosen by the cross entropy of two folds, and the server takes
-    means by samples. Scored: the classifier of Gaussians mixed so anew for the body that is scored, where a class of
-    one or two samples keeps the server's mean (the authors' code).
+    The classifier is their linear discriminant, W = mu S^-1 and b = -diag(W mu^T) / 2 + log pi with
+    the client's class shares pi; it is fixed while the body trains. Then the client estimates its
+    own mu and S, tells them mixed with the received by beta in [0, 1]^2 (of mu and of S), chosen by
+    the cross entropy of two folds, and the server takes means by samples. Scored: the classifier of
+    Gaussians mixed so anew for the body that is scored, where a class of one or two samples keeps
+    the server's mean (the authors' code).
 
     Args:
-        ridge: I times this is added to an estimated S. 1: the authors' code adds the whole of I (and 1e-4 to every
-            entry, which is left out). With 1e-4 I, which it may mean, the classifier blows up. On validation data of
-            the digits (study digits/pfedfda_ridge, 5 seeds) 1e-4 has 61.5 %, 0.01 78.2, 0.1 98.2, 1 97.1, 10 96.9: 0.1
-            is 1.2 points [+0.2, +2.8] above the authors', which stays.
-        beta: of both parts; null: chosen, as in the paper. 1 is the authors' `local_beta`, 0 trusts the server alone.
+        ridge: I times this is added to an estimated S. 1: the authors' code adds the whole of I
+            (and 1e-4 to every entry, which is left out). With 1e-4 I, which it may mean, the
+            classifier blows up. On validation data of the digits (study digits/pfedfda_ridge, 5
+            seeds) 1e-4 has 61.5 %, 0.01 78.2, 0.1 98.2, 1 97.1, 10 96.9: 0.1 is 1.2 points [+0.2,
+            +2.8] above the authors', which stays.
+        beta: of both parts; null: chosen, as in the paper. 1 is the authors' `local_beta`, 0 trusts
+            the server alone.
     """
 
     family = "prototypes and distillation"
@@ -44,7 +56,9 @@ class PFedFDA(OwnClassifier):
     several = False
     newcomers = Rule("global body under a classifier of Gaussians, adapted to its own", "nothing")
 
-    ridge: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "around the authors'; far below, it blows up")
+    ridge: NonNegativeFloat = searched(
+        1.0, LogRange(0.1, 10), "around the authors'; far below, it blows up"
+    )
     beta: UnitInterval | None = None
 
     def check(self, run: RunContext) -> None:
@@ -69,7 +83,10 @@ class PFedFDA(OwnClassifier):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body, and the mixed Gaussians of its features."""
-        sent, estimated = super().upload(client, payload), adapted(client, client["model"], self.ridge, self.beta)
+        sent, estimated = (
+            super().upload(client, payload),
+            adapted(client, client["model"], self.ridge, self.beta),
+        )
         sent.extra |= {name: getattr(estimated, name).float() for name in NAMES}
         return sent
 
@@ -78,7 +95,9 @@ class PFedFDA(OwnClassifier):
         super().aggregate(server)
         for name in NAMES:
             uploaded = torch.stack([server.statistics[c][name] for c in server.answered]).double()
-            server.memory[f"gaussian.{name}"] = torch.tensordot(server.shares(server.answered), uploaded, 1).float()
+            server.memory[f"gaussian.{name}"] = torch.tensordot(
+                server.shares(server.answered), uploaded, 1
+            ).float()
 
     def personal(self, client: Client) -> Tensor:
         """A copy with the classifier of Gaussians that are mixed for its body."""

@@ -1,4 +1,5 @@
-"""pFedGraph: Ye, Ni, Wu, Chen, Wang: Personalized Federated Learning with Inferred Collaboration Graphs. ICML 2023."""
+"""pFedGraph: Ye, Ni, Wu, Chen, Wang: Personalized Federated Learning with Inferred Collaboration
+Graphs. ICML 2023."""
 
 from __future__ import annotations
 
@@ -13,24 +14,40 @@ from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import FLOAT32
 from fl_lightning.configuration.ranges import NonNegativeFloat, Range
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, PureLoss, Server, Tensors
+from fl_lightning.core import (
+    Batch,
+    Client,
+    Module,
+    Objective,
+    Payload,
+    Phase,
+    PureLoss,
+    Server,
+    Tensors,
+)
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.alignment import alignment, mean_directions
 
 
 @dataclass(frozen=True)
 class PFedGraph(Method):
-    """Every client begins from its own mix m_i = sum_j r_ij w_j, and is drawn to the direction of its neighbours.
+    """Every client begins from its own mix m_i = sum_j r_ij w_j, and is drawn to the direction of
+    its neighbours.
 
-    Server: r_i minimises alpha ||r - p||^2 - sum_j r_j cos(w_i - w^0, w_j - w^0) over the simplex, p: sample shares.
-    Client: f(w) - lam <w, u_i> / ||w||, u_i = sum_j r_ij w_j / ||w_j||: lam times the mean cosine with its neighbours.
+    Server: r_i minimises alpha ||r - p||^2 - sum_j r_j cos(w_i - w^0, w_j - w^0) over the simplex,
+        p: sample shares.
+    Client: f(w) - lam <w, u_i> / ||w||, u_i = sum_j r_ij w_j / ||w_j||: lam times the mean cosine
+        with its neighbours.
 
     Args:
-        alpha: pull of the graph towards p. 0.8: the authors' code. 0: none, with lam 0 every client trains alone.
-        lam: weight of the cosine. 0.01: the authors' code, which adds it, where the paper subtracts it: below 0 here.
+        alpha: pull of the graph towards p. 0.8: the authors' code. 0: none, with lam 0 every client
+            trains alone.
+        lam: weight of the cosine. 0.01: the authors' code, which adds it, where the paper subtracts
+            it: below 0 here.
         near: cosines above it count as 1. 1: none (paper); 0.9: the authors' code.
-        sources: whose models are mixed: of all that have `uploaded` so far, `known` (who has not counts with the
-            initial model), or of the `cohort` alone (the authors' code, there again: the last cohort's).
+        sources: whose models are mixed: of all that have `uploaded` so far, `known` (who has not
+            counts with the initial model), or of the `cohort` alone (the authors' code, there
+            again: the last cohort's).
     """
 
     family = "mixing"
@@ -53,7 +70,9 @@ class PFedGraph(Method):
         sent = super().broadcast(server)
         if self.lam and server.run.server.uploaded:
             for c, u in mean_directions(server.only).items():
-                sent[c].further = {0: Payload(server.only.layout, u, server.only.layout.is_parameter.copy())}
+                sent[c].further = {
+                    0: Payload(server.only.layout, u, server.only.layout.is_parameter.copy())
+                }
         return sent
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
@@ -61,8 +80,12 @@ class PFedGraph(Method):
         if not payload.further:
             yield Phase()
             return
-        yield Phase(objective=Objective(loss=PureLoss(self.loss, {"direction": payload.further[0].vector})))
-        client.flops += 8 * int(client.layout.numbers[client.layout.is_parameter].sum()) * client.fits[-1].steps
+        yield Phase(
+            objective=Objective(loss=PureLoss(self.loss, {"direction": payload.further[0].vector}))
+        )
+        client.flops += (
+            8 * int(client.layout.numbers[client.layout.is_parameter].sum()) * client.fits[-1].steps
+        )
 
     def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
         """The task loss less lam times the cosine with the `direction` u_i, shape ()."""

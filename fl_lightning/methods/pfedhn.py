@@ -1,4 +1,5 @@
-"""pFedHN: Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernetworks. ICML 2021."""
+"""pFedHN: Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernetworks.
+ICML 2021."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ShareBelow1
+from fl_lightning.configuration.ranges import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ShareBelow1,
+)
 from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, GroupServer, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.methods.base import OwnStatistics
@@ -18,17 +25,21 @@ from fl_lightning.methods.common.hypernetwork import Hypernetwork, first_hyperne
 
 @dataclass(frozen=True)
 class PFedHN(OwnStatistics):
-    """A hypernetwork on the server makes each client's model from an embedding; both learn from the client's update.
+    """A hypernetwork on the server makes each client's model from an embedding; both learn from the
+    client's update.
 
-    theta_i = h(v_i; phi) is sent and trained to theta'_i; then phi and v_i step down J^T (theta_i - theta'_i), one
-    client of the cohort after the other. The authors have one client a round; a cohort of m divides hyper_lr by m,
-    since all of its models are of the same phi, and m whole steps overshoot. Scored: what is made then, anew.
+    theta_i = h(v_i; phi) is sent and trained to theta'_i; then phi and v_i step down J^T (theta_i -
+    theta'_i), one client of the cohort after the other. The authors have one client a round; a
+    cohort of m divides hyper_lr by m, since all of its models are of the same phi, and m whole
+    steps overshoot. Scored: what is made then, anew.
 
     Args:
         embedding: numbers of a client's embedding v_i; null: int(1 + N / 4) (the authors' code).
         hidden: width of the hypernetwork's hidden layers. 100: the authors' code.
-        hidden_layers: how many beside the first. 3: the authors' trainer (--n-hidden, which counts so, too).
-        last_relu: whether there is a ReLU before the output layer, too (ours; the authors' code has none there).
+        hidden_layers: how many beside the first. 3: the authors' trainer (--n-hidden, which counts
+            so, too).
+        last_relu: whether there is a ReLU before the output layer, too (ours; the authors' code has
+            none there).
         hyper_lr: its learning rate (SGD), for one client a round. 0.01: the authors' code.
         hyper_momentum: its momentum. 0.9: the authors' code.
         hyper_decay: its weight decay. 0.001: the authors' code.
@@ -43,7 +54,9 @@ class PFedHN(OwnStatistics):
     hidden: PositiveInt = 100
     hidden_layers: NonNegativeInt = 3
     last_relu: bool = True
-    hyper_lr: NonNegativeFloat = searched(0.01, LogRange(0.001, 0.1), "a decade around the authors'")
+    hyper_lr: NonNegativeFloat = searched(
+        0.01, LogRange(0.001, 0.1), "a decade around the authors'"
+    )
     hyper_momentum: ShareBelow1 = 0.9
     hyper_decay: NonNegativeFloat = 0.001
     clip: PositiveFloat = 50.0
@@ -54,7 +67,9 @@ class PFedHN(OwnStatistics):
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """The hypernetwork's parameters, embeddings among them, and their momenta."""
-        return first_hypernetwork(run, self.embedding, self.hidden, self.hidden_layers, last_relu=self.last_relu)
+        return first_hypernetwork(
+            run, self.embedding, self.hidden, self.hidden_layers, last_relu=self.last_relu
+        )
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """Every client its own model."""
@@ -62,7 +77,11 @@ class PFedHN(OwnStatistics):
 
     def aggregate(self, server: Server) -> None:
         """A step of the hypernetwork for each client that has answered."""
-        network, memory, columns = Hypernetwork.of(server.memory), server.memory, server.only.layout.parameters
+        network, memory, columns = (
+            Hypernetwork.of(server.memory),
+            server.memory,
+            server.only.layout.parameters,
+        )
         rate = self.hyper_lr / len(server.answered)  # the engine stops where none has answered
         optimizer = network.optimizer(memory, rate, self.hyper_momentum, self.hyper_decay)
         for client in server.answered:
@@ -72,10 +91,15 @@ class PFedHN(OwnStatistics):
 
     def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """The embedding alone steps, from the mean of all, as often as there were rounds."""
-        return fit_embedding(client, self.hyper_lr, self.hyper_momentum, self.hyper_decay, self.clip)
+        return fit_embedding(
+            client, self.hyper_lr, self.hyper_momentum, self.hyper_decay, self.clip
+        )
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
-        """What the server makes for the client now, with the client's running statistics (home rank)."""
+        """What the server makes for the client now, with the client's running statistics (home
+        rank)."""
         state = group.server.run.states.get(client)
-        vector = (group.initial if state is None else state.vectors["model"]).to(group.initial.device, copy=True)
+        vector = (group.initial if state is None else state.vectors["model"]).to(
+            group.initial.device, copy=True
+        )
         return group.layout.clear_gaps(Hypernetwork.of(group.server.memory).write(client, vector))

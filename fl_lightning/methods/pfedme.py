@@ -1,4 +1,5 @@
-"""pFedMe: Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020."""
+"""pFedMe: Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes. NeurIPS
+2020."""
 
 from __future__ import annotations
 
@@ -15,26 +16,36 @@ from fl_lightning.methods.base import PlainMean, check_plain_steps, move_on
 
 @dataclass(frozen=True)
 class PFedMe(PlainMean):
-    """Each local step solves the client's Moreau envelope roughly, and moves its local model towards the solution.
+    """Each local step solves the client's Moreau envelope roughly, and moves its local model
+    towards the solution.
 
-    Step: theta ~ argmin f(theta) + (lam/2) ||theta - w||^2 on the batch, then w <- w - lr lam (w - theta). Scored: the
-    last theta. For each batch theta starts at w (the paper leaves it open, the authors' code goes on from the last).
+    Step: theta ~ argmin f(theta) + (lam/2) ||theta - w||^2 on the batch, then w <- w - lr lam (w -
+        theta). Scored: the
+    last theta. For each batch theta starts at w (the paper leaves it open, the authors' code goes
+    on from the last).
 
     Args:
         lam: weight of the envelope's distance. 15: the authors' readme.
         inner_steps: gradient steps on theta for each batch, K. 5: the authors' readme.
-        personal_lr: of those steps; they diverge from personal_lr * lam = 2 on. 0.09: the authors' readme.
-        beta: the server's step, w <- (1 - beta) w + beta mean, the plain mean as in the paper (the authors' code weighs
-            by samples). 1: the authors' readme.
+        personal_lr: of those steps; they diverge from personal_lr * lam = 2 on. 0.09: the authors'
+            readme.
+        beta: the server's step, w <- (1 - beta) w + beta mean, the plain mean as in the paper (the
+            authors' code weighs by samples). 1: the authors' readme.
     """
 
     family = "two models"
     judge = "after"
 
-    lam: NonNegativeFloat = searched(15.0, LogRange(1, 20), "around the authors' 15; the steps on theta converge")
+    lam: NonNegativeFloat = searched(
+        15.0, LogRange(1, 20), "around the authors' 15; the steps on theta converge"
+    )
     inner_steps: PositiveInt = 5
-    personal_lr: NonNegativeFloat = searched(0.09, LogRange(0.005, 0.09), "to the authors', where large lam diverges")
-    beta: NonNegativeFloat = searched(1.0, Choice((1.0, 2.0)), "the authors' readme: 1, and 2 where tuned")
+    personal_lr: NonNegativeFloat = searched(
+        0.09, LogRange(0.005, 0.09), "to the authors', where large lam diverges"
+    )
+    beta: NonNegativeFloat = searched(
+        1.0, Choice((1.0, 2.0)), "the authors' readme: 1, and 2 where tuned"
+    )
 
     def check(self, run: RunContext) -> None:
         """Its steps are its own."""
@@ -56,7 +67,8 @@ class PFedMe(PlainMean):
             loss, gradient = client.gradient(theta, batch)
             theta[columns] -= self.personal_lr * (gradient + self.lam * (theta - w))[columns]
         w[columns] -= client.lr * self.lam * (w - theta)[columns]
-        w[columns.stop :] = theta[columns.stop :]  # running statistics, which only passes of theta have seen
+        # running statistics, which only passes of theta have seen
+        w[columns.stop :] = theta[columns.stop :]
         return loss
 
     def aggregate(self, server: Server) -> None:

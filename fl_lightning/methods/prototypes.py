@@ -19,10 +19,12 @@ from fl_lightning.methods.common.class_means import distance_to_means, no_upload
 
 @dataclass(frozen=True)
 class Prototypes(WithoutModels, ClassMeans, ABC):
-    """Base: models never travel; features are pulled to the global prototype of their class, and the nearest predicts.
+    """Base: models never travel; features are pulled to the global prototype of their class, and
+    the nearest predicts.
 
-    The server works with what each client told last. Where all take part in each round, as in the papers, these are the
-    round's uploads; prototypes of a small cohort alone would change with each cohort, and nothing else ties clients.
+    The server works with what each client told last. Where all take part in each round, as in the
+    papers, these are the round's uploads; prototypes of a small cohort alone would change with each
+    cohort, and nothing else ties clients.
 
     Arguments as of `fedproto`.
     """
@@ -37,7 +39,8 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
     @property
     @abstractmethod
     def uniform(self) -> bool:
-        """Whether the server's mean weighs clients the same, and not by their samples of the class."""
+        """Whether the server's mean weighs clients the same, and not by their samples of the
+        class."""
 
     @property
     def adds(self) -> bool:
@@ -50,19 +53,23 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
         return super().init_server(run) | ({} if whole else no_uploads(run))
 
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
-        """And lam times the distance of features to their class's prototype; unknown classes add 0."""
+        """And lam times the distance of features to their class's prototype; unknown classes add
+        0."""
         task: Tensor = module.task_loss(batch)
         return task + self.lam * distance_to_means(module.features, batch[1], means, self.distance)
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
-        """The model's scores, or minus the distance to each known prototype (the model's while none is known)."""
+        """The model's scores, or minus the distance to each known prototype (the model's while none
+        is known)."""
         scores = super().outputs(client, x, kind)
         memory = client.run.server.memory
         if self.predict == "classifier" or not memory["means.known"].any():
             return scores
         prototypes = memory["means.features"].to(scores.device)
         candidates = self.candidates(client, memory["means.known"]).to(scores.device)
-        return -torch.cdist(wide(client.module.features), prototypes).masked_fill(~candidates, torch.inf)
+        return -torch.cdist(wide(client.module.features), prototypes).masked_fill(
+            ~candidates, torch.inf
+        )
 
     def candidates(self, client: Client, known: Tensor) -> Tensor:
         """The classes (C,) that may be predicted, of those that are `known` (C,)."""

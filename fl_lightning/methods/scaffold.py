@@ -1,5 +1,5 @@
-"""SCAFFOLD: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated
-Learning. ICML 2020.
+"""SCAFFOLD: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled
+Averaging for Federated Learning. ICML 2020.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from fl_lightning.methods.base import PlainMean, check_no_scaling, move_on
 
 @dataclass(frozen=True)
 class SCAFFOLD(PlainMean):
-    """FedAvg whose local gradients are corrected by control variates: w_i <- w_i - lr (g - c_i + c).
+    """FedAvg whose local gradients are corrected by control variates: w_i <- w_i - lr (g - c_i +
+    c).
 
-    After K steps c_i <- c_i - c + (w - w_i) / (K lr) (option II), and c is the mean of all c_i. With momentum the
-    divisor is what the steps come to in all: K lr would inflate c_i up to 1 / (1 - momentum) times. Means are plain.
+    After K steps c_i <- c_i - c + (w - w_i) / (K lr) (option II), and c is the mean of all c_i.
+    With momentum the divisor is what the steps come to in all: K lr would inflate c_i up to 1 / (1
+    - momentum) times. Means are plain.
 
     Args:
-        server_lr: the server's step on the mean change, eta_g. 1: libraries (no code of the authors' is known, and the
-            paper's text was not available); with it the server's step is FedAvg's.
+        server_lr: the server's step on the mean change, eta_g. 1: libraries (no code of the
+            authors' is known, and the paper's text was not available); with it the server's step is
+            FedAvg's.
     """
 
     family = "one global model"
@@ -37,13 +40,21 @@ class SCAFFOLD(PlainMean):
     def check(self, run: RunContext) -> None:
         """From a model's change the mean gradient must follow, and from theirs the mean of all."""
         check_no_scaling(run)  # it leaves steps out, which count in the drift's K
-        config, needs = run.config.optimizer, "scaffold tells the mean gradient by the model's change: it must be"
+        config, needs = (
+            run.config.optimizer,
+            "scaffold tells the mean gradient by the model's change: it must be",
+        )
         check("optimizer.name", config.name, config.name == "sgd", f"{needs} sgd")
         check("optimizer.clip_norm", config.clip_norm, config.clip_norm is None, f"{needs} null")
         fine = not (config.keep_state and config.momentum)
         check("optimizer.keep_state", config.keep_state, fine, f"{needs} false beside momentum")
         robust = [type(c).__name__.lower() for c in run.callbacks if isinstance(c, Aggregator)]
-        check("callbacks", ", ".join(robust), not robust, "scaffold's control variates need plain means")
+        check(
+            "callbacks",
+            ", ".join(robust),
+            not robust,
+            "scaffold's control variates need plain means",
+        )
 
     def slots(self) -> dict[str, Slot]:
         """The control variate c_i. What the server last received of it is its last change."""
@@ -54,7 +65,10 @@ class SCAFFOLD(PlainMean):
         if "control" not in server.only:
             server["control"] = torch.zeros_like(server.only.initial)
         sent = super().broadcast(server)
-        return {c: replace(payload, vectors={"control": server["control"]}) for c, payload in sent.items()}
+        return {
+            c: replace(payload, vectors={"control": server["control"]})
+            for c, payload in sent.items()
+        }
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Steps down f + <c - c_i, w>."""
@@ -77,4 +91,6 @@ class SCAFFOLD(PlainMean):
         super().aggregate(server)
         move_on(server.only, old, self.server_lr)
         weights = torch.full((len(who),), 1 / len(who), dtype=torch.float64)
-        server["control"] = server["control"] + len(who) / server.clients * server.only.mean(weights, who, "control")
+        server["control"] = server["control"] + len(who) / server.clients * server.only.mean(
+            weights, who, "control"
+        )

@@ -16,23 +16,29 @@ from fl_lightning.methods.common.halves import noise_of, step_of, train_halves
 
 @dataclass(frozen=True)
 class SelfKAPC(OwnStatistics):
-    """Every client begins, layer by layer, from its own mix of all models; a noisier client takes more from others.
+    """Every client begins, layer by layer, from its own mix of all models; a noisier client takes
+    more from others.
 
-    Server: row r_i minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i over the simplex (Mallows' Cp for a mix), Sigma the
-    covariance of the uploads' noises. Client: in its first round it trains two models on two random halves of its data,
-    with half batches, and uploads their mean: ||w_A - w_B||^2 / 4 is the variance of the mean. No extra passes over the
-    data.
+    Server: row r_i minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i over the simplex (Mallows' Cp
+        for a mix), Sigma the
+    covariance of the uploads' noises. Client: in its first round it trains two models on two random
+    halves of its data, with half batches, and uploads their mean: ||w_A - w_B||^2 / 4 is the
+    variance of the mean. No extra passes over the data.
 
     Args:
-        kappa: factor of the noise; 1 is Mallows'. 1.5: our choice, on validation data (docs/decisions/0024).
-        keep: share of the noise in what a client received that its training leaves. 0.4: our choice, likewise.
+        kappa: factor of the noise; 1 is Mallows'. 1.5: our choice, on validation data
+            (docs/decisions/0024).
+        keep: share of the noise in what a client received that its training leaves. 0.4: our
+            choice, likewise.
     """
 
     family = "mixing"
     judge = "after"
     statistics = client_memory = True
     several = False
-    newcomers = Rule("the mean of all, then its own mix by its measured noise; local training", remembers=True)
+    newcomers = Rule(
+        "the mean of all, then its own mix by its measured noise; local training", remembers=True
+    )
 
     kappa: NonNegativeFloat = searched(1.5, Range(1, 3), "the plateau on validation data: 1.5 to 3")
     keep: UnitInterval = 0.4

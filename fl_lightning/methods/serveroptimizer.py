@@ -1,4 +1,5 @@
-"""What server optimisers share: the mean change of a round is a gradient, and the server steps down it."""
+"""What server optimisers share: the mean change of a round is a gradient, and the server steps down
+it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from fl_lightning.methods.base import Method
 
 @dataclass(frozen=True)
 class ServerOptimizer(Method, ABC):
-    """Base: FedAvg, but the server moves by `step`. Running statistics are the plain mean, as in FedAvg."""
+    """Base: FedAvg, but the server moves by `step`. Running statistics are the plain mean, as in
+    FedAvg."""
 
     family = "one global model"
     several = False
@@ -34,11 +36,15 @@ class ServerOptimizer(Method, ABC):
         columns, old = server.only.layout.parameters, server["model"]
         super().aggregate(server)
         change = server["model"][columns] - old[columns]
-        server["model"][columns] += self.server_lr * self.step(server, change) - change  # nothing, where it is FedAvg
+        # nothing, where it is FedAvg
+        server["model"][columns] += self.server_lr * self.step(server, change) - change
         server.flops += 4 * len(change)
 
-    def average(self, server: Server, name: str, share: float, value: Tensor, first: float = 0.0) -> Tensor:
-        """The server's running vector `name` (P,): share * itself + `value`; it begins as `first` everywhere."""
+    def average(
+        self, server: Server, name: str, share: float, value: Tensor, first: float = 0.0
+    ) -> Tensor:
+        """The server's running vector `name` (P,): share * itself + `value`; it begins as `first`
+        everywhere."""
         columns = server.only.layout.parameters
         if name not in server.only:
             server[name] = torch.full_like(server.only.initial, first)

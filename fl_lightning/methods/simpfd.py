@@ -1,5 +1,5 @@
-"""Sim-pFD, a reference of Zhang, Guo, Ma, Wang, Xu, Wu: Parameterized Knowledge Transfer for Personalized Federated
-Learning. NeurIPS 2021.
+"""Sim-pFD, a reference of Zhang, Guo, Ma, Wang, Xu, Wu: Parameterized Knowledge Transfer for
+Personalized Federated Learning. NeurIPS 2021.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from fl_lightning.methods.fedmd import FedMD
 
 @dataclass(frozen=True)
 class SimPFD(FedMD):
-    """FedMD whose teachers weigh clients by the cosine similarity of their predictions; the least alike gets 0.
+    """FedMD whose teachers weigh clients by the cosine similarity of their predictions; the least
+    alike gets 0.
 
     Arguments are FedMD's (samples 3000, loss kl: KT-pFL).
     """
@@ -27,7 +28,8 @@ class SimPFD(FedMD):
     loss: Literal["mae", "mse", "kl"] = "kl"
 
     def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
-        """Who did not tell has the mean of all as its teacher. Equal predictions give equal weights."""
+        """Who did not tell has the mean of all as its teacher. Equal predictions give equal
+        weights."""
         rows = super().weigh(server, P, uploaders)
         rows[uploaders] = shifted(cosines(P))
         server.flops += 2 * len(uploaders) * P.numel()

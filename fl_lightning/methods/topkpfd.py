@@ -1,5 +1,5 @@
-"""TopK-pFD, a reference of Zhang, Guo, Ma, Wang, Xu, Wu: Parameterized Knowledge Transfer for Personalized Federated
-Learning. NeurIPS 2021.
+"""TopK-pFD, a reference of Zhang, Guo, Ma, Wang, Xu, Wu: Parameterized Knowledge Transfer for
+Personalized Federated Learning. NeurIPS 2021.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from fl_lightning.methods.fedmd import FedMD
 
 @dataclass(frozen=True)
 class TopKPFD(FedMD):
-    """FedMD whose teachers are the mean of the k clients with the most alike predictions, oneself among them.
+    """FedMD whose teachers are the mean of the k clients with the most alike predictions, oneself
+    among them.
 
     Arguments are FedMD's (samples 3000, loss kl: KT-pFL), and more.
 
@@ -29,10 +30,13 @@ class TopKPFD(FedMD):
     family = "prototypes and distillation"
     samples: PositiveInt = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
-    k: PositiveInt = searched(5, Whole(2, 10), "around the paper's 5; its code: half of all clients, of 20")
+    k: PositiveInt = searched(
+        5, Whole(2, 10), "around the paper's 5; its code: half of all clients, of 20"
+    )
 
     def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
-        """Who did not tell has the mean of all as its teacher; equally alike clients go by number."""
+        """Who did not tell has the mean of all as its teacher; equally alike clients go by
+        number."""
         rows = super().weigh(server, P, uploaders)
         rows[uploaders] = nearest(cosines(P), self.k)
         server.flops += 2 * len(uploaders) * P.numel()

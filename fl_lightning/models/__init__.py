@@ -22,27 +22,41 @@ from fl_lightning.models.base import inputs
 from fl_lightning.models.head import TRACED, last_linear, trace
 from fl_lightning.models.prepared import adapt, read_weights
 
-_MADE: WeakKeyDictionary[nn.Module, tuple[Component, tuple[int, ...], int, Text | None]] = WeakKeyDictionary()
+_MADE: WeakKeyDictionary[nn.Module, tuple[Component, tuple[int, ...], int, Text | None]] = (
+    WeakKeyDictionary()
+)
 """What each model that is alive was built of."""
 _FROZEN: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
 """Its parameters that did not train then."""
 
 
-def build(component: Component, input_shape: Sequence[int], num_classes: int, text: Text | None = None) -> nn.Module:
-    """Build the model and try it on two zeros of `input_shape`; raise `BadInput` if it does not fit the data.
+def build(
+    component: Component, input_shape: Sequence[int], num_classes: int, text: Text | None = None
+) -> nn.Module:
+    """Build the model and try it on two zeros of `input_shape`; raise `BadInput` if it does not fit
+    the data.
 
-    What the data say (`arguments_of`) is passed to classes that take it, unless `init_args` set it. A `Network` begins
-    with the weights that it names, and gets its adapters.
+    What the data say (`arguments_of`) is passed to classes that take it, unless `init_args` set it.
+    A `Network` begins with the weights that it names, and gets its adapters.
     """
     input_shape = tuple(input_shape)
     try:
-        model: nn.Module = component.load()(**arguments_of(component, input_shape, num_classes, text))
+        model: nn.Module = component.load()(
+            **arguments_of(component, input_shape, num_classes, text)
+        )
     except BadInput:
         raise
     # Whatever a class raises for its arguments is about what the user gave.
     except Exception as error:
-        raise BadInput("model", component.class_path, f"building it failed: {_line(error)}") from error
-    check("model", component.class_path, isinstance(model, nn.Module), "it must make a torch.nn.Module")
+        raise BadInput(
+            "model", component.class_path, f"building it failed: {_line(error)}"
+        ) from error
+    check(
+        "model",
+        component.class_path,
+        isinstance(model, nn.Module),
+        "it must make a torch.nn.Module",
+    )
     _try_out(model, component.class_path, input_shape, num_classes, text)
     if isinstance(component, Network) and component.weights is not None:
         read_weights(model, component.weights, head_of(model))
@@ -60,7 +74,8 @@ def frozen_in(model: nn.Module) -> list[nn.Parameter]:
 
 
 def frozen_when_built(net: nn.Module) -> list[nn.Parameter]:
-    """Those of the networks in `net` that did not train when they were built: several, where a method has drawn more.
+    """Those of the networks in `net` that did not train when they were built: several, where a
+    method has drawn more.
 
     What a method itself freezes afterwards is none of them: it is every client's.
     """
@@ -68,9 +83,11 @@ def frozen_when_built(net: nn.Module) -> list[nn.Parameter]:
 
 
 def another(model: nn.Module) -> nn.Module:
-    """A network like `model` (on the CPU) with first weights of its own, drawn from torch's generator.
+    """A network like `model` (on the CPU) with first weights of its own, drawn from torch's
+    generator.
 
-    It is built again, as `build` has built `model`. What was made elsewhere is copied, and all its modules are reset.
+    It is built again, as `build` has built `model`. What was made elsewhere is copied, and all its
+    modules are reset.
 
     Raises:
         BadInput: its weights are the same again, or a module with weights cannot be reset.
@@ -85,69 +102,105 @@ def another(model: nn.Module) -> nn.Module:
                 reset()
             elif next(module.parameters(recurse=False), None) is not None:
                 allowed = "the method draws several first models, and a"
-                raise BadInput("model", name, f"{allowed} {type(module).__name__} has no reset_parameters()")
+                raise BadInput(
+                    "model", name, f"{allowed} {type(module).__name__} has no reset_parameters()"
+                )
     pairs = list(zip(twin.parameters(), model.parameters(), strict=True))
     known = not any(isinstance(first, FakeTensor) for _, first in pairs)
     if known and all(torch.equal(own.to(first.dtype), first.cpu()) for own, first in pairs):
-        raise BadInput("model", name, "the method draws several first models, and this one always begins the same")
+        raise BadInput(
+            "model",
+            name,
+            "the method draws several first models, and this one always begins the same",
+        )
     return twin
 
 
 def arguments_of(
     component: Component, input_shape: Sequence[int], num_classes: int, text: Text | None = None
 ) -> dict[str, Any]:
-    """What the class of `component` is called with: its `init_args`, and what the data say where it takes that.
+    """What the class of `component` is called with: its `init_args`, and what the data say where it
+    takes that.
 
-    A function that passes on whatever it is given, as those of torchvision and timm do, gets `num_classes`.
+    A function that passes on whatever it is given, as those of torchvision and timm do, gets
+    `num_classes`.
     """
     makes = component.load()
     taken = inspect.signature(makes).parameters
     offered: dict[str, Any] = {"input_shape": tuple(input_shape), "num_classes": num_classes}
-    offered |= {} if text is None else {"vocabulary": text.vocabulary, "per_position": text.per_position}
+    offered |= (
+        {} if text is None else {"vocabulary": text.vocabulary, "per_position": text.per_position}
+    )
     passes = inspect.isfunction(makes) and any(p.kind is p.VAR_KEYWORD for p in taken.values())
-    arguments = {key: value for key, value in offered.items() if key in taken or (passes and key == "num_classes")}
+    arguments = {
+        key: value
+        for key, value in offered.items()
+        if key in taken or (passes and key == "num_classes")
+    }
     return arguments | component.init_args
 
 
 def head_of(model: nn.Module) -> str:
-    """Dotted name of the classifier: the string `model.head` if there is one, else what the scores come from.
+    """Dotted name of the classifier: the string `model.head` if there is one, else what the scores
+    come from.
 
-    That is known of a model that `build` has made. Of others, and where scores come from several modules, it is the
-    last `nn.Linear` in the order of definition (`head_doubt`).
+    That is known of a model that `build` has made. Of others, and where scores come from several
+    modules, it is the last `nn.Linear` in the order of definition (`head_doubt`).
 
     Raises:
-        BadInput: there is no such module, or the last `nn.Linear` is none of those that the scores come from.
+        BadInput: there is no such module, or the last `nn.Linear` is none of those that the scores
+            come from.
     """
     name = type(model).__name__
     named = getattr(model, "head", None)
     modules = dict(model.named_modules())
     if isinstance(named, str):
-        check("model", name, named in modules, f"its `head` names {named!r}, which is not one of its modules")
+        check(
+            "model",
+            name,
+            named in modules,
+            f"its `head` names {named!r}, which is not one of its modules",
+        )
         return named
     sources = _sources_of(model)
     if len(sources) == 1:
         return sources[0]
     last = last_linear(model)
     listed = ", ".join(sources)
-    allowed = f"its scores come from {listed}: name one of them as its classifier, in an attribute `head`"
+    allowed = (
+        f"its scores come from {listed}: name one of them as its classifier, in an attribute `head`"
+    )
     check("model", name, not sources or last in sources, allowed)
     if last is None:
-        raise BadInput("model", name, "it has no nn.Linear for a head; name its classifier in an attribute `head`")
+        raise BadInput(
+            "model",
+            name,
+            "it has no nn.Linear for a head; name its classifier in an attribute `head`",
+        )
     return last
 
 
 def head_doubt(model: nn.Module) -> str | None:
-    """What there is to say of a classifier that `head_of` has taken for it among others; None: nothing."""
+    """What there is to say of a classifier that `head_of` has taken for it among others; None:
+    nothing."""
     traced = getattr(model, TRACED, [])
     sources = _sources_of(model)
-    if isinstance(getattr(model, "head", None), str) or (len(sources) == 1 and sources == traced) or not traced:
+    if (
+        isinstance(getattr(model, "head", None), str)
+        or (len(sources) == 1 and sources == traced)
+        or not traced
+    ):
         return None
     listed = ", ".join(traced)
-    return f"its scores come from {listed}; {head_of(model)} is taken for its classifier (an attribute `head` names it)"
+    return (
+        f"its scores come from {listed}; {head_of(model)} is taken for its classifier (an "
+        f"attribute `head` names it)"
+    )
 
 
 def _sources_of(model: nn.Module) -> list[str]:
-    """The modules, but the model itself, that its scores were traced to, by name, or whose weights are used for it."""
+    """The modules, but the model itself, that its scores were traced to, by name, or whose weights
+    are used for it."""
     modules = dict(model.named_modules())
     traced = getattr(model, TRACED, [])
     owners = [name if name in modules else name.rpartition(".")[0] for name in traced]
@@ -155,11 +208,15 @@ def _sources_of(model: nn.Module) -> list[str]:
 
 
 def _try_out(
-    model: nn.Module, class_path: str, input_shape: tuple[int, ...], num_classes: int, text: Text | None
+    model: nn.Module,
+    class_path: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    text: Text | None,
 ) -> None:
-    """Raise `BadInput` unless two zeros give two rows of at least `num_classes` logits (of tokens with next ones as
-    targets: for each position). They must in training mode, too, unless a `training_step` takes what the model gives
-    there. Leaves no trace but what the scores come from.
+    """Raise `BadInput` unless two zeros give two rows of at least `num_classes` logits (of tokens
+    with next ones as targets: for each position). They must in training mode, too, unless a
+    `training_step` takes what the model gives there. Leaves no trace but what the scores come from.
     """
     data = f"the data have samples of shape {input_shape} and {num_classes} classes"
     rows = (2, *input_shape) if text is not None and text.per_position else (2,)
@@ -172,7 +229,9 @@ def _try_out(
             output = _passed(model, samples)
     # A model that does not fit can fail in any way.
     except Exception as error:
-        raise BadInput("model", class_path, f"{data}, on which its forward fails: {_line(error)}") from error
+        raise BadInput(
+            "model", class_path, f"{data}, on which its forward fails: {_line(error)}"
+        ) from error
     finally:
         for module, mode in modes:
             module.training = mode
@@ -183,24 +242,33 @@ def _try_out(
     try:
         with torch.no_grad(), no_draws(torch.device("cpu")):
             output = copy.deepcopy(model).train()(samples)
-    except Exception:  # two zeros may not be enough to train on; where samples fail, the client is named
+    # two zeros may not be enough to train on; where samples fail, the client is named
+    except Exception:
         return
     if (other := _misfit(output, shape)) is not None:
-        allowed = " (torchvision: aux_logits false), or make it a LightningModule whose training_step takes the rest"
+        allowed = (
+            " (torchvision: aux_logits false), or make it a LightningModule whose training_step "
+            "takes the rest"
+        )
         raise BadInput("model", class_path, f"while it trains it gives {other}{allowed}")
 
 
 def _misfit(output: Any, shape: tuple[int, ...]) -> str | None:
     """What a model has given in place of class scores of this `shape`; None: it has given those."""
     if not isinstance(output, Tensor):
-        return f"{_described(output)} instead of {shape}; have its forward return class scores alone"
+        return (
+            f"{_described(output)} instead of {shape}; have its forward return class scores alone"
+        )
     if output.shape[:-1] != shape[:-1] or output.shape[-1] < shape[-1]:
         return f"{tuple(output.shape)} instead of {shape}"
-    return None if output.is_floating_point() else f"numbers of {output.dtype} instead of class scores"
+    return (
+        None if output.is_floating_point() else f"numbers of {output.dtype} instead of class scores"
+    )
 
 
 def _described(output: Any) -> str:
-    """What a model has returned that is no tensor: its class, and the names or number of its parts."""
+    """What a model has returned that is no tensor: its class, and the names or number of its
+    parts."""
     name = type(output).__name__
     parts = list(output) if isinstance(output, Mapping) else getattr(output, "_fields", ())
     if parts:

@@ -12,25 +12,35 @@ from fl_lightning.configuration.components import Text
 from fl_lightning.configuration.config import check
 
 
-def inputs(n: int, shape: Sequence[int], text: Text | None, draws: torch.Generator | None = None) -> Tensor:
-    """`n` samples that are made up: tokens [n, T] where there are any, else numbers [n, ...]; without `draws` zeros."""
+def inputs(
+    n: int, shape: Sequence[int], text: Text | None, draws: torch.Generator | None = None
+) -> Tensor:
+    """`n` samples that are made up: tokens [n, T] where there are any, else numbers [n, ...];
+    without `draws` zeros."""
     if text is not None:
         low = torch.zeros(n, *shape, dtype=torch.int64)
-        return low if draws is None else torch.randint(text.vocabulary, (n, *shape), generator=draws)
+        return (
+            low if draws is None else torch.randint(text.vocabulary, (n, *shape), generator=draws)
+        )
     return torch.zeros(n, *shape) if draws is None else torch.randn(n, *shape, generator=draws)
 
 
-def targets(n: int, shape: Sequence[int], classes: int, text: Text | None, *, floats: bool = False) -> Tensor:
-    """Class numbers that are made up, [n], or [n, T] where each position has one; `floats`: numbers of a regression."""
+def targets(
+    n: int, shape: Sequence[int], classes: int, text: Text | None, *, floats: bool = False
+) -> Tensor:
+    """Class numbers that are made up, [n], or [n, T] where each position has one; `floats`: numbers
+    of a regression."""
     each = tuple(shape) if text is not None and text.per_position else ()
     samples = torch.arange(n).reshape(n, *[1] * len(each)).expand(n, *each) % classes
     return samples.float() if floats else samples.contiguous()
 
 
 def check_sizes(name: str, *sizes: int) -> None:
-    """Raise `BadInput` for the argument `name` of a model unless all its `sizes` are above 0: without numbers between
-    input and classes a model learns nothing but how frequent these are."""
-    check(f"model.init_args.{name}", list(sizes), min(sizes, default=1) >= 1, "it must be at least 1")
+    """Raise `BadInput` for the argument `name` of a model unless all its `sizes` are above 0:
+    without numbers between input and classes a model learns nothing but how frequent these are."""
+    check(
+        f"model.init_args.{name}", list(sizes), min(sizes, default=1) >= 1, "it must be at least 1"
+    )
 
 
 def check_heads(heads: int, width: int) -> None:
@@ -41,10 +51,11 @@ def check_heads(heads: int, width: int) -> None:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of a sequence to itself, with a linear layer each for queries, keys, values and output.
+    """Multi-head attention of a sequence to itself, with a linear layer each for queries, keys,
+    values and output.
 
-    torch's own keeps the first three in one matrix, which leaves no place for an adapter of each. It can replace it
-    in torchvision's encoders. Weights begin as in torch's.
+    torch's own keeps the first three in one matrix, which leaves no place for an adapter of each.
+    It can replace it in torchvision's encoders. Weights begin as in torch's.
 
     Args:
         width: d of the sequence; a multiple of `heads`.
@@ -56,7 +67,8 @@ class SelfAttention(nn.Module):
         self.heads, self.causal = heads, causal
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
         for part in (self.query, self.key, self.value):
-            nn.init.uniform_(part.weight, -((6 / (4 * width)) ** 0.5), (6 / (4 * width)) ** 0.5)  # Xavier's of (3d, d)
+            # Xavier's of (3d, d)
+            nn.init.uniform_(part.weight, -((6 / (4 * width)) ** 0.5), (6 / (4 * width)) ** 0.5)
         for part in (self.query, self.key, self.value, self.out):
             nn.init.zeros_(part.bias)
 
@@ -73,5 +85,6 @@ class SelfAttention(nn.Module):
         return self.out(y.transpose(-2, -3).flatten(-2))
 
     def forward(self, x: Tensor, *same: Any, **options: Any) -> tuple[Tensor, None]:
-        """As torch's `MultiheadAttention` with one sequence for queries, keys and values: weights are not given."""
+        """As torch's `MultiheadAttention` with one sequence for queries, keys and values: weights
+        are not given."""
         return self.attended(x), None

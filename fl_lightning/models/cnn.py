@@ -1,4 +1,5 @@
-"""Five-layer convolutional networks: of the KAPC papers on MNIST and Fashion-MNIST, of FEDORA on CIFAR-10 and GTSRB."""
+"""Five-layer convolutional networks: of the KAPC papers on MNIST and Fashion-MNIST, of FEDORA on
+CIFAR-10 and GTSRB."""
 
 from __future__ import annotations
 
@@ -13,14 +14,17 @@ from fl_lightning.models.base import check_sizes
 class CNN(nn.Module):
     """Two 5x5 convolutions, then 512, 128 and the classes: the 5 layers of KAPC's MNIST model.
 
-    The papers give neither channels nor padding nor pooling: 32 and 64 channels and 2x2 max-pooling after each
-    convolution are those of McMahan et al. (2017).
+    The papers give neither channels nor padding nor pooling: 32 and 64 channels and 2x2 max-pooling
+    after each convolution are those of McMahan et al. (2017).
 
     Args:
         channels: of the two convolutions.
-        padding: of the two convolutions. 0, as in LeNet, costs a third of 2 (McMahan's) and wants 16x16 pixels.
-        hidden: of the two layers before the classifier, or of the only one: PFLlib's four-layer CNN has (512,).
-        norm: whether batch normalisation follows each convolution. KAPC's paper names none, but has a row of FedBN.
+        padding: of the two convolutions. 0, as in LeNet, costs a third of 2 (McMahan's) and wants
+            16x16 pixels.
+        hidden: of the two layers before the classifier, or of the only one: PFLlib's four-layer CNN
+            has (512,).
+        norm: whether batch normalisation follows each convolution. KAPC's paper names none, but has
+            a row of FedBN.
     """
 
     head = "classifier"
@@ -35,15 +39,29 @@ class CNN(nn.Module):
         norm: bool = False,
     ) -> None:
         super().__init__()
-        check("model.init_args.hidden", list(hidden), len(hidden) in (1, 2), "one or two layers before the classifier")
+        check(
+            "model.init_args.hidden",
+            list(hidden),
+            len(hidden) in (1, 2),
+            "one or two layers before the classifier",
+        )
         check_sizes("hidden", *hidden)
         check_sizes("channels", *channels)
         sides = [_pooled(_pooled(side, padding), padding) for side in input_shape[1:]]
-        allowed = f"its two 5x5 convolutions need larger images than {(*input_shape,)}; padding 2 takes 4x4 pixels"
-        check("model.init_args.padding", padding, len(input_shape) == 3 and min(sides, default=0) >= 1, allowed)
+        allowed = (
+            f"its two 5x5 convolutions need larger images than {(*input_shape,)}; padding 2 takes "
+            f"4x4 pixels"
+        )
+        check(
+            "model.init_args.padding",
+            padding,
+            len(input_shape) == 3 and min(sides, default=0) >= 1,
+            allowed,
+        )
         first, second = channels
         self.conv1 = nn.Conv2d(input_shape[0], first, 5, padding=padding)
-        self.norm1 = nn.BatchNorm2d(first) if norm else nn.Identity()  # its tensors count with conv1's layer
+        # its tensors count with conv1's layer
+        self.norm1 = nn.BatchNorm2d(first) if norm else nn.Identity()
         self.conv2 = nn.Conv2d(first, second, 5, padding=padding)
         self.norm2 = nn.BatchNorm2d(second) if norm else nn.Identity()
         self.fc1 = nn.Linear(second * sides[0] * sides[1], hidden[0])
@@ -60,10 +78,12 @@ class CNN(nn.Module):
 
 
 class CNN5(CNN):
-    """Two 5x5 convolutions of 16 and 32 channels, then 120, 84 and the classes: FEDORA's CNN (Wu et al., KDD 2023).
+    """Two 5x5 convolutions of 16 and 32 channels, then 120, 84 and the classes: FEDORA's CNN (Wu et
+    al., KDD 2023).
 
-    The paper runs it on CIFAR-10 and GTSRB and gives the widths; 5x5, 2x2 max-pooling and no padding are LeNet's, whose
-    120 and 84 it takes over. 121,182 parameters on colour 32x32 images with 10 classes.
+    The paper runs it on CIFAR-10 and GTSRB and gives the widths; 5x5, 2x2 max-pooling and no
+    padding are LeNet's, whose 120 and 84 it takes over. 121,182 parameters on colour 32x32 images
+    with 10 classes.
 
     Args:
         padding: of the two convolutions.

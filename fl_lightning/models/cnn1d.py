@@ -12,9 +12,11 @@ from fl_lightning.models.base import check_sizes
 
 
 class CNN1D(nn.Module):
-    """Convolutions along time, each with 2-pooling, the mean over what is left of time, and the classes.
+    """Convolutions along time, each with 2-pooling, the mean over what is left of time, and the
+    classes.
 
-    Ours: convolutions of a window's axes are what papers on activities by wearables share (Ordonez, Roggen, Sensors
+    Ours: convolutions of a window's axes are what papers on activities by wearables share (Ordonez,
+        Roggen, Sensors
     2016, have four of 64 channels and width 5, and then recurrent layers).
 
     Args:
@@ -25,17 +27,25 @@ class CNN1D(nn.Module):
     head = "classifier"
 
     def __init__(
-        self, input_shape: Sequence[int], num_classes: int, channels: Sequence[int] = (32, 64), width: int = 5
+        self,
+        input_shape: Sequence[int],
+        num_classes: int,
+        channels: Sequence[int] = (32, 64),
+        width: int = 5,
     ) -> None:
         super().__init__()
         fine = len(input_shape) == 2 and input_shape[1] >= 2 ** len(channels)
         least = f"{2 ** len(channels)} or more"
-        allowed = f"samples of shape {(*input_shape,)} are no windows (channels, samples) of {least}"
+        allowed = (
+            f"samples of shape {(*input_shape,)} are no windows (channels, samples) of {least}"
+        )
         check("model", "cnn1d", fine, allowed)
         check("model.init_args.width", width, width >= 1, "it must be at least 1")
         check_sizes("channels", *channels)
         sizes = pairwise([input_shape[0], *channels])
-        self.convs = nn.ModuleList(nn.Conv1d(before, after, width, padding="same") for before, after in sizes)
+        self.convs = nn.ModuleList(
+            nn.Conv1d(before, after, width, padding="same") for before, after in sizes
+        )
         self.pool = nn.MaxPool1d(2)
         self.classifier = nn.Linear(channels[-1], num_classes)
 

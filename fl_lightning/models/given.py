@@ -1,4 +1,5 @@
-"""A model that a script hands over: kept in one file, with its class, its structure and its weights."""
+"""A model that a script hands over: kept in one file, with its class, its structure and its
+weights."""
 
 from __future__ import annotations
 
@@ -22,24 +23,35 @@ def load(file: str) -> nn.Module:
 
 
 def keep(model: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Write `model` to a file in `folder` that is named by its content; returns it, and the settings that name it.
+    """Write `model` to a file in `folder` that is named by its content; returns it, and the
+    settings that name it.
 
     Raises:
-        BadInput: it is no `nn.Module`, or cannot be written (a class that is defined within a function).
+        BadInput: it is no `nn.Module`, or cannot be written (a class that is defined within a
+            function).
     """
     name, buffer = type(model).__name__, io.BytesIO()
-    check("model", name, isinstance(model, nn.Module), "it must be a torch.nn.Module, or a class or name")
+    check(
+        "model",
+        name,
+        isinstance(model, nn.Module),
+        "it must be a torch.nn.Module, or a class or name",
+    )
     try:
         torch.save(model, buffer)
     except Exception as error:  # whatever pickle raises
         raise BadInput("model", name, f"it cannot be kept in a file: {error}") from None
     digest = hashlib.sha256(repr(model).encode())
     for key, tensor in sorted(model.state_dict().items()):
-        numbers = tensor.detach().cpu().contiguous().view(torch.uint8).numpy() if tensor.ndim else None
+        numbers = (
+            tensor.detach().cpu().contiguous().view(torch.uint8).numpy() if tensor.ndim else None
+        )
         digest.update(key.encode())
         digest.update(repr(tensor).encode() if numbers is None else numbers.tobytes())
     file = folder / f"{name.lower()}-{digest.hexdigest()[:16]}.pt"
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(file, buffer.getvalue())
-    return file, {"model": {"class_path": "fl_lightning.models.given.load", "init_args": {"file": str(file)}}}
+    return file, {
+        "model": {"class_path": "fl_lightning.models.given.load", "init_args": {"file": str(file)}}
+    }

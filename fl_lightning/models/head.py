@@ -1,4 +1,5 @@
-"""Which module of a network is its classifier: found by what its scores come from in a forward pass."""
+"""Which module of a network is its classifier: found by what its scores come from in a forward
+pass."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 TRACED = "_traced"
-"""The attribute of a network in which the names that were traced are kept: copies of it have it, too."""
+"""The attribute of a network in which the names that were traced are kept: copies of it have it,
+too."""
 
 
 def is_inside(path: str, modules: Mapping[str, nn.Module]) -> bool:
@@ -20,10 +22,12 @@ def is_inside(path: str, modules: Mapping[str, nn.Module]) -> bool:
 
 
 def trace(model: nn.Module, forward: Callable[[], Any]) -> Any:
-    """What `forward` returns, which passes the `model` once; the model then knows what its scores come from.
+    """What `forward` returns, which passes the `model` once; the model then knows what its scores
+    come from.
 
-    These are the last modules with weights on the way to the scores: behind them are functions, normalisations and
-    scales at most. Weights that no module is called for count by their own names.
+    These are the last modules with weights on the way to the scores: behind them are functions,
+    normalisations and scales at most. Weights that no module is called for count by their own
+    names.
     """
     made: dict[Any, str] = {}
     hooks = []
@@ -52,7 +56,8 @@ def trace(model: nn.Module, forward: Callable[[], Any]) -> Any:
 
 
 def _weighted(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules with matrices of weights, by name; an adapter, or what computes weights, counts as what it is for."""
+    """The modules with matrices of weights, by name; an adapter, or what computes weights, counts
+    as what it is for."""
     modules = dict(model.named_modules())
     weighted = {}
     for name, module in modules.items():
@@ -66,7 +71,8 @@ def _weighted(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _sources(scores: Tensor, made: dict[Any, str], model: nn.Module) -> list[str]:
-    """Names of the modules in `made`, by what they have made, and of the weights, that `scores` come from first."""
+    """Names of the modules in `made`, by what they have made, and of the weights, that `scores`
+    come from first."""
     weights = {id(p): name for name, p in model.named_parameters()}
     sources: dict[str, None] = {}
     seen = set()
@@ -90,7 +96,8 @@ def _sources(scores: Tensor, made: dict[Any, str], model: nn.Module) -> list[str
 
 
 def _weights_alone(node: Any, made: dict[Any, str], weights: dict[int, str]) -> list[str]:
-    """Names of the matrices that `node` is computed from; none where anything but weights is in it."""
+    """Names of the matrices that `node` is computed from; none where anything but weights is in
+    it."""
     names = []
     nodes = [node]
     while nodes:
@@ -107,5 +114,7 @@ def _weights_alone(node: Any, made: dict[Any, str], weights: dict[int, str]) -> 
 def last_linear(model: nn.Module) -> str | None:
     """Name of the `nn.Linear` that is defined last; None: there is none."""
     modules = dict(model.named_modules())
-    linear = [n for n, m in modules.items() if isinstance(m, nn.Linear) and not is_inside(n, modules)]
+    linear = [
+        n for n, m in modules.items() if isinstance(m, nn.Linear) and not is_inside(n, modules)
+    ]
     return linear[-1] if linear else None

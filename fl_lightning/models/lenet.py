@@ -8,10 +8,12 @@ from fl_lightning.models.cnn import CNN
 
 
 class LeNet(CNN):
-    """Two 5x5 convolutions of 6 and 16 channels, then 120, 84 and the classes, with ReLU and 2x2 max-pooling.
+    """Two 5x5 convolutions of 6 and 16 channels, then 120, 84 and the classes, with ReLU and 2x2
+    max-pooling.
 
-    Widths, ReLU and max-pooling are those of KT-pFL's code (Zhang et al., NeurIPS 2021), one of its four architectures:
-    44,426 parameters on grey 28x28 images, 62,006 on colour 32x32 images, with 10 classes.
+    Widths, ReLU and max-pooling are those of KT-pFL's code (Zhang et al., NeurIPS 2021), one of its
+    four architectures: 44,426 parameters on grey 28x28 images, 62,006 on colour 32x32 images, with
+    10 classes.
 
     Args:
         padding: of the two convolutions. 0: KT-pFL's code; it wants 16x16 pixels, 2 takes 4x4.

@@ -14,12 +14,15 @@ from fl_lightning.models.base import check_sizes
 class MLP(nn.Module):
     """Fully connected layers with ReLU; 784-128-128-10 on MNIST is FEDORA's (Wu et al., KDD 2023).
 
-    `hidden`: widths between the flattened input and the classes; none at all is multinomial logistic regression.
+    `hidden`: widths between the flattened input and the classes; none at all is multinomial
+    logistic regression.
     """
 
     head = "classifier"
 
-    def __init__(self, input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (128, 128)) -> None:
+    def __init__(
+        self, input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (128, 128)
+    ) -> None:
         super().__init__()
         check_sizes("hidden", *hidden)
         widths = [math.prod(input_shape), *hidden]

@@ -20,7 +20,8 @@ SHOWN = 3
 def read_weights(model: nn.Module, file: str, head: str) -> None:
     """Begin `model` with the tensors of a safetensors file, which are named as the model's own.
 
-    Those of its classifier `head` may be absent or of another shape: then the ones that were drawn stay.
+    Those of its classifier `head` may be absent or of another shape: then the ones that were drawn
+    stay.
 
     Raises:
         BadInput: it cannot be read, or its tensors are not the model's.
@@ -37,7 +38,8 @@ def read_weights(model: nn.Module, file: str, head: str) -> None:
         raise BadInput("model.weights", file, f"it is no file of tensors ({why})") from None
     own = model.state_dict()
     loose = {name for name in {*own, *tensors} if name == head or name.startswith(f"{head}.")}
-    loose |= {name for name in own if name.endswith("num_batches_tracked")}  # some libraries do not write it
+    # some libraries do not write it
+    loose |= {name for name in own if name.endswith("num_batches_tracked")}
 
     def alike(name: str) -> bool:
         return name in own and name in tensors and own[name].shape == tensors[name].shape
@@ -48,7 +50,9 @@ def read_weights(model: nn.Module, file: str, head: str) -> None:
     check("model.weights", file, not unknown, f"it holds {_some(unknown)}, which the model has not")
     shapes = [f"{n} of shape {tuple(tensors[n].shape)}, not {tuple(own[n].shape)}" for n in odd]
     check("model.weights", file, not odd, f"it holds {_some(shapes)}")
-    model.load_state_dict({name: tensor for name, tensor in tensors.items() if alike(name)}, strict=False)
+    model.load_state_dict(
+        {name: tensor for name, tensor in tensors.items() if alike(name)}, strict=False
+    )
 
 
 def _some(names: list[str]) -> str:
@@ -57,7 +61,8 @@ def _some(names: list[str]) -> str:
 
 
 def adapt(model: nn.Module, values: Mapping[str, Any], head: str) -> None:
-    """Freeze `model` but for adapters that are put into it, and its classifier `head` where they say so.
+    """Freeze `model` but for adapters that are put into it, and its classifier `head` where they
+    say so.
 
     Raises:
         BadInput: `peft` is not installed, or there is nothing to adapt.
@@ -68,9 +73,16 @@ def adapt(model: nn.Module, values: Mapping[str, Any], head: str) -> None:
     config = AdaptersConfig(**values)
     targets = targets_of(model, config.targets, head)
     named = config.targets if config.targets is not None else "null"
-    check("model.adapters.targets", named, bool(targets), "the model has no such module beside its classifier")
+    check(
+        "model.adapters.targets",
+        named,
+        bool(targets),
+        "the model has no such module beside its classifier",
+    )
     alpha = cast(int, config.alpha)  # a scale, whatever its type says
-    lora = LoraConfig(r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=targets)
+    lora = LoraConfig(
+        r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=targets
+    )
     try:
         inject_adapter_in_model(lora, model)
     except ValueError as error:  # of a module of a kind that it does not know
@@ -91,16 +103,22 @@ def targets_of(model: nn.Module, named: list[str] | None, head: str) -> list[str
     for name, module in model.named_modules():
         if not name or name == head or name.startswith(f"{head}."):
             continue
-        adapted = isinstance(module, nn.Linear) if ends is None else any(f".{name}".endswith(f".{e}") for e in ends)
+        adapted = (
+            isinstance(module, nn.Linear)
+            if ends is None
+            else any(f".{name}".endswith(f".{e}") for e in ends)
+        )
         within = next((c for c in closed if name == c or name.startswith(f"{c}.") or not c), None)
         if adapted and within is not None and ends is not None:
             kind = type(model.get_submodule(within)).__name__
-            raise BadInput("model.adapters.targets", name, f"torch's {kind} uses weights past their modules")
+            raise BadInput(
+                "model.adapters.targets", name, f"torch's {kind} uses weights past their modules"
+            )
         if adapted and within is None:
             names.append(name)
     return names
 
 
 _CLOSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-"""Of torch's modules, those that read the weights of the ones in them without calling them, at least in evaluation:
-an adapter there would go unused."""
+"""Of torch's modules, those that read the weights of the ones in them without calling them, at
+least in evaluation: an adapter there would go unused."""

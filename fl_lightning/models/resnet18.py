@@ -15,9 +15,10 @@ from fl_lightning.foundation.errors import BadInput
 class ResNet18(ResNet):
     """ResNet-18; stem 7x7 with max-pooling is ImageNet's and, by its bytes, KAPC's on 32x32 images.
 
-    `stem: 3x3` (stride 1, no max-pooling) is the usual one for CIFAR, and KT-pFL's. With 10 classes and
-    colour images the 7x7 stem has 11,181,642 parameters, the 3x3 stem 11,173,962. With `representation` a linear layer
-    of that width comes before the classifier: 64 is FedHKD's, 11,209,994 parameters.
+    `stem: 3x3` (stride 1, no max-pooling) is the usual one for CIFAR, and KT-pFL's. With 10 classes
+    and colour images the 7x7 stem has 11,181,642 parameters, the 3x3 stem 11,173,962. With
+    `representation` a linear layer of that width comes before the classifier: 64 is FedHKD's,
+    11,209,994 parameters.
     """
 
     head = "fc"
@@ -29,10 +30,17 @@ class ResNet18(ResNet):
         stem: Literal["7x7", "3x3"] = "7x7",
         representation: int | None = None,
     ) -> None:
-        check("model", "ResNet18", len(input_shape) == 3, f"it needs images, but the data are {(*input_shape,)}")
+        check(
+            "model",
+            "ResNet18",
+            len(input_shape) == 3,
+            f"it needs images, but the data are {(*input_shape,)}",
+        )
         check("model.init_args.stem", stem, stem in ("7x7", "3x3"), "choose 7x7 or 3x3")
         if representation is not None and representation < 1:
-            raise BadInput("model.init_args.representation", representation, "it must be at least 1, or null")
+            raise BadInput(
+                "model.init_args.representation", representation, "it must be at least 1, or null"
+            )
         super().__init__(BasicBlock, [2, 2, 2, 2], num_classes=num_classes)
         if stem == "3x3":
             self.conv1 = self._stem(input_shape[0], kernel_size=3, stride=1)

@@ -1,4 +1,5 @@
-"""ShuffleNetV2 x1.0 (Ma, Zhang, Zheng, Sun, ECCV 2018), torchvision's architecture without weights."""
+"""ShuffleNetV2 x1.0 (Ma, Zhang, Zheng, Sun, ECCV 2018), torchvision's architecture without
+weights."""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ from fl_lightning.foundation.errors import BadInput
 
 
 class ShuffleNetV2(Torchvision):
-    """ShuffleNetV2 x1.0; with `representation` a linear layer of that width comes before the classifier.
+    """ShuffleNetV2 x1.0; with `representation` a linear layer of that width comes before the
+    classifier.
 
-    FedHKD on SVHN has `representation: 32`: 1,286,734 parameters with 10 classes. `stem: stride2` with max-pooling is
-    ImageNet's; `stride1` without it keeps the resolution of small images, as KT-pFL's code does. Both have the same
-    parameters.
+    FedHKD on SVHN has `representation: 32`: 1,286,734 parameters with 10 classes. `stem: stride2`
+    with max-pooling is ImageNet's; `stride1` without it keeps the resolution of small images, as
+    KT-pFL's code does. Both have the same parameters.
     """
 
     head = "classifier"
@@ -29,10 +31,22 @@ class ShuffleNetV2(Torchvision):
         representation: int | None = None,
         stem: Literal["stride2", "stride1"] = "stride2",
     ) -> None:
-        check("model", "ShuffleNetV2", len(input_shape) == 3, f"it needs images, but the data are {(*input_shape,)}")
+        check(
+            "model",
+            "ShuffleNetV2",
+            len(input_shape) == 3,
+            f"it needs images, but the data are {(*input_shape,)}",
+        )
         if representation is not None and representation < 1:
-            raise BadInput("model.init_args.representation", representation, "it must be at least 1, or null")
-        check("model.init_args.stem", stem, stem in ("stride2", "stride1"), "choose stride2 or stride1")
+            raise BadInput(
+                "model.init_args.representation", representation, "it must be at least 1, or null"
+            )
+        check(
+            "model.init_args.stem",
+            stem,
+            stem in ("stride2", "stride1"),
+            "choose stride2 or stride1",
+        )
         super().__init__([4, 8, 4], [24, 116, 232, 464, 1024], num_classes=representation or 1)
         if input_shape[0] != 3:
             self.conv1[0] = nn.Conv2d(input_shape[0], 24, 3, stride=2, padding=1, bias=False)

@@ -11,7 +11,8 @@ from fl_lightning.configuration.config import check
 
 
 class TextCNN(nn.Module):
-    """Convolutions of 3, 4 and 5 tokens, the greatest answer of each, and a classifier (Kim, EMNLP 2014).
+    """Convolutions of 3, 4 and 5 tokens, the greatest answer of each, and a classifier (Kim, EMNLP
+    2014).
 
     Sizes and dropout are the paper's; its word vectors are drawn, not read (its CNN-rand).
 
@@ -36,9 +37,16 @@ class TextCNN(nn.Module):
         dropout: float = 0.5,
     ) -> None:
         super().__init__()
-        check("model", "textcnn", not per_position, "it gives a text one label; next tokens want transformer or lstm")
+        check(
+            "model",
+            "textcnn",
+            not per_position,
+            "it gives a text one label; next tokens want transformer or lstm",
+        )
         fine = bool(widths) and min(widths) >= 1 and max(widths) <= input_shape[0]
-        check("model.widths", list(widths), fine, f"from 1 to the {input_shape[0]} tokens of a text")
+        check(
+            "model.widths", list(widths), fine, f"from 1 to the {input_shape[0]} tokens of a text"
+        )
         self.tokens = nn.Embedding(vocabulary, embedding)
         self.convs = nn.ModuleList(nn.Conv1d(embedding, channels, width) for width in widths)
         self.dropout = nn.Dropout(dropout)

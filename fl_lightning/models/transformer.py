@@ -16,7 +16,11 @@ class _Block(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(width), SelfAttention(width, heads, causal=True)
-        self.norm2, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm2, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
         self.gelu, self.dropout = nn.GELU(), nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -27,8 +31,8 @@ class _Block(nn.Module):
 class Transformer(nn.Module):
     """A causal transformer over tokens, as GPT-2's but small: 4 layers of width 128 with 4 heads.
 
-    The sizes are those that nanoGPT trains on Shakespeare's characters on a CPU. Where targets are next tokens every
-    position is scored; where a text has one label, its last position is.
+    The sizes are those that nanoGPT trains on Shakespeare's characters on a CPU. Where targets are
+    next tokens every position is scored; where a text has one label, its last position is.
 
     Args:
         depth: layers.
@@ -62,7 +66,8 @@ class Transformer(nn.Module):
             nn.init.normal_(embedding.weight, std=0.02)  # GPT-2's
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens int64 [b, T] to logits [b, T, num_classes], or [b, num_classes] where a text has one label."""
+        """Tokens int64 [b, T] to logits [b, T, num_classes], or [b, num_classes] where a text has
+        one label."""
         places = torch.arange(x.shape[1], device=x.device)
         y = self.norm(self.blocks(self.tokens(x) + self.positions(places)))
         return self.classifier(y if self.per_position else y[:, -1])

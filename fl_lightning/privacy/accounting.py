@@ -1,8 +1,9 @@
 """Epsilon of Gaussian noise, by the package dp-accounting: privacy loss distributions, composed.
 
-A mechanism is one kind of message: a vector whose norm is at most the clip, with Gaussian noise of `noise` times the
-clip on each number. Adding or removing what a client (or a sample) contributes moves the vector by one clip at most;
-putting another contribution in its place moves it by two, which counts as noise of half the size.
+A mechanism is one kind of message: a vector whose norm is at most the clip, with Gaussian noise of
+`noise` times the clip on each number. Adding or removing what a client (or a sample) contributes
+moves the vector by one clip at most; putting another contribution in its place moves it by two,
+which counts as noise of half the size.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ import numpy as np
 from fl_lightning.foundation.errors import BadInput
 
 DELTA = 1e-5
-"""The default of every `delta`: the field's habit, below one over the samples of a small data set."""
+"""The default of every `delta`: the field's habit, below one over the samples of a small data
+set."""
 FINEST, SHARE = 1e-4, 1e-4
-"""Steps of the grid of privacy losses: dp-accounting's default, and where epsilon is large this share of it."""
+"""Steps of the grid of privacy losses: dp-accounting's default, and where epsilon is large this
+share of it."""
 COARSE, SAMPLED = 1e-3, 3e-4
-"""Where batches are sampled: this share of epsilon, at most so much. Against steps of 1e-4 (50 drawn settings of up to
-3,000 steps) epsilon differs by 1e-3 of it at most."""
+"""Where batches are sampled: this share of epsilon, at most so much. Against steps of 1e-4 (50
+drawn settings of up to 3,000 steps) epsilon differs by 1e-3 of it at most."""
 LARGE = 1e4
-"""Beyond it a grid of losses would fill the memory: dp-accounting's exact epsilon of the composed Gaussians is given,
-of which sampling would take a part away."""
+"""Beyond it a grid of losses would fill the memory: dp-accounting's exact epsilon of the composed
+Gaussians is given, of which sampling would take a part away."""
 ORDERS = (*range(2, 65), 96, 128, 256)
-"""Of Renyi divergences: dp-accounting's whole numbers; the fractions between them take most of the time."""
+"""Of Renyi divergences: dp-accounting's whole numbers; the fractions between them take most of the
+time."""
 LEAST_NOISE = 1e-100
 """Below it (ours) its square is 0 to a computer."""
 MOST_NOISE = 1e4
@@ -41,7 +45,8 @@ class Mechanism:
 
     Args:
         sampled: probability with which a sample is in a message (Poisson sampling); 1: always.
-        cohort: each message is of so many of so many clients, drawn without replacement; (0, 0): of all.
+        cohort: each message is of so many of so many clients, drawn without replacement; (0, 0): of
+            all.
     """
 
     noise: float
@@ -56,13 +61,20 @@ def sampling_rate(samples: int, batch_size: int) -> float:
 
 
 def epsilon(mechanisms: Sequence[Mechanism], delta: float, *, replace_one: bool = False) -> float:
-    """Epsilon at `delta` of all messages together; infinite where one has no noise, or next to none.
+    """Epsilon at `delta` of all messages together; infinite where one has no noise, or next to
+    none.
 
-    `replace_one`: of putting another contribution in a client's place; else of adding or removing it. Cohorts drawn
-    without replacement are accounted for replacing alone, by Renyi divergences (Wang, Balle, Kasiviswanathan, AISTATS
-    2019): a contribution of 0 is another contribution, and so the same epsilon holds for removing it.
+    `replace_one`: of putting another contribution in a client's place; else of adding or removing
+    it. Cohorts drawn without replacement are accounted for replacing alone, by Renyi divergences
+    (Wang, Balle, Kasiviswanathan, AISTATS 2019): a contribution of 0 is another contribution, and
+    so the same epsilon holds for removing it.
     """
-    sent = tuple(sorted((m for m in mechanisms if m.times), key=lambda m: (m.noise, m.times, m.sampled, m.cohort)))
+    sent = tuple(
+        sorted(
+            (m for m in mechanisms if m.times),
+            key=lambda m: (m.noise, m.times, m.sampled, m.cohort),
+        )
+    )
     if not sent:
         return 0.0
     if any(m.noise < LEAST_NOISE for m in sent):
@@ -80,7 +92,8 @@ def _epsilon(mechanisms: tuple[Mechanism, ...], delta: float, replace_one: bool)
     half = 0.5 if replace_one or drawn else 1.0
     whole = 1 / math.sqrt(sum(m.times / (half * m.noise) ** 2 for m in mechanisms))
     with np.errstate(all="ignore"):  # next to no loss: its logarithm is of 0
-        about = float(dp_accounting.get_epsilon_gaussian(whole, delta))  # without sampling, which lessens it
+        # without sampling, which lessens it
+        about = float(dp_accounting.get_epsilon_gaussian(whole, delta))
     if about > LARGE:
         return about
     if drawn:
@@ -129,8 +142,11 @@ def _renyi() -> Any:
     return RdpAccountant(ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
 
 
-def calibrated(make: Callable[[float], Sequence[Mechanism]], target: float, delta: float, key: str) -> float:
-    """The least noise whose mechanisms `make(noise)` keep epsilon at `target`, by dp-accounting's calibration.
+def calibrated(
+    make: Callable[[float], Sequence[Mechanism]], target: float, delta: float, key: str
+) -> float:
+    """The least noise whose mechanisms `make(noise)` keep epsilon at `target`, by dp-accounting's
+    calibration.
 
     Raises:
         BadInput: for `key`, where no noise up to `MOST_NOISE` does.
@@ -153,13 +169,20 @@ def calibrated(make: Callable[[float], Sequence[Mechanism]], target: float, delt
     noise = dp.calibrate_dp_mechanism(
         _renyi if drawn else lambda: PLDAccountant(value_discretization_interval=step),
         lambda noise: _event([m for m in make(noise) if m.times], 0.5 if drawn else 1.0),
-        target, delta, dp.ExplicitBracketInterval(least, most), tol=1e-4 * least,
-    )  # fmt: skip
+        target,
+        delta,
+        dp.ExplicitBracketInterval(least, most),
+        tol=1e-4 * least,
+    )
     return float(noise)
 
 
 def check_delta(key: str, delta: float, samples: int) -> None:
-    """Raise `BadInput` unless `delta` lies above 0 and below one over the training samples of all clients."""
-    allowed = f"it must lie in (0, {1 / samples:.3g}), one over the {samples} training samples: a delta above that lets"
+    """Raise `BadInput` unless `delta` lies above 0 and below one over the training samples of all
+    clients."""
+    allowed = (
+        f"it must lie in (0, {1 / samples:.3g}), one over the {samples} training samples: a delta "
+        f"above that lets"
+    )
     if not 0 < delta < 1 / samples:
         raise BadInput(key, delta, f"{allowed} a mechanism publish a whole sample")

@@ -1,8 +1,10 @@
-"""What guesses refute of a claimed epsilon: a lower bound with a confidence, by coins that the mechanism should hide.
+"""What guesses refute of a claimed epsilon: a lower bound with a confidence, by coins that the
+mechanism should hide.
 
-Steinke, Nasr, Jagielski: Privacy Auditing with One (1) Training Run. NeurIPS 2023. Each of m canaries is in or out by a
-fair coin of its own; who sees what leaves the mechanism guesses r of the coins. With epsilon and delta, no guesser is
-right more often than randomised response with e^epsilon to 1, but for a share of delta (their Theorem 5.2).
+Steinke, Nasr, Jagielski: Privacy Auditing with One (1) Training Run. NeurIPS 2023. Each of m
+canaries is in or out by a fair coin of its own; who sees what leaves the mechanism guesses r of the
+coins. With epsilon and delta, no guesser is right more often than randomised response with
+e^epsilon to 1, but for a share of delta (their Theorem 5.2).
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def lower_bound(canaries: int, guesses: int, right: int, delta: float) -> float:
 
 
 def _chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
-    """How probable v or more right guesses are at most, P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i."""
+    """How probable v or more right guesses are at most, P[B >= v] + 2 m delta max_i P[v > B >= v -
+    i] / i."""
     from scipy.stats import binom
 
     one = 1 / (1 + math.exp(-epsilon))

@@ -1,10 +1,11 @@
-"""Bounds and noise on one upload, kind by kind. Nothing else of the client's data is in it afterwards.
+"""Bounds and noise on one upload, kind by kind. Nothing else of the client's data is in it
+afterwards.
 
-A kind is a name under which a bound and a noise are configured: `model`, an exchanged vector's slot, and those that the
-method's `beside` declares. The vector of a kind (the change of the model since what the server counts it from, all
-tensors of the kind one behind the other) is scaled down to the norm of its clip; then every number gets Gaussian noise.
-What noise leaves that cannot be (a negative count, a variance below 0) is put right by looking at the noisy numbers
-alone.
+A kind is a name under which a bound and a noise are configured: `model`, an exchanged vector's
+slot, and those that the method's `beside` declares. The vector of a kind (the change of the model
+since what the server counts it from, all tensors of the kind one behind the other) is scaled down
+to the norm of its clip; then every number gets Gaussian noise. What noise leaves that cannot be (a
+negative count, a variance below 0) is put right by looking at the noisy numbers alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from fl_lightning.foundation.errors import BadInput
 
 MODEL = "model"
 LEAST = 1e-6
-"""Of a share, and of an eigenvalue of a covariance, after noise (ours): logarithms and inverses exist."""
+"""Of a share, and of an eigenvalue of a covariance, after noise (ours): logarithms and inverses
+exist."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,9 @@ def noisy(x: Tensor, noise: Noise, draws: torch.Generator) -> Tensor:
     return clipped(x, noise.clip) + (noise.multiplier * noise.clip * normal).to(x)
 
 
-def protect(client: Client, payload: Payload, noises: Mapping[str, Noise], draws: Draws) -> set[str]:
+def protect(
+    client: Client, payload: Payload, noises: Mapping[str, Noise], draws: Draws
+) -> set[str]:
     """Bound `payload` and add noise, in place; returns the kinds that it holds.
 
     Raises:
@@ -72,11 +76,15 @@ def protect(client: Client, payload: Payload, noises: Mapping[str, Noise], draws
     sent: set[str] = set()
     own = f"callbacks.localprivacy refuses {client.run.method_name}"
     if payload.sent.any():
-        allowed = "it sends other blocks than its scope says, and which they are may tell of the data"
+        allowed = (
+            "it sends other blocks than its scope says, and which they are may tell of the data"
+        )
         if payload.sent.tobytes() != client.group.up_mask.tobytes():
             raise BadInput(own, client.round, allowed)
         noise, normal = noises[MODEL], draws(MODEL)
-        payload.vector = moved(client, payload, client.reference, lambda change: noisy(change, noise, normal))
+        payload.vector = moved(
+            client, payload, client.reference, lambda change: noisy(change, noise, normal)
+        )
         sent.add(MODEL)
     segments = client.layout.segments(client.layout.is_parameter)
     for slot, vector in payload.vectors.items():
@@ -87,8 +95,11 @@ def protect(client: Client, payload: Payload, noises: Mapping[str, Noise], draws
     return sent | _beside(client, payload, noises, draws)
 
 
-def moved(client: Client, payload: Payload, known: Tensor, protects: Callable[[Tensor], Tensor]) -> Tensor:
-    """`known` (D,) plus the change from it to the upload, as `protects` leaves it; what does not travel is as known."""
+def moved(
+    client: Client, payload: Payload, known: Tensor, protects: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """`known` (D,) plus the change from it to the upload, as `protects` leaves it; what does not
+    travel is as known."""
     layout = client.layout
     segments = layout.segments(payload.sent)
     vector, base = known.clone(), _gather(known, segments)
@@ -98,7 +109,8 @@ def moved(client: Client, payload: Payload, known: Tensor, protects: Callable[[T
 
 
 def repaired(layout: Layout, sent: np.ndarray, vector: Tensor) -> Tensor:
-    """`vector` (D,), whose variances among the blocks `sent` (bool [B]) are brought to 0 or more, in place."""
+    """`vector` (D,), whose variances among the blocks `sent` (bool [B]) are brought to 0 or more,
+    in place."""
     for block, travels in zip(layout.blocks, sent, strict=True):
         if travels and block.kind == "buffer" and block.name.endswith("running_var"):
             vector[block.start : block.stop].clamp_min_(0)
@@ -117,22 +129,35 @@ def _scatter(vector: Tensor, segments: list[Segment], values: Tensor) -> None:
 # ---------------------------------------------------------------- beside the model
 
 
-def _beside(client: Client, payload: Payload, noises: Mapping[str, Noise], draws: Draws) -> set[str]:
+def _beside(
+    client: Client, payload: Payload, noises: Mapping[str, Noise], draws: Draws
+) -> set[str]:
     declared = client.run.method.beside()
     places = {name: part for part in (payload.statistics, payload.extra) for name in part}
     if strange := [name for name in places if name not in declared]:
         allowed = f"its upload holds {strange[0]}, which its `beside` does not declare"
         raise BadInput("callbacks.localprivacy", client.run.method_name, allowed)
-    entries = {name: declared[name] for name in declared if name in places and declared[name].values != "public"}
+    entries = {
+        name: declared[name]
+        for name in declared
+        if name in places and declared[name].values != "public"
+    }
     classes = next((places[n][n].long() for n, b in entries.items() if b.values == "classes"), None)
-    dense = {n: _dense(places[n][n], b, classes, client) for n, b in entries.items() if b.values != "classes"}
+    dense = {
+        n: _dense(places[n][n], b, classes, client)
+        for n, b in entries.items()
+        if b.values != "classes"
+    }
     fresh: dict[str, Tensor] = {}
     for kind in dict.fromkeys(b.kind for n, b in entries.items() if n in dense):
         names = [n for n in dense if entries[n].kind == kind]
         vector = noisy(torch.cat([dense[n].flatten() for n in names]), noises[kind], draws(kind))
         client.flops += 5 * len(vector)
         parts = vector.split([dense[n].numel() for n in names])
-        fresh |= {n: _valid(part.view(dense[n].shape), entries[n]) for n, part in zip(names, parts, strict=True)}
+        fresh |= {
+            n: _valid(part.view(dense[n].shape), entries[n])
+            for n, part in zip(names, parts, strict=True)
+        }
     counts = next((fresh[n] for n, b in entries.items() if b.values == "class_counts"), None)
     for name, entry in entries.items():
         old = places[name][name]
@@ -150,12 +175,17 @@ def _beside(client: Client, payload: Payload, noises: Mapping[str, Noise], draws
 
 
 def _dense(x: Tensor, entry: Beside, classes: Tensor | None, client: Client) -> Tensor:
-    """`x` in at least 32 bits; what has a row for each class that the client has gets one for every class."""
+    """`x` in at least 32 bits; what has a row for each class that the client has gets one for every
+    class."""
     x = x.detach().cpu().to(torch.promote_types(x.dtype, torch.float32))
     if entry.values not in ("rows", "class_counts"):
         return x.reshape(-1) if not x.ndim else x
     if classes is None:
-        raise BadInput("callbacks.localprivacy", client.run.method_name, "its `beside` names rows, and no classes")
+        raise BadInput(
+            "callbacks.localprivacy",
+            client.run.method_name,
+            "its `beside` names rows, and no classes",
+        )
     table = torch.zeros(client.run.data.num_classes, *x.shape[1:], dtype=x.dtype)
     table[classes.cpu()] = x
     return table

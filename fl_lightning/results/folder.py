@@ -1,8 +1,10 @@
-"""What a run leaves behind: its tables, relation/ and summary.json, written so that a crash spares them.
+"""What a run leaves behind: its tables, relation/ and summary.json, written so that a crash spares
+them.
 
-A row is one write; everything else is written aside and renamed. A round's row in `metrics.csv` is written last: a
-round that has it has the rest too. A dying process loses none of it, a dying machine none of what `flush` was called
-for, as a checkpoint does before it counts. Rank 0 alone writes.
+A row is one write; everything else is written aside and renamed. A round's row in `metrics.csv` is
+written last: a round that has it has the rest too. A dying process loses none of it, a dying
+machine none of what `flush` was called for, as a checkpoint does before it counts. Rank 0 alone
+writes.
 """
 
 from __future__ import annotations
@@ -28,21 +30,39 @@ from fl_lightning.results.columns import COLUMNS, Column, declarations
 from fl_lightning.results.record import KINDS, RelationView, RoundRecord
 
 CLIENT_FLOPS = ("flops_forward", "flops_backward", "flops_extra", "flops_penalty")
-"""Columns of what clients compute. They are always there: a cell is empty where it could not be counted."""
+"""Columns of what clients compute. They are always there: a cell is empty where it could not be
+counted."""
 CLIENT_LOSSES = ("train_loss", "coaching_loss")
-"""Columns of what clients' training came to. They are always there: a cell is empty where no step was taken."""
+"""Columns of what clients' training came to. They are always there: a cell is empty where no step
+was taken."""
 _ALWAYS = (*CLIENT_LOSSES, *CLIENT_FLOPS)
 TABLES = (
-    "metrics.csv", "clients.csv", "failures.csv", "final.csv", "newcomers.csv", "split.csv", "heterogeneity.csv"
-)  # fmt: skip
+    "metrics.csv",
+    "clients.csv",
+    "failures.csv",
+    "final.csv",
+    "newcomers.csv",
+    "split.csv",
+    "heterogeneity.csv",
+)
 """Every table of a run; `columns.json` declares their columns."""
 _WORDS = ("name", "model", "rule", "stage", "reason", "outcome")
 """Columns of text."""
-UNREADABLE = (OSError, ValueError, TypeError, LookupError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    RuntimeError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """What reading a damaged table, npz or JSON file may raise."""
 NEVER = "they never took part"
 """Why final models of clients are of another kind than the judge's."""
-_OF_THE_END = ("summary.json", "final.csv", "newcomers.csv", "relative.json")  # the last: of older versions
+# the last: of older versions
+_OF_THE_END = ("summary.json", "final.csv", "newcomers.csv", "relative.json")
 
 
 @dataclass
@@ -59,7 +79,8 @@ class Traffic:
 
 
 class RunFolder:
-    """The folder `path` of one run, made with its first file. Raises `RunFailed` if the disk refuses a write."""
+    """The folder `path` of one run, made with its first file. Raises `RunFailed` if the disk
+    refuses a write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,9 +95,13 @@ class RunFolder:
         """Write one round: its relation, its clients' rows, its failures, its row of metrics."""
         self.write_relation(record.round, record.relation)
         self.write_traffic(record)
-        self._clients.append([{"round": record.round, **self._named(row)} for row in record.clients], _ALWAYS)
+        self._clients.append(
+            [{"round": record.round, **self._named(row)} for row in record.clients], _ALWAYS
+        )
         if record.failures:
-            self._failures.append([{"round": record.round, **self._named(row)} for row in record.failures])
+            self._failures.append(
+                [{"round": record.round, **self._named(row)} for row in record.failures]
+            )
         self._metrics.append([{"round": record.round, **record.metrics}], _ALWAYS)
 
     def _named(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,7 +111,8 @@ class RunFolder:
         return {"client": row["client"], **known, **row}
 
     def flush(self, after: int, upto: int) -> None:
-        """Wait until the disk has what `append` wrote of the rounds behind `after`, up to `upto`."""
+        """Wait until the disk has what `append` wrote of the rounds behind `after`, up to
+        `upto`."""
         rounds = range(after + 1, upto + 1)
         files = [file(t) for t in rounds for file in (self.relation_file, self.traffic_file)]
         tables = [table.path for table in (self._clients, self._failures, self._metrics)]
@@ -94,31 +120,42 @@ class RunFolder:
         flush_all([path for path in every if path.exists()])
 
     def truncate(self, round: int) -> None:
-        """Forget what was written after `round` (0: everything), and rows that a crash cut short."""
+        """Forget what was written after `round` (0: everything), and rows that a crash cut
+        short."""
         for table in (self._clients, self._failures, self._metrics):
             table.truncate(round)
-        for file in [*self.path.glob("relation/round-*.npz"), *self.path.glob("traffic/round-*.npz")]:
+        for file in [
+            *self.path.glob("relation/round-*.npz"),
+            *self.path.glob("traffic/round-*.npz"),
+        ]:
             if int(file.stem.removeprefix("round-")) > round:
                 file.unlink()
 
     def forget_end(self) -> None:
-        """Forget what the end of a shorter run has left, and the comparison of it: rounds have followed."""
+        """Forget what the end of a shorter run has left, and the comparison of it: rounds have
+        followed."""
         for name in _OF_THE_END:  # first of all the one that says that it has ended
             (self.path / name).unlink(missing_ok=True)
 
     def check_whole(self, round: int) -> None:
-        """Raise `BadInput` if the tables lack a round up to `round`, or hold one twice: no curve could be trusted."""
+        """Raise `BadInput` if the tables lack a round up to `round`, or hold one twice: no curve
+        could be trusted."""
         for table in (self._metrics, self._clients):
             name = table.path.name
             rows = table.read(_WORDS, numbered=True)
             keys = [(int(row["round"]), row.get("client")) for row in rows if row["round"] <= round]
             if len(keys) > len(set(keys)) or {t for t, _ in keys} != set(range(1, round + 1)):
-                allowed = f"its {name} lacks a round up to {round}, the checkpoint's, or holds one twice"
+                allowed = (
+                    f"its {name} lacks a round up to {round}, the checkpoint's, or holds one twice"
+                )
                 raise BadInput("run", str(self.path), allowed)
 
     def write_columns(self, judge: str) -> None:
-        """Declare the columns of all tables in `columns.json`, where some are new. `judge`: its kind of model."""
-        names = dict.fromkeys(name for file in TABLES for name in CsvTable(self.path / file).header())
+        """Declare the columns of all tables in `columns.json`, where some are new. `judge`: its
+        kind of model."""
+        names = dict.fromkeys(
+            name for file in TABLES for name in CsvTable(self.path / file).header()
+        )
         if not self._declared.issuperset(names):
             self._declared.update(names)
             text = json.dumps(declarations(names, judge), indent=1) + "\n"
@@ -129,7 +166,9 @@ class RunFolder:
 
         No rows before the table is written. Raises `Damaged` as `CsvTable.read`.
         """
-        return CsvTable(self.path / f"{table}.csv").read(_WORDS, numbered=table in ("metrics", "clients"))
+        return CsvTable(self.path / f"{table}.csv").read(
+            _WORDS, numbered=table in ("metrics", "clients")
+        )
 
     def read_columns(self) -> dict[str, Column]:
         """The declarations in `columns.json`; none before the first round has ended."""
@@ -140,7 +179,8 @@ class RunFolder:
             return {}
 
     def judge(self, metric: metrics.Metric, summary: Mapping[str, Any]) -> str | None:
-        """The kind of model that `mean_accuracy` is of, as `columns.json` declares it; None if it cannot be told.
+        """The kind of model that `mean_accuracy` is of, as `columns.json` declares it; None if it
+        cannot be told.
 
         Args:
             metric: what the run is judged by.
@@ -155,7 +195,8 @@ class RunFolder:
         return self.path / "relation" / f"round-{round:04d}.npz"
 
     def write_relation(self, round: int, view: RelationView) -> None:
-        """Keep the cohort's part of the relation cube: rows (float32), receivers, layers, sources."""
+        """Keep the cohort's part of the relation cube: rows (float32), receivers, layers,
+        sources."""
         save_arrays(
             self.relation_file(round),
             rows=np.asarray(view.rows, dtype=np.float32),
@@ -173,7 +214,9 @@ class RunFolder:
         path = self.relation_file(round)
         try:
             with path.open("rb") as file, np.load(file) as arrays:
-                receivers, layers, sources = (arrays[name].tolist() for name in ("receivers", "layers", "sources"))
+                receivers, layers, sources = (
+                    arrays[name].tolist() for name in ("receivers", "layers", "sources")
+                )
                 view = RelationView(arrays["rows"], receivers, layers, sources)
             fits = view.rows.shape == (len(receivers), len(layers), len(sources))
         except FileNotFoundError:
@@ -181,7 +224,11 @@ class RunFolder:
         except UNREADABLE:
             fits = False
         if not fits:
-            raise Damaged("run", str(self.path), f"{path.relative_to(self.path)} is damaged: restore it, or delete it")
+            raise Damaged(
+                "run",
+                str(self.path),
+                f"{path.relative_to(self.path)} is damaged: restore it, or delete it",
+            )
         return view
 
     def intact_relation(self, round: int) -> RelationView | None:
@@ -193,7 +240,8 @@ class RunFolder:
             return None
 
     def write_traffic(self, record: RoundRecord) -> None:
-        """Keep the ledger of a round: `bytes` and `sent` as in `RoundRecord`, `clients`, `layers`, `kinds`."""
+        """Keep the ledger of a round: `bytes` and `sent` as in `RoundRecord`, `clients`, `layers`,
+        `kinds`."""
         save_arrays(
             self.traffic_file(record.round),
             bytes=np.asarray(record.traffic, dtype=np.int64),
@@ -210,7 +258,9 @@ class RunFolder:
     def read_traffic(self, round: int) -> Traffic:
         """What `write_traffic` kept for `round`; FileNotFoundError if there is nothing."""
         with self.traffic_file(round).open("rb") as file, np.load(file) as arrays:
-            clients, layers, kinds = (arrays[name].tolist() for name in ("clients", "layers", "kinds"))
+            clients, layers, kinds = (
+                arrays[name].tolist() for name in ("clients", "layers", "kinds")
+            )
             return Traffic(arrays["bytes"], arrays["sent"], clients, layers, kinds)
 
     def relation_rounds(self) -> list[int]:
@@ -222,13 +272,21 @@ class RunFolder:
         return _rounds(self.path / "traffic")
 
     def write_final(
-        self, scores: list[float], name: str = "accuracy", models: Sequence[str] = (), further: Sequence[Row] = ()
+        self,
+        scores: list[float],
+        name: str = "accuracy",
+        models: Sequence[str] = (),
+        further: Sequence[Row] = (),
     ) -> None:
-        """Write `final.csv`: the score (`name`) of each client's final model, in the order of client numbers.
+        """Write `final.csv`: the score (`name`) of each client's final model, in the order of
+        client numbers.
 
-        With `models`, the kind of each: `before`, `after`, `global`, `finetuned`; with `further`, its other scores.
+        With `models`, the kind of each: `before`, `after`, `global`, `finetuned`; with `further`,
+        its other scores.
         """
-        rows: list[dict[str, float | str]] = [{"client": c, name: score} for c, score in enumerate(scores)]
+        rows: list[dict[str, float | str]] = [
+            {"client": c, name: score} for c, score in enumerate(scores)
+        ]
         for row, kind in zip(rows, models, strict=bool(models)):
             row["model"] = kind
         for row, others in zip(rows, further, strict=bool(further)):
@@ -236,37 +294,52 @@ class RunFolder:
         CsvTable(self.path / "final.csv").write([self._named(row) for row in rows])
 
     def write_newcomers(self, rows: Sequence[Mapping[str, float | str]]) -> None:
-        """Write `newcomers.csv`: how clients that were held out fare, by labelled samples; no file without any."""
+        """Write `newcomers.csv`: how clients that were held out fare, by labelled samples; no file
+        without any."""
         if rows:
             CsvTable(self.path / "newcomers.csv").write(rows)
 
     def write_split(
-        self, train: Sequence[int], test: Sequence[int], classes: np.ndarray | None, names: Sequence[str] = (),
+        self,
+        train: Sequence[int],
+        test: Sequence[int],
+        classes: np.ndarray | None,
+        names: Sequence[str] = (),
         resumed: bool = False,
-    ) -> bool:  # fmt: skip
-        """Write `split.csv`: each client's samples, and of each class with `classes` (N, classes); `names`: of these,
-        by which their columns are called where all can be (`class_columns`).
+    ) -> bool:
+        """Write `split.csv`: each client's samples, and of each class with `classes` (N, classes);
+        `names`: of these, by which their columns are called where all can be (`class_columns`).
 
-        Returns whether it was written: not if a run that is `resumed` began with other numbers of samples.
+        Returns whether it was written: not if a run that is `resumed` began with other numbers of
+        samples.
         """
         rows: list[Row] = [
             {"client": c, "train_samples": own, "test_samples": judged}
             for c, (own, judged) in enumerate(zip(train, test, strict=True))
         ]
-        for row, counts in zip(rows, () if classes is None else classes.tolist(), strict=classes is not None):
-            row |= dict(zip(class_columns(names or list(map(str, range(len(counts))))), counts, strict=True))
+        for row, counts in zip(
+            rows, () if classes is None else classes.tolist(), strict=classes is not None
+        ):
+            row |= dict(
+                zip(class_columns(names or list(map(str, range(len(counts))))), counts, strict=True)
+            )
         before: list[Row] = []
-        with contextlib.suppress(Damaged):  # a power cut may have left a part of it, which says what it says
+        # a power cut may have left a part of it, which says what it says
+        with contextlib.suppress(Damaged):
             before = self.read("split") if resumed else []
-        if any(old.get(key, n) != n for old, row in zip(before, rows, strict=False) for key, n in row.items()):
+        if any(
+            old.get(key, n) != n
+            for old, row in zip(before, rows, strict=False)
+            for key, n in row.items()
+        ):
             return False
         # Each start writes it anew.
         CsvTable(self.path / "split.csv").write([self._named(row) for row in rows], durable=False)
         return True
 
     def write_heterogeneity(self, clients: Sequence[int], pairs: Mapping[str, np.ndarray]) -> None:
-        """Write `heterogeneity.npz`: distances between `clients`, (n, n) for each measure; and `heterogeneity.csv`:
-        each one's mean distance from the others."""
+        """Write `heterogeneity.npz`: distances between `clients`, (n, n) for each measure; and
+        `heterogeneity.csv`: each one's mean distance from the others."""
         save_arrays(self.path / "heterogeneity.npz", clients=np.asarray(clients, np.int64), **pairs)
         rows: list[Row] = [{"client": c} for c in clients]
         for name, table in pairs.items():
@@ -280,7 +353,8 @@ class RunFolder:
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
-        """What `summary.json` holds; FileNotFoundError if the run has not ended, `Damaged` if that cannot be read."""
+        """What `summary.json` holds; FileNotFoundError if the run has not ended, `Damaged` if that
+        cannot be read."""
         try:
             summary = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
         except ValueError:
@@ -291,28 +365,36 @@ class RunFolder:
 
 
 def class_columns(names: Sequence[str]) -> list[str]:
-    """Columns of classes, in their order: by name, or by number where some name (a token of texts) is no plain word."""
+    """Columns of classes, in their order: by name, or by number where some name (a token of texts)
+    is no plain word."""
     plain = all(name.isprintable() and name.strip() == name != "" for name in names)
     return [f"class_{name if plain else number}" for number, name in enumerate(names)]
 
 
 def best(rows: Iterable[Row], column: str | None = None) -> tuple[float, int]:
-    """The best value of `column` (None: the judge's mean) and the first round that has it; (nan, 0) if none has one."""
+    """The best value of `column` (None: the judge's mean) and the first round that has it; (nan, 0)
+    if none has one."""
     rows = list(rows)
     column = metrics.of_rows(rows).of("mean") if column is None else column
     merit = COLUMNS[column].merit
-    judged = [(row[column], int(row["round"])) for row in rows if not math.isnan(row.get(column, math.nan))]
+    judged = [
+        (row[column], int(row["round"]))
+        for row in rows
+        if not math.isnan(row.get(column, math.nan))
+    ]
     return max(judged, key=lambda pair: (merit(pair[0]), -pair[1]), default=(math.nan, 0))
 
 
 def mean_of_bests(rows: Iterable[Row], column: str) -> tuple[float, int]:
-    """Mean over clients of each one's best value of `column` over all rounds, and how many clients have one.
+    """Mean over clients of each one's best value of `column` over all rounds, and how many clients
+    have one.
 
     Args:
         rows: of `clients.csv`. (nan, 0) if none has a value.
 
-    Where `best` takes the best of the means over clients, this takes the mean of the bests: each client may choose
-    another round. It is the greater one (KAPC's journal article has it for local and FedAvg in its Tables 1 and 2).
+    Where `best` takes the best of the means over clients, this takes the mean of the bests: each
+    client may choose another round. It is the greater one (KAPC's journal article has it for local
+    and FedAvg in its Tables 1 and 2).
     """
     merit = COLUMNS[column].merit
     bests: dict[int, float] = {}
@@ -324,22 +406,31 @@ def mean_of_bests(rows: Iterable[Row], column: str) -> tuple[float, int]:
 
 
 def final_kinds(summary: Mapping[str, Any]) -> dict[str, int]:
-    """Of how many clients which kind of model was scored at the end; empty if the run has not ended."""
+    """Of how many clients which kind of model was scored at the end; empty if the run has not
+    ended."""
     kinds = summary.get("final_kinds")
     known = kinds.items() if isinstance(kinds, dict) else ()
-    return {kind: number for kind, number in known if kind in metrics.MODELS and isinstance(number, int)}
+    return {
+        kind: number for kind, number in known if kind in metrics.MODELS and isinstance(number, int)
+    }
 
 
 def final_kind(summary: Mapping[str, Any]) -> str | None:
-    """Of which kind the final models are; clients that never took part may have another. None: it is not known."""
+    """Of which kind the final models are; clients that never took part may have another. None: it
+    is not known."""
     kinds = final_kinds(summary)
     if not kinds:
         return None
-    return str(summary["judge"]) if summary.get("judge") in kinds else max(kinds, key=lambda kind: kinds[kind])
+    return (
+        str(summary["judge"])
+        if summary.get("judge") in kinds
+        else max(kinds, key=lambda kind: kinds[kind])
+    )
 
 
 def final_words(summary: Mapping[str, Any]) -> str:
-    """Which kind of model the final scores are of: `after local training; 2 of 9 clients before it: ...`."""
+    """Which kind of model the final scores are of: `after local training; 2 of 9 clients before it:
+    ...`."""
     kinds, kind = final_kinds(summary), final_kind(summary)
     if kind is None:
         return "kind of model unknown"

@@ -12,12 +12,17 @@ from fl_lightning.results.folder import UNREADABLE, RunFolder
 def unread(rounds: list[int]) -> list[str]:
     """A note that the files of these rounds cannot be read; none if there are none."""
     more = f" and {len(rounds) - 10} more" if len(rounds) > 10 else ""
-    return [f"files that cannot be read: round {', '.join(map(str, rounds[:10]))}{more}"] if rounds else []
+    return (
+        [f"files that cannot be read: round {', '.join(map(str, rounds[:10]))}{more}"]
+        if rounds
+        else []
+    )
 
 
 @dataclass
 class Ledger:
-    """What travelled in the rounds whose ledger can be read. Direction 0 is the download, 1 the upload."""
+    """What travelled in the rounds whose ledger can be read. Direction 0 is the download, 1 the
+    upload."""
 
     rounds: list[int]
     layers: list[str]
@@ -37,11 +42,21 @@ def read_ledger(folder: RunFolder) -> tuple[Ledger | None, list[int]]:
     for number in folder.traffic_rounds():
         try:
             traffic = folder.read_traffic(number)
-            sizes, sent = np.asarray(traffic.bytes, dtype=np.int64), np.asarray(traffic.sent, dtype=bool)
+            sizes, sent = (
+                np.asarray(traffic.bytes, dtype=np.int64),
+                np.asarray(traffic.sent, dtype=bool),
+            )
             clients, count = len(sent), len(traffic.layers)
-            fits = sent.shape == (clients, 2, count) and sizes.shape == (clients, 2, count + 1, len(traffic.kinds))
+            fits = sent.shape == (clients, 2, count) and sizes.shape == (
+                clients,
+                2,
+                count + 1,
+                len(traffic.kinds),
+            )
             if not fits or not clients or traffic.layers != (layers or traffic.layers):
-                raise ValueError("its arrays do not fit together, or it has other layers than the rounds before")
+                raise ValueError(
+                    "its arrays do not fit together, or it has other layers than the rounds before"
+                )
         except UNREADABLE:
             damaged.append(number)
             continue

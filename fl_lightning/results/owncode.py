@@ -1,8 +1,10 @@
-"""Source code of a user's own classes: which files a run executes, whether they have changed, copies in its folder.
+"""Source code of a user's own classes: which files a run executes, whether they have changed,
+copies in its folder.
 
-Own code is what a configuration names by import path outside of this package and of installed packages, what those
-classes descend from, and every file that these files import from the folder of their own import path. Imports are read
-from the text: what is imported by a computed name is not seen.
+Own code is what a configuration names by import path outside of this package and of installed
+packages, what those classes descend from, and every file that these files import from the folder of
+their own import path. Imports are read from the text: what is imported by a computed name is not
+seen.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.files import write_whole
 
 COMPUTES = ("method", "model", "data", "callbacks")
-"""Parts of a configuration whose code decides a run's numbers. A logger's does not: it may change, and is not kept."""
+"""Parts of a configuration whose code decides a run's numbers. A logger's does not: it may change,
+and is not kept."""
 SHARED = ("model", "data")
 """Parts that all methods of a comparison have in common."""
 ROUNDS = "source/rounds.json"
 _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib"))
-_SITES = {"site-packages", "dist-packages"}  # also of another environment, which this one may borrow from
+# also of another environment, which this one may borrow from
+_SITES = {"site-packages", "dist-packages"}
 _read: dict[int, tuple[Any, bytes]] = {}
 
 
@@ -46,8 +50,11 @@ def paths(config: Config, parts: Collection[str] = COMPUTES) -> tuple[str, ...]:
 
 
 def files(named: Collection[str]) -> dict[str, tuple[str, Path]]:
-    """Module and file of own code behind import paths, by the file's path below its import folder: `mine/models.py`."""
-    waiting = {module: file for path in named for module in _modules(path) if (file := _own_file(module))}
+    """Module and file of own code behind import paths, by the file's path below its import folder:
+    `mine/models.py`."""
+    waiting = {
+        module: file for path in named for module in _modules(path) if (file := _own_file(module))
+    }
     modules: dict[str, tuple[str, Path]] = {}
     while waiting:
         module, file = waiting.popitem()
@@ -55,13 +62,18 @@ def files(named: Collection[str]) -> dict[str, tuple[str, Path]]:
         if name not in modules:
             modules[name] = module, file
             root = file.parents[name.count("/")]
-            imports = {above for imported in _imports(module, file) for above in _with_packages(imported)}
-            waiting |= {imported: there for imported in imports if (there := _below(root, imported))}
+            imports = {
+                above for imported in _imports(module, file) for above in _with_packages(imported)
+            }
+            waiting |= {
+                imported: there for imported in imports if (there := _below(root, imported))
+            }
     return dict(sorted(modules.items()))
 
 
 def read(named: Collection[str]) -> dict[str, bytes]:
-    """The text of each of `files` as this process executes it: edits after a module was loaded do not reach it."""
+    """The text of each of `files` as this process executes it: edits after a module was loaded do
+    not reach it."""
     return {name: _text(module, file) for name, (module, file) in files(named).items()}
 
 
@@ -79,7 +91,8 @@ def now(config: Config, parts: Collection[str] = COMPUTES) -> dict[str, str]:
 
 
 def versions(folder: Path) -> list[dict[str, Any]]:
-    """What `source/rounds.json` says of a run: `first_round`, `folder`, `code` (SHA-256 by file), `changed` (files).
+    """What `source/rounds.json` says of a run: `first_round`, `folder`, `code` (SHA-256 by file),
+    `changed` (files).
 
     In the order of rounds; each version trained until the next one's first round.
 
@@ -101,16 +114,20 @@ def recorded(folder: Path) -> dict[str, str]:
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Files of `after` that are other ones than in `before`; files that `before` lacks are not counted."""
+    """Files of `after` that are other ones than in `before`; files that `before` lacks are not
+    counted."""
     return [name for name, digest in after.items() if before.get(name, digest) != digest]
 
 
 def check_same(config: Config, folder: Path, accept: bool) -> None:
-    """Raise `BadInput` if own code is not what the run in `folder` was trained with, unless `accept`."""
+    """Raise `BadInput` if own code is not what the run in `folder` was trained with, unless
+    `accept`."""
     names = changed(recorded(folder), now(config))
     allowed = (
-        f"it has changed since {folder} was begun ({folder / 'source'} has what it was); change it back, start another "
-        "run, or go on with --accept_changed_code: the folder then tells which rounds each version has trained"
+        f"it has changed since {folder} was begun ({folder / 'source'} has what it was); change it "
+        f"back, start another "
+        "run, or go on with --accept_changed_code: the folder then tells which rounds each version "
+        "has trained"
     )
     check("code", ", ".join(names), accept or not names, allowed)
 
@@ -124,7 +141,8 @@ def keep(folder: Path, code: Mapping[str, bytes], round: int) -> list[str]:
         The files that are not what they were in the rounds before.
     """
     known = versions(folder)
-    rounds = [version for version in known if version["first_round"] < round]  # what others trained is gone
+    # what others trained is gone
+    rounds = [version for version in known if version["first_round"] < round]
     last = rounds[-1]["code"] if rounds else {}
     now = digests(code)
     names = changed(last, now)
@@ -142,7 +160,8 @@ def keep(folder: Path, code: Mapping[str, bytes], round: int) -> list[str]:
 
 
 def keep_planned(config: Config, folder: Path) -> None:
-    """Copy the code that a run which has not begun is to execute, so that it is refused if that changes meanwhile."""
+    """Copy the code that a run which has not begun is to execute, so that it is refused if that
+    changes meanwhile."""
     if not (folder / "metrics.csv").exists():
         shutil.rmtree(folder / "source", ignore_errors=True)
         keep(folder, read(paths(config)), 1)
@@ -153,9 +172,14 @@ def _places(source: Path) -> list[Path]:
 
 
 def _kept(version: Path) -> dict[str, bytes]:
-    """The files of one version; a name with hyphens is no module's, but another version's folder."""
+    """The files of one version; a name with hyphens is no module's, but another version's
+    folder."""
     names = [file.relative_to(version) for file in version.rglob("*.py")]
-    return {n.as_posix(): (version / n).read_bytes() for n in names if not n.parts[0].startswith("from-round-")}
+    return {
+        n.as_posix(): (version / n).read_bytes()
+        for n in names
+        if not n.parts[0].startswith("from-round-")
+    }
 
 
 def _free(source: Path, round: int) -> Path:
@@ -170,12 +194,15 @@ def _free(source: Path, round: int) -> Path:
 
 
 def _modules(path: str) -> Iterator[str]:
-    """The module of an import path with its packages, and those of what the class there descends from."""
+    """The module of an import path with its packages, and those of what the class there descends
+    from."""
     module, _, name = path.rpartition(".")
     yield from _with_packages(module)
     thing = getattr(sys.modules.get(module), name, None)
     bases = getattr(thing, "__mro__", (thing,))
-    yield from (base.__module__ for base in bases if isinstance(getattr(base, "__module__", None), str))
+    yield from (
+        base.__module__ for base in bases if isinstance(getattr(base, "__module__", None), str)
+    )
 
 
 def _own_file(module: str) -> Path | None:
@@ -191,7 +218,9 @@ def _own_file(module: str) -> Path | None:
     if file.suffix != ".py" or not file.is_file():
         return None
     place = file.resolve()
-    installed = _SITES & set(place.parts) or any(place.is_relative_to(folder) for folder in _INSTALLED)
+    installed = _SITES & set(place.parts) or any(
+        place.is_relative_to(folder) for folder in _INSTALLED
+    )
     return None if installed else file
 
 
@@ -224,16 +253,20 @@ def _imports(module: str, file: Path) -> Iterator[str]:
 
 
 def _below(root: Path, module: str) -> Path | None:
-    """The file of a module in the folder `root`; None where it is another's (a standard module comes first)."""
+    """The file of a module in the folder `root`; None where it is another's (a standard module
+    comes first)."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == "fl_lightning":
         return None
     path = root.joinpath(*module.split("."))
-    return next((file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None)
+    return next(
+        (file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None
+    )
 
 
 def _text(module: str, file: Path) -> bytes:
-    """What a loaded module executes: its file when this process first looked, since later edits do not reach it."""
+    """What a loaded module executes: its file when this process first looked, since later edits do
+    not reach it."""
     loaded = sys.modules.get(module)
     spec = getattr(loaded, "__spec__", None) or loaded  # a reload makes a new one
     if spec is None:

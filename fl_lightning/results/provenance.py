@@ -1,4 +1,5 @@
-"""Where a run comes from, kept in its folder: each start with its command, code, machine and versions; own sources."""
+"""Where a run comes from, kept in its folder: each start with its command, code, machine and
+versions; own sources."""
 
 from __future__ import annotations
 
@@ -26,11 +27,17 @@ _PACKAGES = ("fl_lightning", "torch", "lightning", "torchmetrics", "numpy")
 
 
 def keep(
-    folder: Path, code: Mapping[str, bytes], round: int, data: str | None = None, source: str | None = None
+    folder: Path,
+    code: Mapping[str, bytes],
+    round: int,
+    data: str | None = None,
+    source: str | None = None,
 ) -> None:
-    """Add a start to `provenance.json`, list what is installed, and keep own `code`, which trains from `round` on.
+    """Add a start to `provenance.json`, list what is installed, and keep own `code`, which trains
+    from `round` on.
 
-    `data`: the digest of the samples that it trains on. `source`: that of all that was read, the same for every seed.
+    `data`: the digest of the samples that it trains on. `source`: that of all that was read, the
+    same for every seed.
     """
     starts = _starts(folder)
     installed = _installed()
@@ -40,14 +47,20 @@ def keep(
         "directory": os.getcwd(),
         "git": _git(os.getcwd()),
         "machine": _machine(),
-        "versions": {"python": platform.python_version()} | {k: installed[k] for k in _PACKAGES if k in installed},
+        "versions": {"python": platform.python_version()}
+        | {k: installed[k] for k in _PACKAGES if k in installed},
         "first_round": round,
         "data": data,
         "source": source,
     }
     if names := owncode.keep(folder, code, round):
-        say(f"code: {', '.join(names)} changed: rounds from {round} on are of another version ({owncode.ROUNDS})")
-    write_whole(folder / "provenance.json", json.dumps([*starts, start], indent=1) + "\n", durable=False)
+        say(
+            f"code: {', '.join(names)} changed: rounds from {round} on are of another version "
+            f"({owncode.ROUNDS})"
+        )
+    write_whole(
+        folder / "provenance.json", json.dumps([*starts, start], indent=1) + "\n", durable=False
+    )
     listed = "".join(f"{name}=={version}\n" for name, version in installed.items())
     write_whole(folder / "environment.txt", listed, durable=False)
 
@@ -58,7 +71,8 @@ def data_of(folder: Path) -> str | None:
 
 
 def source_of(folder: Path) -> str | None:
-    """The digest of all that the run in `folder` last read, the same for every seed; None: it is not known."""
+    """The digest of all that the run in `folder` last read, the same for every seed; None: it is
+    not known."""
     return _last(folder, "source")
 
 
@@ -90,27 +104,33 @@ def ended(folder: Path) -> None:
 
 
 def look() -> None:
-    """Look up what all runs that this process, and those forked from it, will start have in common."""
+    """Look up what all runs that this process, and those forked from it, will start have in
+    common."""
     _installed(), _git(os.getcwd()), _machine()
 
 
 def name_of(config: Config, stem: str = "") -> str:
-    """What a run is called: method, data and seed. `stem`, which says the method and no other data, comes first."""
+    """What a run is called: method, data and seed. `stem`, which says the method and no other data,
+    comes first."""
     method, data = config.method.class_path.rpartition(".")[2].lower(), data_name(config)
     others = _words(" ".join(SOURCES)) - _words(data)
     first = stem if _words(method) <= _words(stem) and not others & _words(stem) else method
-    return "-".join([first, *([] if _words(data) <= _words(first) else [data]), f"seed{config.seed}"])
+    return "-".join(
+        [first, *([] if _words(data) <= _words(first) else [data]), f"seed{config.seed}"]
+    )
 
 
 def data_name(config: Config) -> str:
-    """What the data are called: those of one's own by their file or folder, others by their source."""
+    """What the data are called: those of one's own by their file or folder, others by their
+    source."""
     root = Path(config.data.root or "")
     own = root.name and (config.data.source in ("arrays", "images", "table") or root.suffix)
     return root.stem if own else config.data.source
 
 
 def title_of(config: Config, name: str) -> str:
-    """What a viewer calls the run in the folder `name`: after method, data and seed, where it does not say them."""
+    """What a viewer calls the run in the folder `name`: after method, data and seed, where it does
+    not say them."""
     return name if _words(name_of(config, name)) <= _words(name) else f"{name_of(config)} ({name})"
 
 
@@ -127,15 +147,21 @@ def _installed() -> dict[str, str]:
 
 @cache
 def _git(folder: str) -> dict[str, Any] | None:
-    """The commit of the repository that `folder` lies in, and whether files that it follows have changed since."""
+    """The commit of the repository that `folder` lies in, and whether files that it follows have
+    changed since."""
 
     def output(*words: str) -> str:
         line = ["git", "-C", folder, *words]
-        done = subprocess.run(line, capture_output=True, text=True, errors="replace", check=True, timeout=10)
+        done = subprocess.run(
+            line, capture_output=True, text=True, errors="replace", check=True, timeout=10
+        )
         return done.stdout.strip()
 
     try:
-        return {"commit": output("rev-parse", "HEAD"), "dirty": bool(output("status", "--porcelain", "-uno"))}
+        return {
+            "commit": output("rev-parse", "HEAD"),
+            "dirty": bool(output("status", "--porcelain", "-uno")),
+        }
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -149,13 +175,22 @@ def _machine() -> dict[str, Any]:
         "processor": processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "gpus": [line.partition(":")[2].strip() for card in cards for line in card if line.startswith("Model:")],
+        "gpus": [
+            line.partition(":")[2].strip()
+            for card in cards
+            for line in card
+            if line.startswith("Model:")
+        ],
     }
 
 
 def processor() -> str:
     """The name of this machine's processor."""
-    names = (line.partition(":")[2].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name"))
+    names = (
+        line.partition(":")[2].strip()
+        for line in _lines(Path("/proc/cpuinfo"))
+        if line.startswith("model name")
+    )
     return next(names, platform.processor())
 
 

@@ -1,4 +1,5 @@
-"""One run folder as tables: `RunResult`, which `fl_lightning.Run` is. A file that cannot be read becomes a note."""
+"""One run folder as tables: `RunResult`, which `fl_lightning.Run` is. A file that cannot be read
+becomes a note."""
 
 from __future__ import annotations
 
@@ -17,9 +18,23 @@ from fl_lightning.configuration.config import check
 from fl_lightning.foundation.csvtable import Row
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import require
-from fl_lightning.foundation.metric import ACCURACY, BY_TASK, MODELS, ONE_CLASS, Metric, one_class_words
+from fl_lightning.foundation.metric import (
+    ACCURACY,
+    BY_TASK,
+    MODELS,
+    ONE_CLASS,
+    Metric,
+    one_class_words,
+)
 from fl_lightning.results.columns import COLUMNS, Column
-from fl_lightning.results.folder import UNREADABLE, RunFolder, best, final_kind, final_words, mean_of_bests
+from fl_lightning.results.folder import (
+    UNREADABLE,
+    RunFolder,
+    best,
+    final_kind,
+    final_words,
+    mean_of_bests,
+)
 from fl_lightning.results.ledger import Ledger, read_ledger, unread
 from fl_lightning.results.record import RelationView
 from fl_lightning.results.summary import Summary
@@ -30,7 +45,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MIB = 2**20
-AXES = {"round": "round", "mib": "MiB sent", "channel": "modelled channel seconds", "wall": "seconds without scoring"}
+AXES = {
+    "round": "round",
+    "mib": "MiB sent",
+    "channel": "modelled channel seconds",
+    "wall": "seconds without scoring",
+}
 """What accuracy may be drawn over; all but the rounds add up from round to round."""
 _SUMMED = {"mib": ["upload_bytes", "download_bytes"], "channel": ["channel_s"], "wall": ["seconds"]}
 TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -40,10 +60,19 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "newcomers": ("newcomers", ("samples_per_class",)),
     "split": ("split", ("client", "train_samples", "test_samples")),
 }
-"""Of each table: the report's section that notes what cannot be read, and columns that every row must have."""
+"""Of each table: the report's section that notes what cannot be read, and columns that every row
+must have."""
 _OF_THE_END = ("final", "newcomers")
 """Tables of the whole run, which are judged by its metric."""
-_LASTING = ("judge", "version", "made_up_data", "clients", "held_out_clients", "newcomer_rule", "heterogeneity_")
+_LASTING = (
+    "judge",
+    "version",
+    "made_up_data",
+    "clients",
+    "held_out_clients",
+    "newcomer_rule",
+    "heterogeneity_",
+)
 """What keys of summary.json that hold for a run however long it is begin with."""
 
 
@@ -61,7 +90,8 @@ def _table(name: str, doc: str) -> cached_property[DataFrame]:
 
 
 class RunResult:
-    """A run folder, finished or not, as tables. Each is read once: make another object to see later rounds.
+    """A run folder, finished or not, as tables. Each is read once: make another object to see later
+    rounds.
 
     Args:
         folder: the run's, such as ``runs/kapc_digits-001``.
@@ -97,31 +127,46 @@ class RunResult:
         scores, done = self.final_accuracies, self.rounds_done
         mean = self.metric.shown(float(np.nanmean(scores)) if len(scores) else math.nan)
         reached = f", {self.metric.mean_words} {mean} at the end" if self.finished else ""
-        return f"<Run {self.folder}: {self.method}, {done} of {self.rounds_asked or done} rounds{reached}>"
+        return (
+            f"<Run {self.folder}: {self.method}, {done} of {self.rounds_asked or done} "
+            f"rounds{reached}>"
+        )
 
     def rows(self, table: str) -> list[Row]:
-        """The whole rows of `metrics`, `clients`, `final`, `newcomers` or `split`; missing values are absent."""
+        """The whole rows of `metrics`, `clients`, `final`, `newcomers` or `split`; missing values
+        are absent."""
         if table not in self._kept:
             section, needed = TABLES[table]
             needed += (self.metric.name,) if table in _OF_THE_END else ()
             readable = table not in _OF_THE_END or self.finished
-            rows = self._read(section, f"{table}.csv", lambda: self.files.read(table)) if readable else None
-            self._kept[table] = [r for r in rows or [] if all(math.isfinite(r.get(n, math.nan)) for n in needed)]
+            rows = (
+                self._read(section, f"{table}.csv", lambda: self.files.read(table))
+                if readable
+                else None
+            )
+            self._kept[table] = [
+                r for r in rows or [] if all(math.isfinite(r.get(n, math.nan)) for n in needed)
+            ]
         return self._kept[table]
 
-    rounds = _table("metrics", "`metrics.csv`: a row for each round; NaN where a round has no value.")
+    rounds = _table(
+        "metrics", "`metrics.csv`: a row for each round; NaN where a round has no value."
+    )
     clients = _table("clients", "`clients.csv`: a row for each client of each round.")
-    final = _table("final", "`final.csv`: a row for each client's final model; empty before the run has ended.")
+    final = _table(
+        "final", "`final.csv`: a row for each client's final model; empty before the run has ended."
+    )
     newcomers = _table(
         "newcomers",
-        "`newcomers.csv`: held-out clients by labelled samples; empty without any, or before the run has ended.",
+        "`newcomers.csv`: held-out clients by labelled samples; empty without any, or before the "
+        "run has ended.",
     )
     split = _table("split", "`split.csv`: samples of each client, and of each class.")
 
     @cached_property
     def client_names(self) -> dict[int, str]:
-        """Each client's name by its number; empty where clients have numbers alone. Without those that were held out:
-        they have numbers of their own (`newcomer_names`)."""
+        """Each client's name by its number; empty where clients have numbers alone. Without those
+        that were held out: they have numbers of their own (`newcomer_names`)."""
         return _names(self.rows("split"))
 
     @property
@@ -135,7 +180,8 @@ class RunResult:
 
     @cached_property
     def columns(self) -> dict[str, Column]:
-        """The declaration of each column of the tables, by the version that trained the run (older ones: by this)."""
+        """The declaration of each column of the tables, by the version that trained the run (older
+        ones: by this)."""
         declared = self.files.read_columns()
         names = dict.fromkeys(name for table in TABLES for row in self.rows(table) for name in row)
         return {name: declared.get(name) or COLUMNS[name] for name in names}
@@ -187,11 +233,13 @@ class RunResult:
         return [row for row in self.rows("metrics") if column in row]
 
     def best(self, column: str) -> tuple[float, int]:
-        """The best value of a column of metrics.csv, and its first round; (nan, 0) if it has none."""
+        """The best value of a column of metrics.csv, and its first round; (nan, 0) if it has
+        none."""
         return best(self.rows("metrics"), column)
 
     def mean_of_bests(self, column: str) -> tuple[float, int]:
-        """Mean over clients of each one's best value of a column of clients.csv, and of how many clients it is."""
+        """Mean over clients of each one's best value of a column of clients.csv, and of how many
+        clients it is."""
         return mean_of_bests(self._judged_clients, column)
 
     def total(self, *names: str) -> float | None:
@@ -208,17 +256,22 @@ class RunResult:
         if self.total(*_SUMMED[name]) is None:
             return None
         unit = MIB if name == "mib" else 1
-        return [so_far / unit for so_far in itertools.accumulate(_spent(row, name) for row in self.rows("metrics"))]
+        return [
+            so_far / unit
+            for so_far in itertools.accumulate(_spent(row, name) for row in self.rows("metrics"))
+        ]
 
     def spent(self, name: str) -> float | None:
         """One of `AXES` at the end of the run; None if a round lacks it."""
         return values[-1] if (values := self.axis(name)) else None
 
     def scores(self, kind: str | None, metric: str | None = None) -> tuple[dict[int, float], str]:
-        """Scores of models of this kind by client, and whose: of the final models, or else of the last judged round.
+        """Scores of models of this kind by client, and whose: of the final models, or else of the
+        last judged round.
 
-        `kind` None: the judge's; with it alone final models may be of another kind, where clients never took part.
-        `metric`: another than the run's; clients of which it is not defined are left out.
+        `kind` None: the judge's; with it alone final models may be of another kind, where clients
+        never took part. `metric`: another than the run's; clients of which it is not defined are
+        left out.
         """
         kind, metric = kind or self.judge, metric or self.metric.name
         if (final := self.rows("final")) and kind in (None, final_kind(self.facts)):
@@ -237,14 +290,15 @@ class RunResult:
 
     @property
     def final_accuracies(self) -> np.ndarray:
-        """Accuracy of each client's final model, (N,), or its mean absolute error (regression); NaN of one that could
-        not be scored; none before the end."""
+        """Accuracy of each client's final model, (N,), or its mean absolute error (regression); NaN
+        of one that could not be scored; none before the end."""
         scores = {int(row["client"]): row[self.metric.name] for row in self.rows("final")}
         count = max(self._count(), 1 + max(scores)) if scores else 0
         return np.array([scores.get(client, math.nan) for client in range(count)])
 
     def by_client(self, column: str) -> np.ndarray:
-        """A column of `clients.csv` as (rounds, N): nan where a client took no part, or has no value.
+        """A column of `clients.csv` as (rounds, N): nan where a client took no part, or has no
+        value.
 
         Raises:
             BadInput: there is no such column.
@@ -252,7 +306,9 @@ class RunResult:
         known = ", ".join(self.clients)
         check("column", column, column in self.clients, f"columns of clients.csv: {known}")
         table = self.clients.pivot(index="round", columns="client", values=column)
-        return table.reindex(index=range(1, self.rounds_done + 1), columns=range(self._count())).to_numpy(float)
+        return table.reindex(
+            index=range(1, self.rounds_done + 1), columns=range(self._count())
+        ).to_numpy(float)
 
     @property
     def relation_rounds(self) -> list[int]:
@@ -260,7 +316,8 @@ class RunResult:
         return self.files.relation_rounds()
 
     def relation(self, round: int | None = None) -> RelationView:
-        """Who received whom in `round` (None: the last), as it was kept: rows of the round's cohort alone.
+        """Who received whom in `round` (None: the last), as it was kept: rows of the round's cohort
+        alone.
 
         Raises:
             BadInput: nothing is kept of that round.
@@ -273,10 +330,11 @@ class RunResult:
         return self.files.read_relation(number)
 
     def cube(self, round: int | None = None) -> np.ndarray:
-        """The relation cube of `round` (None: the last), float32 (N, layers, N): receiver, layer, source.
+        """The relation cube of `round` (None: the last), float32 (N, layers, N): receiver, layer,
+        source.
 
-        Rows of clients that were not in the cohort are nan; who was no source has weight 0. `relation` has the layers'
-        names.
+        Rows of clients that were not in the cohort are nan; who was no source has weight 0.
+        `relation` has the layers' names.
 
         Raises:
             BadInput: nothing is kept of that round.
@@ -285,7 +343,9 @@ class RunResult:
 
     def _count(self) -> int:
         """How many clients took part: those that were held out have numbers of their own."""
-        return len(self.rows("split")) or int(self.summary.get("clients", self.setting("federation.clients")) or 0)
+        return len(self.rows("split")) or int(
+            self.summary.get("clients", self.setting("federation.clients")) or 0
+        )
 
     @cached_property
     def ledger(self) -> Ledger | None:
@@ -295,7 +355,8 @@ class RunResult:
         return ledger
 
     def _read(self, section: str, file: str, read: Callable[[], T]) -> T | None:
-        """The result of `read`, or a note that `file` cannot be read; an absent file is not noted."""
+        """The result of `read`, or a note that `file` cannot be read; an absent file is not
+        noted."""
         try:
             return read()
         except FileNotFoundError:
@@ -324,12 +385,18 @@ def _config(folder: Path) -> dict[str, Any]:
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         config = None
-    check("run", str(folder), isinstance(config, dict), "it must be a run folder; its config.yaml cannot be read")
+    check(
+        "run",
+        str(folder),
+        isinstance(config, dict),
+        "it must be a run folder; its config.yaml cannot be read",
+    )
     return config
 
 
 def _spent(row: Row, name: str) -> float:
-    """What a round adds to one of `AXES`, in bytes or seconds; `wall` without the scoring, which is no method's work.
+    """What a round adds to one of `AXES`, in bytes or seconds; `wall` without the scoring, which is
+    no method's work.
 
     FedAvg as a study's forced row is fine-tuned in each judged round, for its score alone.
     """
@@ -341,4 +408,8 @@ def one_class(run: RunResult) -> str:
     """Names, in words, the clients whose final model predicts one class; empty without any."""
     final = run.rows("final")
     shares = {run.called(int(row["client"])): row[ONE_CLASS] for row in final if ONE_CLASS in row}
-    return one_class_words(shares, len(final), run.setting("evaluation.metrics") or ()) if shares else ""
+    return (
+        one_class_words(shares, len(final), run.setting("evaluation.metrics") or ())
+        if shares
+        else ""
+    )

@@ -1,4 +1,5 @@
-"""Several runs beside each other: by which model they are compared, what differs, and all scores in one table."""
+"""Several runs beside each other: by which model they are compared, what differs, and all scores in
+one table."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _ORDER = ("after", "before", "finetuned", "global")
-"""Of kinds of model to compare runs by; clients' own models come first, as personalised methods are about them."""
+"""Of kinds of model to compare runs by; clients' own models come first, as personalised methods are
+about them."""
 MACHINE = ("data.root", "data.public_root", "data.download", "data.resident")
 """Keys of a configuration that say where data lie, not which; but see `_own_data`."""
 QUIET = ("heatmaps", "ledger", "progress", "checkpoint")
@@ -36,14 +38,16 @@ class Comparison:
     """By which kind of model runs are compared."""
 
     kind: str | None
-    """One that all judged runs were scored by; None: there is none, and each run keeps its own judge."""
+    """One that all judged runs were scored by; None: there is none, and each run keeps its own
+    judge."""
     differ: bool
     """Whether the runs have different judges."""
     metric: Metric = ACCURACY
 
     @classmethod
     def of(cls, runs: list[RunResult]) -> Comparison:
-        """Their own judge where it is one, else the first kind in all of them: after training, then before, ..."""
+        """Their own judge where it is one, else the first kind in all of them: after training, then
+        before, ..."""
         metric = runs[0].metric if runs else ACCURACY
         judged = [run for run in runs if run.has(metric.of("mean"))]
         judges = {run.judge for run in judged}
@@ -59,29 +63,42 @@ class Comparison:
 
 
 def same_but_seed(runs: list[RunResult]) -> list[int]:
-    """A number for each run, from 0: equal where runs differ in nothing but their seed (and where data lie)."""
+    """A number for each run, from 0: equal where runs differ in nothing but their seed (and where
+    data lie)."""
     groups: dict[str, int] = {}
-    settings = [{k: v for k, v in flat(run.config) if k != "seed" and k not in MACHINE} for run in runs]
-    settings = [values | {"data.root": _own_data(run)} for values, run in zip(settings, runs, strict=True)]
+    settings = [
+        {k: v for k, v in flat(run.config) if k != "seed" and k not in MACHINE} for run in runs
+    ]
+    settings = [
+        values | {"data.root": _own_data(run)} for values, run in zip(settings, runs, strict=True)
+    ]
     return [groups.setdefault(repr(sorted(values.items())), len(groups)) for values in settings]
 
 
 def seeds_apart(runs: list[RunResult]) -> list[list[int]]:
-    """Numbers of runs that differ in nothing but their seed (and where data lie), by group, each of two or more.
+    """Numbers of runs that differ in nothing but their seed (and where data lie), by group, each of
+    two or more.
 
-    Runs of which two have the same seed are no group: one seed counted twice would narrow the spread.
+    Runs of which two have the same seed are no group: one seed counted twice would narrow the
+    spread.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for number, group in enumerate(same_but_seed(runs)):
         groups[group].append(number)
-    return [members for members in groups.values() if len(set(_seeds(runs, members))) == len(members) > 1]
+    return [
+        members
+        for members in groups.values()
+        if len(set(_seeds(runs, members))) == len(members) > 1
+    ]
 
 
 def same_seeds(runs: list[RunResult]) -> bool:
     """Whether each method in each setting has run with the same several seeds, each once."""
     groups = seeds_apart(runs)
     seeds = [sorted(_seeds(runs, members)) for members in groups]
-    return sum(map(len, groups)) == len(runs) > 0 and all(of_group == seeds[0] for of_group in seeds)
+    return sum(map(len, groups)) == len(runs) > 0 and all(
+        of_group == seeds[0] for of_group in seeds
+    )
 
 
 def _seeds(runs: list[RunResult], members: list[int]) -> list[str]:
@@ -89,7 +106,8 @@ def _seeds(runs: list[RunResult], members: list[int]) -> list[str]:
 
 
 def run_folders(paths: list[Path]) -> list[Path]:
-    """`paths`, in which a folder of runs (or of folders of runs, as a study is) stands for all runs in it."""
+    """`paths`, in which a folder of runs (or of folders of runs, as a study is) stands for all runs
+    in it."""
     return [folder for path in paths for folder in (_runs_in(path) or [path])]
 
 
@@ -97,11 +115,17 @@ def _runs_in(path: Path) -> list[Path]:
     if (path / "config.yaml").is_file():
         return [path]
     inside = sorted(path.iterdir()) if path.is_dir() else []
-    return [folder for sub in inside if sub.is_dir() and sub.name != "references" for folder in _runs_in(sub)]
+    return [
+        folder
+        for sub in inside
+        if sub.is_dir() and sub.name != "references"
+        for folder in _runs_in(sub)
+    ]
 
 
 def differing(runs: list[RunResult]) -> Iterator[tuple[str, list[Any]]]:
-    """Every dotted key of their configurations whose value is not the same in all runs, and the values."""
+    """Every dotted key of their configurations whose value is not the same in all runs, and the
+    values."""
     every = [dict(flat(run.config)) for run in runs]
     for key in dict.fromkeys(key for settings in every for key in settings):
         values = [settings.get(key, ABSENT) for settings in every]
@@ -110,24 +134,43 @@ def differing(runs: list[RunResult]) -> Iterator[tuple[str, list[Any]]]:
 
 
 def differing_keys(runs: list[RunResult]) -> list[str]:
-    """The keys, but those of `MACHINE`, that are known to differ: earlier versions did not have all of them."""
-    known = [(key, [value for value in values if value is not ABSENT]) for key, values in differing(runs)]
-    return [key for key, values in known if any(value != values[0] for value in values) and key not in MACHINE]
+    """The keys, but those of `MACHINE`, that are known to differ: earlier versions did not have all
+    of them."""
+    known = [
+        (key, [value for value in values if value is not ABSENT]) for key, values in differing(runs)
+    ]
+    return [
+        key
+        for key, values in known
+        if any(value != values[0] for value in values) and key not in MACHINE
+    ]
 
 
 def labels(runs: list[RunResult]) -> list[str]:
-    """Each run's method, the arguments in which runs of that method differ, its callbacks' too, and the callbacks that
-    not all runs have."""
+    """Each run's method, the arguments in which runs of that method differ, its callbacks' too, and
+    the callbacks that not all runs have."""
     alike: dict[str, list[RunResult]] = defaultdict(list)
     for run in runs:
         alike[method_of(run)].append(run)
-    names = {name: [key for key in differing_keys(those) if _is_argument(key)] for name, those in alike.items()}
-    callbacks_of = [[name for name in run.config.get("callbacks") or {} if name not in QUIET] for run in runs]
+    names = {
+        name: [key for key in differing_keys(those) if _is_argument(key)]
+        for name, those in alike.items()
+    }
+    callbacks_of = [
+        [name for name in run.config.get("callbacks") or {} if name not in QUIET] for run in runs
+    ]
     shared = set.intersection(*map(set, callbacks_of)) if callbacks_of else set()
     labelled = []
     for run, callbacks in zip(runs, callbacks_of, strict=True):
-        keys = [key for key in names[method_of(run)] if key.startswith("method.") or key.split(".")[1] in callbacks]
-        shown = [key.replace(".init_args.", ".").removeprefix("method.").removeprefix("callbacks.") for key in keys]
+        keys = [
+            key
+            for key in names[method_of(run)]
+            if key.startswith("method.") or key.split(".")[1] in callbacks
+        ]
+        shown = [
+            key.replace(".init_args.", ".").removeprefix("method.").removeprefix("callbacks.")
+            for key in keys
+        ]
         arguments = [f"{name}={run.setting(key)}" for name, key in zip(shown, keys, strict=True)]
         own = [f"+{name}" for name in callbacks if name not in shared]
         labelled.append(" ".join([method_of(run), *arguments, *own]))
@@ -135,14 +178,21 @@ def labels(runs: list[RunResult]) -> list[str]:
 
 
 def _own_data(run: RunResult) -> str:
-    """The name of the file or folder of own data, which tells them from others wherever they lie; else empty."""
+    """The name of the file or folder of own data, which tells them from others wherever they lie;
+    else empty."""
     root = PurePath(str(run.setting("data.root") or ""))
-    return root.name if root.suffix or run.setting("data.source") in ("arrays", "images", "table") else ""
+    return (
+        root.name
+        if root.suffix or run.setting("data.source") in ("arrays", "images", "table")
+        else ""
+    )
 
 
 def _is_argument(key: str) -> bool:
     """Whether a dotted key is an argument of a method or of a callback that changes numbers."""
-    return key.startswith("method.init_args.") or (key.startswith("callbacks.") and key.split(".")[1] not in QUIET)
+    return key.startswith("method.init_args.") or (
+        key.startswith("callbacks.") and key.split(".")[1] not in QUIET
+    )
 
 
 def method_of(run: RunResult) -> str:
@@ -156,50 +206,78 @@ def words(setting: Mapping[str, Any]) -> str:
 
 
 def settings(runs: list[RunResult]) -> list[str]:
-    """Of each run, the data, federation, model and optimiser settings in which the runs differ: `data.alpha=0.1`."""
+    """Of each run, the data, federation, model and optimiser settings in which the runs differ:
+    `data.alpha=0.1`."""
     keys = [key for key in differing_keys(runs) if key.partition(".")[0] in SHARED or key in ALSO]
     roots = [_own_data(run) for run in runs]
     own = [{"data.root": root} if len({*roots}) > 1 else {} for root in roots]
-    return [words(root | {key: run.setting(key) for key in keys}) for run, root in zip(runs, own, strict=True)]
+    return [
+        words(root | {key: run.setting(key) for key in keys})
+        for run, root in zip(runs, own, strict=True)
+    ]
 
 
 def tidy(runs: Iterable[RunResult], names: Sequence[tuple[str, str]] | None = None) -> DataFrame:
     """The final scores of all runs, a row for each run, client and metric.
 
-    Columns: `method` (its label among these runs), `setting` (what else differs but the seed), `seed`, `client`,
-    `model` (the kind of the client's final model), `metric`, `value`. Runs that are not finished have no rows.
+    Columns: `method` (its label among these runs), `setting` (what else differs but the seed),
+        `seed`, `client`,
+    `model` (the kind of the client's final model), `metric`, `value`. Runs that are not finished
+    have no rows.
 
-    `names`: method and setting of each run, as a study calls them; None: by what differs among the runs.
+    `names`: method and setting of each run, as a study calls them; None: by what differs among the
+    runs.
     """
     from pandas import DataFrame, concat
 
     runs = [run for run in runs if run.finished]
     names = list(zip(labels(runs), settings(runs), strict=True)) if names is None else names
     tables = [
-        run.final.melt([name for name in ("client", "name", "model") if name in run.final], var_name="metric")
+        run.final.melt(
+            [name for name in ("client", "name", "model") if name in run.final], var_name="metric"
+        )
         .dropna(subset="value")
         .assign(method=label, setting=setting, seed=run.setting("seed"))
         for run, (label, setting) in zip(runs, names, strict=True)
     ]
-    return concat(tables, ignore_index=True).reindex(columns=TIDY) if tables else DataFrame(columns=TIDY)
+    return (
+        concat(tables, ignore_index=True).reindex(columns=TIDY)
+        if tables
+        else DataFrame(columns=TIDY)
+    )
 
 
 def load(paths: list[Path], regression: bool = True) -> list[RunResult]:
     """Read run folders, in the order given.
 
     Raises:
-        BadInput: a folder does not exist or holds no run, or is given twice; it is a regression beside a
-            classification, or (unless `regression`) at all.
+        BadInput: a folder does not exist or holds no run, or is given twice; it is a regression
+            beside a classification, or (unless `regression`) at all.
     """
     resolved = [path.resolve() for path in paths]
     for at, path in enumerate(paths):
-        check("run", str(path), not path.is_dir() or resolved.index(resolved[at]) == at, "it must be given once")
+        check(
+            "run",
+            str(path),
+            not path.is_dir() or resolved.index(resolved[at]) == at,
+            "it must be given once",
+        )
     runs = [RunResult(path, name) for path, name in zip(paths, _names(paths), strict=True)]
     for path, run in zip(paths, runs, strict=True):
         fine = regression or run.metric is ACCURACY
-        check("run", str(path), fine, "it is a regression, and a comparison speaks of accuracies; see fl-train report")
+        check(
+            "run",
+            str(path),
+            fine,
+            "it is a regression, and a comparison speaks of accuracies; see fl-train report",
+        )
         same = run.metric is runs[0].metric
-        check("run", str(path), same, f"it is judged by the {run.metric.words}, {runs[0].name} by another metric")
+        check(
+            "run",
+            str(path),
+            same,
+            f"it is judged by the {run.metric.words}, {runs[0].name} by another metric",
+        )
     return runs
 
 
@@ -223,7 +301,10 @@ def _names(paths: list[Path]) -> list[str]:
     """Folder names, with their parents' where that is needed to tell them apart."""
     short = [path.resolve().name for path in paths]
     long = [f"{path.resolve().parent.name}/{name}" for path, name in zip(paths, short, strict=True)]
-    names = [name if short.count(name) == 1 else longer for name, longer in zip(short, long, strict=True)]
+    names = [
+        name if short.count(name) == 1 else longer for name, longer in zip(short, long, strict=True)
+    ]
     return [
-        name if names.count(name) == 1 else f"{name} ({names[:at].count(name) + 1})" for at, name in enumerate(names)
+        name if names.count(name) == 1 else f"{name} ({names[:at].count(name) + 1})"
+        for at, name in enumerate(names)
     ]

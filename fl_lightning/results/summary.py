@@ -13,7 +13,8 @@ from fl_lightning.foundation.errors import RunFailed
 
 @dataclass(frozen=True, eq=False)
 class Summary(Mapping[str, Any]):
-    """The whole of a run. As a mapping it has every key of `summary.json`; empty unless the run has ended."""
+    """The whole of a run. As a mapping it has every key of `summary.json`; empty unless the run has
+    ended."""
 
     method: str = ""
     rounds: int = 0
@@ -39,7 +40,9 @@ class Summary(Mapping[str, Any]):
     def of(cls, content: Mapping[str, Any]) -> Summary:
         """The summary that `summary.json` holds."""
         known = {f.name for f in dataclasses.fields(cls)} - {"content"}
-        return cls(**{key: value for key, value in content.items() if key in known}, content=content)
+        return cls(
+            **{key: value for key, value in content.items() if key in known}, content=content
+        )
 
     def __getitem__(self, key: str) -> Any:
         return self.content[key]
@@ -62,7 +65,10 @@ def merged(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     for owner, part in parts:
         for key in part:
             if key in owners:
-                raise RunFailed(f"summary.json: {owner} and {owners[key]} both contribute {key!r}; rename one of them")
+                raise RunFailed(
+                    f"summary.json: {owner} and {owners[key]} both contribute {key!r}; rename one "
+                    f"of them"
+                )
             owners[key] = owner
         whole |= part
     return whole

@@ -1,1 +1,2 @@
-"""A federation whose clients are sites of their own: what travels, what stays, and who asks whom (docs/deploy.md)."""
+"""A federation whose clients are sites of their own: what travels, what stays, and who asks whom
+(docs/deploy.md)."""

@@ -1,6 +1,8 @@
-"""The folder that `flwr run` takes: Flower's two ends, the configuration, and a page with the commands.
+"""The folder that `flwr run` takes: Flower's two ends, the configuration, and a page with the
+commands.
 
-Flower sends the folder's .py, .toml, .md, .yaml and .json files to every node, and no others: `write` checks that.
+Flower sends the folder's .py, .toml, .md, .yaml and .json files to every node, and no others:
+`write` checks that.
 """
 
 from __future__ import annotations
@@ -23,17 +25,29 @@ if TYPE_CHECKING:
     from fl_lightning.sites.data import Facts  # it takes torch, which `--help` does without
 
 FLWR = "1.41.0"
-"""The version of Flower that the app is tested with; 1.41 moved all of Flower's interfaces to one HTTP port."""
+"""The version of Flower that the app is tested with; 1.41 moved all of Flower's interfaces to one
+HTTP port."""
 PACKAGE = "fl_lightning_app"
-FREE = ("federation.rounds", "federation.on_bad_client", "callbacks", "loggers", "fabric", "data.root", "smoke")
-"""What a run may change when it goes on, and what is a machine's own: it is not in the fingerprint."""
+FREE = (
+    "federation.rounds",
+    "federation.on_bad_client",
+    "callbacks",
+    "loggers",
+    "fabric",
+    "data.root",
+    "smoke",
+)
+"""What a run may change when it goes on, and what is a machine's own: it is not in the
+fingerprint."""
 LEFT_OUT = ("lib", "env", "build", "parts", "dist", "venv", "node_modules")
 """Folders whose files Flower does not send."""
 MOST = 10 * 2**20
 """Bytes of an app at most: Flower's own limit."""
 
 
-def write(folder: Path, name: str, config: str, facts: Facts, source: Mapping[str, bytes]) -> list[Path]:
+def write(
+    folder: Path, name: str, config: str, facts: Facts, source: Mapping[str, bytes]
+) -> list[Path]:
     """Write an app called `name` into `folder`; the files.
 
     Args:
@@ -47,14 +61,25 @@ def write(folder: Path, name: str, config: str, facts: Facts, source: Mapping[st
         BadInput: Flower would not send one of the files.
     """
     ends = {file: _shipped(file) for file in ("flower.py", "relay.py")}
-    inside = {file: text.replace("fl_lightning.sites.relay", f"{PACKAGE}.relay") for file, text in ends.items()}
-    inside |= {"__init__.py": '"""A federation of fl_lightning as a Flower app."""\n', "config.yaml": config}
+    inside = {
+        file: text.replace("fl_lightning.sites.relay", f"{PACKAGE}.relay")
+        for file, text in ends.items()
+    }
+    inside |= {
+        "__init__.py": '"""A federation of fl_lightning as a Flower app."""\n',
+        "config.yaml": config,
+    }
     files = {f"{PACKAGE}/{file}": text.encode() for file, text in inside.items()}
     files |= {f"{PACKAGE}/source/{path}": text for path, text in source.items()}
     for path in source:
         *parents, file = Path(path).parts
         lost = file.startswith("test_") or file.endswith("_test.py") or set(parents) & set(LEFT_OUT)
-        check("code", path, not lost, f"Flower leaves out test_*.py, *_test.py and the folders {', '.join(LEFT_OUT)}")
+        check(
+            "code",
+            path,
+            not lost,
+            f"Flower leaves out test_*.py, *_test.py and the folders {', '.join(LEFT_OUT)}",
+        )
     for file, template in (("pyproject.toml", "app_project.toml"), ("README.md", "app_readme.md")):
         text = _shipped(template).format(name=name, flwr=FLWR, package=PACKAGE, version=__version__)
         files[file] = text.encode()
@@ -71,8 +96,8 @@ def _shipped(file: str) -> str:
 
 
 def fingerprint(app: Path, config: Config) -> str:
-    """SHA-256 of what decides a client's work: the `config` of `app` but for what is FREE, transforms that sites run,
-    the facts, own code.
+    """SHA-256 of what decides a client's work: the `config` of `app` but for what is FREE,
+    transforms that sites run, the facts, own code.
 
     Raises:
         BadInput: the folder is no app of ours.
@@ -89,7 +114,9 @@ def fingerprint(app: Path, config: Config) -> str:
         for file in sorted((app / "source").rglob("*.py")):
             digest.update(file.relative_to(app).as_posix().encode() + file.read_bytes())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise BadInput("app", str(app), f"it is no app that fl-train deploy wrote: {error}") from None
+        raise BadInput(
+            "app", str(app), f"it is no app that fl-train deploy wrote: {error}"
+        ) from None
     return digest.hexdigest()
 
 

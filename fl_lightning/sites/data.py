@@ -1,4 +1,5 @@
-"""The data of a federation where each site has its own: what all know of them, and what asks for more is refused."""
+"""The data of a federation where each site has its own: what all know of them, and what asks for
+more is refused."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class NotHere(RunFailed):
 
 
 class Unfit(BadInput):
-    """A site's data do not fit the federation. `sentence` is what the centre learns of it: it holds none of them."""
+    """A site's data do not fit the federation. `sentence` is what the centre learns of it: it holds
+    none of them."""
 
     def __init__(self, key: str, value: object, allowed: str, sentence: str) -> None:
         super().__init__(key, value, allowed)
@@ -43,7 +45,8 @@ class Unfit(BadInput):
 
 
 class Withheld(dict[str, Tensor]):
-    """The server's memory as a site has it: nothing, and to ask for something is an error, not an empty answer."""
+    """The server's memory as a site has it: nothing, and to ask for something is an error, not an
+    empty answer."""
 
     def get(self, name: object, default: Any = None) -> NoReturn:
         """Raises `NotHere`."""
@@ -72,15 +75,18 @@ class OwnOnly(Sequence[Any]):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the centre and all sites know of the data, from the data of the configuration: no sample, no count."""
+    """What the centre and all sites know of the data, from the data of the configuration: no
+    sample, no count."""
 
     input_shape: list[int]
     strides: list[int]
-    """Of a sample in memory: convolutions round by it, so that all ends must lay samples out alike."""
+    """Of a sample in memory: convolutions round by it, so that all ends must lay samples out
+    alike."""
     class_names: list[str]
     task: Task
     mean: list[Any]
-    """Of each channel or feature of the configuration's training data; every site normalises by it."""
+    """Of each channel or feature of the configuration's training data; every site normalises by
+    it."""
     std: list[Any]
     public: bool
     """Whether the method's public samples travel with a site's own data file."""
@@ -94,17 +100,35 @@ class Facts:
         Raises:
             BadInput: a site could not hold such data in a file of its own.
         """
-        check("data.source", "texts", data.text is None, "sites hold images, series or vectors, no texts yet")
+        check(
+            "data.source",
+            "texts",
+            data.text is None,
+            "sites hold images, series or vectors, no texts yet",
+        )
         fits = data.reading.preprocessing
-        if fits is not None:  # it is fitted on the training samples of all clients, which no end has
+        # it is fitted on the training samples of all clients, which no end has
+        if fits is not None:
             key = "impute" if fits.data.impute is not None else "scale"
             value = getattr(fits.data, key)
-            allowed = "preprocess the data and set null: in a deployment nobody has all samples to fit it on"
+            allowed = (
+                "preprocess the data and set null: in a deployment nobody has all samples to fit "
+                "it on"
+            )
             raise BadInput(f"data.{key}", value, allowed)
         read, shape = AsRead.of(data), list(data.input_shape)
         mean, std = read.mean.tolist(), read.std.tolist()
         names = data.client_names
-        return cls(shape, list(read.strides), data.class_names, data.task, mean, std, read.public is not None, names)
+        return cls(
+            shape,
+            list(read.strides),
+            data.class_names,
+            data.task,
+            mean,
+            std,
+            read.public is not None,
+            names,
+        )
 
     def write(self, file: Path) -> None:
         """As JSON: the numbers of 32 bits come back as they were."""
@@ -121,7 +145,9 @@ class OwnData(FederatedData):
 
     holds_all = False
 
-    def client(self, i: int, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+    def client(
+        self, i: int, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+    ) -> Any:
         """The site's own; raises `NotHere` for another's."""
         if i not in self.own:
             raise NotHere(f"run.data.client({i})")
@@ -139,7 +165,8 @@ class OwnData(FederatedData):
 
 
 def at_site(facts: Facts, config: Config, client: int, file: Path) -> OwnData:
-    """What the site of `client` has: its samples in the npz `file`, and the public ones where there are any.
+    """What the site of `client` has: its samples in the npz `file`, and the public ones where there
+    are any.
 
     Raises:
         BadInput: they cannot be read, or do not fit the federation.
@@ -155,31 +182,58 @@ def at_site(facts: Facts, config: Config, client: int, file: Path) -> OwnData:
 
     fits(bool(parts), "it holds no x_train", "its data cannot be read")
     for name, (x, y) in parts.items():
-        shapes = f"x_{name} has samples of shape {x.shape[1:]}, the federation's are {tuple(facts.input_shape)}"
-        fits(list(x.shape[1:]) == facts.input_shape, shapes, "its samples have another shape than the federation's")
+        shapes = (
+            f"x_{name} has samples of shape {x.shape[1:]}, the federation's are "
+            f"{tuple(facts.input_shape)}"
+        )
+        fits(
+            list(x.shape[1:]) == facts.input_shape,
+            shapes,
+            "its samples have another shape than the federation's",
+        )
         known = facts.task == "regression" or not len(y) or int(y.max()) < len(facts.class_names)
         beyond = f"y_{name} has classes beyond the {len(facts.class_names)} of the federation"
         fits(known, beyond, "its data have classes that the federation does not know")
-        fits(bool(len(y)) or name == "validation", f"it holds no x_{name}", f"it has no samples for {name}")
-    fits(public is not None or not facts.public, "the method wants x_public in it, too", "it has no public samples")
+        fits(
+            bool(len(y)) or name == "validation",
+            f"it holds no x_{name}",
+            f"it has no samples for {name}",
+        )
+    fits(
+        public is not None or not facts.public,
+        "the method wants x_public in it, too",
+        "it has no public samples",
+    )
     data = _data(facts, config, parts, {client}, config.clients, public)
     sizes = {part: {client: len(parts[part][1])} for part in PARTS}
     return _known(data, sizes, config.clients)
 
 
-def at_center(facts: Facts, config: Config, sizes: Mapping[str, Mapping[int, int]], public: Path | None) -> OwnData:
-    """What the centre has: how many samples of each part every site told it (`sizes`), and the public samples."""
-    nothing = {part: (np.zeros((0, *facts.input_shape), np.float32), np.zeros(0, np.int64)) for part in PARTS}
+def at_center(
+    facts: Facts, config: Config, sizes: Mapping[str, Mapping[int, int]], public: Path | None
+) -> OwnData:
+    """What the centre has: how many samples of each part every site told it (`sizes`), and the
+    public samples."""
+    nothing = {
+        part: (np.zeros((0, *facts.input_shape), np.float32), np.zeros(0, np.int64))
+        for part in PARTS
+    }
     known = None if public is None else npz.site(str(public), facts.task)[1]
     allowed = "the method works on public samples at the centre: an npz with x_public"
     check("public", str(public), known is not None or not facts.public, allowed)
-    return _known(_data(facts, config, nothing, set(), config.clients, known), sizes, config.clients)
+    return _known(
+        _data(facts, config, nothing, set(), config.clients, known), sizes, config.clients
+    )
 
 
 def _data(
-    facts: Facts, config: Config, parts: Mapping[str, tuple[np.ndarray, np.ndarray]], own: set[int], clients: int,
+    facts: Facts,
+    config: Config,
+    parts: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    own: set[int],
+    clients: int,
     public: np.ndarray | None,
-) -> OwnData:  # fmt: skip
+) -> OwnData:
     mean, std = (torch.tensor(numbers, dtype=torch.float32) for numbers in (facts.mean, facts.std))
 
     def samples(*names: str) -> Samples:
@@ -189,23 +243,34 @@ def _data(
     train = len(parts["train"][1])
     ends = {"train": (0, train), "validation": (train, train + len(parts["validation"][1]))}
     ends["test"] = (0, len(parts["test"][1]))
-    shares = tuple([np.arange(*ends[p] if c in own else (0, 0)) for c in range(clients)] for p in PARTS)
+    shares = tuple(
+        [np.arange(*ends[p] if c in own else (0, 0)) for c in range(clients)] for p in PARTS
+    )
     pool = None
     if public is not None:
         raw = laid_out(torch.from_numpy(public), facts.strides)
         pool = Samples(raw, torch.zeros(0, dtype=torch.int64), mean, std)
     data = OwnData(
-        samples("train", "validation"), samples("test"), shares, list(facts.class_names), [0.0] * clients,  # type: ignore[arg-type]
-        config.data.augment, config.data.resident, task=facts.task, public=pool,
+        samples("train", "validation"),
+        samples("test"),
+        shares,  # type: ignore[arg-type]
+        list(facts.class_names),
+        [0.0] * clients,
+        config.data.augment,
+        config.data.resident,
+        task=facts.task,
+        public=pool,
         reading=Reading(client_names=list(facts.client_names)),
-    )  # fmt: skip
+    )
     data.own = frozenset(own)
     return data
 
 
 def laid_out(samples: Tensor, strides: Sequence[int]) -> Tensor:
     """A copy of `samples` (n, ...) in which each lies in memory by `strides`."""
-    copy = torch.empty_strided(samples.shape, (math.prod(samples.shape[1:]), *strides), dtype=samples.dtype)
+    copy = torch.empty_strided(
+        samples.shape, (math.prod(samples.shape[1:]), *strides), dtype=samples.dtype
+    )
     return copy.copy_(samples)
 
 
@@ -219,13 +284,19 @@ def _known(data: OwnData, sizes: Mapping[str, Mapping[int, int]], clients: int) 
 
 
 def write_sites(data: FederatedData, folder: Path) -> list[Path]:
-    """The data of a configuration as the files of so many sites, to rehearse with: `site-0.npz`, and `public.npz`.
+    """The data of a configuration as the files of so many sites, to rehearse with: `site-0.npz`,
+    and `public.npz`.
 
     Raises:
         BadInput: the clients' samples are turned, or drift: a file does not say that.
     """
     read = AsRead.of(data)
-    check("data.partition", "rotated or planted", read.plain, "a rehearsal needs samples that are not turned")
+    check(
+        "data.partition",
+        "rotated or planted",
+        read.plain,
+        "a rehearsal needs samples that are not turned",
+    )
     public = {} if read.public is None else {"x_public": read.public.numpy()}
     files = []
     for client, parts in enumerate(read.parts):

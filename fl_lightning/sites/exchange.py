@@ -1,7 +1,8 @@
 """Who asks whom: messages to sites, their answers, what comes late, twice or not at all.
 
-A transport delivers a message at most once and may lose any. So what is not answered is sent again under the same
-(run, round, client), until the deadline; a site that has answered it sends the same bytes again.
+A transport delivers a message at most once and may lose any. So what is not answered is sent again
+under the same (run, round, client), until the deadline; a site that has answered it sends the same
+bytes again.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from fl_lightning.foundation.errors import BadClient, BadInput, RunFailed
 from fl_lightning.sites import wire
 
 MOST_BEYOND = 2**26
-"""Bytes of an answer beyond twice what a client uploads in vectors: header, statistics, predictions (ours)."""
+"""Bytes of an answer beyond twice what a client uploads in vectors: header, statistics, predictions
+(ours)."""
 
 
 Come = bytes | int | None
-"""An answer; or how many bytes one had that was too long to be taken (-1: nobody knows); None: nobody will answer."""
+"""An answer; or how many bytes one had that was too long to be taken (-1: nobody knows); None:
+nobody will answer."""
 
 
 class Transport(Protocol):
@@ -46,10 +49,12 @@ class Limits:
     gather: float = 600.0
     """For all sites to be there. 600: a person starts them by hand."""
     visit: float = 3600.0
-    """For one answer, sent again or not. 3600: a round of some hundred batches of a large model on a CPU."""
+    """For one answer, sent again or not. 3600: a round of some hundred batches of a large model on
+    a CPU."""
     again: float = 90.0
-    """Until a message is sent again, and twice as long from each time to the next: Flower starts a process for each,
-    and a busy site would be buried in them. 90: a site that died is known to be dead after 60 (Flower's heartbeat)."""
+    """Until a message is sent again, and twice as long from each time to the next: Flower starts a
+    process for each, and a busy site would be buried in them. 90: a site that died is known to be
+    dead after 60 (Flower's heartbeat)."""
 
 
 @dataclass
@@ -93,11 +98,12 @@ class Exchange:
     # ---------------------------------------------------------------- who is there
 
     def gathered(self, clients: int) -> dict[int, list[int]]:
-        """Wait until every client has a site; samples for training, validation and test by client (none of one that
-        cannot take part).
+        """Wait until every client has a site; samples for training, validation and test by client
+        (none of one that cannot take part).
 
         Raises:
-            RunFailed: some are missing when the time is over, or one cannot take part, and the run does not go on so.
+            RunFailed: some are missing when the time is over, or one cannot take part, and the run
+                does not go on so.
         """
         deadline = time.monotonic() + self.limits.gather
         while missing := [c for c in range(clients) if c not in self._hellos and c not in self.out]:
@@ -111,21 +117,32 @@ class Exchange:
             self.transport.pause()
         if len(self.out) == clients:
             raise RunFailed("no site can take part")
-        return {c: self._hellos[c]["sizes"] if c in self._hellos else [0, 0, 0] for c in range(clients)}
+        return {
+            c: self._hellos[c]["sizes"] if c in self._hellos else [0, 0, 0] for c in range(clients)
+        }
 
     def check_beginnings(self, initial: str, version: str) -> None:
-        """Leave out a site that has another version of the package or another app, or begins with other weights.
+        """Leave out a site that has another version of the package or another app, or begins with
+        other weights.
 
         Raises:
             RunFailed: there is one, and the run does not go on without it.
         """
         for c, hello in sorted(self._hellos.items()):
             if hello["version"] != version:
-                self._leave_out(c, f"it has fl_lightning {hello['version']}, the centre has {version}")
+                self._leave_out(
+                    c, f"it has fl_lightning {hello['version']}, the centre has {version}"
+                )
             elif hello.get("fingerprint") != self.fingerprint:
-                self._leave_out(c, "it has another configuration than the centre: another app, or other own code")
+                self._leave_out(
+                    c,
+                    "it has another configuration than the centre: another app, or other own code",
+                )
             elif hello["initial"] and hello["initial"] != initial:
-                self._leave_out(c, "it begins with other weights than the centre: model.weights, or another torch")
+                self._leave_out(
+                    c,
+                    "it begins with other weights than the centre: model.weights, or another torch",
+                )
 
     def _leave_out(self, client: int, why: str) -> None:
         self._go_on_without(f"{self.name(client)} cannot take part: {why}")
@@ -152,25 +169,34 @@ class Exchange:
         """A site has told who it is."""
         client, sizes = header.get("site"), header.get("sizes")
         if type(client) is not int or client < 0:
-            why = header.get("unreadable", "it did not say which client it is: client=K in its node config")
+            why = header.get(
+                "unreadable", "it did not say which client it is: client=K in its node config"
+            )
             self._go_on_without(f"the site at {address} cannot take part: {why}")
             self._client_at[address] = -1
             return
         known = self._address.get(client)
         if known is not None and known != address and known in self.transport.addresses():
             line = f"the sites at {known} and {address} both say that they are client {client}"
-            if address not in self._second:  # it is greeted again: the first may be a site that has gone
+            # it is greeted again: the first may be a site that has gone
+            if address not in self._second:
                 self._second.add(address)
                 self._go_on_without(f"{line}; the first is kept while it is there", line)
             return
         self._client_at[address] = client
         if "failed" in header:
             return self._leave_out(client, _two_words(header["failed"])[1])
-        counts = sizes if isinstance(sizes, list) and {"version", "initial"} <= header.keys() else []
+        counts = (
+            sizes if isinstance(sizes, list) and {"version", "initial"} <= header.keys() else []
+        )
         if len(counts) != 3 or not all(type(n) is int and n >= 0 for n in counts):
-            return self._leave_out(client, "it did not tell its version, its first weights and how many samples it has")
+            return self._leave_out(
+                client, "it did not tell its version, its first weights and how many samples it has"
+            )
         self._address[client], self._hellos[client] = address, header
-        log.note(f"{self.name(client)} is there: {counts[0]} samples for training, {counts[2]} for test")
+        log.note(
+            f"{self.name(client)} is there: {counts[0]} samples for training, {counts[2]} for test"
+        )
 
     # ---------------------------------------------------------------- asking
 
@@ -201,7 +227,8 @@ class Exchange:
         self.bytes_sent += len(message) if what != "hello" else 0
 
     def _listen(self, waiting: Mapping[Any, dict[int, Any]]) -> list[int]:
-        """Take what has come: into `waiting`, by what was asked; the clients whose message is lost."""
+        """Take what has come: into `waiting`, by what was asked; the clients whose message is
+        lost."""
         lost = []
         for name, content in self.transport.pull(self.most):
             address, what = self._open.pop(name, (None, None))
@@ -239,12 +266,18 @@ class Exchange:
             raise self.refused(t, c, "upload", header["unreadable"])
         if "refused" in header:
             what, hook = _two_words(header["refused"])
-            raise BadInput("method", self.method, f"{hook} reads {what}, which does not travel: it cannot be deployed")
+            raise BadInput(
+                "method",
+                self.method,
+                f"{hook} reads {what}, which does not travel: it cannot be deployed",
+            )
         if "failed" in header:
             at, reason = _two_words(header["failed"])
             raise BadClient(c, t, at, f"{self.name(c)}: {reason}")
         if (header.get("run"), header.get("round"), header.get("client")) != (self.run_id, t, c):
-            raise BadClient(c, t, "upload", f"{self.name(c)} answered another message than round {t}'s")
+            raise BadClient(
+                c, t, "upload", f"{self.name(c)} answered another message than round {t}'s"
+            )
         return header, tensors
 
     def refused(self, t: int, c: int, stage: str, why: object) -> BadClient:

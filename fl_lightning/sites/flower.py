@@ -1,10 +1,11 @@
 """Flower's two ends: a ServerApp and a ClientApp that carry bytes, and nothing else.
 
-The only file that imports flwr, and the only other that it imports is `relay`: `fl-train deploy` copies both into the
-app's folder, so that an environment with flwr alone can run them. The federation is computed by processes of
-`fl-train`'s own environment: one at the centre, which this ServerApp starts and talks to through pipes, and one at each
-site, which the ClientApp finds at a socket and starts where there is none. They stay from message to message; Flower
-makes a new process for every message that a ClientApp gets.
+The only file that imports flwr, and the only other that it imports is `relay`: `fl-train deploy`
+copies both into the app's folder, so that an environment with flwr alone can run them. The
+federation is computed by processes of `fl-train`'s own environment: one at the centre, which this
+ServerApp starts and talks to through pipes, and one at each site, which the ClientApp finds at a
+socket and starts where there is none. They stay from message to message; Flower makes a new process
+for every message that a ClientApp gets.
 """
 
 from __future__ import annotations
@@ -18,10 +19,20 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fl_lightning.sites.relay import COMMAND, HERE, answered, memory_for, node_of, python_of, read_frame, write_frame
+from fl_lightning.sites.relay import (
+    COMMAND,
+    HERE,
+    answered,
+    memory_for,
+    node_of,
+    python_of,
+    read_frame,
+    write_frame,
+)
 
 LAST_LINES = 5.0
-"""Seconds for the last lines of a centre that has ended: a process that it has left behind may hold the pipe."""
+"""Seconds for the last lines of a centre that has ended: a process that it has left behind may hold
+the pipe."""
 PLAIN = "bytes"
 """How the array is serialized, as Flower asks: not at all."""
 
@@ -32,7 +43,8 @@ def records(body: bytes) -> RecordDict:
 
 
 def body_of(message: Message) -> bytes:
-    """What `records` was given. Nothing is decoded: what the array says of its type and shape is not looked at."""
+    """What `records` was given. Nothing is decoded: what the array says of its type and shape is
+    not looked at."""
     return message.content["body"]["bytes"].data
 
 
@@ -49,7 +61,9 @@ def center(grid: Grid, context: Context) -> None:
     for key in ("out", "name", "public", "gather", "visit", "again"):
         if config.get(key) not in (None, ""):
             command += [f"--{key}", str(config[key])]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdin is not None and process.stdout is not None
     teller = threading.Thread(target=tell, args=(process.stderr,), daemon=True)
     teller.start()
@@ -68,7 +82,8 @@ def center(grid: Grid, context: Context) -> None:
 
 
 def tell(lines: IO[bytes]) -> None:
-    """Print what the centre prints (each round with its scores): of its ServerApp's prints Flower makes the stream."""
+    """Print what the centre prints (each round with its scores): of its ServerApp's prints Flower
+    makes the stream."""
     for line in lines:
         print(line.decode(errors="replace").rstrip(), flush=True)
 
@@ -87,7 +102,9 @@ def serve(grid: Grid, source: IO[bytes], out: IO[bytes]) -> None:
             content = records(body)
             content["about"] = ConfigRecord({"run": wish["run"]})
             node, ttl = int(wish["address"]), float(wish["ttl"])
-            message = Message(content, dst_node_id=node, message_type="train", group_id=wish["group"], ttl=ttl)
+            message = Message(
+                content, dst_node_id=node, message_type="train", group_id=wish["group"], ttl=ttl
+            )
             names = list(grid.push_messages([message]))
             waiting += names
             write_frame(out, {"name": names[0] if names else ""})
@@ -97,15 +114,17 @@ def serve(grid: Grid, source: IO[bytes], out: IO[bytes]) -> None:
 
 
 def pulled(grid: Grid, waiting: list[str], most: int) -> tuple[list[list[Any]], bytes]:
-    """What has come, one answer at a time: of each the message's name, its length (None: an error; -1: it does not fit
-    into memory) and whether it is among the bytes. What has come leaves `waiting`."""
+    """What has come, one answer at a time: of each the message's name, its length (None: an error;
+    -1: it does not fit into memory) and whether it is among the bytes. What has come leaves
+    `waiting`."""
     answers: list[list[Any]] = []
     bodies: list[bytes] = []
     for name in list(waiting):
         if sum(map(len, bodies)) > most:
             break  # the others at the next look: so many bytes lie here at once
         try:
-            with memory_for(4 * most):  # Flower takes in a whole answer before anybody may look at its length
+            # Flower takes in a whole answer before anybody may look at its length
+            with memory_for(4 * most):
                 replies = list(grid.pull_messages([name]))
         except MemoryError:
             waiting.remove(name)

@@ -11,7 +11,8 @@ from fl_lightning.sites.exchange import Come
 from fl_lightning.sites.relay import read_frame, write_frame
 
 PAUSE = 0.2
-"""Seconds between two looks for answers: a site's process takes longer than that for any message."""
+"""Seconds between two looks for answers: a site's process takes longer than that for any
+message."""
 
 
 class PipeTransport:
@@ -30,7 +31,8 @@ class PipeTransport:
         return str(self._asks(wish, message)[0]["name"])
 
     def pull(self, most: int) -> list[tuple[str, Come]]:
-        """What has been answered; None: Flower knows that the node is gone, or that its app has failed."""
+        """What has been answered; None: Flower knows that the node is gone, or that its app has
+        failed."""
         about, body = self._asks({"op": "pull", "most": most})
         answers: list[tuple[str, Come]] = []
         start = 0
@@ -48,4 +50,6 @@ class PipeTransport:
             write_frame(self.out, dict(wish), body)
             return read_frame(self.source)
         except (EOFError, BrokenPipeError):
-            raise MachineFailed("Flower's ServerApp has ended; the same flwr run goes on from here") from None
+            raise MachineFailed(
+                "Flower's ServerApp has ended; the same flwr run goes on from here"
+            ) from None

@@ -1,4 +1,5 @@
-"""A deployment in one process: sites that get bytes and give bytes, and a comparison with the simulator, bit by bit."""
+"""A deployment in one process: sites that get bytes and give bytes, and a comparison with the
+simulator, bit by bit."""
 
 from __future__ import annotations
 
@@ -58,8 +59,11 @@ class LocalTransport:
         """There is nothing to wait for."""
 
 
-def rehearse(config: Config, folder: Path, transport: Callable[..., LocalTransport] = LocalTransport) -> Path:
-    """Run `config` in `folder` as a centre and its sites, in this process, on files of the sites' own; the run folder.
+def rehearse(
+    config: Config, folder: Path, transport: Callable[..., LocalTransport] = LocalTransport
+) -> Path:
+    """Run `config` in `folder` as a centre and its sites, in this process, on files of the sites'
+    own; the run folder.
 
     Raises:
         BadInput: the method, or something else, cannot be deployed.
@@ -71,13 +75,19 @@ def rehearse(config: Config, folder: Path, transport: Callable[..., LocalTranspo
     center.mkdir()
     public = folder / "data" / "public.npz" if facts.public else None
 
-    def put_together(fabric: Fabric, config: Config, out: Path, callbacks: Sequence[Callback]) -> Federation:
+    def put_together(
+        fabric: Fabric, config: Config, out: Path, callbacks: Sequence[Callback]
+    ) -> Federation:
         sites = []
         for client, file in enumerate(files):
             own = folder / f"site-{client}"
             own.mkdir()
-            sites.append(Site(fabric, config, own, at_site(facts, config, client, file), client, "rehearsal"))
-        exchange = Exchange(transport([site.answer for site in sites]), "rehearsal", "rehearsal", Limits(*LIMITS))
+            sites.append(
+                Site(fabric, config, own, at_site(facts, config, client, file), client, "rehearsal")
+            )
+        exchange = Exchange(
+            transport([site.answer for site in sites]), "rehearsal", "rehearsal", Limits(*LIMITS)
+        )
         return federation_of(exchange, facts, public, fabric, config, out, callbacks)
 
     launch(config, partial(fit_on_rank, put_together=put_together), center, False)
@@ -102,11 +112,13 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def unlike(one: Path, other: Path) -> Iterator[tuple[str, int, Row, Row, list[str]]]:
-    """Rows of two run folders' tables that are not the same, but for seconds and memory: the table, the row's number,
-    both rows (empty: there is none), and the columns in which they differ."""
+    """Rows of two run folders' tables that are not the same, but for seconds and memory: the table,
+    the row's number, both rows (empty: there is none), and the columns in which they differ."""
     nothing: Row = {}
     for table in TABLES:
-        pairs = zip_longest(*(RunFolder(path).read(table) for path in (one, other)), fillvalue=nothing)
+        pairs = zip_longest(
+            *(RunFolder(path).read(table) for path in (one, other)), fillvalue=nothing
+        )
         for k, (a, b) in enumerate(pairs):
             computed = [name for name in {**a, **b} if not name.startswith(OF_THE_MACHINE)]
             if names := [name for name in computed if repr(a.get(name)) != repr(b.get(name))]:
@@ -114,7 +126,8 @@ def unlike(one: Path, other: Path) -> Iterator[tuple[str, int, Row, Row, list[st
 
 
 def short(config: Config) -> Config:
-    """`config` with two rounds, sites' transforms, no other callbacks: enough to see what travels."""
+    """`config` with two rounds, sites' transforms, no other callbacks: enough to see what
+    travels."""
     config = repeatable(config, True)
     fewer = replace(config.federation, rounds=min(2, config.federation.rounds))
     return replace(config, federation=fewer, callbacks=of_sites(config), loggers={})

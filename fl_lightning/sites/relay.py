@@ -1,6 +1,8 @@
-"""What Flower's two ends need beside Flower: frames of bytes, and a site's process that is found or started.
+"""What Flower's two ends need beside Flower: frames of bytes, and a site's process that is found or
+started.
 
-The standard library alone: `fl-train deploy` copies this file into the app's folder, where nothing else is installed.
+The standard library alone: `fl-train deploy` copies this file into the app's folder, where nothing
+else is installed.
 """
 
 from __future__ import annotations
@@ -27,13 +29,16 @@ HERE = Path(__file__).resolve().parent
 START = 180.0
 """Seconds for a site's process to load torch and its data."""
 WAIT = 5.0
-"""Seconds that a process which is being started elsewhere has before the next try: each try costs a Python's start."""
+"""Seconds that a process which is being started elsewhere has before the next try: each try costs a
+Python's start."""
 SIMULATED = 600.0
-"""Seconds without a message after which the process of a simulated node ends: all others may have to start first."""
+"""Seconds without a message after which the process of a simulated node ends: all others may have
+to start first."""
 LENGTHS = struct.Struct(">IQ")
 """Of a frame: bytes of its JSON and of its body."""
 REFUSED = "refused.txt"
-"""In a site's folder: the sentence that its process has left for the centre, where it could not start."""
+"""In a site's folder: the sentence that its process has left for the centre, where it could not
+start."""
 FLOWERS = ("flower-", "flwr-")
 """How the names of Flower's commands begin."""
 KEEPERS = ("flower-supernode", "flwr-simulation")
@@ -43,7 +48,8 @@ LOOK = 1.0
 GRACE = 10.0
 """Seconds that a process then has to close what is open: as `fl-train` gives its ranks."""
 SLACK = 2**28
-"""Bytes for whatever else a process does while it takes in an answer: threads, connections (ours)."""
+"""Bytes for whatever else a process does while it takes in an answer: threads, connections
+(ours)."""
 COMMAND = ("-m", "fl_lightning.cli.ends")
 
 
@@ -68,7 +74,8 @@ def read_frame(source: Any) -> tuple[dict[str, Any], bytes]:
 
 @contextlib.contextmanager
 def memory_for(count: int) -> Iterator[None]:
-    """Within this, the process may take `count` bytes more and `SLACK`; beyond that it gets a `MemoryError`. Linux."""
+    """Within this, the process may take `count` bytes more and `SLACK`; beyond that it gets a
+    `MemoryError`. Linux."""
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="utf-8").splitlines() if status.is_file() else []
     now = next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:")), None)
@@ -83,7 +90,8 @@ def memory_for(count: int) -> Iterator[None]:
 
 
 def python_of(config: Any) -> str:
-    """The Python that has fl_lightning: `python` of the node's or run's configuration, else that of `fl-train`."""
+    """The Python that has fl_lightning: `python` of the node's or run's configuration, else that of
+    `fl-train`."""
     if config.get("python"):
         return str(config["python"])
     command = shutil.which("fl-train")
@@ -110,23 +118,32 @@ def process_of(pid: int) -> Process | None:
     try:
         if (place / "self" / "stat").is_file():
             state, parent, *_ = (place / str(pid) / "stat").read_text().rpartition(")")[2].split()
-            command = (place / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            command = (
+                (place / str(pid) / "cmdline")
+                .read_bytes()
+                .replace(b"\0", b" ")
+                .decode(errors="replace")
+            )
         else:  # macOS
             ps = ["ps", "-o", "stat=,ppid=,command=", "-p", str(pid)]
-            state, parent, command = subprocess.run(ps, capture_output=True, text=True).stdout.split(None, 2)
+            state, parent, command = subprocess.run(
+                ps, capture_output=True, text=True
+            ).stdout.split(None, 2)
         return Process(state, int(parent), command)
     except (OSError, ValueError):
         return None
 
 
 def keeper() -> int | None:
-    """The number of the SuperNode, or of the simulation, among whose descendants this process is; None: there is none.
+    """The number of the SuperNode, or of the simulation, among whose descendants this process is;
+    None: there is none.
 
     Where SuperNodes do not start ClientApps themselves, it is the outermost command of Flower's.
     """
     outermost, pid = None, os.getppid()
     while pid > 1 and (process := process_of(pid)) is not None:
-        names = [Path(word).name for word in process.command.split()[:3]]  # behind a Python's name, too
+        # behind a Python's name, too
+        names = [Path(word).name for word in process.command.split()[:3]]
         if any(name in KEEPERS for name in names):
             return pid
         if any(name.startswith(FLOWERS) for name in names):
@@ -136,7 +153,8 @@ def keeper() -> int | None:
 
 
 def end_with(pid: int) -> None:
-    """End this process soon after process `pid` has ended, however that came: `kill -9` tells nobody."""
+    """End this process soon after process `pid` has ended, however that came: `kill -9` tells
+    nobody."""
 
     def watch() -> None:
         while (process := process_of(pid)) is not None and process.state[0] not in "ZX":
@@ -152,7 +170,8 @@ def end_with(pid: int) -> None:
 
 
 def node_of(node: Any, run: Any) -> dict[str, Any]:
-    """A node's configuration; a node of Flower's simulation engine gets one by its number, with data in `sites`."""
+    """A node's configuration; a node of Flower's simulation engine gets one by its number, with
+    data in `sites`."""
     config = dict(node)
     if "client" not in config and "partition-id" in config and run.get("sites"):
         client = int(config["partition-id"])
@@ -168,7 +187,8 @@ def node_of(node: Any, run: Any) -> dict[str, Any]:
 
 
 def answered(body: bytes, run: str, config: Any) -> bytes:
-    """The answer of the site's process, which is started again where it ends before it has answered."""
+    """The answer of the site's process, which is started again where it ends before it has
+    answered."""
     if Path(run).name != run or not config.get("folder") or "client" not in config:
         return failed(body, config, "its node config lacks client, data or folder")
     folder = Path(str(config["folder"])) / run
@@ -197,7 +217,8 @@ def socket_of(folder: Path) -> Path:
 
 
 def connect(folder: Path, config: Any) -> socket.socket | str:
-    """A connection to the site's process, started where there is none; a sentence where it cannot be started."""
+    """A connection to the site's process, started where there is none; a sentence where it cannot
+    be started."""
     path, process, earliest = socket_of(folder), None, 0.0
     deadline = time.monotonic() + START
     while time.monotonic() < deadline:
@@ -213,7 +234,8 @@ def connect(folder: Path, config: Any) -> socket.socket | str:
                 return sentence.read_text(encoding="utf-8")
             if process.returncode > 0:
                 return "its process does not start; see site.log in the site's folder"
-            pause = WAIT if process.returncode == 0 else 0.0  # another one had the folder; or it was killed as it began
+            # another one had the folder; or it was killed as it began
+            pause = WAIT if process.returncode == 0 else 0.0
             process, earliest = None, time.monotonic() + pause
         if process is None and time.monotonic() >= earliest:
             process = started(folder, path, config)
@@ -232,7 +254,12 @@ def started(folder: Path, path: Path, config: Any) -> subprocess.Popen[bytes]:
         command += ["--keeper", str(pid)]
     with (folder / "site.log").open("ab") as log:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=dict(os.environ)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=dict(os.environ),
         )
 
 

@@ -1,7 +1,9 @@
-"""One site: its own data, one client, and an answer for each message. What it keeps lies in a folder of its own.
+"""One site: its own data, one client, and an answer for each message. What it keeps lies in a
+folder of its own.
 
-An answer is on the disk, with the client's state behind it, before it is sent. A message that comes again gets the same
-bytes again, and nothing is trained twice: the checkpoint's round says whether the stored answer counts.
+An answer is on the disk, with the client's state behind it, before it is sent. A message that comes
+again gets the same bytes again, and nothing is trained twice: the checkpoint's round says whether
+the stored answer counts.
 """
 
 from __future__ import annotations
@@ -88,15 +90,30 @@ class Site:
     """The client `client`, which `data` belongs to; its state and answers are kept in `folder`."""
 
     def __init__(
-        self, fabric: Fabric, config: Config, folder: Path, data: OwnData, client: int, fingerprint: str,
+        self,
+        fabric: Fabric,
+        config: Config,
+        folder: Path,
+        data: OwnData,
+        client: int,
+        fingerprint: str,
         name: str = "",
-    ) -> None:  # fmt: skip
-        self.client, self.name, self.data, self.fingerprint, self.folder = client, name, data, fingerprint, folder
+    ) -> None:
+        self.client, self.name, self.data, self.fingerprint, self.folder = (
+            client,
+            name,
+            data,
+            fingerprint,
+            folder,
+        )
         sizes = data.train_sizes, data.validation_sizes, data.test_sizes
         self.sizes = [size[client] for size in sizes]
-        one = replace(config.federation, on_bad_client="skip")  # a client that failed is left as it was
+        # a client that failed is left as it was
+        one = replace(config.federation, on_bad_client="skip")
         config = replace(with_loop(config), federation=one, callbacks=of_sites(config), loggers={})
-        self.transforms = [instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()]
+        self.transforms = [
+            instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()
+        ]
         self.refused: Located | None = None
         try:
             # To deal clients to processes a federation asks for everybody's sizes: any will do.
@@ -117,7 +134,8 @@ class Site:
                 self._bring(*wire.unpack((folder / BROUGHT).read_bytes()))
 
     def _settle(self) -> None:
-        """Have the federation be this client's alone: no server memory, scores of what messages bring."""
+        """Have the federation be this client's alone: no server memory, scores of what messages
+        bring."""
         fed, run = self.fed, self.fed.run
         run.server.memory = Withheld()
         old = fed.evaluator
@@ -164,10 +182,14 @@ class Site:
             fixed = failure.reason if failure.reason.endswith(NOT_FINITE) else FAILED
             return wire.pack(about | {"failed": [failure.stage, fixed]}, {})
         except wire.Unreadable as error:
-            return wire.pack(about | {"failed": ["download", f"the site refused the message: {error}"]}, {})
+            return wire.pack(
+                about | {"failed": ["download", f"the site refused the message: {error}"]}, {}
+            )
         except Exception:
             with (self.folder / "failure.txt").open("a", encoding="utf-8") as file:
-                file.write(f"client {self.client}, message {about}\n{redact(traceback.format_exc())}\n")
+                file.write(
+                    f"client {self.client}, message {about}\n{redact(traceback.format_exc())}\n"
+                )
             return wire.pack(about | {"failed": [stage, FAILED]}, {})
 
     def _check(self, header: wire.Header) -> None:
@@ -179,42 +201,68 @@ class Site:
             raise wire.Unreadable(f"it is for client {header['client']}")
 
     def _hello(self) -> wire.Header:
-        facts = {"site": self.client, "name": self.name, "sizes": self.sizes, "version": __version__}
+        facts = {
+            "site": self.client,
+            "name": self.name,
+            "sizes": self.sizes,
+            "version": __version__,
+        }
         facts["fingerprint"] = self.fingerprint
         if self.refused is not None:
             return facts | {"initial": "", "at": 0}
         return facts | {"initial": digest_of(self.fed), "at": self.round}
 
     def _agree(self, header: wire.Header) -> None:
-        """Go back to the state that the centre counts on: an answer that it has refused, or never had, does not count.
+        """Go back to the state that the centre counts on: an answer that it has refused, or never
+        had, does not count.
 
         Raises:
             Unreadable: the site does not have that state.
         """
-        run, own, known, answered = self.fed.run, visits_of(self.fed.run, self.client), header["visits"], self.round
+        run, own, known, answered = (
+            self.fed.run,
+            visits_of(self.fed.run, self.client),
+            header["visits"],
+            self.round,
+        )
         if header["round"] < answered or own == known:
             return
-        folder, saved, spent = self.folder / "checkpoints", None, spent_by(run.states.get(self.client))
+        folder, saved, spent = (
+            self.folder / "checkpoints",
+            None,
+            spent_by(run.states.get(self.client)),
+        )
         if known and own > known:
-            manifests = {t: m for t in disk.rounds(folder) if (m := disk.intact(folder, t)) is not None}
-            turns = {t: m["clients"].get(str(self.client), {}).get("turns", 0) for t, m in manifests.items()}
+            manifests = {
+                t: m for t in disk.rounds(folder) if (m := disk.intact(folder, t)) is not None
+            }
+            turns = {
+                t: m["clients"].get(str(self.client), {}).get("turns", 0)
+                for t, m in manifests.items()
+            }
             saved = next((t for t, count in turns.items() if count == known), None)
         if saved is not None:
             restore(run, folder, saved)
             run.states[self.client].memory |= spent
             self.checkpoint.on_fit_start(run)
         elif known:
-            raise wire.Unreadable(f"the site has its state after {own} visits, the centre has {known}")
+            raise wire.Unreadable(
+                f"the site has its state after {own} visits, the centre has {known}"
+            )
         else:
             self.fed.pool.restore(self.client, None)
         run.server.round = answered  # what was answered is answered
         self.checkpoint.save(run)
 
-    def _visit(self, header: wire.Header, tensors: wire.Tensors) -> tuple[wire.Header, wire.Tensors]:
+    def _visit(
+        self, header: wire.Header, tensors: wire.Tensors
+    ) -> tuple[wire.Header, wire.Tensors]:
         """Train: the upload, and the columns of the client's row."""
         run, t, c = self.fed.run, header["round"], self.client
         if t <= self.round:
-            raise wire.Unreadable(f"it is of round {t}, and the site has answered round {self.round}")
+            raise wire.Unreadable(
+                f"it is of round {t}, and the site has answered round {self.round}"
+            )
         self._bring(header, tensors)
         payload = wire.to_payload(header["payload"], tensors, self.group.layout, self.group.initial)
         with self._after(t - 1):
@@ -234,7 +282,9 @@ class Site:
         run.server.uploaded.add(c)
         return {"values": result.values, "uncounted": result.uncounted, "payload": described}, sent
 
-    def _score(self, header: wire.Header, tensors: wire.Tensors) -> tuple[wire.Header, wire.Tensors]:
+    def _score(
+        self, header: wire.Header, tensors: wire.Tensors
+    ) -> tuple[wire.Header, wire.Tensors]:
         """Scores of models that exist only now."""
         self._bring(header, tensors)
         results = Results({self.client: ClientResult(self.client, {})})
@@ -246,7 +296,9 @@ class Site:
         numbers([values])
         return {"values": values}, {}
 
-    def _final(self, header: wire.Header, tensors: wire.Tensors) -> tuple[wire.Header, wire.Tensors]:
+    def _final(
+        self, header: wire.Header, tensors: wire.Tensors
+    ) -> tuple[wire.Header, wire.Tensors]:
         """Kind and scores of the client's final model."""
         self._bring(header, tensors)
         t = header["round"]
@@ -266,7 +318,8 @@ class Site:
             server.round = before
 
     def export(self, out: Path) -> dict[str, Any]:
-        """Write the client's final model, as far as it is known now, to `out`; its kind, round and arguments."""
+        """Write the client's final model, as far as it is known now, to `out`; its kind, round and
+        arguments."""
         kind, vector, buffers = self.evaluator.final_model(self.client)
         return {"kind": kind, **written(self.fed, self.client, vector, buffers, out)}
 
@@ -277,17 +330,26 @@ class Site:
         run.server.uploaded = {self.client} if header["uploaded"] else set()
         if "shared" in header:
             blocks = _mask(header["shared"], len(group.layout.blocks))
-            group.vectors[MODEL] = wire.fill(group.initial.clone(), group.layout, blocks, tensors["shared"], "it")
+            group.vectors[MODEL] = wire.fill(
+                group.initial.clone(), group.layout, blocks, tensors["shared"], "it"
+            )
         if "global" in header:
             self.evaluator.brought = self._whole(header["global"], tensors["global"])
 
     def _whole(self, places: Mapping[str, list[int]], given: Tensor) -> Tensor:
-        """The server's model for this client: what was sent, the client's own where it has that, and first values."""
+        """The server's model for this client: what was sent, the client's own where it has that,
+        and first values."""
         group, state = self.group, self.fed.run.states.get(self.client)
         sent, own = (_mask(places[key], len(group.layout.blocks)) for key in ("sent", "own"))
         vector = group.initial.clone()
         if state is not None:
-            wire.fill(vector, group.layout, own, wire.columns(state.vectors[MODEL], group.layout, own), "it")
+            wire.fill(
+                vector,
+                group.layout,
+                own,
+                wire.columns(state.vectors[MODEL], group.layout, own),
+                "it",
+            )
         return wire.fill(vector, group.layout, sent, given, "it")
 
     # ---------------------------------------------------------------- what was answered
@@ -309,7 +371,9 @@ class Site:
             return None
         message, stored = digest.read_text(encoding="utf-8").split()
         made = file.read_bytes()
-        if message != xxhash.xxh3_128_hexdigest(content) or stored != xxhash.xxh3_128_hexdigest(made):
+        if message != xxhash.xxh3_128_hexdigest(content) or stored != xxhash.xxh3_128_hexdigest(
+            made
+        ):
             raise wire.Unreadable(f"round {self.round} has been answered, to another message")
         return made
 
@@ -350,13 +414,16 @@ def located(error: NotHere) -> Located:
 
 
 def visits_of(run: RunContext, client: int) -> int:
-    """Visits that the state of a client has behind it; 0 where states are not kept from round to round."""
+    """Visits that the state of a client has behind it; 0 where states are not kept from round to
+    round."""
     return run.states[client].rounds if run.policy.keeps_clients and client in run.states else 0
 
 
 def digest_of(fed: Federation) -> str:
     """Of the initial models: centre and sites must begin with the same."""
-    return digest(t for group in fed.run.groups for t in (group.initial, *group.frozen.values())).hex()
+    return digest(
+        t for group in fed.run.groups for t in (group.initial, *group.frozen.values())
+    ).hex()
 
 
 def _mask(places: Sequence[int], size: int) -> np.ndarray:

@@ -1,8 +1,10 @@
-"""Messages between the centre and its sites: a header in JSON and tensors, as the bytes of one safetensors file.
+"""Messages between the centre and its sites: a header in JSON and tensors, as the bytes of one
+safetensors file.
 
-No pickle anywhere: reading a message runs no code. What arrives is compared with the layout of the model before it is
-used. Only the blocks that are `sent` are in the message, without the gaps between blocks: the bytes that the tables of
-traffic count. At the receiver the other blocks are NaN, so that a hook that reads them is noticed.
+No pickle anywhere: reading a message runs no code. What arrives is compared with the layout of the
+model before it is used. Only the blocks that are `sent` are in the message, without the gaps
+between blocks: the bytes that the tables of traffic count. At the receiver the other blocks are
+NaN, so that a hook that reads them is noticed.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ Forms = Mapping[str, Counter[tuple[tuple[int, ...], torch.dtype]]]
 
 
 class Unreadable(Exception):
-    """A message is not what it should be; the text says why, and holds nothing of the sender's data."""
+    """A message is not what it should be; the text says why, and holds nothing of the sender's
+    data."""
 
 
 def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
@@ -51,8 +54,8 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def unpack(content: bytes | int, most: int | None = None) -> tuple[Header, Tensors]:
-    """Header and tensors of a message of at most `most` bytes. A number: of one with so many, which nobody has taken
-    (-1: there was no memory to count them).
+    """Header and tensors of a message of at most `most` bytes. A number: of one with so many, which
+    nobody has taken (-1: there was no memory to count them).
 
     Raises:
         Unreadable: it is too long, no safetensors, or its header is no mapping.
@@ -67,7 +70,8 @@ def unpack(content: bytes | int, most: int | None = None) -> tuple[Header, Tenso
         if size > len(content):
             raise Unreadable("it is cut short")
         header = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][HEADER])
-        tensors = {name: tensor.clone() for name, tensor in load(content).items()}  # memory that torch has aligned
+        # memory that torch has aligned
+        tensors = {name: tensor.clone() for name, tensor in load(content).items()}
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Unreadable("it is no message of this package") from error
     if not isinstance(header, dict):
@@ -80,7 +84,9 @@ def unpack(content: bytes | int, most: int | None = None) -> tuple[Header, Tenso
 
 def columns(vector: Tensor, layout: Layout, blocks: np.ndarray) -> Tensor:
     """The numbers of `blocks` (bool [B]) of a vector (D,), one behind the other."""
-    parts = [vector[b.start : b.stop] for b, there in zip(layout.blocks, blocks, strict=True) if there]
+    parts = [
+        vector[b.start : b.stop] for b, there in zip(layout.blocks, blocks, strict=True) if there
+    ]
     return torch.cat(parts) if parts else vector[:0]
 
 
@@ -131,7 +137,9 @@ def of_payload(payload: Payload, prefix: str = "") -> tuple[Header, Tensors]:
     return header, tensors
 
 
-def to_payload(header: Header, tensors: Tensors, layout: Layout, like: Tensor, prefix: str = "") -> Payload:
+def to_payload(
+    header: Header, tensors: Tensors, layout: Layout, like: Tensor, prefix: str = ""
+) -> Payload:
     """The payload of which `of_payload` gave header and tensors; blocks that were not sent are NaN.
 
     Args:
@@ -147,15 +155,23 @@ def to_payload(header: Header, tensors: Tensors, layout: Layout, like: Tensor, p
     try:
         sent = np.zeros(len(layout.blocks), dtype=bool)
         sent[np.array(_places(header["sent"], len(sent)), dtype=np.int64)] = True
-        vector = fill(empty(layout, like), layout, sent, tensors[f"{prefix}{MODEL_KEY}"], "its model")
+        vector = fill(
+            empty(layout, like), layout, sent, tensors[f"{prefix}{MODEL_KEY}"], "its model"
+        )
         payload = Payload(layout, vector, sent)
         for slot in header["vectors"]:
             numbers = tensors[f"{prefix}vectors.{slot}"]
-            payload.vectors[slot] = fill(empty(layout, like), layout, layout.is_parameter, numbers, f"its {slot}")
+            payload.vectors[slot] = fill(
+                empty(layout, like), layout, layout.is_parameter, numbers, f"its {slot}"
+            )
         for kind in ("statistics", "extra"):
-            getattr(payload, kind).update({name: tensors[f"{prefix}{kind}.{name}"] for name in header[kind]})
+            getattr(payload, kind).update(
+                {name: tensors[f"{prefix}{kind}.{name}"] for name in header[kind]}
+            )
         for key, inner in header["further"].items():
-            payload.further[int(key)] = to_payload(inner, tensors, layout, like, f"{prefix}further.{key}.")
+            payload.further[int(key)] = to_payload(
+                inner, tensors, layout, like, f"{prefix}further.{key}."
+            )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise Unreadable("parts of it are missing") from error
     return payload
@@ -192,8 +208,14 @@ def final_of(header: Header) -> dict[str, Any]:
 
 
 def _numbers(values: Any) -> dict[str, float]:
-    fine = isinstance(values, dict) and all(isinstance(name, str) and _is_number(x) for name, x in values.items())
-    if not fine or not all(name.isidentifier() for name in values) or {"client", "round"} & values.keys():
+    fine = isinstance(values, dict) and all(
+        isinstance(name, str) and _is_number(x) for name, x in values.items()
+    )
+    if (
+        not fine
+        or not all(name.isidentifier() for name in values)
+        or {"client", "round"} & values.keys()
+    ):
         raise Unreadable("its scores are no numbers with names")
     return dict(values)
 
@@ -211,8 +233,11 @@ def check_memory(known: Mapping[str, Tensor], tensors: Tensors) -> Tensors:
     return {name: tensor for name, tensor in given.items() if tensor is not None}
 
 
-def check_beside(given: Mapping[str, Tensor], entries: Mapping[str, Beside], classes: int, forms: Forms) -> None:
-    """What an upload holds beside vectors: whole, shaped as that of most sites, and of classes that there are.
+def check_beside(
+    given: Mapping[str, Tensor], entries: Mapping[str, Beside], classes: int, forms: Forms
+) -> None:
+    """What an upload holds beside vectors: whole, shaped as that of most sites, and of classes that
+    there are.
 
     Raises:
         Unreadable: something that the method declares (`entries`) is missing, or does not fit.
@@ -228,8 +253,15 @@ def check_beside(given: Mapping[str, Tensor], entries: Mapping[str, Beside], cla
             usual[len(shape), shape[free:], dtype] += count
         tensor = given[name]
         if (tensor.ndim, tuple(tensor.shape[free:]), tensor.dtype) != usual.most_common(1)[0][0]:
-            raise Unreadable(f"its {name} has shape {tuple(tensor.shape)} of {tensor.dtype}, and other sites' another")
-    rows = {name: given[name] for name, entry in entries.items() if entry.values in BY_CLASS and name in given}
+            raise Unreadable(
+                f"its {name} has shape {tuple(tensor.shape)} of {tensor.dtype}, and other sites' "
+                f"another"
+            )
+    rows = {
+        name: given[name]
+        for name, entry in entries.items()
+        if entry.values in BY_CLASS and name in given
+    }
     known = next((rows[name] for name in rows if entries[name].values == "classes"), None)
     if known is None:
         return
@@ -242,7 +274,9 @@ def check_beside(given: Mapping[str, Tensor], entries: Mapping[str, Beside], cla
 def check_finite(payload: Payload) -> None:
     """Raise `Unreadable` where a number that was sent is not finite."""
     parts = [columns(payload.vector, payload.layout, payload.sent)]
-    parts += [columns(v, payload.layout, payload.layout.is_parameter) for v in payload.vectors.values()]
+    parts += [
+        columns(v, payload.layout, payload.layout.is_parameter) for v in payload.vectors.values()
+    ]
     parts += [x for x in (payload.statistics | payload.extra).values() if x.is_floating_point()]
     if not all(bool(part.isfinite().all()) for part in parts):
         raise Unreadable("its upload is not finite")

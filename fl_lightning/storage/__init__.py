@@ -1,1 +1,2 @@
-"""What is kept of clients and server between rounds: `state`, decided in `policy`; where it lies: `store`."""
+"""What is kept of clients and server between rounds: `state`, decided in `policy`; where it lies:
+`store`."""

@@ -1,9 +1,10 @@
-"""Checkpoints as they lie on disk: files of tensors, and for each saved round a manifest that names those it needs.
+"""Checkpoints as they lie on disk: files of tensors, and for each saved round a manifest that names
+those it needs.
 
-Files are shared by the manifests that name them; a manifest appears in one step (write aside, fsync, rename) when all
-that it names is on the disk. So a run that dies at any moment still has the whole of its last finished round.
-Everything is safetensors and JSON: loading runs no code, and trusts nothing before its size, checksum, name and shape
-have been looked at.
+Files are shared by the manifests that name them; a manifest appears in one step (write aside,
+fsync, rename) when all that it names is on the disk. So a run that dies at any moment still has the
+whole of its last finished round. Everything is safetensors and JSON: loading runs no code, and
+trusts nothing before its size, checksum, name and shape have been looked at.
 """
 
 from __future__ import annotations
@@ -22,9 +23,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-from fl_lightning.foundation.files import AT_ONCE, aside_of, flush, make_folder, write_whole, writing
+from fl_lightning.foundation.files import (
+    AT_ONCE,
+    aside_of,
+    flush,
+    make_folder,
+    write_whole,
+    writing,
+)
 
-_NAMES = r"initial\.safetensors|server-round-\d+\.safetensors|rows/client-\d+-round-\d+\.safetensors"
+_NAMES = (
+    r"initial\.safetensors|server-round-\d+\.safetensors|rows/client-\d+-round-\d+\.safetensors"
+)
 
 Manifest = dict[str, Any]
 
@@ -36,8 +46,11 @@ class Damaged(Exception):
 # ---------------------------------------------------------------- writing
 
 
-def write_tensors(folder: Path, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Any]]:
-    """Write tensors under names in `folder`, whole and on the disk; returns what a manifest says of each file.
+def write_tensors(
+    folder: Path, files: Mapping[str, Mapping[str, Tensor]]
+) -> dict[str, dict[str, Any]]:
+    """Write tensors under names in `folder`, whole and on the disk; returns what a manifest says of
+    each file.
 
     Raises:
         RunFailed: the disk is full, or refuses.
@@ -67,11 +80,15 @@ def write_tensors(folder: Path, files: Mapping[str, Mapping[str, Tensor]]) -> di
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, none of which shares memory with another: safetensors takes no others."""
+    """The tensors on the CPU, none of which shares memory with another: safetensors takes no
+    others."""
     unshared: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
-        shares = any(tensor.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in unshared.values())
+        shares = any(
+            tensor.untyped_storage().data_ptr() == t.untyped_storage().data_ptr()
+            for t in unshared.values()
+        )
         unshared[name] = tensor.clone() if shares else tensor
     return unshared
 
@@ -79,10 +96,12 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of its round; all files that it names must be on the disk."""
     text = json.dumps(manifest)
-    write_whole(_file(folder, manifest["round"]), f'{{"xxh3": "{_digest(text)}", "manifest": {text}}}')
+    write_whole(
+        _file(folder, manifest["round"]), f'{{"xxh3": "{_digest(text)}", "manifest": {text}}}'
+    )
 
 
-# ---------------------------------------------------------------- reading what may be damaged, or not ours
+# --------------------------------------------------------- reading what may be damaged, or not ours
 
 
 def read_manifest(folder: Path, round: int) -> Manifest:
@@ -100,9 +119,14 @@ def read_manifest(folder: Path, round: int) -> Manifest:
         clients = manifest["clients"]
         numbers = [manifest["round"], *manifest["heard"], *(e["size"] for e in _entries(manifest))]
         numbers += [entry["turns"] for entry in clients.values()]
-        named = all(re.fullmatch(_NAMES, e["file"]) and isinstance(e["xxh3"], str) for e in _entries(manifest))
+        named = all(
+            re.fullmatch(_NAMES, e["file"]) and isinstance(e["xxh3"], str)
+            for e in _entries(manifest)
+        )
         named = named and all(name == str(int(name)) for name in clients)
-        counted = all(type(number) is int and number >= 0 for number in [*numbers, *map(int, clients)])
+        counted = all(
+            type(number) is int and number >= 0 for number in [*numbers, *map(int, clients)]
+        )
         scored = manifest["score"] is None or isinstance(manifest["score"], float)
         shaped = isinstance(manifest["blocks"], list) and isinstance(manifest["dtype"], str)
         if not (named and counted and scored and shaped and manifest["round"] == round):
@@ -125,11 +149,13 @@ def intact(folder: Path, round: int) -> Manifest | None:
 def read_tensors(
     folder: Path, entry: Mapping[str, Any], expected: dict[str, Tensor], possible: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The tensors of a file, on the CPU; those in `expected` must be there, and be alike (fields may change shape).
+    """The tensors of a file, on the CPU; those in `expected` must be there, and be alike (fields
+    may change shape).
 
     Those in `possible` must be alike where they are there.
 
-    Copied into memory that torch has aligned: matrix products round differently on unaligned memory.
+    Copied into memory that torch has aligned: matrix products round differently on unaligned
+    memory.
 
     Raises:
         Damaged: the file is not as it was written, or not as expected.
@@ -147,7 +173,9 @@ def read_tensors(
     except (SafetensorError, ValueError, KeyError) as error:
         raise Damaged(f"{name} is no file of tensors") from error
     for key, like in (expected | {k: v for k, v in possible.items() if k in tensors}).items():
-        alike = key in tensors and tensors[key].shape == like.shape and tensors[key].dtype == like.dtype
+        alike = (
+            key in tensors and tensors[key].shape == like.shape and tensors[key].dtype == like.dtype
+        )
         if not alike and not (key in tensors and key.startswith("fields.")):
             raise Damaged(f"{name} has no {key} of shape {tuple(like.shape)}")
     return tensors
@@ -166,13 +194,20 @@ def _inside(folder: Path, name: str) -> Path:
 
 def rounds(folder: Path) -> list[int]:
     """Rounds that have a manifest, intact or not, the newest first."""
-    names = (re.fullmatch(r"manifest-round-(\d{5,})\.json", path.name) for path in folder.glob("manifest-round-*.json"))
+    names = (
+        re.fullmatch(r"manifest-round-(\d{5,})\.json", path.name)
+        for path in folder.glob("manifest-round-*.json")
+    )
     return sorted((int(name[1]) for name in names if name), reverse=True)
 
 
 def best(manifests: Iterable[Manifest]) -> int | None:
     """The round of the greatest score, the first of equals."""
-    scored = [(m["score"], -m["round"]) for m in manifests if m["score"] is not None and not math.isnan(m["score"])]
+    scored = [
+        (m["score"], -m["round"])
+        for m in manifests
+        if m["score"] is not None and not math.isnan(m["score"])
+    ]
     return -max(scored)[1] if scored else None
 
 

@@ -14,36 +14,46 @@ class StoragePolicy:
     """What is kept."""
 
     keeps_clients: bool
-    """A client's vectors, buffers and memory stay from round to round, to train on or to be mixed; else only the
-    server's one model is kept."""
+    """A client's vectors, buffers and memory stay from round to round, to train on or to be mixed;
+    else only the server's one model is kept."""
     keeps_received: bool
-    """Of each kept client the server has a last-received copy of its own; else that is the client's own model."""
+    """Of each kept client the server has a last-received copy of its own; else that is the client's
+    own model."""
     keeps_optimizer: bool
     """A kept client has its optimiser's state with it."""
     starts_from_server: bool
-    """Whatever a client has when a round begins comes from the server: it has nothing of its own."""
+    """Whatever a client has when a round begins comes from the server: it has nothing of its
+    own."""
     overwritten: bool
     """So what its memory held before is of no matter, and need not be copied."""
     for_judge: bool
-    """Clients are kept for the sake of the judge alone, who asks for their own models at the end."""
+    """Clients are kept for the sake of the judge alone, who asks for their own models at the
+    end."""
     keeps_start: bool
-    """With each client stays the model that it began its last round with: the judge asks for it at the end."""
+    """With each client stays the model that it began its last round with: the judge asks for it at
+    the end."""
     one_download: bool
-    """The server keeps one global model for all beside the initial one; else it composes a download for each client."""
+    """The server keeps one global model for all beside the initial one; else it composes a download
+    for each client."""
     exchanged: int
     """Vectors beside the model of which the server keeps what it last received."""
 
     @classmethod
     def of(
-        cls, method: Any, relation: Any, callbacks: Iterable[Any], config: Any, masks: Sequence[np.ndarray]
+        cls,
+        method: Any,
+        relation: Any,
+        callbacks: Iterable[Any],
+        config: Any,
+        masks: Sequence[np.ndarray],
     ) -> StoragePolicy:
         """Of a run, by what its parts declare.
 
         Args:
             method: what clients begin a round from, and the vectors they own.
             relation: the method's.
-            callbacks: objects or classes; one that may change what a client sends or receives, or keeps tensors of its
-                own with every client, says so.
+            callbacks: objects or classes; one that may change what a client sends or receives, or
+                keeps tensors of its own with every client, says so.
             config: whether optimiser state is kept, and the judge.
             masks: for each architecture, the blocks that travel to clients, bool [B].
         """

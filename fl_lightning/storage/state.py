@@ -1,4 +1,5 @@
-"""Everything that survives a round, in two explicit objects. A client's state lives on its home rank only."""
+"""Everything that survives a round, in two explicit objects. A client's state lives on its home
+rank only."""
 
 from __future__ import annotations
 
@@ -16,12 +17,13 @@ class ClientState:
 
     client: int
     vectors: dict[str, Tensor]
-    """Its own vectors by slot, each of shape (D,). In a visit they lie on the device, else in the store."""
+    """Its own vectors by slot, each of shape (D,). In a visit they lie on the device, else in the
+    store."""
     buffers: list[Tensor]
     """Its buffers that are no block of a vector (counters, masks); they never travel."""
     received: dict[str, Tensor]
-    """What the server last received of the exchanged slots: the same tensors as in `vectors` until something changes
-    what travels."""
+    """What the server last received of the exchanged slots: the same tensors as in `vectors` until
+    something changes what travels."""
     rounds: int = 0
     """Rounds it has taken part in."""
     memory: dict[str, Tensor] = field(default_factory=dict)
@@ -42,4 +44,8 @@ class ServerState:
 
 def spent_by(state: ClientState | None) -> dict[str, Tensor]:
     """What the callbacks that account for privacy keep with a client."""
-    return {} if state is None else {n: x.clone() for n, x in state.memory.items() if n.startswith("privacy.")}
+    return (
+        {}
+        if state is None
+        else {n: x.clone() for n, x in state.memory.items() if n.startswith("privacy.")}
+    )

@@ -1,9 +1,9 @@
 """Where clients' vectors lie between visits, and how they come to the device for one.
 
-In `memory` they lie where clients train, and are trained in place. On the `host` (main memory beside a GPU) or on
-`disk` there is room for more vectors than the device holds: what a visit needs is copied to the device while the client
-before it trains, and the result is copied back while the next one does. (Beside a GPU, copies from and to files
-are waited for.)
+In `memory` they lie where clients train, and are trained in place. On the `host` (main memory
+beside a GPU) or on `disk` there is room for more vectors than the device holds: what a visit needs
+is copied to the device while the client before it trains, and the result is copied back while the
+next one does. (Beside a GPU, copies from and to files are waited for.)
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Lane:
     """Copies between the store and the device: here one after the other, with all the rest."""
 
     def copy(self, into: Tensor, source: Tensor) -> Callable[[], None]:
-        """Begin to copy, once all that was begun before has come to its end; returns how to have the device wait."""
+        """Begin to copy, once all that was begun before has come to its end; returns how to have
+        the device wait."""
         into.copy_(source)
         return lambda: None
 
@@ -45,7 +46,8 @@ class StreamLane(Lane):
         self.stream = self.module.Stream(device)
 
     def copy(self, into: Tensor, source: Tensor) -> Callable[[], None]:
-        """Begin to copy, once the copies before and what the device has been asked to compute are done."""
+        """Begin to copy, once the copies before and what the device has been asked to compute are
+        done."""
         compute = self.module.current_stream(self.device)
         self.stream.wait_stream(compute)
         with self.module.stream(self.stream):
@@ -61,19 +63,23 @@ class StreamLane(Lane):
 class VectorStore:
     """Keeps vectors from visit to visit, and gives them to a visit.
 
-    On disk every vector is a file of `folder` that has no name any more: the system writes its pages out when it needs
-    the memory, reads them back when they are touched, and frees the space with the process, however that ends.
+    On disk every vector is a file of `folder` that has no name any more: the system writes its
+    pages out when it needs the memory, reads them back when they are touched, and frees the space
+    with the process, however that ends.
 
     Clients train on `device`; vectors are copied there by `lane` (None: the device's).
     """
 
-    def __init__(self, place: Place, folder: Path, device: torch.device, lane: Lane | None = None) -> None:
+    def __init__(
+        self, place: Place, folder: Path, device: torch.device, lane: Lane | None = None
+    ) -> None:
         self.place, self.folder, self.device = place, folder, device
         self.apart = is_apart(place, device.type)
         """Whether a visit works on copies of vectors."""
         self._lane = lane or (StreamLane(device) if self.apart and has_streams(device) else Lane())
         self._free: list[Tensor] = []  # vectors on the device, used again and again
-        self._ahead: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}  # by id: vector, its copy, how to wait
+        # by id: vector, its copy, how to wait
+        self._ahead: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}
         self._acquired: list[tuple[ClientState, _Copies]] = []
         self._borrowed: list[Tensor] = []
 
@@ -98,8 +104,8 @@ class VectorStore:
         return tensor.cpu() if self.apart else tensor
 
     def fetch(self, vectors: Iterable[Tensor]) -> None:
-        """Begin to bring `vectors` to the device: a visit will soon ask for them, and nobody writes to them until
-        then."""
+        """Begin to bring `vectors` to the device: a visit will soon ask for them, and nobody writes
+        to them until then."""
         if self.apart:
             for vector in vectors:
                 if id(vector) not in self._ahead:
@@ -129,7 +135,8 @@ class VectorStore:
         return self._borrowed[-1]
 
     def release(self) -> None:
-        """Begin to write back what was acquired: from now on those states have their vectors of the store again."""
+        """Begin to write back what was acquired: from now on those states have their vectors of the
+        store again."""
         for state, copies in self._acquired:
             back: dict[int, Tensor] = {}
             for tensor in _tensors(state):
@@ -166,7 +173,8 @@ class VectorStore:
         with writing(self.folder):
             handle, name = tempfile.mkstemp(dir=self.folder, prefix=".vector-")
             try:
-                if hasattr(os, "posix_fallocate"):  # else a full disk kills the process when it writes
+                # else a full disk kills the process when it writes
+                if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(handle, 0, max(1, vector.nbytes))
                 kept = torch.from_file(name, shared=True, size=vector.numel(), dtype=vector.dtype)
             finally:

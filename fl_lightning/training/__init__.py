@@ -1,1 +1,2 @@
-"""Training on one client: its module, optimisers, batches and objective, and the executors that run them."""
+"""Training on one client: its module, optimisers, batches and objective, and the executors that run
+them."""

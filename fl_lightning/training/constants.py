@@ -17,7 +17,8 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 class _Itself:
-    """Something that is equal to nothing but itself; it stays alive, so that nothing else takes its place in memory."""
+    """Something that is equal to nothing but itself; it stays alive, so that nothing else takes its
+    place in memory."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -30,8 +31,9 @@ class _Itself:
 
 
 def constants(model: nn.Module) -> Hashable:
-    """Equal for two models whose modules have equal attributes: tensors bit by bit, numbers and words by value, other
-    things as they are pickled. What cannot be compared is equal to nothing else.
+    """Equal for two models whose modules have equal attributes: tensors bit by bit, numbers and
+    words by value, other things as they are pickled. What cannot be compared is equal to nothing
+    else.
     """
     parts = [*model.named_modules(), *model.named_parameters()]
     names = {id(part): name for name, part in parts}

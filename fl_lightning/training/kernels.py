@@ -1,4 +1,5 @@
-"""What every executor computes alike: the terms beside the loss, the direction of an SGD step, and a faster pooling.
+"""What every executor computes alike: the terms beside the loss, the direction of an SGD step, and
+a faster pooling.
 
 Rows lie side by side, (k, D): the loop has k = 1, `vmap` as many as it trains at once.
 """
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 Columns = tuple[int, int, "float | Tensor"]
-"""Columns `start` to `stop`, and *twice* their coefficient: one number, or a tensor (k, stop - start)."""
+"""Columns `start` to `stop`, and *twice* their coefficient: one number, or a tensor (k, stop -
+start)."""
 
 
 def row_dots(a: Tensor, b: Tensor) -> Tensor:
@@ -23,16 +25,21 @@ def row_dots(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Terms:
-    """sum_j c_j (w_j - a_j)^2 + <l, w> for rows w (k, D): its value, and then its gradient 2 c (w - a) + l.
+    """sum_j c_j (w_j - a_j)^2 + <l, w> for rows w (k, D): its value, and then its gradient 2 c (w -
+    a) + l.
 
     Args:
-        room: (k, D), written over by each call: to get so much memory anew in every step costs more than the term.
+        room: (k, D), written over by each call: to get so much memory anew in every step costs more
+            than the term.
         anchor: a, (D,) or (k, D); None: no quadratic term.
         linear: l, (D,) or (k, D); None: no linear term.
-        columns: where c is not 0; with a linear term, all columns that are looked at (the others with 0.0).
+        columns: where c is not 0; with a linear term, all columns that are looked at (the others
+            with 0.0).
     """
 
-    def __init__(self, room: Tensor, anchor: Tensor | None, linear: Tensor | None, columns: Sequence[Columns]) -> None:
+    def __init__(
+        self, room: Tensor, anchor: Tensor | None, linear: Tensor | None, columns: Sequence[Columns]
+    ) -> None:
         self.room, self.anchor, self.columns = room, anchor, columns
         self.linear = None if linear is None else linear.expand_as(room)
         self._parts = [(room[:, start:stop], twice) for start, stop, twice in columns]
@@ -41,12 +48,15 @@ class Terms:
         """Those of the first `k` rows, in the same memory."""
         columns = [(a, b, c[:k] if isinstance(c, Tensor) else c) for a, b, c in self.columns]
         anchor = None if self.anchor is None else self.anchor[:k]
-        return Terms(self.room[:k], anchor, None if self.linear is None else self.linear[:k], columns)
+        return Terms(
+            self.room[:k], anchor, None if self.linear is None else self.linear[:k], columns
+        )
 
     def value(self, rows: Tensor) -> Tensor:
         """Of each of the `rows` (k, D), shape (k,)."""
         if self.anchor is not None:
-            torch.sub(rows, self.anchor, out=self.room)  # beyond the columns it means nothing, and is not used
+            # beyond the columns it means nothing, and is not used
+            torch.sub(rows, self.anchor, out=self.room)
         total = self.room.new_zeros(len(self.room))
         for part, twice in self._parts:
             if isinstance(twice, Tensor):
@@ -56,7 +66,8 @@ class Terms:
         return total if self.linear is None else total + row_dots(self.linear, rows)
 
     def gradient(self, factor: Tensor | None = None) -> Tensor:
-        """`factor` (shape (); None: 1) times the gradient where `value` was taken last, (k, D): once for each value."""
+        """`factor` (shape (); None: 1) times the gradient where `value` was taken last, (k, D):
+        once for each value."""
         for part, twice in self._parts:
             if isinstance(twice, Tensor) or twice:
                 part.mul_(twice if factor is None else twice * factor)
@@ -68,7 +79,8 @@ class Terms:
 
 
 def clip_factor(norm: Tensor, limit: float) -> Tensor:
-    """What gradients of this `norm` are multiplied by, so that it is at most `limit` (as `clip_grad_norm_`)."""
+    """What gradients of this `norm` are multiplied by, so that it is at most `limit` (as
+    `clip_grad_norm_`)."""
     return (limit / (norm + 1e-6)).clamp_max(1.0)
 
 
@@ -85,7 +97,8 @@ def direction(
     Args:
         parameters: w.
         gradients: of the loss; not written to (autograd may give one tensor to two parameters).
-        momenta: one for each parameter, 0 before the first step, written to; empty with `momentum` 0.
+        momenta: one for each parameter, 0 before the first step, written to; empty with `momentum`
+            0.
         decay: weight decay, one number, or a tensor that goes with each of `parameters`.
         momentum: its factor.
         nesterov: Nesterov's form of momentum.
@@ -102,19 +115,28 @@ def direction(
 
 
 CHANNELS = 8
-"""From so many channels on, `max_pool` goes by way of `channels_last` (measured on one core: 0.7 to 0.2 of torch's time
-from 8 on, 1.5 to 2 times as long below)."""
+"""From so many channels on, `max_pool` goes by way of `channels_last` (measured on one core: 0.7 to
+0.2 of torch's time from 8 on, 1.5 to 2 times as long below)."""
 
 
 def max_pool(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
-    """The forward pass of `pool`, faster on the CPU: the numbers and gradients are torch's, to the bit.
+    """The forward pass of `pool`, faster on the CPU: the numbers and gradients are torch's, to the
+    bit.
 
-    Torch looks for the places of the maxima pixel by pixel. Without gradients nobody needs them: maxima of shifted
-    images take a tenth of the time. With gradients its kernel for `channels_last` finds them in a quarter.
+    Torch looks for the places of the maxima pixel by pixel. Without gradients nobody needs them:
+    maxima of shifted images take a tenth of the time. With gradients its kernel for `channels_last`
+    finds them in a quarter.
     """
-    if x.ndim != 4 or not (x.is_contiguous() and x.device.type == "cpu") or pool.return_indices or pool.ceil_mode:
+    if (
+        x.ndim != 4
+        or not (x.is_contiguous() and x.device.type == "cpu")
+        or pool.return_indices
+        or pool.ceil_mode
+    ):
         return nn.MaxPool2d.forward(pool, x)  # type: ignore[no-any-return]
-    window, step, around, apart = (_pair(n) for n in (pool.kernel_size, pool.stride, pool.padding, pool.dilation))
+    window, step, around, apart = (
+        _pair(n) for n in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    )
     if torch.is_grad_enabled():
         stacked = torch._C._are_functorch_transforms_active()
         if stacked or not x.requires_grad or x.shape[1] < CHANNELS:
@@ -133,7 +155,8 @@ def max_pool(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
 
 
 class MaxPool(torch.autograd.Function):
-    """Max-pooling whose forward pass runs in `channels_last`; everything outside of it stays contiguous."""
+    """Max-pooling whose forward pass runs in `channels_last`; everything outside of it stays
+    contiguous."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, how: tuple[tuple[int, int], ...]) -> Tensor:
@@ -148,4 +171,6 @@ class MaxPool(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
         """Torch's own, from the places."""
         x, places = ctx.saved_tensors
-        return torch.ops.aten.max_pool2d_with_indices_backward(grad_outputs[0], x, *ctx.how, False, places), None
+        return torch.ops.aten.max_pool2d_with_indices_backward(
+            grad_outputs[0], x, *ctx.how, False, places
+        ), None

@@ -21,8 +21,8 @@ from fl_lightning.training.optimizers import FastSGD, LocalOptimizer, step_sizes
 from fl_lightning.training.schedule import BatchSchedule, batches, order_key
 
 OTHER_DRAWS = 0x5DEECE66D
-"""Sets the seed of a step's dropout and the like apart from that of its epoch's order. Any number does; a second key
-would take as long as a small model's forward pass."""
+"""Sets the seed of a step's dropout and the like apart from that of its epoch's order. Any number
+does; a second key would take as long as a small model's forward pass."""
 
 Step = Callable[[Batch, int], Tensor]
 """The loss (shape ()) of a batch and its number in the epoch."""
@@ -36,7 +36,8 @@ def train(
     schedule: BatchSchedule,
     own: Step | None = None,
 ) -> Fit:
-    """Train the bound client on the batches of `part` in `schedule`: down its loss, or by an `own` step.
+    """Train the bound client on the batches of `part` in `schedule`: down its loss, or by an `own`
+    step.
 
     An own step writes to what it trains by itself, and returns the loss that is recorded.
     """
@@ -52,7 +53,8 @@ def train(
     for epoch, first, count in schedule.pieces(len(part)):
         last.at(epoch, per_epoch, schedule.length.steps_of(per_epoch))
         drawn = order_key(schedule, epoch)
-        seed_all(drawn ^ OTHER_DRAWS ^ first, device)  # Python's generator, which goes on from step to step
+        # Python's generator, which goes on from step to step
+        seed_all(drawn ^ OTHER_DRAWS ^ first, device)
         for k, batch in enumerate(batches(part, schedule, epoch, first, count, drawn), first):
             seed(drawn ^ OTHER_DRAWS ^ k, device)  # every step: it may be the first of its stretch
             last.coaching, last.batch_idx = None, k
@@ -63,7 +65,10 @@ def train(
                 if own is not None:
                     raise
                 name = type(module.model).__name__
-                last.say(f"model: the training_step of {name} returned None: no step is taken for such a batch")
+                last.say(
+                    f"model: the training_step of {name} returned None: no step is taken for such "
+                    f"a batch"
+                )
                 continue
             if own is None:
                 loss = _descend(module, optimizer, loss)
@@ -75,12 +80,18 @@ def train(
 
 
 def train_private(
-    fabric: Fabric, module: ClientModule, part: Part, optimizer: LocalOptimizer, schedule: BatchSchedule,
+    fabric: Fabric,
+    module: ClientModule,
+    part: Part,
+    optimizer: LocalOptimizer,
+    schedule: BatchSchedule,
     private: Private,
-) -> Fit:  # fmt: skip
-    """As `local.train`, on Poisson samples of `part` and down noisy sums of clipped gradients over the batch's expected
-    size. The objective's terms look at no sample, and are added as they are."""
-    assert isinstance(optimizer, FastSGD)  # `OptimizerConfig.validate` and `callbacks.stepprivacy` see to it
+) -> Fit:
+    """As `local.train`, on Poisson samples of `part` and down noisy sums of clipped gradients over
+    the batch's expected size. The objective's terms look at no sample, and are added as they
+    are."""
+    # `OptimizerConfig.validate` and `callbacks.stepprivacy` see to it
+    assert isinstance(optimizer, FastSGD)
     module.model.train()
     expected = min(schedule.batch_size, len(part))
     losses, terms, samples = list[Tensor](), list[Tensor](), 0
@@ -91,7 +102,10 @@ def train_private(
         module.last.batch_idx = k
         batch = sampled(part, schedule.batch_size, private.draws("batch", step))
         draws = private.draws("noise", step)
-        seed_all(int(torch.randint(2**62, (), generator=private.draws("model", step))), fabric.device)  # dropout
+        # dropout
+        seed_all(
+            int(torch.randint(2**62, (), generator=private.draws("model", step))), fabric.device
+        )
         trained = [p for p in module.binding.parameters if p.requires_grad]
         sums, loss = [torch.zeros_like(p) for p in trained], torch.zeros((), device=fabric.device)
         if batch is not None:
@@ -102,16 +116,26 @@ def train_private(
         if coaching is not None:
             terms.append(coaching[0])
             loss = loss + coaching[0]
-        more: list[Tensor | None] = [next(mean) if p.requires_grad else None for p in optimizer.parameters]
+        more: list[Tensor | None] = [
+            next(mean) if p.requires_grad else None for p in optimizer.parameters
+        ]
         if coaching is not None:
-            more = [g if g is None or c is None else g + c for g, c in zip(more, coaching[1], strict=True)]
+            more = [
+                g if g is None or c is None else g + c
+                for g, c in zip(more, coaching[1], strict=True)
+            ]
         optimizer.step(loss, more)
         losses.append(loss)
     return fit_of(optimizer.config, optimizer.lr, losses, terms, samples, fabric.device)
 
 
 def fit_of(
-    config: OptimizerConfig, lr: float, losses: list[Tensor], terms: list[Tensor], samples: int, device: torch.device
+    config: OptimizerConfig,
+    lr: float,
+    losses: list[Tensor],
+    terms: list[Tensor],
+    samples: int,
+    device: torch.device,
 ) -> Fit:
     """What steps at the rate `lr` with these losses and terms came to."""
     nothing, steps = torch.zeros((), device=device), len(losses)
@@ -125,7 +149,10 @@ def _descend(module: ClientModule, optimizer: LocalOptimizer, loss: Tensor) -> T
     coaching = module.coaching()
     if coaching is None:
         if module.own_step and not loss.requires_grad:
-            allowed = "its training_step returned a loss of no parameter that trains; to pass a batch over, return None"
+            allowed = (
+                "its training_step returned a loss of no parameter that trains; to pass a batch "
+                "over, return None"
+            )
             raise BadInput("model", type(module.model).__name__, allowed)
         optimizer.step(loss)
         return loss
@@ -135,5 +162,10 @@ def _descend(module: ClientModule, optimizer: LocalOptimizer, loss: Tensor) -> T
 
 
 def autocast(fabric: Fabric) -> Callable[[], AbstractContextManager[Any]]:
-    """Fabric's autocast, or nothing where the precision casts nothing (entering it costs more than a small step)."""
-    return nullcontext if fabric.strategy.precision.precision in ("32-true", "64-true") else fabric.autocast
+    """Fabric's autocast, or nothing where the precision casts nothing (entering it costs more than
+    a small step)."""
+    return (
+        nullcontext
+        if fabric.strategy.precision.precision in ("32-true", "64-true")
+        else fabric.autocast
+    )

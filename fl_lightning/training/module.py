@@ -1,4 +1,5 @@
-"""One client: a LightningModule around the user's model, whose loss is the task's plus the objective's terms."""
+"""One client: a LightningModule around the user's model, whose loss is the task's plus the
+objective's terms."""
 
 from __future__ import annotations
 
@@ -33,22 +34,36 @@ UNHEEDED = (
         "on_train_batch_start",
     ),
     *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
-    *("on_before_zero_grad", "optimizer_zero_grad", "on_before_backward", "backward", "on_after_backward"),
-    *("on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step", "lr_scheduler_step"),
+    *(
+        "on_before_zero_grad",
+        "optimizer_zero_grad",
+        "on_before_backward",
+        "backward",
+        "on_after_backward",
+    ),
+    *(
+        "on_before_optimizer_step",
+        "configure_gradient_clipping",
+        "optimizer_step",
+        "lr_scheduler_step",
+    ),
     *("on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_fit_end"),
 )
-"""Hooks that a Lightning Trainer calls in training. There is none here: a model that relies on one is refused."""
+"""Hooks that a Lightning Trainer calls in training. There is none here: a model that relies on one
+is refused."""
 
 
 class Skipped(BadInput):
-    """The user's `training_step` returned None: no step is taken for the batch. Bad input where its loss is needed."""
+    """The user's `training_step` returned None: no step is taken for the batch. Bad input where its
+    loss is needed."""
 
 
 class ClientModule(LightningModule):
     """The one module of an architecture on a rank: clients are bound into it one after the other.
 
     Args:
-        model: the network; a LightningModule with a `training_step` of its own keeps its own task loss.
+        model: the network; a LightningModule with a `training_step` of its own keeps its own task
+            loss.
         layout: of the model.
         num_classes: outputs of the model.
         features: keep what the classifier sees of each pass.
@@ -88,9 +103,12 @@ class ClientModule(LightningModule):
         if isinstance(model, LightningModule):
             _check_steps(model)
             self.own_step = type(model).training_step is not LightningModule.training_step
-            self._numbered = is_param_in_hook_signature(model.training_step, "batch_idx", min_args=2)
+            self._numbered = is_param_in_hook_signature(
+                model.training_step, "batch_idx", min_args=2
+            )
         self.trainable = np.array([p.requires_grad for p in self.binding.parameters], dtype=bool)
-        """Bool: the parameters, in the order of the blocks, that a method has not frozen in what it has built."""
+        """Bool: the parameters, in the order of the blocks, that a method has not frozen in what it
+        has built."""
         self.used = layout.parameters.stop
         """Columns of a vector up to the last parameter: parameters come first."""
         self._masked = False
@@ -117,7 +135,12 @@ class ClientModule(LightningModule):
         Raises:
             BadInput: the method does not declare that it looks at them.
         """
-        check(f"{self.method}.features", False, self.looks, "it looks at module.features: set it to True")
+        check(
+            f"{self.method}.features",
+            False,
+            self.looks,
+            "it looks at module.features: set it to True",
+        )
         return self._seen
 
     def forget_features(self) -> None:
@@ -145,19 +168,29 @@ class ClientModule(LightningModule):
         weight, name = objective.proximal_weight, objective.proximal_weight.tobytes()
         if name != self._known[0]:  # columns change only with the blocks of the proximal term
             blocks = [b for b in self.layout.blocks if b.kind == "parameter"]
-            places = [(b.start, b.stop if c else b.start) for b, c in zip(blocks, weight, strict=False)]
-            self._known = name, [*objective.columns(self.layout)], places, objective.proximal_numbers(self.layout)
+            places = [
+                (b.start, b.stop if c else b.start) for b, c in zip(blocks, weight, strict=False)
+            ]
+            self._known = (
+                name,
+                [*objective.columns(self.layout)],
+                places,
+                objective.proximal_numbers(self.layout),
+            )
         self.proximal_numbers = self._known[3]
 
     def train_only(self, trains: np.ndarray | None) -> None:
-        """From now on only the blocks of `trains` (bool [B]; None: all) require a gradient, and no frozen parameter.
+        """From now on only the blocks of `trains` (bool [B]; None: all) require a gradient, and no
+        frozen parameter.
 
         Raises:
             ValueError: nothing would train.
         """
         if trains is None and not self._masked:
             return
-        trained = self.trainable if trains is None else self.trainable & trains[: len(self.trainable)]
+        trained = (
+            self.trainable if trains is None else self.trainable & trains[: len(self.trainable)]
+        )
         if not trained.any():
             raise ValueError("no block is left to train")
         for parameter, wants in zip(self.binding.parameters, trained.tolist(), strict=True):
@@ -186,10 +219,10 @@ class ClientModule(LightningModule):
         return self.metric.loss(self.model(x), y)
 
     def coaching(self) -> tuple[Tensor, list[Tensor | None]] | None:
-        """The objective's terms at the bound vector, sum_b c_b ||w_b - a_b||^2 (KAPC's journal version, Eq. 16) and
-        <linear, w>: their value, and their gradient for each parameter that the optimiser knows (None: nothing reaches
-        it; views that the next call writes over). Without autograd, which would add up gradients in new memory. None:
-        there are none.
+        """The objective's terms at the bound vector, sum_b c_b ||w_b - a_b||^2 (KAPC's journal
+        version, Eq. 16) and <linear, w>: their value, and their gradient for each parameter that
+        the optimiser knows (None: nothing reaches it; views that the next call writes over).
+        Without autograd, which would add up gradients in new memory. None: there are none.
         """
         if not self._adds:
             return None
@@ -204,29 +237,38 @@ class ClientModule(LightningModule):
     def _prepared(self, vector: Tensor) -> Terms:
         room = self._room
         if room is None or room.dtype != vector.dtype or room.device != vector.device:
-            room = self._room = vector.new_empty(1, self.used)  # kept: a step's time is lost in getting so much anew
+            # kept: a step's time is lost in getting so much anew
+            room = self._room = vector.new_empty(1, self.used)
         objective, used = self.objective, self.used
         columns: list[Columns] = self._known[1] if objective.pulls else []
         anchor = objective.anchor if objective.pulls else None
         places, linear = self._known[2], objective.linear
         if linear is not None:
             weight = objective.proximal_weight if objective.pulls else None
-            rest = self.layout.is_parameter if weight is None else self.layout.is_parameter & (weight == 0)
+            rest = (
+                self.layout.is_parameter
+                if weight is None
+                else self.layout.is_parameter & (weight == 0)
+            )
             columns = [*columns, *((s.start, s.stop, 0.0) for s in self.layout.segments(rest))]
             places = [(b.start, b.stop) for b in self.layout.blocks if b.kind == "parameter"]
         known = zip(places, self.binding.parameters, self.trainable.tolist(), strict=True)
-        self._slopes = [room[0, a:b].view(p.shape) if b > a else None for (a, b), p, trains in known if trains]
+        self._slopes = [
+            room[0, a:b].view(p.shape) if b > a else None for (a, b), p, trains in known if trains
+        ]
         anchor, linear = (None if vector is None else vector[:used] for vector in (anchor, linear))
         return Terms(room, anchor, linear, columns)
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
-        """Task loss (or the objective's own), without the objective's terms; `Skipped`: no step is to be taken."""
+        """Task loss (or the objective's own), without the objective's terms; `Skipped`: no step is
+        to be taken."""
         own = self.objective.loss
         return self.task_loss(batch, batch_idx) if own is None else own(self, batch)
 
     @torch.no_grad()
     def mean_loss(self, part: Part, batch_size: int) -> Tensor:
-        """Mean task loss of the bound vector on `part` in evaluation mode, shape (); NaN on an empty part."""
+        """Mean task loss of the bound vector on `part` in evaluation mode, shape (); NaN on an
+        empty part."""
         self.model.eval()
         exact = wide(self.device_of_model)
         total = torch.zeros((), device=self.device_of_model, dtype=exact)
@@ -237,9 +279,9 @@ class ClientModule(LightningModule):
 
     @torch.no_grad()
     def under(self, vector: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (batch, d) and class scores of inputs `x` under another `vector` (D,), in evaluation mode: for a
-        loss that compares models. What is bound stays so, and nothing of either is written to. The method must declare
-        `features`.
+        """Features (batch, d) and class scores of inputs `x` under another `vector` (D,), in
+        evaluation mode: for a loss that compares models. What is bound stays so, and nothing of
+        either is written to. The method must declare `features`.
         """
         seen, training = getattr(self, "_seen", x), self.model.training
         bound, buffers = self.binding.vector, self.binding.buffers
@@ -257,7 +299,8 @@ class ClientModule(LightningModule):
             self._seen = seen
 
     def flat_gradient(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The task loss of the bound vector on a batch, shape (), and its gradient (D,); 0 where nothing trains."""
+        """The task loss of the bound vector on a batch, shape (), and its gradient (D,); 0 where
+        nothing trains."""
         vector = self.binding.vector
         assert vector is not None
         trained = [p for p in self.binding.parameters if p.requires_grad]
@@ -279,12 +322,18 @@ class ClientModule(LightningModule):
 
 
 def _check_steps(model: LightningModule) -> None:
-    """Raise `BadInput` where local steps would pass by what the user's model does in a Lightning Trainer."""
+    """Raise `BadInput` where local steps would pass by what the user's model does in a Lightning
+    Trainer."""
     name, own = type(model).__name__, type(model)
     allowed = "its automatic_optimization is False: leave it True, local steps are taken here"
     check("model", name, model.automatic_optimization, allowed)
-    unheeded = [hook for hook in UNHEEDED if getattr(own, hook) is not getattr(LightningModule, hook)]
-    allowed = f"its {', '.join(unheeded)} would not be called: of its hooks only training_step and configure_optimizers"
+    unheeded = [
+        hook for hook in UNHEEDED if getattr(own, hook) is not getattr(LightningModule, hook)
+    ]
+    allowed = (
+        f"its {', '.join(unheeded)} would not be called: of its hooks only training_step and "
+        f"configure_optimizers"
+    )
     check("model", name, not unheeded, f"{allowed} are")
 
 
@@ -297,7 +346,10 @@ def _stays(norm: nn.Module, mode: bool = True) -> nn.Module:
 def _loss_in(out: Any, model: str, method: str) -> Tensor:
     """The loss, shape (), in what the user's `training_step` has returned."""
     if out is None:
-        allowed = "its training_step returned None, which passes a batch over in plain local training alone"
+        allowed = (
+            "its training_step returned None, which passes a batch over in plain local training "
+            "alone"
+        )
         raise Skipped("model", model, f"{allowed}: {method} needs a loss of every batch")
     loss = out.get("loss") if isinstance(out, Mapping) else out
     if isinstance(loss, Tensor) and loss.numel() == 1:
@@ -307,5 +359,8 @@ def _loss_in(out: Any, model: str, method: str) -> Tensor:
         returned = f"a {returned} without a loss of one number as 'loss'"
     elif isinstance(out, Tensor):
         returned = f"numbers of shape {tuple(out.shape)}"
-    allowed = "it must return a loss of one number, a dict with it as 'loss', or None to pass the batch over"
+    allowed = (
+        "it must return a loss of one number, a dict with it as 'loss', or None to pass the batch "
+        "over"
+    )
     raise BadInput("model", model, f"its training_step returned {returned}; {allowed}")

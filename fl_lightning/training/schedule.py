@@ -1,4 +1,5 @@
-"""Which batches a stretch of local training takes: a function of (seed, purpose, client, absolute epoch)."""
+"""Which batches a stretch of local training takes: a function of (seed, purpose, client, absolute
+epoch)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from fl_lightning.foundation.rng import generator, key, keys
 
 @dataclass(frozen=True)
 class Length:
-    """How long a stretch of local training is: in epochs over the client's own data, or in steps. One of the two."""
+    """How long a stretch of local training is: in epochs over the client's own data, or in steps.
+    One of the two."""
 
     epochs: float | None = None
     """A part of an epoch is that share of its batches, rounded, and at least one of them."""
@@ -44,10 +46,11 @@ class Length:
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """The batches of one stretch of local training. Stretches of equal length follow each other without a gap.
+    """The batches of one stretch of local training. Stretches of equal length follow each other
+    without a gap.
 
-    The steps of a client are counted through all of its stretches and epochs: what step s trains on depends on seed,
-    purpose, client and s alone, however the steps are cut into stretches.
+    The steps of a client are counted through all of its stretches and epochs: what step s trains on
+    depends on seed, purpose, client and s alone, however the steps are cut into stretches.
     """
 
     seed: int
@@ -102,14 +105,24 @@ def order_keys(epochs: Sequence[tuple[BatchSchedule, int]]) -> list[int]:
 
 
 def batches(
-    part: Part, schedule: BatchSchedule, epoch: int, first: int, count: int, drawn: int | None = None
+    part: Part,
+    schedule: BatchSchedule,
+    epoch: int,
+    first: int,
+    count: int,
+    drawn: int | None = None,
 ) -> Iterator[Batch]:
-    """`count` batches of an absolute epoch from its batch `first` on; `drawn` is its `order_key`, where it is known."""
+    """`count` batches of an absolute epoch from its batch `first` on; `drawn` is its `order_key`,
+    where it is known."""
     order = torch.Generator().manual_seed(order_key(schedule, epoch) if drawn is None else drawn)
     augment = None
     if part.augmented:
         augment = generator(schedule.seed, schedule.purpose + " augment", schedule.client, epoch)
-    return iter(part.batches(schedule.batch_size, order, augment, schedule.whole_last, slice(first, first + count)))
+    return iter(
+        part.batches(
+            schedule.batch_size, order, augment, schedule.whole_last, slice(first, first + count)
+        )
+    )
 
 
 def stream(part: Part, schedule: BatchSchedule) -> Iterator[Batch]:

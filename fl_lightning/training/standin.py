@@ -1,5 +1,5 @@
-"""What a user's LightningModule reads of Lightning's Trainer, which is not there: how far its client has trained, and a
-refusal of everything else."""
+"""What a user's LightningModule reads of Lightning's Trainer, which is not there: how far its
+client has trained, and a refusal of everything else."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ INSTEAD = {
 
 @dataclass
 class Last:
-    """Of a training step. No attribute of the module: to set one takes longer than to add up a small model's loss."""
+    """Of a training step. No attribute of the module: to set one takes longer than to add up a
+    small model's loss."""
 
     coaching: Tensor | None = None
     """The coaching term (detached), None where there is none."""
     batch_idx: int = 0
     """The number of its batch in the epoch; 0 outside of training."""
     epoch: int | None = None
-    """Epochs of local training before it, those of earlier rounds included; None: no local step is taken."""
+    """Epochs of local training before it, those of earlier rounds included; None: no local step is
+    taken."""
     per_epoch: int = 1
     """Batches of an epoch of the client."""
     per_round: int = 1
@@ -77,7 +79,8 @@ class Last:
 
 
 class StandIn:
-    """In the Trainer's place in the LightningModule `model`: what is not defined here is refused by name."""
+    """In the Trainer's place in the LightningModule `model`: what is not defined here is refused by
+    name."""
 
     is_global_zero = True
     world_size = num_devices = num_nodes = 1
@@ -119,7 +122,8 @@ class StandIn:
 
     @property
     def max_epochs(self) -> int:
-        """Epochs of local training of a client that takes part in all rounds, one that is begun included."""
+        """Epochs of local training of a client that takes part in all rounds, one that is begun
+        included."""
         last = self._counted("trainer.max_epochs")[1]
         return math.ceil(last.rounds * last.per_round / last.per_epoch)
 
@@ -141,12 +145,17 @@ class StandIn:
 
     def log(self, *values: Any, **options: Any) -> None:
         """Stands in for `self.log` and `self.log_dict`."""
-        line = f"model: what {self._model} logs (self.log, self.logger) is not kept: the run writes tables of its own"
+        line = (
+            f"model: what {self._model} logs (self.log, self.logger) is not kept: the run writes "
+            f"tables of its own"
+        )
         self._last.say(line)
 
     def refuse(self, what: str, *values: Any, **options: Any) -> NoReturn:
         """Raise `BadInput`: the model reads or calls `what`."""
-        names = ", ".join(name for name in vars(StandIn) if name[0] != "_" and name not in ("log", "refuse"))
+        names = ", ".join(
+            name for name in vars(StandIn) if name[0] != "_" and name not in ("log", "refuse")
+        )
         instead = INSTEAD.get(what, f"of self.trainer there are {names}")
         raise BadInput("model", self._model, f"it reads {what}, and there is no Trainer: {instead}")
 
@@ -155,8 +164,13 @@ class StandIn:
         last = self._last
         last.read = f"self.{what}"
         if last.epoch is None:
-            allowed = "which counts in local training alone: read it in training_step, or where self.training is True"
-            raise BadInput("model", self._model, f"it reads self.{what} outside of local steps, {allowed}")
+            allowed = (
+                "which counts in local training alone: read it in training_step, or where "
+                "self.training is True"
+            )
+            raise BadInput(
+                "model", self._model, f"it reads self.{what} outside of local steps, {allowed}"
+            )
         return last.epoch, last
 
     def __getattr__(self, name: str) -> Any:
@@ -176,11 +190,14 @@ def stand_in(model: nn.Module, last: Last) -> None:
         module._fabric, module._trainer = None, stand  # type: ignore[assignment]
         module.log = module.log_dict = stand.log  # type: ignore[method-assign]
         for call in (call for call in INSTEAD if call.endswith("()")):
-            setattr(module, call.removeprefix("self.").removesuffix("()"), partial(stand.refuse, call))
+            setattr(
+                module, call.removeprefix("self.").removesuffix("()"), partial(stand.refuse, call)
+            )
 
 
 def place(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Have `self.device` and `self.dtype` of every LightningModule in `model` say where, and as what, it trains."""
+    """Have `self.device` and `self.dtype` of every LightningModule in `model` say where, and as
+    what, it trains."""
     for module in lightning_modules(model):
         module._device, module._dtype = device, dtype
 

@@ -1,7 +1,7 @@
 """The accelerator's suite, by device: FL_TEST_DEVICE names it, or it is whichever this machine has.
 
-`pretended` is one that is written in Python (pretended.py) and runs anywhere. It wants a process of its own, since
-torch cannot fork any more once it knows of a device:
+`pretended` is one that is written in Python (pretended.py) and runs anywhere. It wants a process of
+its own, since torch cannot fork any more once it knows of a device:
 
     FL_TEST_DEVICE=pretended pytest tests/accelerator -m ""
 
@@ -33,7 +33,8 @@ elif DEVICE is None:
 
 
 def pytest_runtest_logfinish() -> None:
-    """A lost device stays lost in its process: a worker of pytest-xdist ends, and another one goes on in its place."""
+    """A lost device stays lost in its process: a worker of pytest-xdist ends, and another one goes
+    on in its place."""
     worker = "PYTEST_XDIST_WORKER" in os.environ and DEVICE not in (None, "pretended")
     if worker and (reason := lost(torch.device(DEVICE or ""))):
         print(f"{DEVICE} is lost: {reason}", file=sys.stderr)

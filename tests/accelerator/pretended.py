@@ -1,9 +1,11 @@
-"""A pretended accelerator for tests: a device in Python, whose tensors no operation of the host may touch.
+"""A pretended accelerator for tests: a device in Python, whose tensors no operation of the host may
+touch.
 
-Torch lets a kind of device be written in Python (the key `PrivateUse1`). Here its memory is the machine's, and its
-kernels are the CPU's, so numbers are those of the CPU, bit for bit. What differs is what a GPU is strict about: tensors
-of two devices do not meet in an operation, draws come from a generator of its own, memory may run out, and the device
-may fail for good. It has no streams and no pinned memory.
+Torch lets a kind of device be written in Python (the key `PrivateUse1`). Here its memory is the
+machine's, and its kernels are the CPU's, so numbers are those of the CPU, bit for bit. What differs
+is what a GPU is strict about: tensors of two devices do not meet in an operation, draws come from a
+generator of its own, memory may run out, and the device may fail for good. It has no streams and no
+pinned memory.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "pretended"
 COPIES = {"_copy_from", "_copy_from_and_resize"}
-INDEXED = {"index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+INDEXED = {
+    "index",
+    "index_put_",
+    "index_put",
+    "_index_put_impl_",
+    "_unsafe_index",
+    "_unsafe_index_put",
+}
 """Torch takes indices from the host here."""
 
 _ON_HOST, _ELSEWHERE = 1, 12  # kinds of devices in DLPack
@@ -79,7 +88,9 @@ def on_device(tensor: Tensor) -> Tensor:
     """A tensor of the device with the memory of a new one of the host."""
     size = tensor.untyped_storage().nbytes()
     if STATE.held + size > STATE.limit:
-        raise torch.OutOfMemoryError(f"{NAME} out of memory: {size} bytes beside {STATE.held} of {STATE.limit:.0f}")
+        raise torch.OutOfMemoryError(
+            f"{NAME} out of memory: {size} bytes beside {STATE.held} of {STATE.limit:.0f}"
+        )
     made = _turned(tensor, _ELSEWHERE)
     STATE.held += size
     STATE.peak = max(STATE.peak, STATE.held)
@@ -104,11 +115,16 @@ def name_of(op: Any) -> str:
 def _check(op: Any, args: Any, kwargs: Any) -> None:
     name = name_of(op)
     if STATE.dead:
-        raise torch.AcceleratorError(f"{NAME} error: an illegal memory access was encountered\nand more lines")
+        raise torch.AcceleratorError(
+            f"{NAME} error: an illegal memory access was encountered\nand more lines"
+        )
     given = [args[0], *args[2:3]] if name in INDEXED else tree_leaves((args, kwargs))
     strangers = [t for t in given if isinstance(t, Tensor) and not is_here(t) and t.dim()]
     if strangers and name not in COPIES and any(map(is_here, tree_leaves((args, kwargs)))):
-        raise RuntimeError(f"{name}: expected all tensors on one device, found {[tuple(t.shape) for t in strangers]}")
+        raise RuntimeError(
+            f"{name}: expected all tensors on one device, found "
+            f"{[tuple(t.shape) for t in strangers]}"
+        )
     if kwargs.get("generator") is not None:
         raise RuntimeError(f"{name}: expected a generator of {NAME}, found the CPU's")
 
@@ -142,7 +158,8 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _from_own_draws(op: Any, *args: Any) -> Any:
-    """An operation that takes no generator draws from the CPU's, and is to draw from the device's."""
+    """An operation that takes no generator draws from the CPU's, and is to draw from the
+    device's."""
     before = torch.get_rng_state()
     torch.set_rng_state(STATE.draws.get_state())
     try:
@@ -157,8 +174,14 @@ def _raise(x: Tensor, known: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
     if id(x) in known:
         return known[id(x)][1]
     for lowered, root in known.values():
-        if x.numel() and x.dtype == root.dtype and x.untyped_storage()._cdata == lowered.untyped_storage()._cdata:
-            offset = root.storage_offset() + (x.data_ptr() - lowered.data_ptr()) // root.element_size()
+        if (
+            x.numel()
+            and x.dtype == root.dtype
+            and x.untyped_storage()._cdata == lowered.untyped_storage()._cdata
+        ):
+            offset = (
+                root.storage_offset() + (x.data_ptr() - lowered.data_ptr()) // root.element_size()
+            )
             return _as_strided(root, list(x.size()), list(x.stride()), offset)
     return on_device(x)
 
@@ -233,7 +256,9 @@ class Backend:
     @staticmethod
     def synchronize(device: Any = None) -> None:
         if STATE.dead:
-            raise torch.AcceleratorError(f"{NAME} error: an illegal memory access was encountered\nand more lines")
+            raise torch.AcceleratorError(
+                f"{NAME} error: an illegal memory access was encountered\nand more lines"
+            )
 
 
 def _convolution(x: Tensor, w: Tensor, b: Tensor | None, *rest: Any) -> Tensor:
@@ -252,8 +277,15 @@ def _narrowed(name: str) -> Callable[..., Any]:
 
     def run(*args: Any) -> Any:
         dtype = torch.get_autocast_dtype(NAME)
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):
-            return op(*(t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in args))
+        with torch._C._ExcludeDispatchKeyGuard(
+            torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+        ):
+            return op(
+                *(
+                    t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
+                    for t in args
+                )
+            )
 
     return run
 
@@ -283,7 +315,8 @@ def install() -> None:
 
 @contextlib.contextmanager
 def present(index: int = 0, count: int = 1) -> Iterator[None]:
-    """Within, torch sees the device, or `count` of them, of which this process uses the one with this `index`."""
+    """Within, torch sees the device, or `count` of them, of which this process uses the one with
+    this `index`."""
     assert not STATE.present
     STATE.present, STATE.dead, STATE.limit = True, False, float("inf")
     STATE.index, STATE.count = index, count

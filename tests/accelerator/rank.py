@@ -1,4 +1,5 @@
-"""One of several ranks on pretended devices, each in a process of its own: python rank.py FL_TRAIN_ARGUMENTS
+"""One of several ranks on pretended devices, each in a process of its own: python rank.py
+FL_TRAIN_ARGUMENTS
 
 What joins them is as NCCL is: it takes contiguous tensors of the rank's own device, and no others.
 """
@@ -47,7 +48,10 @@ class Joined(dist.ProcessGroup):
     def _down(self, tensors: list[Tensor]) -> list[Tensor]:
         for tensor in tensors:
             if tensor.device != torch.device(NAME, STATE.index) or not tensor.is_contiguous():
-                raise RuntimeError(f"no contiguous tensor of this rank's device: {tensor.device} {tuple(tensor.shape)}")
+                raise RuntimeError(
+                    f"no contiguous tensor of this rank's device: {tensor.device} "
+                    f"{tuple(tensor.shape)}"
+                )
         return [t.cpu() for t in tensors]
 
     def _carried(self, into: list[Tensor], exchange: Callable[[list[Tensor]], Any]) -> Any:
@@ -64,7 +68,9 @@ class Joined(dist.ProcessGroup):
     def broadcast(self, tensors: list[Tensor], options: Any = None) -> Any:
         return self._carried(tensors, lambda below: self.carrier.broadcast(below, options))
 
-    def allgather(self, into: list[list[Tensor]], tensors: list[Tensor], options: Any = None) -> Any:
+    def allgather(
+        self, into: list[list[Tensor]], tensors: list[Tensor], options: Any = None
+    ) -> Any:
         mine = self._down(tensors)
         return self._carried(into[0], lambda below: self.carrier.allgather([below], mine))
 
@@ -74,12 +80,19 @@ class Joined(dist.ProcessGroup):
         return self._carried(parts, lambda below: self.carrier.allgather([below], [mine.view(-1)]))
 
     def alltoall_base(
-        self, into: Tensor, tensor: Tensor, out_sizes: list[int], in_sizes: list[int], options: Any = None
+        self,
+        into: Tensor,
+        tensor: Tensor,
+        out_sizes: list[int],
+        in_sizes: list[int],
+        options: Any = None,
     ) -> Any:
         [mine] = self._down([tensor])
 
         def exchange(below: list[Tensor]) -> Any:
-            return self.carrier.alltoall_base(below[0], mine, out_sizes, in_sizes, dist.AllToAllOptions())
+            return self.carrier.alltoall_base(
+                below[0], mine, out_sizes, in_sizes, dist.AllToAllOptions()
+            )
 
         return self._carried([into], exchange)
 

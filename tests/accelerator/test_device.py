@@ -1,4 +1,5 @@
-"""What must hold on whatever accelerator there is (see conftest.py): the numbers of the CPU, by every path."""
+"""What must hold on whatever accelerator there is (see conftest.py): the numbers of the CPU, by
+every path."""
 
 from __future__ import annotations
 
@@ -47,16 +48,23 @@ def close(here: Numbers, there: Numbers, tolerance: float) -> list[str]:
 
 @pytest.mark.sampled("[scaffold-host]")
 @pytest.mark.parametrize("name", GOLDEN)
-def test_every_method_executor_bank_and_callback_gives_the_numbers_of_the_cpu(name: str, device: str) -> None:
-    """The golden runs, among them those that are interrupted and taken up again, and those whose clients fail."""
+def test_every_method_executor_bank_and_callback_gives_the_numbers_of_the_cpu(
+    name: str, device: str
+) -> None:
+    """The golden runs, among them those that are interrupted and taken up again, and those whose
+    clients fail."""
     found = []
     exact = wide(torch.device(device)) == torch.float64
     for accelerator in ("cpu", device):
         fabric = {"accelerator": accelerator} | ({} if exact else {"precision": "32-true"})
-        run = cases.Run(cases.merged(GOLDEN[name].settings, {"fabric": fabric}), interrupted=GOLDEN[name].interrupted)
+        run = cases.Run(
+            cases.merged(GOLDEN[name].settings, {"fabric": fabric}),
+            interrupted=GOLDEN[name].interrupted,
+        )
         found.append(numbers([name], {name: run})[name])
     single = not exact or name.endswith("-32")
-    rounding = device == "pretended" and name != "local-lit"  # torch's dropout has another formula off the CPU
+    # torch's dropout has another formula off the CPU
+    rounding = device == "pretended" and name != "local-lit"
     elsewhere = SINGLE if GOLDEN[name].single else 1e-8
     assert close(*found, 1e-3 if single else 1e-12 if rounding else elsewhere) == []
 
@@ -65,18 +73,26 @@ def test_every_method_executor_bank_and_callback_gives_the_numbers_of_the_cpu(na
 @pytest.mark.parametrize("to_device", [True, False])
 def test_a_run_goes_on_on_another_kind_of_device(fit: Fit, device: str, to_device: bool) -> None:
     first, second = ("cpu", device) if to_device else (device, "cpu")
-    begun = fit("a", f"--fabric.accelerator {first} --federation.rounds 2", "--callbacks checkpoint")
+    begun = fit(
+        "a", f"--fabric.accelerator {first} --federation.rounds 2", "--callbacks checkpoint"
+    )
     models = {}
     for kind in (first, second):
         fabric = fabric_of(kind, "32-true")
         fabric.launch()
         fed = assemble(fabric, load(begun), begun, [Checkpoint()])
         assert restore(fed.run, begun / "checkpoints") == 2
-        assert all(v.device.type == kind for s in fed.run.states.values() for v in s.vectors.values())
+        assert all(
+            v.device.type == kind for s in fed.run.states.values() for v in s.vectors.values()
+        )
         models[kind] = {c: state.vectors["model"].cpu() for c, state in fed.run.states.items()}
     assert models[first].keys() == models[second].keys() == set(range(4))
     assert all(torch.equal(models[first][c], models[second][c]) for c in models[first])
-    moved = fit("a", f"--fabric.accelerator {second} --federation.rounds 3 --resume", "--callbacks checkpoint")
+    moved = fit(
+        "a",
+        f"--fabric.accelerator {second} --federation.rounds 3 --resume",
+        "--callbacks checkpoint",
+    )
     stayed = fit("b", f"--fabric.accelerator {first} --federation.rounds 3")
     one, other = (RunFolder(folder).read("metrics")[-1] for folder in (stayed, moved))
     for name in ("train_loss", "coaching_loss"):
@@ -85,7 +101,12 @@ def test_a_run_goes_on_on_another_kind_of_device(fit: Fit, device: str, to_devic
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "flags", ["", "--method fedavg --federation.participation 0.5", "--fabric.bank host --optimizer.keep_state true"]
+    "flags",
+    [
+        "",
+        "--method fedavg --federation.participation 0.5",
+        "--fabric.bank host --optimizer.keep_state true",
+    ],
 )
 def test_two_ranks_give_what_one_gives(flags: str, fit: Fit, device: str) -> None:
     if device != "pretended" and count() < 2:
@@ -95,13 +116,20 @@ def test_two_ranks_give_what_one_gives(flags: str, fit: Fit, device: str) -> Non
     if device != "pretended":
         assert lasting(fit("two", flags, "--fabric.devices 2")) == lasting(one)
         return
-    # Two machines with a device each: of a kind that is written in Python, autograd takes the first one alone.
+    # Two machines with a device each: of a kind that is written in Python, autograd takes the first
+    # one alone.
     line = ["fit", "--name", "two", "--config", str(one / "config.yaml"), "--fabric.num_nodes", "2"]
-    shared = {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared = {
+        "TORCHELASTIC_RUN_ID": "x",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     shared |= {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     script = [sys.executable, str(Path(__file__).with_name("rank.py")), *line]
     ranks = [
-        subprocess.Popen(script, env={**os.environ, **shared, "RANK": r, "GROUP_RANK": r}, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            script, env={**os.environ, **shared, "RANK": r, "GROUP_RANK": r}, stderr=subprocess.PIPE
+        )
         for r in "01"
     ]
     said = [rank.communicate(timeout=400)[1].decode() for rank in ranks]
@@ -111,7 +139,9 @@ def test_two_ranks_give_what_one_gives(flags: str, fit: Fit, device: str) -> Non
 
 SETTINGS = {
     "mlp": "--optimizer.momentum 0.9 --optimizer.keep_state true",
-    "cnn": "--model cnn --model.padding 2 --optimizer.weight_decay 0.001 --federation.participation 0.6",
+    "cnn": "--model cnn --model.padding 2 --optimizer.weight_decay 0.001 "
+    "--federation.participation "
+    "0.6",
     "decay": "--method fedprox --optimizer.lr_decay 0.5 --optimizer.clip_norm 1.0",
     "normed": "--model cases.Small",
 }
@@ -119,11 +149,15 @@ SETTINGS = {
 
 @pytest.mark.sampled("[mlp]")
 @pytest.mark.parametrize("flags", SETTINGS.values(), ids=SETTINGS)
-def test_executors_agree_with_the_loop(fit: Fit, flags: str, device: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_executors_agree_with_the_loop(
+    fit: Fit, flags: str, device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In 64 bits, where rounding cannot grow in two rounds; batches of several sizes among them."""
     if wide(torch.device(device)) != torch.float64:
         pytest.skip(f"{device} has no 64 bits")
-    common = f"{flags} --fabric.accelerator {device} --fabric.precision 64-true --federation.rounds 2"
+    common = (
+        f"{flags} --fabric.accelerator {device} --fabric.precision 64-true --federation.rounds 2"
+    )
     rows = {}
     for name in ("loop", "vmap"):
         rows[name] = RunFolder(fit(name, f"{common} --fabric.executor {name}")).read("metrics")
@@ -147,30 +181,47 @@ def test_stacked_clients_repeat_themselves_when_resumed(fit: Fit, device: str) -
 def lasting(folder: Path) -> list[dict[str, float]]:
     """The rows of metrics.csv without what says something of the machine."""
     rows = RunFolder(folder).read("metrics")
-    return [{k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows]
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
-    ["", "--fabric.executor vmap", "--callbacks quantize --optimizer.keep_state true", "--optimizer.momentum 0"],
+    [
+        "",
+        "--fabric.executor vmap",
+        "--callbacks quantize --optimizer.keep_state true",
+        "--optimizer.momentum 0",
+    ],
     ids=["plain", "vmap", "quantized", "still"],
 )
 def test_no_number_depends_on_where_models_lie(fit: Fit, device: str, flags: str) -> None:
-    """Fetched on a stream of their own while the client before trains, and written back behind it."""
-    common = f"--fabric.accelerator {device} --federation.participation 0.75 --optimizer.momentum 0.5 {flags}"
+    """Fetched on a stream of their own while the client before trains, and written back behind
+    it."""
+    common = (
+        f"--fabric.accelerator {device} --federation.participation 0.75 --optimizer.momentum 0.5 "
+        f"{flags}"
+    )
     whole = fit("memory", common, "--federation.rounds 2")
     for bank in ("host", "disk"):
-        assert lasting(fit(bank, common, f"--federation.rounds 2 --fabric.bank {bank}")) == lasting(whole)
+        assert lasting(fit(bank, common, f"--federation.rounds 2 --fabric.bank {bank}")) == lasting(
+            whole
+        )
 
 
 @pytest.mark.slow
 def test_models_away_take_no_memory_of_the_device(fit: Fit, device: str) -> None:
-    """20 models of 4.5 MB and what they hear: 180 MB in memory, four rows where they lie on the host."""
+    """20 models of 4.5 MB and what they hear: 180 MB in memory, four rows where they lie on the
+    host."""
     module = module_of(torch.device(device))
     if not hasattr(module, "reset_peak_memory_stats"):
         pytest.skip(f"{device} does not count its memory")
-    flags = f"--fabric.accelerator {device} --federation.clients 20 --data.min_samples 1 --data.alpha 100"
+    flags = (
+        f"--fabric.accelerator {device} --federation.clients 20 --data.min_samples 1 --data.alpha "
+        f"100"
+    )
     flags += " --model.hidden [2000,500] --federation.local_epochs 0 --federation.rounds 1"
     peak = {}
     for bank in ("host", "memory"):
@@ -189,10 +240,19 @@ def test_precisions_and_channels_last(fit: Fit, device: str, precision: str) -> 
     """Channels change rounding only, and 16 bits come near 32."""
     if precision == "64-true" and wide(torch.device(device)) != torch.float64:
         pytest.skip(f"{device} has no 64 bits")
-    flags = f"--model cnn --model.padding 2 --fabric.accelerator {device} --federation.rounds 1 --data.fraction 0.1"
+    flags = (
+        f"--model cnn --model.padding 2 --fabric.accelerator {device} --federation.rounds 1 "
+        f"--data.fraction 0.1"
+    )
     losses = [
-        RunFolder(fit(name, flags, f"--fabric.channels_last {last} --fabric.precision {kind}")).read("metrics")[0]
-        for name, last, kind in (("a", "false", precision), ("b", "true", precision), ("c", "false", "32-true"))
+        RunFolder(
+            fit(name, flags, f"--fabric.channels_last {last} --fabric.precision {kind}")
+        ).read("metrics")[0]
+        for name, last, kind in (
+            ("a", "false", precision),
+            ("b", "true", precision),
+            ("c", "false", "32-true"),
+        )
     ]
     near = 1e-3 if precision in ("32-true", "64-true") else 0.05
     assert losses[1]["train_loss"] == pytest.approx(losses[0]["train_loss"], rel=near)
@@ -208,9 +268,14 @@ def test_auto_picks_and_says_so(fit: Fit, device: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-def test_dropout_is_drawn_from_the_devices_own_generator_and_repeats_itself(fit: Fit, device: str) -> None:
+def test_dropout_is_drawn_from_the_devices_own_generator_and_repeats_itself(
+    fit: Fit, device: str
+) -> None:
     """However the run is cut, and whatever was drawn before."""
-    flags = f"--model cases.Lit --optimizer.name module --fabric.accelerator {device} --callbacks checkpoint"
+    flags = (
+        f"--model cases.Lit --optimizer.name module --fabric.accelerator {device} --callbacks "
+        f"checkpoint"
+    )
     flags += " --fabric.deterministic true --federation.rounds"
     whole = fit("whole", flags, "3")
     torch.rand(3, device=device)
@@ -219,7 +284,9 @@ def test_dropout_is_drawn_from_the_devices_own_generator_and_repeats_itself(fit:
 
 
 @pytest.mark.slow
-def test_a_deterministic_run_repeats_its_own_bits(fit: Fit, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deterministic_run_repeats_its_own_bits(
+    fit: Fit, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And torch is told so while it lasts."""
     seen = []
     real = Federation.round
@@ -229,7 +296,9 @@ def test_a_deterministic_run_repeats_its_own_bits(fit: Fit, device: str, monkeyp
         return real(self, t, *args)
 
     monkeypatch.setattr(Federation, "round", told)
-    flags = f"--method fedproto --fabric.accelerator {device} --federation.rounds 2 --data.fraction 0.2"
+    flags = (
+        f"--method fedproto --fabric.accelerator {device} --federation.rounds 2 --data.fraction 0.2"
+    )
     a, b = (fit(name, flags, "--fabric.deterministic true") for name in "ab")
     assert lasting(a) == lasting(b)
     fit("c", flags)
@@ -241,8 +310,14 @@ def test_a_model_that_is_too_large_for_the_device_ends_in_one_line(
     fit: Fit, device: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of 128 MiB: a layer of 10^5 numbers for each of 360 samples takes more."""
-    line = f"--config kapc_exact_digits --name big --loggers null --callbacks null --fabric.accelerator {device}"
-    line += " --model.hidden [100000] --federation.clients 4 --federation.batch_size 100000 --federation.rounds 1"
+    line = (
+        f"--config kapc_exact_digits --name big --loggers null --callbacks null "
+        f"--fabric.accelerator {device}"
+    )
+    line += (
+        " --model.hidden [100000] --federation.clients 4 --federation.batch_size 100000 "
+        "--federation.rounds 1"
+    )
     module = module_of(torch.device(device))
     if device == "pretended":
         from pretended import STATE

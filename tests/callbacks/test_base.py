@@ -14,13 +14,22 @@ from fl_lightning.callbacks.progress import Progress
 @pytest.mark.parametrize(
     ("base", "hook"),
     [
-        (Callback, "on_round_end"), (Observer, "on_upload"), (Transform, "on_round_end"), (Relation, "on_round_start"),
-        (Aggregator, "on_download"), (Observer, "on_rond_end"), (Transform, "init_server"), (Observer, "init_server"),
-        (Observer, "init_client"), (Relation, "init_client"),
+        (Callback, "on_round_end"),
+        (Observer, "on_upload"),
+        (Transform, "on_round_end"),
+        (Relation, "on_round_start"),
+        (Aggregator, "on_download"),
+        (Observer, "on_rond_end"),
+        (Transform, "init_server"),
+        (Observer, "init_server"),
+        (Observer, "init_client"),
+        (Relation, "init_client"),
     ],
-)  # fmt: skip
+)
 def test_a_hook_that_nobody_would_call_is_an_error(base: type, hook: str) -> None:
-    with pytest.raises(TypeError, match=rf"Own\.{hook} would never be called: {base.__name__} has no such hook"):
+    with pytest.raises(
+        TypeError, match=rf"Own\.{hook} would never be called: {base.__name__} has no such hook"
+    ):
         type("Own", (base,), {hook: lambda *args: None})
 
 
@@ -45,5 +54,7 @@ def test_stages_decide_the_order_whatever_the_configuration_names_first() -> Non
     order = in_order(hung, [logger])
     assert [type(c) for c in order] == [Mine, Heatmaps, Progress, Mine, Checkpoint, Late]
     assert order[0] is own and order[3] is logger
-    with pytest.raises(TypeError, match=r"Odd\.stage is 'later', which is not one of observe, draw"):
+    with pytest.raises(
+        TypeError, match=r"Odd\.stage is 'later', which is not one of observe, draw"
+    ):
         type("Odd", (Observer,), {"stage": "later"})

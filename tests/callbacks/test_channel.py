@@ -30,14 +30,21 @@ def run(seed: int = 0) -> Any:
 
 
 def record(sizes: dict[int, tuple[float, float]], round: int = 1, **work: float) -> RoundRecord:
-    """A round of clients with their bytes down and up, and what they compute (without any `work`: not known)."""
+    """A round of clients with their bytes down and up, and what they compute (without any `work`:
+    not known)."""
     work = {name: work.get(name, 0.0) for name in CLIENT_FLOPS} if work else {}
-    clients = [{"client": c, "download_bytes": d, "upload_bytes": u, **work} for c, (d, u) in sizes.items()]
+    clients = [
+        {"client": c, "download_bytes": d, "upload_bytes": u, **work} for c, (d, u) in sizes.items()
+    ]
     nothing = RelationView(np.zeros((0, 0, 0)), [], [], [])
-    return RoundRecord(round, [*sizes], {}, clients, nothing, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0)))
+    return RoundRecord(
+        round, [*sizes], {}, clients, nothing, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0))
+    )
 
 
-def seconds(channel: Any, sizes: dict[int, tuple[float, float]], round: int = 1, seed: int = 0) -> dict[int, list]:
+def seconds(
+    channel: Any, sizes: dict[int, tuple[float, float]], round: int = 1, seed: int = 0
+) -> dict[int, list]:
     """Download, compute and upload of each client."""
     made = record(sizes, round, flops_forward=0.0)
     channel.on_round_end(run(seed), made)
@@ -57,7 +64,10 @@ def test_fixed_rates_are_exact_and_the_slowest_is_the_round() -> None:
         [0.0, 0.5, 0.0],
     ]
     slowest = made.clients[1]
-    assert made.metrics == {"channel_s": sum(slowest[part] for part in PARTS), **{p: slowest[p] for p in PARTS}}
+    assert made.metrics == {
+        "channel_s": sum(slowest[part] for part in PARTS),
+        **{p: slowest[p] for p in PARTS},
+    }
 
 
 def test_computing_may_be_left_out_and_may_be_unknown() -> None:
@@ -66,7 +76,9 @@ def test_computing_may_be_left_out_and_may_be_unknown() -> None:
     assert [made.clients[0][part] for part in PARTS] == [8.0, 0.0, 0.0]
     made = record({0: (8e6, 0)})
     FixedRate(8.0, 8.0).on_round_end(run(), made)
-    assert "channel_compute_s" not in made.clients[0] and made.clients[0]["channel_download_s"] == 8.0
+    assert (
+        "channel_compute_s" not in made.clients[0] and made.clients[0]["channel_download_s"] == 8.0
+    )
     assert not made.metrics  # the round may be longer
 
 
@@ -80,28 +92,41 @@ def test_the_defaults_are_the_journals_fedavg() -> None:
 
 
 def test_shannon_by_hand() -> None:
-    """A signal as strong as the noise: a bit a second for each hertz; 3 and 1023 times as strong: 2 and 10."""
+    """A signal as strong as the noise: a bit a second for each hertz; 3 and 1023 times as strong: 2
+    and 10."""
     one = rate(np.full(3, 1e6), np.array([1e-9, 3e-9, 1023e-9]), 1e-15)
     np.testing.assert_allclose(one, [1e6, 2e6, 10e6])
-    # At 1 km: 30 dBm - 130 dB = -100 dBm, noise -170 dBm/Hz + 60 dB for a megahertz + 10 dB = -100 dBm: 1 bit/s/Hz,
-    # down, where the whole power of 3 MHz is shared like the band. Up 23 dB more: log2(1 + 10^2.3) = 7.65.
+    # At 1 km: 30 dBm - 130 dB = -100 dBm, noise -170 dBm/Hz + 60 dB for a megahertz + 10 dB = -100
+    # dBm: 1 bit/s/Hz, down, where the whole power of 3 MHz is shared like the band. Up 23 dB more:
+    # log2(1 + 10^2.3) = 7.65.
     cell = Wireless(
-        3.0, 3.0, client_dbm=53.0, server_dbm=30 + 10 * math.log10(3), path_loss_db=130.0, noise_dbm_hz=-170.0,
-        interference_db=10.0, near=1000.0, far=1000.0,
-    )  # fmt: skip
+        3.0,
+        3.0,
+        client_dbm=53.0,
+        server_dbm=30 + 10 * math.log10(3),
+        path_loss_db=130.0,
+        noise_dbm_hz=-170.0,
+        interference_db=10.0,
+        near=1000.0,
+        far=1000.0,
+    )
     got = cell.rates(run(), 1, [0, 1, 2], np.ones((3, 2)))
     np.testing.assert_allclose(got, [[1e6, 1e6 * math.log2(1 + 10**2.3)]] * 3)
 
 
 def test_more_bytes_and_more_distance_take_longer() -> None:
     clients = dict.fromkeys(range(20), (1000000.0, 1000000.0))
-    once, twice = (seconds(Wireless(), {c: (k * d, k * u) for c, (d, u) in clients.items()}) for k in (1, 2))
+    once, twice = (
+        seconds(Wireless(), {c: (k * d, k * u) for c, (d, u) in clients.items()}) for k in (1, 2)
+    )
     by_distance = sorted(clients, key=lambda c: Wireless().distance(0, c))
     for way in (0, 2):
         times = [once[c][way] for c in by_distance]
         assert times == sorted(times)
         assert len(set(times)) == 20
-        np.testing.assert_allclose([twice[c][way] for c in clients], [2 * once[c][way] for c in clients])
+        np.testing.assert_allclose(
+            [twice[c][way] for c in clients], [2 * once[c][way] for c in clients]
+        )
 
 
 def test_bands_are_shared_among_those_who_use_them() -> None:
@@ -118,7 +143,9 @@ def test_bands_are_shared_among_those_who_use_them() -> None:
     assert uneven[1][2] == pytest.approx(24e6 / bits[1])
     noise = 10 ** ((-174 + 5.9) / 10 - 3)
     received = 10 ** ((23 - 128.1 + 37.6) / 10 - 3)  # at a tenth of a kilometre
-    np.testing.assert_allclose(bits, rate(np.array([0.25, 0.75]) * 28.6e6, np.array([received]), noise))
+    np.testing.assert_allclose(
+        bits, rate(np.array([0.25, 0.75]) * 28.6e6, np.array([received]), noise)
+    )
 
 
 def test_neither_order_nor_company_moves_a_client() -> None:
@@ -128,7 +155,8 @@ def test_neither_order_nor_company_moves_a_client() -> None:
     assert cell.gains(7, 3, 4).tolist() != cell.gains(7, 4, 4).tolist()
     assert Wireless().gains(7, 3, 4).tolist() == Wireless().gains(7, 4, 4).tolist()
     there, back = (
-        seconds(cell, dict(pairs)) for pairs in (((0, (1e6, 2e6)), (1, (3e6, 1e6))), ((1, (3e6, 1e6)), (0, (1e6, 2e6))))
+        seconds(cell, dict(pairs))
+        for pairs in (((0, (1e6, 2e6)), (1, (3e6, 1e6))), ((1, (3e6, 1e6)), (0, (1e6, 2e6))))
     )
     assert there == back
 
@@ -150,11 +178,14 @@ def test_fading_is_one_on_average() -> None:
 
 
 def test_the_defaults_give_the_journals_times() -> None:
-    """ResNet-18, 10 of 100 clients, 42.654 MiB each way: 19.28 s up and 7.16 s down for the slowest (Table 5)."""
+    """ResNet-18, 10 of 100 clients, 42.654 MiB each way: 19.28 s up and 7.16 s down for the slowest
+    (Table 5)."""
     made = []
     for seed in range(300):
         cohort = numpy_rng(seed, "cohort", 1).choice(100, 10, replace=False)
-        made.append(record({int(c): (42.654 * MIB, 42.654 * MIB) for c in cohort}, flops_forward=0.0))
+        made.append(
+            record({int(c): (42.654 * MIB, 42.654 * MIB) for c in cohort}, flops_forward=0.0)
+        )
         Wireless().on_round_end(run(seed), made[-1])
     down, _, up = (np.mean([one.metrics[part] for one in made]) for part in PARTS)
     assert up == pytest.approx(19.28, rel=0.02)
@@ -165,8 +196,13 @@ def test_the_defaults_give_the_journals_times() -> None:
 
 
 def test_table_4_by_hand() -> None:
-    """Client 2's own draws, put into Shannon's formula; the server's 50 MHz and 30 dBm shared by two receivers."""
-    cell, table, sizes = Wireless(channel="table4"), Table4(), np.array([[1.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
+    """Client 2's own draws, put into Shannon's formula; the server's 50 MHz and 30 dBm shared by
+    two receivers."""
+    cell, table, sizes = (
+        Wireless(channel="table4"),
+        Table4(),
+        np.array([[1.0, 1.0], [0.0, 1.0], [1.0, 0.0]]),
+    )
     got = cell.rates(run(5), 3, [2, 7, 4], sizes)
     for k, client in enumerate([2, 7, 4]):
         hertz, watts, metres = table.client(5, client)
@@ -174,8 +210,10 @@ def test_table_4_by_hand() -> None:
         gain = 10.0**-4 * metres**-4.0
         share = 1.0 if k == 1 else 0.5
         noise = 10 ** (-17.4) * 1e-3
-        want = [share * 50e6 * math.log2(1 + share * gain / (share * 50e6 * noise * down)),
-                hertz * math.log2(1 + watts * gain / (hertz * noise * up))]  # fmt: skip
+        want = [
+            share * 50e6 * math.log2(1 + share * gain / (share * 50e6 * noise * down)),
+            hertz * math.log2(1 + watts * gain / (hertz * noise * up)),
+        ]
         np.testing.assert_allclose(got[k], want)
     alone = cell.rates(run(5), 3, [2], sizes[:1])
     assert alone[0, 1] == got[0, 1] and alone[0, 0] == pytest.approx(2 * got[0, 0])
@@ -196,7 +234,8 @@ def test_table_4_is_drawn_as_printed_and_for_each_client_once() -> None:
 
 
 def test_table_4_read_literally_is_far_from_table_5() -> None:
-    """Seconds for ResNet-18's 42.654 MiB (docs/decisions/0011): the journal prints 19.28 up and 7.16 down."""
+    """Seconds for ResNet-18's 42.654 MiB (docs/decisions/0011): the journal prints 19.28 up and
+    7.16 down."""
     means = []
     for seed in range(400):
         made = record(dict.fromkeys(range(10), (42.654 * MIB, 42.654 * MIB)))
@@ -236,7 +275,10 @@ def test_two_channels_are_refused(make_run: Callable[..., RunContext]) -> None:
     [
         (lambda: FixedRate(0.0), r"callbacks\.fixedrate\.upload_mbit: 0\.0 .*above 0"),
         (lambda: FixedRate(1.0, math.nan), r"fixedrate\.download_mbit"),
-        (lambda: FixedRate(client_gflops=0.0), r"fixedrate\.client_gflops: 0\.0 .*above 0, or null"),
+        (
+            lambda: FixedRate(client_gflops=0.0),
+            r"fixedrate\.client_gflops: 0\.0 .*above 0, or null",
+        ),
         (lambda: Wireless(latency_ms=-1.0), r"callbacks\.wireless\.latency_ms: -1\.0 .*0 or more"),
         (lambda: Wireless(near=0.0), r"wireless\.near"),
         (lambda: Wireless(far=10.0), r"wireless\.far: 10\.0 .*at least near = 35"),
@@ -263,8 +305,13 @@ class Normed(nn.Module):
 
 
 def test_all_bytes_count_and_nothing_sent_takes_no_time(fit: Callable[..., Path]) -> None:
-    channel = "--callbacks fixedrate --callbacks.fixedrate.upload_mbit 1.0 --callbacks.fixedrate.download_mbit 1.0"
-    rows = RunFolder(fit("shared", f"--method fedavg --model {__name__}.Normed", channel)).read("clients")
+    channel = (
+        "--callbacks fixedrate --callbacks.fixedrate.upload_mbit 1.0 "
+        "--callbacks.fixedrate.download_mbit 1.0"
+    )
+    rows = RunFolder(fit("shared", f"--method fedavg --model {__name__}.Normed", channel)).read(
+        "clients"
+    )
     for row in rows:
         assert row["upload_bytes"] > row["upload_parameter_bytes"]
         assert row["channel_upload_s"] == row["upload_bytes"] * 8 / 1e6
@@ -274,10 +321,15 @@ def test_all_bytes_count_and_nothing_sent_takes_no_time(fit: Callable[..., Path]
 
 @pytest.mark.sampled("table4")
 @pytest.mark.parametrize("channel", ["fitted", "table4"])
-def test_resumed_as_if_never_broken_off(channel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_as_if_never_broken_off(
+    channel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     flags = "--config kapc_exact_digits --loggers null --callbacks.heatmaps null"
-    flags += " --callbacks.progress null --callbacks wireless --callbacks.wireless.fading true --data.fraction 0.4"
+    flags += (
+        " --callbacks.progress null --callbacks wireless --callbacks.wireless.fading true "
+        "--data.fraction 0.4"
+    )
     flags += f" --callbacks.wireless.channel {channel}"
     flags += " --fabric.accelerator cpu --federation.clients 5 --federation.local_epochs 1"
     flags += " --federation.participation 0.6"
@@ -287,10 +339,16 @@ def test_resumed_as_if_never_broken_off(channel: str, tmp_path: Path, monkeypatc
     whole, parts = (RunFolder(tmp_path / "runs" / name) for name in ("whole", "parts"))
     assert whole.read("clients") == parts.read("clients")
     columns = ("channel_s", *PARTS)
-    rows = [[[row[name] for name in columns] for row in folder.read("metrics")] for folder in (whole, parts)]
+    rows = [
+        [[row[name] for name in columns] for row in folder.read("metrics")]
+        for folder in (whole, parts)
+    ]
     assert rows[0] == rows[1]
     for total, *split in rows[0]:
         assert total == pytest.approx(sum(split))
         assert min(split) > 0
-    totals = [json.loads((folder.path / "summary.json").read_text())["total_channel_s"] for folder in (whole, parts)]
+    totals = [
+        json.loads((folder.path / "summary.json").read_text())["total_channel_s"]
+        for folder in (whole, parts)
+    ]
     assert totals[0] == totals[1] == math.fsum(row[0] for row in rows[0])

@@ -32,19 +32,28 @@ from fl_lightning.storage.store import VectorStore
 CPU = torch.device("cpu")
 
 
-def a_round(run: RunContext, t: int, cohort: Sequence[int] | None = None, copies: bool = False) -> RoundRecord:
+def a_round(
+    run: RunContext, t: int, cohort: Sequence[int] | None = None, copies: bool = False
+) -> RoundRecord:
     """What a round leaves behind: other numbers in all that is kept."""
     cohort = range(run.clients) if cohort is None else cohort
     for c in cohort:
         group, slots = run.group_of(c), run.method.slots()
         if c not in run.states:
-            vectors = {MODEL: group.initial.clone()} | {k: s.first(group.initial).clone() for k, s in slots.items()}
+            vectors = {MODEL: group.initial.clone()} | {
+                k: s.first(group.initial).clone() for k, s in slots.items()
+            }
             received = {MODEL: group.initial.clone() if copies else vectors[MODEL]}
             received |= {k: s.first(group.initial).clone() for k, s in slots.items() if s.exchanged}
             buffers = [b.clone() for b in group.initial_buffers]
             run.states[c] = ClientState(c, vectors, buffers, received, 0, client_memory(run))
         state = run.states[c]
-        tensors = [*state.vectors.values(), *state.received.values(), *state.buffers, *state.memory.values()]
+        tensors = [
+            *state.vectors.values(),
+            *state.received.values(),
+            *state.buffers,
+            *state.memory.values(),
+        ]
         for k, tensor in enumerate({id(v): v for v in tensors}.values()):
             tensor += 100 * c + 10 * t + k
         state.rounds += 1
@@ -55,7 +64,9 @@ def a_round(run: RunContext, t: int, cohort: Sequence[int] | None = None, copies
     run.server.round = t
     run.server.uploaded.update(cohort)
     nobody = RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])
-    return RoundRecord(t, list(cohort), {}, [], nobody, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0)))
+    return RoundRecord(
+        t, list(cohort), {}, [], nobody, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0))
+    )
 
 
 def saved(
@@ -66,7 +77,8 @@ def saved(
     copies: bool = False,
     seconds: float = 0.0,
 ) -> RunContext:
-    """`run` after as many rounds, of which the checkpoint believes these scores; with `half` clients take turns."""
+    """`run` after as many rounds, of which the checkpoint believes these scores; with `half`
+    clients take turns."""
     saver.seconds = seconds
     for t, score in enumerate(scores, 1):
         record = a_round(run, t, range(t % 2, run.clients, 2) if half else None, copies)
@@ -114,11 +126,15 @@ Make = Callable[..., RunContext]
 
 
 def rounds(folder: Path) -> list[int]:
-    return sorted(int(p.stem.rpartition("-")[2]) for p in (folder / "checkpoints").glob("manifest-*"))
+    return sorted(
+        int(p.stem.rpartition("-")[2]) for p in (folder / "checkpoints").glob("manifest-*")
+    )
 
 
 def manifest(folder: Path, round: int) -> dict[str, Any]:
-    held: dict[str, Any] = json.loads((folder / f"checkpoints/manifest-round-{round:05d}.json").read_text())
+    held: dict[str, Any] = json.loads(
+        (folder / f"checkpoints/manifest-round-{round:05d}.json").read_text()
+    )
     return held["manifest"]
 
 
@@ -132,12 +148,18 @@ def forge(folder: Path, round: int, change: Callable[[dict[str, Any]], None]) ->
 
 
 @pytest.mark.parametrize(
-    ("keep", "best", "left"), [(1, False, [5]), (2, False, [4, 5]), (2, True, [2, 4, 5]), (9, True, [1, 2, 3, 4, 5])]
+    ("keep", "best", "left"),
+    [(1, False, [5]), (2, False, [4, 5]), (2, True, [2, 4, 5]), (9, True, [1, 2, 3, 4, 5])],
 )
 def test_the_last_few_and_the_best_are_kept(
     make_run: Make, tmp_path: Path, keep: int, best: bool, left: list[int]
 ) -> None:
-    saved(make_run(net="norm"), Checkpoint(keep=keep, best=best), [0.1, 0.8, float("nan"), 0.8, None], half=True)
+    saved(
+        make_run(net="norm"),
+        Checkpoint(keep=keep, best=best),
+        [0.1, 0.8, float("nan"), 0.8, None],
+        half=True,
+    )
     assert rounds(tmp_path) == left
     folder = tmp_path / "checkpoints"
     named = {e["file"] for t in left for e in manifest(tmp_path, t)["clients"].values()}
@@ -167,7 +189,8 @@ def test_rounds_between_checkpoints(make_run: Make, tmp_path: Path) -> None:
 def test_rounds_that_take_no_time_are_saved_every_ten_seconds(
     make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round of 3 s: the first, then the first that ends 10 s later, and the last. What was flushed is all since."""
+    """A round of 3 s: the first, then the first that ends 10 s later, and the last. What was
+    flushed is all since."""
     run, now, flushed = make_run(net="norm", rounds=12), [0.0], []
     monkeypatch.setattr("fl_lightning.callbacks.checkpoint.time.monotonic", lambda: now[0])
     monkeypatch.setattr(RunFolder, "flush", lambda self, after, upto: flushed.append((after, upto)))
@@ -186,7 +209,8 @@ def test_rounds_that_take_no_time_are_saved_every_ten_seconds(
 def test_the_first_checkpoint_comes_as_late_as_any_other(
     make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a run that has begun at 0 with rounds of 3 s, each better than the last; a short one saves once."""
+    """Of a run that has begun at 0 with rounds of 3 s, each better than the last; a short one saves
+    once."""
     run, now = make_run(net="norm", rounds=9), [0.0]
     monkeypatch.setattr("fl_lightning.callbacks.checkpoint.time.monotonic", lambda: now[0])
     saver = Checkpoint(keep=99, best=False)
@@ -220,16 +244,25 @@ def test_the_first_checkpoint_comes_as_late_as_any_other(
         (10, 3, [4, 4, 4, 1], False),
     ],
 )
-def test_a_run_may_have_no_checkpoint_yet(seconds: float, every: int, took: list[float], fine: bool) -> None:
-    assert Checkpoint(every=every, seconds=seconds).may_be_none([{"seconds": s} for s in took]) is fine
+def test_a_run_may_have_no_checkpoint_yet(
+    seconds: float, every: int, took: list[float], fine: bool
+) -> None:
+    assert (
+        Checkpoint(every=every, seconds=seconds).may_be_none([{"seconds": s} for s in took]) is fine
+    )
 
 
 @pytest.mark.parametrize(("runs", "saved", "best"), [(1, [1, 3, 6, 9], 6), (3, [1, 5, 9], 9)])
 def test_a_best_round_is_saved_early_where_that_is_cheap(
-    runs: int, saved: list[int], best: int, make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: int,
+    saved: list[int],
+    best: int,
+    make_run: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rounds of 0.5 s, saved in 1/32 s: what is better than all that is saved waits for 20/32 s, the rest for 10 s; of
-    three runs that share a process for 60/32 s."""
+    """Rounds of 0.5 s, saved in 1/32 s: what is better than all that is saved waits for 20/32 s,
+    the rest for 10 s; of three runs that share a process for 60/32 s."""
     run, now = make_run(net="norm", rounds=9), [0.0]
     run.runs_in_process = lambda: runs
     monkeypatch.setattr("fl_lightning.callbacks.checkpoint.time.monotonic", lambda: now[0])
@@ -249,11 +282,18 @@ def test_a_best_round_is_saved_early_where_that_is_cheap(
 
 @pytest.mark.parametrize("column", ["mean_accuracy", "validation_accuracy"])
 def test_a_better_round_that_was_not_saved_is_told(
-    federation: Callable[..., Federation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, column: str
+    federation: Callable[..., Federation],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    column: str,
 ) -> None:
-    """By validation data where there are any. A clock that moves on by a second each time that it is looked at."""
+    """By validation data where there are any. A clock that moves on by a second each time that it
+    is looked at."""
     fed, folder, seconds = federation(net="norm", rounds=4), RunFolder(tmp_path), itertools.count()
-    monkeypatch.setattr("fl_lightning.callbacks.checkpoint.time.monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr(
+        "fl_lightning.callbacks.checkpoint.time.monotonic", lambda: float(next(seconds))
+    )
     saver = Checkpoint()
     for t, score in enumerate([0.1, 0.2, 0.8, 0.5], 1):
         record = a_round(fed.run, t)
@@ -263,7 +303,10 @@ def test_a_better_round_that_was_not_saved_is_told(
         saver.on_round_end(fed.run, record)
     assert rounds(tmp_path) == [1, 4]
     _restore(fed, "best")
-    said = f"checkpoint best: round 4 ({column} 0.5000), the best that was saved; round 3 (0.8000) was not"
+    said = (
+        f"checkpoint best: round 4 ({column} 0.5000), the best that was saved; round 3 (0.8000) "
+        f"was not"
+    )
     assert capsys.readouterr().err == f"{said}: callbacks.checkpoint.seconds\n"
     _restore(fed, "last")
     assert capsys.readouterr().err == ""
@@ -340,18 +383,24 @@ def test_vectors_come_back_to_where_they_lay(make_run: Make, tmp_path: Path, pla
     again.store.allocate = allocated  # type: ignore[method-assign]
     restore(again, tmp_path / "checkpoints")
     assert equal(before, again)
-    lie = {id(v) for s in again.states.values() for v in (*s.vectors.values(), *s.received.values())}
+    lie = {
+        id(v) for s in again.states.values() for v in (*s.vectors.values(), *s.received.values())
+    }
     assert lie == {id(v) for v in kept}
 
 
-def test_a_run_goes_on_with_the_files_that_it_was_resumed_with(make_run: Make, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_files_that_it_was_resumed_with(
+    make_run: Make, tmp_path: Path
+) -> None:
     saved(make_run(net="norm"), Checkpoint(), [None])
     again, saver = make_run(net="norm"), Checkpoint()
     restore(again, tmp_path / "checkpoints")
     saver.on_fit_start(again)
     saver.on_round_end(again, a_round(again, 2, [1]))
     files = {c: entry["file"] for c, entry in manifest(tmp_path, 2)["clients"].items()}
-    assert files == {str(c): f"rows/client-{c:05d}-round-{2 if c == 1 else 1:05d}.safetensors" for c in range(4)}
+    assert files == {
+        str(c): f"rows/client-{c:05d}-round-{2 if c == 1 else 1:05d}.safetensors" for c in range(4)
+    }
     assert manifest(tmp_path, 2)["initial"] == manifest(tmp_path, 1)["initial"]
 
 
@@ -360,12 +409,43 @@ def test_the_names_on_disk(make_run: Make, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     saved(of_slots(make_run), Checkpoint(), [0.5], copies=True)
     held = manifest(tmp_path, 1)
-    assert list(held) == ["round", "score", "initial", "server", "heard", "blocks", "dtype", "clients"]
-    assert held["heard"] == [0, 1, 2, 3] and held["clients"]["2"].keys() == {"turns", "file", "size", "xxh3"}
-    assert held["blocks"][0][0] == [0, 3] and held["blocks"][0][1][0] == ["conv.weight", [4, 1, 3, 3]]
-    own = {"row", "received", "buffers.0", "vectors.control", "vectors.personal", "received.control"}
-    assert load_file(folder / held["clients"]["2"]["file"]).keys() == own | {"fields.alpha", "fields.kept"}
-    assert load_file(folder / held["server"]["file"]).keys() == {"0.shared", "0.vectors.control", "fields.cluster"}
+    assert list(held) == [
+        "round",
+        "score",
+        "initial",
+        "server",
+        "heard",
+        "blocks",
+        "dtype",
+        "clients",
+    ]
+    assert held["heard"] == [0, 1, 2, 3] and held["clients"]["2"].keys() == {
+        "turns",
+        "file",
+        "size",
+        "xxh3",
+    }
+    assert held["blocks"][0][0] == [0, 3] and held["blocks"][0][1][0] == [
+        "conv.weight",
+        [4, 1, 3, 3],
+    ]
+    own = {
+        "row",
+        "received",
+        "buffers.0",
+        "vectors.control",
+        "vectors.personal",
+        "received.control",
+    }
+    assert load_file(folder / held["clients"]["2"]["file"]).keys() == own | {
+        "fields.alpha",
+        "fields.kept",
+    }
+    assert load_file(folder / held["server"]["file"]).keys() == {
+        "0.shared",
+        "0.vectors.control",
+        "fields.cluster",
+    }
     assert load_file(folder / "initial.safetensors").keys() == {"0.row", "0.buffers.0"}
 
 
@@ -395,12 +475,16 @@ FORGED: dict[str, Callable[[dict[str, Any]], None]] = {
     "a list for a table": lambda m: m.update(clients=[]),
     "a part left out": lambda m: m.pop("heard"),
     "another round": lambda m: m.update(round=1),
-    "somebody else's row": lambda m: m["clients"].update({"0": m["initial"] | {"turns": 1, "size": 5}}),
+    "somebody else's row": lambda m: m["clients"].update(
+        {"0": m["initial"] | {"turns": 1, "size": 5}}
+    ),
 }
 
 
 @pytest.mark.parametrize("what", FORGED)
-def test_a_forged_manifest_is_passed_over(what: str, make_run: Make, tmp_path: Path, capsys: Any) -> None:
+def test_a_forged_manifest_is_passed_over(
+    what: str, make_run: Make, tmp_path: Path, capsys: Any
+) -> None:
     saved(make_run(net="norm"), Checkpoint(), [0.1, 0.2])
     capsys.readouterr()
     forge(tmp_path, 2, FORGED[what])
@@ -430,33 +514,52 @@ def test_a_manifest_that_is_no_json_at_all(make_run: Make, tmp_path: Path) -> No
     assert restore(make_run(net="norm"), tmp_path / "checkpoints") == 1
 
 
-def test_a_link_out_of_the_folder_is_not_followed(make_run: Make, tmp_path: Path, capsys: Any) -> None:
+def test_a_link_out_of_the_folder_is_not_followed(
+    make_run: Make, tmp_path: Path, capsys: Any
+) -> None:
     saved(make_run(net="norm"), Checkpoint(), [0.1, 0.2])
     file = tmp_path / "checkpoints" / manifest(tmp_path, 2)["server"]["file"]
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
     assert restore(make_run(net="norm"), tmp_path / "checkpoints") == 1
-    assert "server-round-00002.safetensors is no plain file of this folder" in capsys.readouterr().err
+    assert (
+        "server-round-00002.safetensors is no plain file of this folder" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
     ("whose", "what"),
     [
-        ("client", "row"), ("client", "received"), ("client", "buffers.0"), ("client", "vectors.personal"),
-        ("client", "received.control"), ("server", "0.shared"), ("server", "0.vectors.control"),
+        ("client", "row"),
+        ("client", "received"),
+        ("client", "buffers.0"),
+        ("client", "vectors.personal"),
+        ("client", "received.control"),
+        ("server", "0.shared"),
+        ("server", "0.vectors.control"),
     ],
-)  # fmt: skip
+)
 def test_tensors_of_another_shape_are_refused(
     make_run: Make, tmp_path: Path, capsys: Any, whose: str, what: str
 ) -> None:
     """Also those that need not be there."""
     saved(of_slots(make_run), Checkpoint(), [0.1, 0.2], copies=True)
-    entry = manifest(tmp_path, 2)["clients"]["1"] if whose == "client" else manifest(tmp_path, 2)["server"]
+    entry = (
+        manifest(tmp_path, 2)["clients"]["1"]
+        if whose == "client"
+        else manifest(tmp_path, 2)["server"]
+    )
     file = tmp_path / "checkpoints" / entry["file"]
     save_file({**load_file(file), what: torch.zeros(3)}, file)
     content = file.read_bytes()
     entry |= {"size": len(content), "xxh3": xxhash.xxh3_128_hexdigest(content)}
-    forge(tmp_path, 2, lambda m: m["clients"].update({"1": entry}) if whose == "client" else m.update(server=entry))
+    forge(
+        tmp_path,
+        2,
+        lambda m: (
+            m["clients"].update({"1": entry}) if whose == "client" else m.update(server=entry)
+        ),
+    )
     assert restore(of_slots(make_run), tmp_path / "checkpoints") == 1
     assert f"has no {what} of shape" in capsys.readouterr().err
 
@@ -473,6 +576,12 @@ def test_another_model_is_bad_input(make_run: Make, tmp_path: Path) -> None:
         file.unlink()
     again = make_run(net="norm")
     before = again.groups[0].initial.clone()
-    with pytest.raises(BadInput, match=r"no intact checkpoint \(round 1: server-round-00001.* cannot be read"):
+    with pytest.raises(
+        BadInput, match=r"no intact checkpoint \(round 1: server-round-00001.* cannot be read"
+    ):
         restore(again, tmp_path / "checkpoints")
-    assert again.states == {} and torch.equal(again.groups[0].initial, before) and again.server.round == 0
+    assert (
+        again.states == {}
+        and torch.equal(again.groups[0].initial, before)
+        and again.server.round == 0
+    )

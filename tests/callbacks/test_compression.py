@@ -33,7 +33,8 @@ def test_quantisation_is_unbiased_on_its_grid(bits: int) -> None:
     step = x.abs().max() / (2 ** (bits - 1) - 1)
     torch.testing.assert_close(many / step, (many / step).round(), rtol=0, atol=1e-2)
     assert ((many - x).abs() <= step * 1.001).all()
-    assert (many.mean(0) - x).abs().max() < 5 * step / 2 / 2000**0.5  # five standard errors of at most step / 2
+    # five standard errors of at most step / 2
+    assert (many.mean(0) - x).abs().max() < 5 * step / 2 / 2000**0.5
     assert torch.equal(quantised(torch.zeros(3), bits, draws), torch.zeros(3))
 
 
@@ -41,7 +42,9 @@ def test_the_largest_changes() -> None:
     assert largest(torch.tensor([1.0, -3.0, 2.0, 0.5]), 2).tolist() == [0.0, -3.0, 2.0, 0.0]
 
 
-def passed(make_run: MakeRun, make_client: MakeClient, transform: Transform) -> tuple[Client, Payload, Payload]:
+def passed(
+    make_run: MakeRun, make_client: MakeClient, transform: Transform
+) -> tuple[Client, Payload, Payload]:
     """A client that has trained a little, and its download and upload as they arrive."""
     run = make_run(FedAvg(), callbacks=[transform])
     client = make_client(run, 1, round=3)
@@ -96,15 +99,20 @@ def test_what_arrives_lies_on_the_grid_around_the_servers_copy(
 
 
 def test_running_statistics_travel_whole(make_run: MakeRun, make_client: MakeClient) -> None:
-    """A step of the grid may be greater than a small variance: it could end below 0, and outputs as NaN."""
+    """A step of the grid may be greater than a small variance: it could end below 0, and outputs as
+    NaN."""
     run = make_run(FedAvg(), "norm", callbacks=[Quantize()])
     client = make_client(run, 1, round=3)
     block = next(b for b in client.layout.blocks if b.name.endswith("running_var"))
-    client["model"].add_(torch.randn(client.layout.size, generator=torch.Generator().manual_seed(0)))
+    client["model"].add_(
+        torch.randn(client.layout.size, generator=torch.Generator().manual_seed(0))
+    )
     client["model"][block.start : block.stop] = torch.logspace(-6, 2, block.size)
     up = run.method.upload(client, client.payload)
     Quantize().on_upload(client, up)
-    assert torch.equal(up.vector[block.start : block.stop], client["model"][block.start : block.stop])
+    assert torch.equal(
+        up.vector[block.start : block.stop], client["model"][block.start : block.stop]
+    )
     assert not torch.equal(up.vector, client["model"])
     index = client.layout.blocks.index(block)
     assert up.block_bytes is not None and up.block_bytes[index] == 4 * block.size
@@ -113,14 +121,18 @@ def test_running_statistics_travel_whole(make_run: MakeRun, make_client: MakeCli
 @pytest.mark.parametrize("method", ["--method fedavg", "--method kapc --method.start server"])
 def test_sixteen_bits_train_as_thirty_two(fit: Callable[..., Path], method: str) -> None:
     plain = RunFolder(fit("plain", method)).read("metrics")
-    coded = RunFolder(fit("coded", method, "--callbacks quantize --callbacks.quantize.bits 16")).read("metrics")
+    coded = RunFolder(
+        fit("coded", method, "--callbacks quantize --callbacks.quantize.bits 16")
+    ).read("metrics")
     assert abs(plain[-1]["train_loss"] - coded[-1]["train_loss"]) < 1e-3
     assert plain[-1]["train_loss"] != coded[-1]["train_loss"]
 
 
 def test_a_hypernetwork_does_not_learn_what_quantisation_errs(fit: Callable[..., Path]) -> None:
     """Without training, what a client has changed since it received its model is nothing."""
-    still = "--method pfedhn --method.hyper_decay 0 --federation.local_epochs 0 --callbacks quantize"
+    still = (
+        "--method pfedhn --method.hyper_decay 0 --federation.local_epochs 0 --callbacks quantize"
+    )
     still += " --callbacks.quantize.direction download --callbacks checkpoint"
     states = []
     for rounds in (1, 2):
@@ -131,7 +143,8 @@ def test_a_hypernetwork_does_not_learn_what_quantisation_errs(fit: Callable[...,
 
 
 def test_nothing_is_lost_for_good(make_run: MakeRun, make_client: MakeClient) -> None:
-    """Error feedback: while a client stands still, its server copy reaches it, the largest changes first."""
+    """Error feedback: while a client stands still, its server copy reaches it, the largest changes
+    first."""
     transform = TopK(share=0.1)
     client, _, upload = passed(make_run, make_client, transform)
     received = client.state.received["model"]
@@ -141,7 +154,11 @@ def test_nothing_is_lost_for_good(make_run: MakeRun, make_client: MakeClient) ->
         upload = client.run.method.upload(client, client.payload)
         transform.on_upload(client, upload)
         copy_columns(received, upload.vector, columns)
-        gaps.append(float(torch.cat([(client["model"] - received)[s.start : s.stop] for s in columns]).norm()))
+        gaps.append(
+            float(
+                torch.cat([(client["model"] - received)[s.start : s.stop] for s in columns]).norm()
+            )
+        )
     assert gaps[0] > 0
     assert all(later < earlier or later == 0 for earlier, later in pairwise(gaps))
     assert gaps[-1] < 1e-6
@@ -165,7 +182,9 @@ def test_a_share_of_nothing_is_refused() -> None:
         TopK(share=0.0)
 
 
-@pytest.mark.parametrize(("arguments", "key"), [({"bits": "inf"}, "bits"), ({"direction": "up"}, "direction")])
+@pytest.mark.parametrize(
+    ("arguments", "key"), [({"bits": "inf"}, "bits"), ({"direction": "up"}, "direction")]
+)
 def test_arguments_that_cannot_work(arguments: dict[str, Any], key: str) -> None:
     with pytest.raises(BadInput, match=rf"callbacks\.quantize\.{key}: "):
         Quantize(**arguments)

@@ -11,7 +11,14 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from fl_lightning.callbacks.cube import CubeSettings, LearnedCube, exact, gradient, normalised, to_simplex
+from fl_lightning.callbacks.cube import (
+    CubeSettings,
+    LearnedCube,
+    exact,
+    gradient,
+    normalised,
+    to_simplex,
+)
 from fl_lightning.core.mixing import Gram
 from fl_lightning.core.protocols import RelationInputs
 from fl_lightning.foundation.errors import BadInput, RunFailed
@@ -36,10 +43,18 @@ def cube(**changes: Any) -> LearnedCube:
     return LearnedCube(CubeSettings(**changes))
 
 
-def inputs(W: torch.Tensor, cube_: torch.Tensor, receivers: list[int], sources: list[int]) -> RelationInputs:
+def inputs(
+    W: torch.Tensor, cube_: torch.Tensor, receivers: list[int], sources: list[int]
+) -> RelationInputs:
     samples = torch.arange(1, len(sources) + 1, dtype=torch.float64)
     return RelationInputs(
-        receivers, sources, samples, W.shape[0], cube_.shape[0], {"relation": cube_}, lambda: gram_of(W[:, sources])
+        receivers,
+        sources,
+        samples,
+        W.shape[0],
+        cube_.shape[0],
+        {"relation": cube_},
+        lambda: gram_of(W[:, sources]),
     )
 
 
@@ -66,7 +81,8 @@ def test_gram_is_the_plain_product_and_keeps_small_distances() -> None:
 
 
 def test_one_step_from_the_identity() -> None:
-    """r_ii = 1 - eta beta (1 - 1/N), r_ij = eta beta / N: the data term has no gradient there (card 1.35, INV4)."""
+    """r_ii = 1 - eta beta (1 - 1/N), r_ij = eta beta / N: the data term has no gradient there (card
+    1.35, INV4)."""
     W, n, eta, beta = models(), 6, 0.1, 0.2
     R = torch.eye(n, dtype=torch.float64).expand(3, n, n)
     prior = torch.full((n,), 1 / n, dtype=torch.float64)
@@ -93,7 +109,9 @@ def test_projection_is_the_nearest_point() -> None:
     torch.testing.assert_close(got.sum(-1), torch.ones(50, dtype=torch.float64))
     for point, answer in zip(points.numpy(), got.numpy(), strict=True):
         candidates = []
-        for support in itertools.chain.from_iterable(itertools.combinations(range(4), k) for k in (1, 2, 3, 4)):
+        for support in itertools.chain.from_iterable(
+            itertools.combinations(range(4), k) for k in (1, 2, 3, 4)
+        ):
             x = np.zeros(4)
             chosen = list(support)
             x[chosen] = point[chosen] + (1 - point[chosen].sum()) / len(chosen)
@@ -106,7 +124,9 @@ def test_projection_is_the_nearest_point() -> None:
 @pytest.mark.parametrize("projection", ["simplex", "clamp", "divide"])
 def test_every_projection_leaves_rows_of_sum_one(projection: str) -> None:
     R = torch.rand(2, 5, 5, dtype=torch.float64) + 0.1
-    torch.testing.assert_close(normalised(R, projection).sum(-1), torch.ones(2, 5, dtype=torch.float64))
+    torch.testing.assert_close(
+        normalised(R, projection).sum(-1), torch.ones(2, 5, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("rho", [1e-3, 0.1, 1.0, 30.0])
@@ -115,7 +135,9 @@ def test_exact_rows_are_a_generic_solvers(rho: float, seed: int) -> None:
     W = models(L=1, n=5, d=8, drift=1.0, seed=seed)
     W[0, 1] = W[0, 0] + 0.05 * W[0, 1]  # two clients that are nearly the same
     prior = torch.tensor([0.4, 0.1, 0.2, 0.2, 0.1], dtype=torch.float64)
-    R = exact(gram_of(W).centred, prior, torch.tensor([rho], dtype=torch.float64), torch.arange(5))[0]
+    R = exact(gram_of(W).centred, prior, torch.tensor([rho], dtype=torch.float64), torch.arange(5))[
+        0
+    ]
     assert (R >= 0).all()
     torch.testing.assert_close(R.sum(-1), torch.ones(5, dtype=torch.float64))
     X, p = W[0].numpy(), prior.numpy()
@@ -128,10 +150,14 @@ def test_exact_rows_are_a_generic_solvers(rho: float, seed: int) -> None:
             return np.asarray(2 * X @ (r @ X - X[i]) + 2 * rho * (r - p))
 
         found = minimize(
-            objective, p, jac=slope, method="SLSQP", bounds=[(0, 1)] * 5,
+            objective,
+            p,
+            jac=slope,
+            method="SLSQP",
+            bounds=[(0, 1)] * 5,
             constraints={"type": "eq", "fun": lambda r: r.sum() - 1, "jac": lambda r: np.ones(5)},
             options={"ftol": 1e-14, "maxiter": 1000},
-        )  # fmt: skip
+        )
         assert objective(R[i].numpy()) <= found.fun + 1e-9
         np.testing.assert_allclose(R[i].numpy(), found.x, atol=2e-4)
 
@@ -143,7 +169,8 @@ def test_exact_rows_satisfy_the_optimality_conditions_at_size() -> None:
     prior = torch.full((60,), 1 / 60, dtype=torch.float64)
     R = exact(C, prior, torch.full((2,), rho, dtype=torch.float64), torch.arange(60))
     eye = torch.eye(60, dtype=torch.float64)
-    slope = R @ (C + rho * eye) - (C + rho * prior)  # gradient / 2; C symmetric, so row i subtracts C_i
+    # gradient / 2; C symmetric, so row i subtracts C_i
+    slope = R @ (C + rho * eye) - (C + rho * prior)
     level = torch.where(R > 1e-9, slope, torch.inf).min(-1, keepdim=True).values
     assert ((R < 1e-9).sum() > 100).item()
     assert torch.where(R > 1e-9, (slope - level).abs(), 0.0).max() < 1e-8
@@ -154,15 +181,21 @@ def test_ends_of_rho() -> None:
     W = models()
     C, places = gram_of(W).centred, torch.arange(6)
     prior = torch.tensor([0.5, 0.1, 0.1, 0.1, 0.1, 0.1], dtype=torch.float64)
-    zero, endless = torch.zeros(3, dtype=torch.float64), torch.full((3,), torch.inf, dtype=torch.float64)
-    assert torch.equal(exact(C, prior, zero, places), torch.eye(6, dtype=torch.float64).expand(3, 6, 6))
+    zero, endless = (
+        torch.zeros(3, dtype=torch.float64),
+        torch.full((3,), torch.inf, dtype=torch.float64),
+    )
+    assert torch.equal(
+        exact(C, prior, zero, places), torch.eye(6, dtype=torch.float64).expand(3, 6, 6)
+    )
     assert torch.equal(exact(C, prior, endless, places), prior.expand(3, 6, 6))
     strong = exact(C, prior, torch.full((3,), 1e9, dtype=torch.float64), places)
     torch.testing.assert_close(strong, prior.expand(3, 6, 6), rtol=0, atol=1e-6)
 
 
 def test_a_partial_cohort_keeps_the_mass_it_had() -> None:
-    """Written back scaled, a slice moves no weight to or from clients that are away; the literal form does."""
+    """Written back scaled, a slice moves no weight to or from clients that are away; the literal
+    form does."""
     W, n, cohort = models(n=8), 8, [1, 4, 6]
     start = torch.full((n, 3, n), 1 / n, dtype=torch.float64)
     kept, literal = start.clone(), start.clone()
@@ -171,7 +204,9 @@ def test_a_partial_cohort_keeps_the_mass_it_had() -> None:
     away = [c for c in range(n) if c not in cohort]
     assert torch.equal(kept[:, :, away], start[:, :, away])
     assert torch.equal(kept[away], start[away])
-    torch.testing.assert_close(kept[cohort][:, :, cohort].sum(-1), torch.full((3, 3), 3 / 8, dtype=torch.float64))
+    torch.testing.assert_close(
+        kept[cohort][:, :, cohort].sum(-1), torch.full((3, 3), 3 / 8, dtype=torch.float64)
+    )
     assert (literal[cohort][:, :, cohort].sum(-1) > 3 / 8 + 0.1).all()
     for whole in (kept, literal):
         torch.testing.assert_close(whole.sum(-1), torch.ones(n, 3, dtype=torch.float64))
@@ -181,7 +216,8 @@ def test_a_slice_without_weight_starts_from_the_prior_again() -> None:
     W, n = models(n=4), 4
     R = torch.full((n, 3, n), 0.5, dtype=torch.float64)
     R[0, :, :2], R[0, :, 2:] = 0.5, 0.0
-    rows = cube(eta_r=0.0).weights(inputs(W, R, [0], [0, 2]))  # own weight 0.5, so this slice has mass
+    # own weight 0.5, so this slice has mass
+    rows = cube(eta_r=0.0).weights(inputs(W, R, [0], [0, 2]))
     torch.testing.assert_close(rows[:, 0], torch.tensor([[1.0, 0.0]] * 3, dtype=torch.float64))
     R[0] = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
     rows = cube(eta_r=0.0).weights(inputs(W, R, [0], [0, 2]))
@@ -191,7 +227,11 @@ def test_a_slice_without_weight_starts_from_the_prior_again() -> None:
 
 @pytest.mark.parametrize("partial", ["preserve", "literal"])
 def test_without_a_projection_rows_keep_the_sum_that_the_steps_gave_them(partial: str) -> None:
-    W, R, everyone = models(drift=0.1), torch.full((6, 3, 6), 1 / 6, dtype=torch.float64), list(range(6))
+    W, R, everyone = (
+        models(drift=0.1),
+        torch.full((6, 3, 6), 1 / 6, dtype=torch.float64),
+        list(range(6)),
+    )
     unbound, want = cube(projection="none", eta_r=1e-3, partial=partial), R.transpose(0, 1).clone()
     prior = torch.full((6,), 1 / 6, dtype=torch.float64)
     for _ in range(3):
@@ -214,22 +254,30 @@ def test_the_pull_alone_leaves_the_prior() -> None:
     """lam = 0 makes rho infinite: every row is the prior."""
     W = models()
     R = torch.full((6, 3, 6), 1 / 6, dtype=torch.float64)
-    rows = cube(lam=0.0, solver="exact", prior="samples").weights(inputs(W, R, list(range(6)), list(range(6))))
+    rows = cube(lam=0.0, solver="exact", prior="samples").weights(
+        inputs(W, R, list(range(6)), list(range(6)))
+    )
     samples = torch.arange(1, 7, dtype=torch.float64)
     assert torch.equal(rows, (samples / 21).expand(3, 6, 6))
 
 
 def test_random_rows_are_drawn_evenly_from_the_simplex_by_the_seed_alone(make_run: Any) -> None:
-    cubes = [make_run(KAPC(init="random"), clients=6, seed=s).server.memory["relation"] for s in (0, 0, 1)]
+    cubes = [
+        make_run(KAPC(init="random"), clients=6, seed=s).server.memory["relation"]
+        for s in (0, 0, 1)
+    ]
     assert torch.equal(cubes[0], cubes[1]) and not torch.equal(cubes[0], cubes[2])
     drawn = cubes[0]
     assert drawn.shape[::2] == (6, 6) and drawn.dtype == torch.float64 and (drawn >= 0).all()
     torch.testing.assert_close(drawn.sum(-1), torch.ones(drawn.shape[:2], dtype=torch.float64))
     many = LearnedCube(CubeSettings(init="random"))
-    wide = many.init_server(SimpleNamespace(clients=40, layer_names=["a"] * 20, config=SimpleNamespace(seed=0)))  # type: ignore[arg-type]
+    wide = many.init_server(
+        SimpleNamespace(clients=40, layer_names=["a"] * 20, config=SimpleNamespace(seed=0))
+    )  # type: ignore[arg-type]
     r = wide["relation"].flatten(0, 1)
     np.testing.assert_allclose(r.mean(0), 1 / 40, rtol=0.15)
-    assert float(r.var()) == pytest.approx((1 / 40) * (39 / 40) / 41, rel=0.05)  # Dirichlet(1, ..., 1)
+    # Dirichlet(1, ..., 1)
+    assert float(r.var()) == pytest.approx((1 / 40) * (39 / 40) / 41, rel=0.05)
     stays = drawn.clone()
     cube(eta_r=0.0).weights(inputs(models(L=drawn.shape[1]), stays, list(range(6)), list(range(6))))
     torch.testing.assert_close(stays, drawn)
@@ -238,7 +286,9 @@ def test_random_rows_are_drawn_evenly_from_the_simplex_by_the_seed_alone(make_ru
         KAPC(init="identity")  # type: ignore[arg-type]
 
 
-def test_rank_0_says_once_what_rho_is_and_only_when_a_round_begins(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_0_says_once_what_rho_is_and_only_when_a_round_begins(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Not before: a run that is refused says nothing but why."""
     R, everyone = torch.full((6, 3, 6), 1 / 6, dtype=torch.float64), list(range(6))
     for is_main in (True, False):

@@ -11,26 +11,50 @@ import numpy as np
 import pytest
 
 from fl_lightning.callbacks import exhibits
-from fl_lightning.configuration.config import Component, Config, DataConfig, FabricConfig, ModelConfig
+from fl_lightning.configuration.config import (
+    Component,
+    Config,
+    DataConfig,
+    FabricConfig,
+    ModelConfig,
+)
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.record import RelationView
 
-PLAIN = Config(Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.5}), [ModelConfig(Component("a.MLP"))])
+PLAIN = Config(
+    Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.5}), [ModelConfig(Component("a.MLP"))]
+)
 
 
 def test_a_group_is_the_runs_that_differ_by_their_seed_alone() -> None:
     group = exhibits.group_of(PLAIN)
     assert group.startswith("kapc digits dirichlet 0.1 ")
     callbacks = {"heatmaps": Component("x.Heatmaps", {"every": 3})}
-    same: list[dict[str, Any]] = [{"seed": 4}, {"fabric": FabricConfig(threads=1)}, {"callbacks": callbacks}]
+    same: list[dict[str, Any]] = [
+        {"seed": 4},
+        {"fabric": FabricConfig(threads=1)},
+        {"callbacks": callbacks},
+    ]
     same += [{"data": DataConfig(root="elsewhere")}, {"loggers": {"wandb": Component("x.WandB")}}]
     assert {exhibits.group_of(dataclasses.replace(PLAIN, **changes)) for changes in same} == {group}
-    other: list[dict[str, Any]] = [{"method": Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.6})}]
-    other += [{"data": DataConfig(alpha=0.2)}, {"callbacks": {"quantize": Component("x.Quantize", {"bits": 8})}}]
-    other += [{"data": DataConfig(root=f"here/{name}.csv")} for name in ("one", "two")]  # such a file is the data
-    assert len({exhibits.group_of(dataclasses.replace(PLAIN, **changes)) for changes in other} - {group}) == 5
+    other: list[dict[str, Any]] = [
+        {"method": Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.6})}
+    ]
+    other += [
+        {"data": DataConfig(alpha=0.2)},
+        {"callbacks": {"quantize": Component("x.Quantize", {"bits": 8})}},
+    ]
+    # such a file is the data
+    other += [{"data": DataConfig(root=f"here/{name}.csv")} for name in ("one", "two")]
+    assert (
+        len(
+            {exhibits.group_of(dataclasses.replace(PLAIN, **changes)) for changes in other}
+            - {group}
+        )
+        == 5
+    )
 
 
 def test_heterogeneity_is_0_where_all_are_alike_and_half_where_two_share_nothing() -> None:
@@ -40,7 +64,12 @@ def test_heterogeneity_is_0_where_all_are_alike_and_half_where_two_share_nothing
 
 
 def test_a_large_cube_is_cut_to_whole_receivers() -> None:
-    view = RelationView(np.zeros((100, 10, 100), np.float32), [*range(100)], [str(k) for k in range(10)], [*range(100)])
+    view = RelationView(
+        np.zeros((100, 10, 100), np.float32),
+        [*range(100)],
+        [str(k) for k in range(10)],
+        [*range(100)],
+    )
     table = exhibits.cube(view)
     assert len(table.rows) == exhibits.MOST_ROWS
     assert {row[0] for row in table.rows} == set(range(10))
@@ -49,7 +78,9 @@ def test_a_large_cube_is_cut_to_whole_receivers() -> None:
 
 def alone(folder: Path, method: str = "local", seed: int = 0, alpha: float = 0.1) -> str:
     RunFolder(folder).write_final([0.5, 0.5, 0.2])
-    (folder / "config.yaml").write_text(f"seed: {seed}\nmethod: {{name: {method}}}\ndata: {{alpha: {alpha}}}\n")
+    (folder / "config.yaml").write_text(
+        f"seed: {seed}\nmethod: {{name: {method}}}\ndata: {{alpha: {alpha}}}\n"
+    )
     return str(folder)
 
 
@@ -60,8 +91,9 @@ def run_of() -> SimpleNamespace:
 def test_gain_over_local_and_share_harmed(tmp_path: Path) -> None:
     gain = exhibits.Gain(alone(tmp_path), run_of())  # type: ignore[arg-type]
     assert gain.of({0: 0.75, 1: 0.25, 2: 0.2}) == {
-        "gain/over_local": pytest.approx(0.0), "gain/share_harmed": pytest.approx(1 / 3)
-    }  # fmt: skip
+        "gain/over_local": pytest.approx(0.0),
+        "gain/share_harmed": pytest.approx(1 / 3),
+    }
     assert gain.of({0: 0.75}) == {"gain/over_local": 0.25, "gain/share_harmed": 0.0}
     assert gain.of({}) == {}
 
@@ -74,7 +106,9 @@ def test_gain_over_local_and_share_harmed(tmp_path: Path) -> None:
         ({"alpha": 0.3}, "the same seed, clients and data"),
     ],
 )
-def test_gain_refuses_another_split_and_another_method(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_gain_refuses_another_split_and_another_method(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(BadInput, match=rf"loggers\.wandb\.local: .*{words}"):
         exhibits.Gain(alone(tmp_path, **changes), run_of())  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="finished run of training alone"):

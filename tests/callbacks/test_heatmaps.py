@@ -20,20 +20,40 @@ from fl_lightning.results.record import RelationView, RoundRecord
 
 
 def run_of(
-    tmp_path, clients: int = 5, is_main: bool = True, rounds: int = 4, task: str = "regression", loggers: Any = ()
+    tmp_path,
+    clients: int = 5,
+    is_main: bool = True,
+    rounds: int = 4,
+    task: str = "regression",
+    loggers: Any = (),
 ) -> SimpleNamespace:
     counts = np.arange(clients * 3).reshape(clients, 3)
-    data = SimpleNamespace(task=task, class_counts=counts, client_names=[], class_names=[], holds_all=True)
+    data = SimpleNamespace(
+        task=task, class_counts=counts, client_names=[], class_names=[], holds_all=True
+    )
     return SimpleNamespace(
-        is_main=is_main, clients=clients, rounds=rounds, folder=tmp_path, data=data, resumed_from=0, judge="after",
-        config=SimpleNamespace(loggers=loggers), callbacks=[],
-    )  # fmt: skip
+        is_main=is_main,
+        clients=clients,
+        rounds=rounds,
+        folder=tmp_path,
+        data=data,
+        resumed_from=0,
+        judge="after",
+        config=SimpleNamespace(loggers=loggers),
+        callbacks=[],
+    )
 
 
 def record(round: int, receivers: list[int], layers: int = 3) -> RoundRecord:
-    rows = np.random.default_rng(round).dirichlet(np.ones(len(receivers)), size=(len(receivers), layers))
-    view = RelationView(rows.astype(np.float32), receivers, [f"layer{i}" for i in range(layers)], receivers)
-    return RoundRecord(round, receivers, {}, [], view, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0)))
+    rows = np.random.default_rng(round).dirichlet(
+        np.ones(len(receivers)), size=(len(receivers), layers)
+    )
+    view = RelationView(
+        rows.astype(np.float32), receivers, [f"layer{i}" for i in range(layers)], receivers
+    )
+    return RoundRecord(
+        round, receivers, {}, [], view, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0))
+    )
 
 
 def test_pictures_of_three_clients_and_of_all(tmp_path) -> None:
@@ -41,7 +61,9 @@ def test_pictures_of_three_clients_and_of_all(tmp_path) -> None:
     drawing.on_round_end(run_of(tmp_path), made)
     names = ["client-000", "client-001", "client-002", "overview"]
     assert list(made.images) == [f"relation/{name}" for name in names]
-    assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [f"round-0001-{name}.png" for name in names]
+    assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
+        f"round-0001-{name}.png" for name in names
+    ]
     for name in names:
         png = np.asarray(Image.open(tmp_path / "figures" / f"round-0001-{name}.png"))
         np.testing.assert_array_equal(png, np.asarray(made.images[f"relation/{name}"]))
@@ -53,7 +75,10 @@ def test_a_client_picture_shows_that_clients_rows(tmp_path) -> None:
     Heatmaps().on_round_end(run_of(tmp_path), made)
     one, two = made.images["relation/client-001"], made.images["relation/client-002"]
     yellow = np.array([0xFD, 0xE7, 0x24])
-    columns = [np.flatnonzero((np.asarray(image) == yellow).all(axis=-1).sum(axis=0) > 60) for image in (one, two)]
+    columns = [
+        np.flatnonzero((np.asarray(image) == yellow).all(axis=-1).sum(axis=0) > 60)
+        for image in (one, two)
+    ]
     assert abs(columns[1][0] - columns[0][-1]) <= 2  # the bright column is the next one
 
 
@@ -100,7 +125,14 @@ def test_loggers_get_the_relation_of_every_round_and_the_folder_keeps_few_files(
     for one in made:
         drawing.on_round_end(run, one)
     assert all("relation/overview" in one.images for one in made)
-    assert [one.round for one in made if "relation/client-000" in one.images] == [1, 5, 9, 12, 16, 20]
+    assert [one.round for one in made if "relation/client-000" in one.images] == [
+        1,
+        5,
+        9,
+        12,
+        16,
+        20,
+    ]
     assert len(list((tmp_path / "figures").iterdir())) == 6 * 3
 
 
@@ -111,13 +143,20 @@ def test_a_run_with_both_viewers_has_a_picture_of_every_round(tmp_path, monkeypa
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    flags = "fit --config kapc_exact_digits --data.fraction 0.4 --federation.clients 4 --federation.rounds 8 --name a"
-    assert main([*flags.split(), "--loggers", "tensorboard,wandb", "--fabric.accelerator", "cpu"]) == 0
+    flags = (
+        "fit --config kapc_exact_digits --data.fraction 0.4 --federation.clients 4 "
+        "--federation.rounds 8 --name a"
+    )
+    assert (
+        main([*flags.split(), "--loggers", "tensorboard,wandb", "--fabric.accelerator", "cpu"]) == 0
+    )
     events = EventAccumulator("runs/a/tensorboard", size_guidance={"images": 0})
     events.Reload()
     assert [event.step for event in events.Images("relation/overview")] == [*range(1, 9)]
     assert len(events.Images("relation/client-000")) == 6
-    sent = list(tmp_path.glob("runs/a/wandb/offline-run-*/files/media/images/relation/overview_*.png"))
+    sent = list(
+        tmp_path.glob("runs/a/wandb/offline-run-*/files/media/images/relation/overview_*.png")
+    )
     assert len(sent) == 8
     names = {file.name for file in (tmp_path / "runs/a/figures").iterdir()}
     assert len(names) == 6 * 4 + 2 and {"split.png", "accuracy-by-round.png"} <= names
@@ -139,27 +178,39 @@ def test_a_finished_run_has_its_scores_by_round_as_a_picture(tmp_path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_without_matplotlib_one_line_says_so_and_the_run_goes_on(tmp_path, monkeypatch, capsys) -> None:
+def test_without_matplotlib_one_line_says_so_and_the_run_goes_on(
+    tmp_path, monkeypatch, capsys
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    run, drawing, made = run_of(tmp_path, task="classification", loggers={"wandb": {}}), Heatmaps(), record(1, [0, 1])
+    run, drawing, made = (
+        run_of(tmp_path, task="classification", loggers={"wandb": {}}),
+        Heatmaps(),
+        record(1, [0, 1]),
+    )
     drawing.on_fit_start(run)
     drawing.on_round_end(run, made)
     drawing.on_fit_end(run, {})
     assert not made.images and not (tmp_path / "figures").exists()
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("callbacks.heatmaps: no pictures, it needs matplotlib, which is not installed: ")
+    assert line.startswith(
+        "callbacks.heatmaps: no pictures, it needs matplotlib, which is not installed: "
+    )
     assert "pip install" in line and line.endswith("; without this line: --callbacks.heatmaps null")
 
 
 def test_the_split_shows_each_clients_classes() -> None:
-    few, many = (draw_split(counts) for counts in (np.array([[4, 0], [0, 4]]), np.ones((3, 2), int)))
+    few, many = (
+        draw_split(counts) for counts in (np.array([[4, 0], [0, 4]]), np.ones((3, 2), int))
+    )
     yellow = np.array([0xFD, 0xE7, 0x24])
     cells = [(image == yellow).all(axis=-1).sum() for image in (few, many)]
-    assert 0.8 < cells[0] / (cells[1] / 2) < 1.2  # two cells of four, all of six: axes are equally large
+    # two cells of four, all of six: axes are equally large
+    assert 0.8 < cells[0] / (cells[1] / 2) < 1.2
 
 
 def test_a_resumed_run_draws_what_was_missed(tmp_path) -> None:
-    """Killed while rounds 1 and 2 were being drawn: of round 2 nothing is there, of round 3 nothing is known."""
+    """Killed while rounds 1 and 2 were being drawn: of round 2 nothing is there, of round 3 nothing
+    is known."""
     folder = RunFolder(tmp_path)
     for t in (1, 2, 3):
         folder.append(record(t, [0, 1]))
@@ -168,8 +219,15 @@ def test_a_resumed_run_draws_what_was_missed(tmp_path) -> None:
     run.resumed_from = 2
     Heatmaps().on_fit_start(run)
     names = {f"round-0002-{name}.png" for name in ("client-000", "client-001", "overview")}
-    assert {file.name for file in (tmp_path / "figures").iterdir()} == names | {"round-0001-overview.png"}
-    assert np.asarray(Image.open(tmp_path / "figures" / "round-0001-overview.png")).shape == (1, 1, 3)  # as it was
+    assert {file.name for file in (tmp_path / "figures").iterdir()} == names | {
+        "round-0001-overview.png"
+    }
+    # as it was
+    assert np.asarray(Image.open(tmp_path / "figures" / "round-0001-overview.png")).shape == (
+        1,
+        1,
+        3,
+    )
 
 
 def test_a_disk_that_takes_no_picture_is_named_once_and_viewers_get_them(tmp_path, capsys) -> None:

@@ -15,7 +15,13 @@ from fl_lightning.callbacks import connection, exhibits, loggers
 from fl_lightning.callbacks.checkpoint import Checkpoint
 from fl_lightning.callbacks.heatmaps import Heatmaps
 from fl_lightning.callbacks.loggers import TensorBoard, WandB
-from fl_lightning.configuration.config import Component, Config, DataConfig, FederationConfig, ModelConfig
+from fl_lightning.configuration.config import (
+    Component,
+    Config,
+    DataConfig,
+    FederationConfig,
+    ModelConfig,
+)
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.results.columns import spread
@@ -24,27 +30,45 @@ from fl_lightning.results.record import RelationView, RoundRecord
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 PICTURE = np.arange(40 * 50 * 3, dtype=np.uint8).reshape(40, 50, 3)
-RELATION = RelationView(np.array([[[0.75, 0.25]], [[0.5, 0.5]]], np.float32), [0, 1], ["fc"], [0, 1])
+RELATION = RelationView(
+    np.array([[[0.75, 0.25]], [[0.5, 0.5]]], np.float32), [0, 1], ["fc"], [0, 1]
+)
 MLP = ModelConfig(Component("my.Net", {"api_key": "hush", "tokens": 4}))
 DATA = SimpleNamespace(
-    metric=ACCURACY, task="classification", client_names=[], class_names=[], holds_all=True,
-    class_counts=np.array([[4, 0], [2, 2]]), train_sizes=[4, 4],
+    metric=ACCURACY,
+    task="classification",
+    client_names=[],
+    class_names=[],
+    holds_all=True,
+    class_counts=np.array([[4, 0], [2, 2]]),
+    train_sizes=[4, 4],
     test_sizes=[1, 2],
-)  # fmt: skip
+)
 
 
 def config_of(seed: int = 3, rounds: int = 3, **data: Any) -> Config:
     federation = FederationConfig(rounds=rounds, clients=2)
     kapc = Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.5})
-    return Config(kapc, [MLP], seed, federation, DataConfig(**data), loggers={"wandb": Component("x.WandB")})
+    return Config(
+        kapc, [MLP], seed, federation, DataConfig(**data), loggers={"wandb": Component("x.WandB")}
+    )
 
 
-def run_of(folder: Path, resumed_from: int = 0, is_main: bool = True, rounds: int = 3) -> SimpleNamespace:
+def run_of(
+    folder: Path, resumed_from: int = 0, is_main: bool = True, rounds: int = 3
+) -> SimpleNamespace:
     folder.mkdir(exist_ok=True)
     return SimpleNamespace(
-        is_main=is_main, folder=folder, resumed_from=resumed_from, rounds=rounds, config=config_of(rounds=rounds),
-        data=DATA, judge="after", clients=2, callbacks=[],
-    )  # fmt: skip
+        is_main=is_main,
+        folder=folder,
+        resumed_from=resumed_from,
+        rounds=rounds,
+        config=config_of(rounds=rounds),
+        data=DATA,
+        judge="after",
+        clients=2,
+        callbacks=[],
+    )
 
 
 def record(round: int) -> RoundRecord:
@@ -66,7 +90,11 @@ def log(logger, run, rounds) -> dict:
     logger.on_fit_start(run)
     for round in rounds:
         logger.on_round_end(run, record(round))
-    summary = {"best_mean_accuracy": 0.75, "final_accuracies": [0.1, 0.2], "final_models": ["after", "before"]}
+    summary = {
+        "best_mean_accuracy": 0.75,
+        "final_accuracies": [0.1, 0.2],
+        "final_models": ["after", "before"],
+    }
     summary |= logger.summarize(run)
     logger.on_fit_end(run, summary)
     logger.on_close(run)
@@ -79,7 +107,9 @@ def log(logger, run, rounds) -> dict:
 def read_events(folder: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"images": 0, "scalars": 0})
+    events = EventAccumulator(
+        str(folder / "tensorboard"), size_guidance={"images": 0, "scalars": 0}
+    )
     events.Reload()
     return events
 
@@ -87,8 +117,14 @@ def read_events(folder: Path):
 def test_tensorboard_holds_scalars_and_pictures(tmp_path) -> None:
     log(TensorBoard(), run_of(tmp_path), [1, 2])
     events = read_events(tmp_path)
-    assert [(e.step, e.value) for e in events.Scalars("accuracy/own_judge_mean")] == [(1, 0.25), (2, 0.5)]
-    assert [(e.step, e.width, e.height) for e in events.Images("relation/overview")] == [(1, 50, 40), (2, 50, 40)]
+    assert [(e.step, e.value) for e in events.Scalars("accuracy/own_judge_mean")] == [
+        (1, 0.25),
+        (2, 0.5),
+    ]
+    assert [(e.step, e.width, e.height) for e in events.Images("relation/overview")] == [
+        (1, 50, 40),
+        (2, 50, 40),
+    ]
 
 
 def test_tensorboard_goes_on_after_a_resume_without_doubles(tmp_path) -> None:
@@ -118,7 +154,9 @@ def test_tensorboard_speaks_on_rank_0_alone(tmp_path) -> None:
 def test_tensorboard_holds_the_settings_as_text_and_as_hyperparameters(tmp_path) -> None:
     log(TensorBoard(), run_of(tmp_path), [1])
     events = read_events(tmp_path)
-    (text,) = (event.tensor_proto.string_val[0].decode() for event in events.Tensors("config/text_summary"))
+    (text,) = (
+        event.tensor_proto.string_val[0].decode() for event in events.Tensors("config/text_summary")
+    )
     assert "| method.lam | 0.5 |" in text
     assert "hush" not in text
     held = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
@@ -148,7 +186,8 @@ def wandb_alone(tmp_path, monkeypatch) -> Iterator[None]:
 
 
 def read_records(file: Path) -> list:
-    """The records of a `.wandb` file: a log of blocks of 32 KiB, with chunks of (checksum, length, kind, bytes)."""
+    """The records of a `.wandb` file: a log of blocks of 32 KiB, with chunks of (checksum, length,
+    kind, bytes)."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, at, held, records = file.read_bytes(), 7, b"", []
@@ -166,7 +205,8 @@ def read_records(file: Path) -> list:
 
 
 def sent(offline: Path, kind: str) -> list[Any]:
-    """What an offline run holds of one kind: `history`, `summary`, `config`, `metric`, `run`, `artifact`."""
+    """What an offline run holds of one kind: `history`, `summary`, `config`, `metric`, `run`,
+    `artifact`."""
     import wandb
 
     wandb.teardown()  # waits until its helper process has written everything
@@ -183,7 +223,9 @@ def history(offline: Path) -> list[dict[str, str]]:
 
 
 def offline_runs(folder: Path) -> list[Path]:
-    return sorted((folder / "wandb").glob("offline-run-*"), key=lambda path: path.stat().st_ctime_ns)
+    return sorted(
+        (folder / "wandb").glob("offline-run-*"), key=lambda path: path.stat().st_ctime_ns
+    )
 
 
 @pytest.mark.slow
@@ -193,13 +235,17 @@ def test_offline_holds_one_row_a_round_with_its_picture(tmp_path, capfd, monkeyp
     summary = log(WandB(tags=["test"]), run_of(tmp_path / "run"), [1, 2])
     (offline,) = offline_runs(tmp_path / "run")
     rows = history(offline)
-    assert [(row["round"], row["accuracy/own_judge_mean"], row["communication/upload_bytes"]) for row in rows] == [
+    assert [
+        (row["round"], row["accuracy/own_judge_mean"], row["communication/upload_bytes"])
+        for row in rows
+    ] == [
         ("1", "0.25", "10"),
         ("2", "0.5", "20"),
     ]
     assert all("relation/overview/path" in row for row in rows)
     assert len(list((offline / "files/media/images/relation").glob("overview_*.png"))) == 2
-    assert [row["_step"] for row in rows] == ["1", "2"]  # a picture's step in W&B's browser is its row's
+    # a picture's step in W&B's browser is its row's
+    assert [row["_step"] for row in rows] == ["1", "2"]
     assert summary["wandb"] == f"wandb sync {offline}"
     said = capfd.readouterr()
     assert said.out == ""
@@ -207,7 +253,9 @@ def test_offline_holds_one_row_a_round_with_its_picture(tmp_path, capfd, monkeyp
     assert "does not answer" in line
     assert f"wandb sync {offline}" in line
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    assert not [path for path in files if KEY.encode() in path.read_bytes() or b"hush" in path.read_bytes()]
+    assert not [
+        path for path in files if KEY.encode() in path.read_bytes() or b"hush" in path.read_bytes()
+    ]
     assert (tmp_path / "run" / "wandb_id.txt").read_text().strip() in offline.name
 
 
@@ -237,12 +285,22 @@ def test_an_offline_run_says_what_it_is_and_keeps_its_tables(tmp_path) -> None:
     (file,) = (offline / "files/media/table/clients").glob("final_*.json")
     table = json.loads(file.read_text())
     assert dict(zip(table["columns"], table["data"][1], strict=True)) == {
-        "client": 1, "train_samples": 4, "test_samples": 2, "classes": 2, "final_accuracy": 0.2, "model": "before",
-        "round": 1, "accuracy_after": 0.75,
-    }  # fmt: skip
-    kept = {entry.path for artifact in sent(offline, "artifact") for entry in artifact.manifest.contents}
+        "client": 1,
+        "train_samples": 4,
+        "test_samples": 2,
+        "classes": 2,
+        "final_accuracy": 0.2,
+        "model": "before",
+        "round": 1,
+        "accuracy_after": 0.75,
+    }
+    kept = {
+        entry.path for artifact in sent(offline, "artifact") for entry in artifact.manifest.contents
+    }
     assert {"config.yaml", "final.csv", "metrics.csv", "relation/round-0001.npz"} <= kept
-    summary = {key: value for part in sent(offline, "summary") for key, value in items(part.update).items()}
+    summary = {
+        key: value for part in sent(offline, "summary") for key, value in items(part.update).items()
+    }
     assert json.loads(summary["data/heterogeneity"]) == pytest.approx(0.25)
 
 
@@ -257,10 +315,14 @@ def test_columns_are_summed_up_by_their_best_and_last_value_over_rounds(tmp_path
 
 
 @pytest.mark.usefixtures("wandb_alone")
-def test_a_long_run_with_many_pictures_stays_below_a_thousand_files(tmp_path, monkeypatch, capsys) -> None:
+def test_a_long_run_with_many_pictures_stays_below_a_thousand_files(
+    tmp_path, monkeypatch, capsys
+) -> None:
     sizes: list[int] = []
     run, logger, made = run_of(tmp_path / "run", rounds=1000), WandB(mode="offline"), record(1)
-    made.images = {f"relation/client-{c:03d}": PICTURE for c in range(4)} | {"relation/overview": PICTURE}
+    made.images = {f"relation/client-{c:03d}": PICTURE for c in range(4)} | {
+        "relation/overview": PICTURE
+    }
     monkeypatch.setattr(loggers.WandB, "_open", lambda *_: Counting(sizes))
     logger.on_fit_start(run)
     for t in range(1, 1001):
@@ -302,7 +364,9 @@ class Counting:
     def log(self, row, step, commit) -> None:
         import wandb
 
-        self.sizes.append(sum(isinstance(value, wandb.Image | wandb.Table) for value in row.values()))
+        self.sizes.append(
+            sum(isinstance(value, wandb.Image | wandb.Table) for value in row.values())
+        )
 
     def define_metric(self, *args, **kwargs) -> None: ...
 
@@ -354,8 +418,17 @@ class Online:
     """Stands in for a run on the server; `refuses` holds the modes in which none can be opened."""
 
     def __init__(self, summary: dict, refuses: tuple[str, ...] = ()) -> None:
-        self.summary, self.resumed, self.offline, self.refuses = summary, bool(summary), False, refuses
-        self.id, self.url, self.dir = "abc123", "https://here.example/abc123", "wandb/run-abc123/files"
+        self.summary, self.resumed, self.offline, self.refuses = (
+            summary,
+            bool(summary),
+            False,
+            refuses,
+        )
+        self.id, self.url, self.dir = (
+            "abc123",
+            "https://here.example/abc123",
+            "wandb/run-abc123/files",
+        )
         self.rows: list[dict] = []
         self.asked: list[dict] = []
 
@@ -421,7 +494,9 @@ def test_sums_go_on_over_rounds_that_the_server_has_and_are_trained_again(tmp_pa
     assert row["round"] == 5 and mib == pytest.approx(10 * (1 + 2 + 3 + 4 + 5) / 2**20)
 
 
-def test_a_server_that_refuses_means_offline_and_the_key_stays_unsaid(tmp_path, online, capfd) -> None:
+def test_a_server_that_refuses_means_offline_and_the_key_stays_unsaid(
+    tmp_path, online, capfd
+) -> None:
     server = online(Online({}, refuses=("online",)))
     log(WandB(), run_of(tmp_path), [1])
     assert [asked["mode"] for asked in server.asked] == ["online", "offline"]
@@ -434,7 +509,10 @@ def test_a_server_that_refuses_means_offline_and_the_key_stays_unsaid(tmp_path, 
 def test_training_goes_on_without_any_wandb_unless_it_was_demanded(tmp_path, online, capfd) -> None:
     online(Online({}, refuses=("online", "offline")))
     assert "wandb" not in log(WandB(), run_of(tmp_path), [1])
-    assert capfd.readouterr().err == "W&B: nothing is logged, since opening an offline run failed (RuntimeError)\n"
+    assert (
+        capfd.readouterr().err
+        == "W&B: nothing is logged, since opening an offline run failed (RuntimeError)\n"
+    )
     with pytest.raises(RunFailed, match=r"^W&B: opening an online run failed \(RuntimeError\)$"):
         log(WandB(mode="online"), run_of(tmp_path), [1])
 
@@ -450,7 +528,9 @@ def test_training_goes_on_without_any_wandb_unless_it_was_demanded(tmp_path, onl
         ({"WANDB_MODE": "disabled"}, True, "disabled", "W&B is set to disabled"),
     ],
 )
-def test_the_mode_is_decided_up_front(environment, answers, mode, reason, monkeypatch, capfd) -> None:
+def test_the_mode_is_decided_up_front(
+    environment, answers, mode, reason, monkeypatch, capfd
+) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", "https://here.example")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -478,7 +558,9 @@ def test_other_ranks_and_disabled_do_nothing(mode, tmp_path) -> None:
 
 
 def test_a_mode_that_does_not_exist_is_named() -> None:
-    with pytest.raises(BadInput, match=r"loggers\.wandb\.mode: 'on' .* auto, online, offline, disabled"):
+    with pytest.raises(
+        BadInput, match=r"loggers\.wandb\.mode: 'on' .* auto, online, offline, disabled"
+    ):
         WandB(mode="on")  # type: ignore[arg-type]
 
 
@@ -502,12 +584,19 @@ def test_the_address_is_the_proxys_where_there_is_one(monkeypatch) -> None:
 
 # ---------------------------------------------------------------- variables of other runs
 
-OTHERS = {"WANDB_RUN_ID": "theirs", "WANDB_RESUME": "must", "WANDB_NAME": "theirs", "WANDB_SWEEP_ID": "sw"}
+OTHERS = {
+    "WANDB_RUN_ID": "theirs",
+    "WANDB_RESUME": "must",
+    "WANDB_NAME": "theirs",
+    "WANDB_SWEEP_ID": "sw",
+}
 
 
 def identity(folder: Path) -> str:
     """Id of the offline run in a run folder: of its file, which W&B has named after it."""
-    assert [run.name.rpartition("-")[2] for run in offline_runs(folder)] == [(folder / "wandb_id.txt").read_text()[:-1]]
+    assert [run.name.rpartition("-")[2] for run in offline_runs(folder)] == [
+        (folder / "wandb_id.txt").read_text()[:-1]
+    ]
     return (folder / "wandb_id.txt").read_text().strip()
 
 
@@ -517,13 +606,17 @@ def test_a_run_has_its_own_id_whatever_the_environment_holds(tmp_path, monkeypat
         monkeypatch.setenv(name, value)
     log(WandB(mode="offline"), run_of(tmp_path / "a"), [1])
     told = capfd.readouterr().err
-    assert "W&B: WANDB_SWEEP_ID, WANDB_RUN_ID, WANDB_RESUME, WANDB_NAME, WANDB_DIR would name another run" in told
+    assert (
+        "W&B: WANDB_SWEEP_ID, WANDB_RUN_ID, WANDB_RESUME, WANDB_NAME, WANDB_DIR would name another "
+        "run" in told
+    )
     log(WandB(mode="offline"), run_of(tmp_path / "b"), [1])
     assert len({identity(tmp_path / "a"), identity(tmp_path / "b"), "theirs"}) == 3
     assert not (tmp_path / "theirs").exists()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # W&B leaves the agent's file open
+# W&B leaves the agent's file open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("wandb_alone")
 def test_the_run_that_an_agent_has_started_has_the_agents_id(tmp_path, monkeypatch) -> None:
     """The next one of the same process has its own."""

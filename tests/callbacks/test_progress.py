@@ -21,20 +21,38 @@ class KAPC:
 
 def run_of(tmp_path, resumed_from: int = 0, is_main: bool = True) -> SimpleNamespace:
     return SimpleNamespace(
-        is_main=is_main, folder=tmp_path, resumed_from=resumed_from, rounds=3, clients=4, world_size=1,
-        method=KAPC(), judge="after", config=SimpleNamespace(data=DataConfig()),
-    )  # fmt: skip
+        is_main=is_main,
+        folder=tmp_path,
+        resumed_from=resumed_from,
+        rounds=3,
+        clients=4,
+        world_size=1,
+        method=KAPC(),
+        judge="after",
+        config=SimpleNamespace(data=DataConfig()),
+    )
 
 
 def record(round: int, accuracy: float | None) -> RoundRecord:
-    metrics = {"train_loss": 0.5, "seconds": 2.0, "seconds_client": 1.5, "memory_mib": 100.0 * round}
+    metrics = {
+        "train_loss": 0.5,
+        "seconds": 2.0,
+        "seconds_client": 1.5,
+        "memory_mib": 100.0 * round,
+    }
     for way in ("upload", "download"):
         metrics |= {f"{way}_bytes": 2.0**20, f"{way}_parameter_bytes": 2.0**19}
     if accuracy is not None:
-        metrics |= {"mean_accuracy": accuracy, "worst_accuracy": accuracy / 2, "std_accuracy": 0.01 * round}
+        metrics |= {
+            "mean_accuracy": accuracy,
+            "worst_accuracy": accuracy / 2,
+            "std_accuracy": 0.01 * round,
+        }
         metrics |= {"accuracy_before": 0.9 - accuracy, "accuracy_after": accuracy}
     view = RelationView(np.zeros((0, 0, 0)), [], [], [])
-    return RoundRecord(round, [0, 1], metrics, [], view, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0)))
+    return RoundRecord(
+        round, [0, 1], metrics, [], view, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0))
+    )
 
 
 def show(run, shown: Progress, accuracies: dict[int, float | None], ended: bool = True) -> None:
@@ -71,7 +89,9 @@ def test_without_a_terminal_one_plain_line_a_round(tmp_path, capsys) -> None:
     ]
 
 
-def test_a_line_costs_the_same_however_many_rounds_there_have_been(tmp_path, capsys, monkeypatch) -> None:
+def test_a_line_costs_the_same_however_many_rounds_there_have_been(
+    tmp_path, capsys, monkeypatch
+) -> None:
     looked, found = [], progress.best
     monkeypatch.setattr(progress, "best", lambda rows: looked.append(len(rows)) or found(rows))
     accuracies = {t: t / 50 if t < 30 else (t - 20) / 50 for t in range(1, 50)}
@@ -87,7 +107,10 @@ def test_a_round_without_a_step_has_no_loss(tmp_path, capsys) -> None:
     del idle.metrics["train_loss"]
     progress.on_fit_start(run := run_of(tmp_path))
     progress.on_round_end(run, idle)
-    assert "round 1/3: mean accuracy 0.5000 (best 0.5000 in round 1), no steps, 2.0 s" in capsys.readouterr().err
+    assert (
+        "round 1/3: mean accuracy 0.5000 (best 0.5000 in round 1), no steps, 2.0 s"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_table_tells_best_last_and_the_judge(tmp_path, capsys) -> None:
@@ -106,14 +129,24 @@ def test_the_table_tells_best_last_and_the_judge(tmp_path, capsys) -> None:
 
 
 def test_the_end_says_what_it_cost_and_where_it_is(tmp_path, capsys) -> None:
-    deep = tmp_path / "a-folder-whose-name-is-longer-than-the-lines-of-a-terminal" / "and-another-one-below-it"
+    deep = (
+        tmp_path
+        / "a-folder-whose-name-is-longer-than-the-lines-of-a-terminal"
+        / "and-another-one-below-it"
+    )
     (deep / "figures").mkdir(parents=True)
     (deep / "tensorboard").mkdir()
     show(run_of(deep), Progress(), {1: 0.5, 2: None, 3: 0.25})
     lines = capsys.readouterr().out.splitlines()
     assert "3.0 MiB up (parameters: 1.5), 3.0 MiB down (parameters: 1.5)" in lines
-    assert "6.0 s in rounds (client 4.5, server 0.0, evaluation 0.0), at most 300 MiB of memory" in lines
-    assert f"KAPC: best mean accuracy 0.5000 (after local training) in round 1; run folder: {deep}" in lines
+    assert (
+        "6.0 s in rounds (client 4.5, server 0.0, evaluation 0.0), at most 300 MiB of memory"
+        in lines
+    )
+    assert (
+        f"KAPC: best mean accuracy 0.5000 (after local training) in round 1; run folder: {deep}"
+        in lines
+    )
     assert any("chosen on test data" in line and "optimistic" in line for line in lines)
     tuned = run_of(deep)
     tuned.config.data = DataConfig(score_on="validation", validation=0.2)
@@ -176,7 +209,10 @@ def test_a_channel_has_a_line(tmp_path, capsys) -> None:
         progress.on_round_end(run, made)
     progress.on_fit_end(run, {})
     progress.on_close(run)
-    line = "11.50 s over the channel (download 3.00, compute 0.50, upload 8.00; the slowest client of each round)"
+    line = (
+        "11.50 s over the channel (download 3.00, compute 0.50, upload 8.00; the slowest client of "
+        "each round)"
+    )
     assert line in capsys.readouterr().out.splitlines()
 
 
@@ -198,18 +234,40 @@ def test_unseen_clients_of_a_regression_have_samples_in_all(tmp_path, capsys) ->
     made.metrics = {name.replace("accuracy", "mae"): value for name, value in made.metrics.items()}
     progress.on_round_end(run, made)
     progress.on_fit_end(run, summary := {})
-    summary |= {"held_out_clients": [3], "newcomer_rule": "the global model", "newcomer_mean_mae_5": 0.75}
+    summary |= {
+        "held_out_clients": [3],
+        "newcomer_rule": "the global model",
+        "newcomer_mean_mae_5": 0.75,
+    }
     progress.on_close(run)
     out = capsys.readouterr().out
-    assert "1 unseen clients, labelled samples in all: mean absolute error 0.7500 with 5 (the global model)" in out
+    assert (
+        "1 unseen clients, labelled samples in all: mean absolute error 0.7500 with 5 (the global "
+        "model)" in out
+    )
     assert "x[lr=0.1]: KAPC, 4 clients" in out
 
 
 def test_little_traffic_is_told_in_kib_and_none_is_none(tmp_path) -> None:
     assert [in_bytes(size) for size in (0, 51, 2**10, 20_000, 2**20, 3 * 2**30, 5 * 2**40)] == [
-        "0 B", "51 B", "1.0 KiB", "19.5 KiB", "1.0 MiB", "3.0 GiB", "5.0 TiB",
-    ]  # fmt: skip
-    rows = [{"upload_bytes": 9000.0, "upload_parameter_bytes": 4500.0, "download_bytes": 0.0, "seconds": 1.0,
-             "download_parameter_bytes": 0.0, "round": 1, "mean_accuracy": 0.5}]  # fmt: skip
+        "0 B",
+        "51 B",
+        "1.0 KiB",
+        "19.5 KiB",
+        "1.0 MiB",
+        "3.0 GiB",
+        "5.0 TiB",
+    ]
+    rows = [
+        {
+            "upload_bytes": 9000.0,
+            "upload_parameter_bytes": 4500.0,
+            "download_bytes": 0.0,
+            "seconds": 1.0,
+            "download_parameter_bytes": 0.0,
+            "round": 1,
+            "mean_accuracy": 0.5,
+        }
+    ]
     lines = _closing_lines(run_of(tmp_path), rows, {})
     assert lines[0] == "8.8 KiB up (parameters: 4.4), 0 B down (parameters: 0)"

@@ -57,7 +57,9 @@ def taken(aggregator: Aggregator, W: Tensor) -> Tensor:
 
     mixer = Mixer(One(), [0] * n, dict(enumerate(W)), range(n), W.dtype)
     segments = [Segment(0, W.shape[1], 0)]
-    inputs = RelationInputs([], list(range(n)), torch.ones(n), 1, n, {}, lambda: mixer.gram(segments, 1))
+    inputs = RelationInputs(
+        [], list(range(n)), torch.ones(n), 1, n, {}, lambda: mixer.gram(segments, 1)
+    )
     p = aggregator.weights(torch.full((1, n), 1 / n, dtype=torch.float64), inputs)
     assert p.shape == (1, n) and float(p.sum()) == pytest.approx(1)
     out = torch.empty(W.shape[1], dtype=W.dtype)
@@ -103,7 +105,8 @@ def test_the_formulas() -> None:
 @pytest.mark.parametrize("size", [1e2, 1e9, 1e18])
 @pytest.mark.parametrize("aggregator", AGGREGATORS, ids=repr)
 def test_a_few_attackers_move_nothing_far(aggregator: Aggregator, size: float) -> None:
-    """Breakdown: with f = 2 of 10 arbitrary rows the result stays within the honest numbers; with 8 it cannot."""
+    """Breakdown: with f = 2 of 10 arbitrary rows the result stays within the honest numbers; with 8
+    it cannot."""
     W = normal(10, 400)
     W[[1, 6]] = size
     W[6, ::2] *= -1
@@ -125,7 +128,8 @@ def test_the_breakdown_point_is_the_share_that_is_cut() -> None:
 
 
 def uploaded(run: RunContext, make_client: MakeClient, aggregator: Aggregator) -> Server:
-    """The server, after one round in which every client has uploaded a model of its own, with the transforms' say."""
+    """The server, after one round in which every client has uploaded a model of its own, with the
+    transforms' say."""
     begin(run)
     server = Server(run, 1, range(run.clients), aggregator)
     for c in server.cohort:
@@ -158,7 +162,9 @@ def test_it_replaces_the_mean_and_nothing_else(
     for s in group.layout.segments(group.down_mask):
         W = torch.stack([run.states[c].vectors["model"][s.start : s.stop] for c in range(4)])
         if not isinstance(aggregator, Krum):
-            assert torch.equal(server["model"][s.start : s.stop], aggregator.combine(W, torch.ones(4) / 4))
+            assert torch.equal(
+                server["model"][s.start : s.stop], aggregator.combine(W, torch.ones(4) / 4)
+            )
     shared = group.layout.mask(lambda b: method.scope(b) == "shared")
     for block, travels in zip(group.layout.blocks, shared, strict=True):
         own = slice(block.start, block.stop)
@@ -188,11 +194,21 @@ def begin(run: RunContext) -> None:
         (FedAvg(), [Krum(1)], "callbacks.krum.attackers: 1 .*of 4 clients at most 0"),
         (FedAvg(), [Krum(0, keep=5)], "callbacks.krum.keep: 5 .*at most 4"),
         (FedAvg(), [Attack("noise", clients=[4])], r"callbacks.attack.clients: \[4\] .*\[0, 3\]"),
-        (FedAvg(), [Attack("noise", share=0.1)], r"callbacks.attack.share: 0.1 .*of 4 clients that comes to 0"),
-        (FedAvg(), [Quantize(), Attack("noise", share=0.5)], "callbacks.attack: 'noise' .*before quantize"),
+        (
+            FedAvg(),
+            [Attack("noise", share=0.1)],
+            r"callbacks.attack.share: 0.1 .*of 4 clients that comes to 0",
+        ),
+        (
+            FedAvg(),
+            [Quantize(), Attack("noise", share=0.5)],
+            "callbacks.attack: 'noise' .*before quantize",
+        ),
     ],
 )
-def test_what_cannot_be(make_run: MakeRun, method: Method, callbacks: list[Callback], said: str) -> None:
+def test_what_cannot_be(
+    make_run: MakeRun, method: Method, callbacks: list[Callback], said: str
+) -> None:
     run = make_run(method, callbacks=callbacks)
     with pytest.raises(BadInput, match=said):
         begin(run)
@@ -210,12 +226,20 @@ def test_where_no_model_is_sent_a_line_says_that_there_is_nothing_to_change(
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: TrimmedMean(0.5), lambda: TrimmedMean(-0.1), lambda: TrimmedMean(math.nan), lambda: Krum(-1),
-        lambda: Krum(1, keep=0), lambda: NormBound(0.0), lambda: NormBound(math.nan), lambda: Attack("noise"),
-        lambda: Attack("noise", clients=[1], share=0.1), lambda: Attack("noise", share=1.1),
-        lambda: Attack("noise", share=0.1, scale=-1.0), lambda: Attack("bribe", share=0.1),  # type: ignore[arg-type]
+        lambda: TrimmedMean(0.5),
+        lambda: TrimmedMean(-0.1),
+        lambda: TrimmedMean(math.nan),
+        lambda: Krum(-1),
+        lambda: Krum(1, keep=0),
+        lambda: NormBound(0.0),
+        lambda: NormBound(math.nan),
+        lambda: Attack("noise"),
+        lambda: Attack("noise", clients=[1], share=0.1),
+        lambda: Attack("noise", share=1.1),
+        lambda: Attack("noise", share=0.1, scale=-1.0),
+        lambda: Attack("bribe", share=0.1),  # type: ignore[arg-type]
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_named(make: Callable[[], Callback]) -> None:
     with pytest.raises(BadInput, match=r"^callbacks\.\w+\.\w+: "):
         make()
@@ -232,16 +256,22 @@ class Own(FedAvg):
 
 
 @pytest.mark.parametrize("method", [FedAvg(), Own()], ids=["from the server", "from its own"])
-def test_a_change_is_clipped_to_the_bound(make_run: MakeRun, make_client: MakeClient, method: Method) -> None:
-    """Counted from what was received where a client starts from that, and from its last upload where it does not."""
+def test_a_change_is_clipped_to_the_bound(
+    make_run: MakeRun, make_client: MakeClient, method: Method
+) -> None:
+    """Counted from what was received where a client starts from that, and from its last upload
+    where it does not."""
     for bound in (0.1, 1e9):
         run = make_run(method, callbacks=[NormBound(bound)])
         client = make_client(run, 0)
         last = client.state.received["model"].add_(normal(client.layout.size, seed=1)).clone()
         client.payload.vector = client.payload.vector + normal(client.layout.size, seed=2)
         known = last if isinstance(method, Own) else client.payload.vector
-        for s in client.layout.segments(client.group.up_mask):  # what lies between the blocks is no number
-            client["model"][s.start : s.stop] = (known + normal(client.layout.size, seed=3))[s.start : s.stop]
+        # what lies between the blocks is no number
+        for s in client.layout.segments(client.group.up_mask):
+            client["model"][s.start : s.stop] = (known + normal(client.layout.size, seed=3))[
+                s.start : s.stop
+            ]
         upload = sent(run, client)
         assert client.flops == 3 * int(client.layout.numbers.sum())
         if bound > 1:
@@ -249,10 +279,13 @@ def test_a_change_is_clipped_to_the_bound(make_run: MakeRun, make_client: MakeCl
             continue
         pieces = client.layout.segments(upload.sent)
         change, honest = (
-            torch.cat([(v - known)[s.start : s.stop] for s in pieces]) for v in (upload.vector, client["model"])
+            torch.cat([(v - known)[s.start : s.stop] for s in pieces])
+            for v in (upload.vector, client["model"])
         )
         assert float(change.norm()) == pytest.approx(0.1, rel=1e-5)
-        assert float(torch.nn.functional.cosine_similarity(change, honest, dim=0)) == pytest.approx(1, abs=1e-5)
+        assert float(torch.nn.functional.cosine_similarity(change, honest, dim=0)) == pytest.approx(
+            1, abs=1e-5
+        )
 
 
 def test_only_what_is_sent_counts(make_run: MakeRun, make_client: MakeClient) -> None:
@@ -261,15 +294,24 @@ def test_only_what_is_sent_counts(make_run: MakeRun, make_client: MakeClient) ->
     client["model"][head.start : head.stop] += 5.0
     assert sent(client.run, client).vector is client["model"]
     client["model"][0] += 5.0
-    with pytest.raises(ValueError, match=r"its upload changes by 5, more than callbacks.normbound.bound = 0.001"):
+    with pytest.raises(
+        ValueError, match=r"its upload changes by 5, more than callbacks.normbound.bound = 0.001"
+    ):
         sent(client.run, client)
 
 
 def test_a_refused_upload_is_a_failure(fit: Callable[..., Path]) -> None:
     attack = "--callbacks attack --callbacks.attack.kind sign_flip --callbacks.attack.clients [1]"
-    bound = "--callbacks normbound --callbacks.normbound.bound 20 --callbacks.normbound.action refuse"
+    bound = (
+        "--callbacks normbound --callbacks.normbound.bound 20 --callbacks.normbound.action refuse"
+    )
     folder = fit(
-        "a", "--method fedavg", attack, "--callbacks.attack.scale 50", bound, "--federation.on_bad_client skip"
+        "a",
+        "--method fedavg",
+        attack,
+        "--callbacks.attack.scale 50",
+        bound,
+        "--federation.on_bad_client skip",
     )
     with (folder / "failures.csv").open(newline="") as file:
         failures = list(csv.DictReader(file))
@@ -283,7 +325,9 @@ def test_a_refused_upload_is_a_failure(fit: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("method", [FedAvg(), Own()], ids=["from the server", "from its own"])
-def test_sign_flippers_upload_the_opposite(make_run: MakeRun, make_client: MakeClient, method: Method) -> None:
+def test_sign_flippers_upload_the_opposite(
+    make_run: MakeRun, make_client: MakeClient, method: Method
+) -> None:
     run = make_run(method, callbacks=[Attack("sign_flip", clients=[2], scale=3.0)])
     begin(run)
     for c in range(4):
@@ -296,7 +340,9 @@ def test_sign_flippers_upload_the_opposite(make_run: MakeRun, make_client: MakeC
         torch.testing.assert_close(sent(run, client).vector, wanted, rtol=0, atol=1e-6)
 
 
-def test_noise_has_the_length_it_says_and_is_drawn_from_the_seed(make_run: MakeRun, make_client: MakeClient) -> None:
+def test_noise_has_the_length_it_says_and_is_drawn_from_the_seed(
+    make_run: MakeRun, make_client: MakeClient
+) -> None:
     made = []
     for seed, round in ((0, 1), (0, 1), (1, 1), (0, 2)):
         run = make_run(FedAvg(), callbacks=[Attack("noise", clients=[2], scale=3.0)], seed=seed)
@@ -312,14 +358,23 @@ def test_noise_has_the_length_it_says_and_is_drawn_from_the_seed(make_run: MakeR
 
 
 @pytest.mark.parametrize("resident", ["always", "never"])
-def test_label_flippers_train_on_turned_labels_and_are_judged_on_true_ones(make_run: MakeRun, resident: str) -> None:
+def test_label_flippers_train_on_turned_labels_and_are_judged_on_true_ones(
+    make_run: MakeRun, resident: str
+) -> None:
     data = DataConfig(resident=resident, augment="flip")  # type: ignore[arg-type]
-    run = make_run(FedAvg(), callbacks=[Attack("label_flip", clients=[2])], data=prepare(data, 4, 0))
+    run = make_run(
+        FedAvg(), callbacks=[Attack("label_flip", clients=[2])], data=prepare(data, 4, 0)
+    )
     plain = make_run(FedAvg(), data=prepare(data, 4, 0))
     plain_labels = [y for c in range(4) for _, y in batch(plain.data, c)]
     begin(run)
     labels = [y for c in range(4) for _, y in batch(run.data, c)]
-    assert [torch.equal(a, b) for a, b in zip(labels, plain_labels, strict=True)] == [True, True, False, True]
+    assert [torch.equal(a, b) for a, b in zip(labels, plain_labels, strict=True)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
     assert torch.equal(labels[2], 9 - plain_labels[2])
     for x, y in zip(batch(run.data, 2), batch(plain.data, 2), strict=True):
         assert torch.equal(x[0], y[0])
@@ -355,7 +410,10 @@ def test_a_share_is_drawn_from_the_seed(make_run: MakeRun) -> None:
 
 # ---------------------------------------------------------------- what it is for
 
-IID = "--method fedavg --data.partition iid --data.fraction 1.0 --federation.clients 10 --federation.rounds 15"
+IID = (
+    "--method fedavg --data.partition iid --data.fraction 1.0 --federation.clients 10 "
+    "--federation.rounds 15"
+)
 DEFENCES = {
     "trimmed mean": "--callbacks trimmedmean --callbacks.trimmedmean.share 0.2",
     "median": "--callbacks median",

@@ -14,7 +14,15 @@ import torch
 from torch import nn
 
 from fl_lightning.callbacks.base import Observer, Transform
-from fl_lightning.callbacks.selection import LayerSelection, LayerSizes, _log_m, _numbers, _sizes, holds, search
+from fl_lightning.callbacks.selection import (
+    LayerSelection,
+    LayerSizes,
+    _log_m,
+    _numbers,
+    _sizes,
+    holds,
+    search,
+)
 from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.payload import Payload
@@ -32,24 +40,28 @@ SELECTION = "--callbacks layerselection --callbacks.layerselection"
 
 
 def test_the_bounds_sums_in_closed_form() -> None:
-    """M = tau_L/(2 B_L) + sum_k tau_{L-k} prod_{j<=k} sqrt(n_{L+1-j}) / (2 B_{L-k}), written out for three layers."""
+    """M = tau_L/(2 B_L) + sum_k tau_{L-k} prod_{j<=k} sqrt(n_{L+1-j}) / (2 B_{L-k}), written out
+    for three layers."""
     tau, B = np.array([0.3, 0.5, 0.2]), np.array([2.0, 1.0, 4.0])
     sizes = LayerSizes(columns=np.array([9.0, 16.0, 25.0]), outputs=np.array([4.0, 5.0, 6.0]))
     by_hand = 0.2 / 8 + 0.5 * 5 / 2 + 0.3 * 5 * 4 / 4
     assert math.isclose(math.exp(_log_m(3, B, tau, sizes)), by_hand, rel_tol=1e-12)
     left = 3 * 5 * (0.5 / 2 + 0.3 * 4 / 4) / (2 * 7 * 2)  # L d_2 M(2) / (2 c 2), equal norms
     assert holds(2, B, tau, B, tau, sizes, 7) == (left <= by_hand)
-    assert holds(2, B, tau, 100 * B, tau, sizes, 7) is False  # norms that have grown: 10^6 times the left side / 100
+    # norms that have grown: 10^6 times the left side / 100
+    assert holds(2, B, tau, 100 * B, tau, sizes, 7) is False
 
 
 def test_layers_without_a_regulariser_say_nothing() -> None:
     sizes = LayerSizes(np.array([4.0, 4.0]), np.array([2.0, 2.0]))
     assert _log_m(2, np.ones(2), np.zeros(2), sizes) == -math.inf
-    assert math.exp(_log_m(2, np.ones(2), np.array([1.0, 0.0]), sizes)) == pytest.approx(1.0)  # sqrt(4) / 2
+    # sqrt(4) / 2
+    assert math.exp(_log_m(2, np.ones(2), np.array([1.0, 0.0]), sizes)) == pytest.approx(1.0)
 
 
 def test_resnet18_keeps_nineteen_layers() -> None:
-    """With equal norms the bound holds up to 19, fails at 20 and holds again at 21, the paper's 'first 19 layers'."""
+    """With equal norms the bound holds up to 19, fails at 20 and holds again at 21, the paper's
+    'first 19 layers'."""
     layout = Layout(ResNet18(10, (3, 32, 32)), "fc")
     sizes = _sizes(layout)
     ones = np.ones(21)
@@ -70,7 +82,9 @@ def test_resnet18_keeps_nineteen_layers() -> None:
         (1, "printed", False, 1),
     ],
 )
-def test_searches_on_the_pattern_of_resnet18(omega: int, how: Any, step_back: bool, answer: int) -> None:
+def test_searches_on_the_pattern_of_resnet18(
+    omega: int, how: Any, step_back: bool, answer: int
+) -> None:
     assert search(omega, [True] * 19 + [False, True], how, step_back) == answer
 
 
@@ -84,15 +98,22 @@ def test_searches_on_the_pattern_of_resnet18(omega: int, how: Any, step_back: bo
         (20, "printed", True, 21),
     ],
 )
-def test_the_papers_range_ends_with_all_layers(omega: int, how: Any, step_back: bool, answer: int) -> None:
+def test_the_papers_range_ends_with_all_layers(
+    omega: int, how: Any, step_back: bool, answer: int
+) -> None:
     assert search(omega, [True] * 19 + [False, True], how, step_back, "L") == answer
 
 
 @pytest.mark.parametrize(("largest", "learns"), [("L-1", False), ("L", True)])
 def test_bounds_are_learnt_again_only_where_all_layers_may_be_sent(
-    make_run: MakeRun, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, largest: Any, learns: bool
+    make_run: MakeRun,
+    make_client: MakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+    largest: Any,
+    learns: bool,
 ) -> None:
-    """Where the bound always holds, [1, L] sends everything every other round, and B and tau follow (Alg. 4)."""
+    """Where the bound always holds, [1, L] sends everything every other round, and B and tau follow
+    (Alg. 4)."""
     monkeypatch.setattr("fl_lightning.callbacks.selection.holds", lambda *args: True)
     selection = LayerSelection(mu=None, largest=largest)
     run = make_run(KAPC(), callbacks=[selection])
@@ -105,21 +126,30 @@ def test_bounds_are_learnt_again_only_where_all_layers_may_be_sent(
         selection.on_upload(client, run.method.upload(client, client.payload))
         client.state.rounds += 1
         omegas.append(int(client.memory["selection.omega"]))
-        bounds.append(torch.cat([client.memory["selection.B"], client.memory["selection.tau"]]).clone())
+        bounds.append(
+            torch.cat([client.memory["selection.B"], client.memory["selection.tau"]]).clone()
+        )
     assert omegas == ([L - 1, L, L - 1, L, L - 1] if learns else [L - 1] * 5)
     assert torch.equal(bounds[0], bounds[1])
-    assert torch.equal(bounds[1], bounds[2]) is not learns and torch.equal(bounds[0], bounds[-1]) is not learns
-    assert bool(client.memory["selection.received"].all()) is learns  # so is whether the classifier was ever sent
+    assert (
+        torch.equal(bounds[1], bounds[2]) is not learns
+        and torch.equal(bounds[0], bounds[-1]) is not learns
+    )
+    # so is whether the classifier was ever sent
+    assert bool(client.memory["selection.received"].all()) is learns
     with pytest.raises(BadInput, match=r"layerselection\.largest.*one of L-1, L"):
         LayerSelection(largest="all")  # type: ignore[arg-type]
 
 
 def test_a_convolutions_width_in_numbers() -> None:
-    """By hand for ResNet-18 with the 7x7 stem: images of 32 x 32 are 1 x 1 in its last five convolutions, so there both
-    readings are one, and the answers at 16 layers and more, where Omega moves, are the same."""
+    """By hand for ResNet-18 with the 7x7 stem: images of 32 x 32 are 1 x 1 in its last five
+    convolutions, so there both readings are one, and the answers at 16 layers and more, where Omega
+    moves, are the same."""
     net = ResNet18(10, (3, 32, 32))
     layout = Layout(net, "fc")
-    part = SimpleNamespace(batches=lambda size: iter([(torch.zeros(size, 3, 32, 32), torch.zeros(size))]))
+    part = SimpleNamespace(
+        batches=lambda size: iter([(torch.zeros(size, 3, 32, 32), torch.zeros(size))])
+    )
     client: Any = SimpleNamespace(
         bind=lambda: SimpleNamespace(model=net), layout=layout, data=SimpleNamespace(train=part)
     )
@@ -131,7 +161,9 @@ def test_a_convolutions_width_in_numbers() -> None:
     rng, ones = np.random.default_rng(0), np.ones(21)
     for _ in range(20):
         norms = rng.uniform(0.5, 1.5, (2, 21))
-        one, other = ([holds(o, ones, ones, *norms, s, 10) for o in range(1, 22)] for s in (channels, numbers))
+        one, other = (
+            [holds(o, ones, ones, *norms, s, 10) for o in range(1, 22)] for s in (channels, numbers)
+        )
         assert one[15:] == other[15:]
 
 
@@ -139,8 +171,13 @@ def test_which_width_the_bound_is_given(
     make_run: MakeRun, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[float]] = []
-    monkeypatch.setattr("fl_lightning.callbacks.selection.holds", lambda *args: seen.append(args[5].outputs.tolist()))
-    monkeypatch.setattr("fl_lightning.callbacks.selection._numbers", lambda client, outputs: outputs + 0.5)
+    monkeypatch.setattr(
+        "fl_lightning.callbacks.selection.holds",
+        lambda *args: seen.append(args[5].outputs.tolist()),
+    )
+    monkeypatch.setattr(
+        "fl_lightning.callbacks.selection._numbers", lambda client, outputs: outputs + 0.5
+    )
     client = make_client(make_run(KAPC(), callbacks=[LayerSelection()]), 0)
     client.state.rounds, client.memory["selection.omega"] = 1, torch.tensor(1)
     for width in ("channels", "numbers"):
@@ -159,19 +196,35 @@ def test_the_norms_that_the_bound_goes_by(make_run: MakeRun, make_client: MakeCl
     client.payload.sent &= layout.layer_of != 1
     weight, distance = LayerSelection()._norms(client)
     for layer in range(L):
-        own = [b for b in layout.blocks if b.layer == layer and b.kind == "parameter" and not b.normalisation]
-        w, s = (torch.cat([v[b.start : b.stop] for b in own]).double() for v in (client["model"], client.group.initial))
+        own = [
+            b
+            for b in layout.blocks
+            if b.layer == layer and b.kind == "parameter" and not b.normalisation
+        ]
+        w, s = (
+            torch.cat([v[b.start : b.stop] for b in own]).double()
+            for v in (client["model"], client.group.initial)
+        )
         assert weight[layer] == pytest.approx(float(w.norm()))
         assert distance[layer] == pytest.approx(0.0 if layer == 1 else float((w - s).norm()))
-    sizes = [int(layout.numbers[layout.is_own & (layout.layer_of == layer)].sum()) for layer in range(L)]
+    sizes = [
+        int(layout.numbers[layout.is_own & (layout.layer_of == layer)].sum()) for layer in range(L)
+    ]
     assert client.flops == 2 * sum(sizes) + 3 * (sum(sizes) - sizes[1])
 
 
-def test_layers_in_which_ones_own_weight_is_great_are_not_sent(make_run: MakeRun, make_client: MakeClient) -> None:
+def test_layers_in_which_ones_own_weight_is_great_are_not_sent(
+    make_run: MakeRun, make_client: MakeClient
+) -> None:
     """Compared in 32 bits, as the weights are kept: a weight that is mu there is not below it."""
     run = make_run(KAPC(), net="norm", callbacks=[LayerSelection()])
     weights = np.array([0.7, 0.69999, 0.9], dtype=np.float32)
-    for mu, sent in ((0.7, [False, True, False]), (0.0, [False] * 3), (2.0, [True] * 3), (None, [True] * 3)):
+    for mu, sent in (
+        (0.7, [False, True, False]),
+        (0.0, [False] * 3),
+        (2.0, [True] * 3),
+        (None, [True] * 3),
+    ):
         client = make_client(run, 0)
         client.payload.own_weights = weights
         LayerSelection(mu=mu).on_download(client, client.payload)
@@ -183,7 +236,9 @@ def test_layers_in_which_ones_own_weight_is_great_are_not_sent(make_run: MakeRun
         LayerSelection().on_download(client, client.payload)
 
 
-def test_layers_that_were_never_uploaded_are_not_sent(make_run: MakeRun, make_client: MakeClient) -> None:
+def test_layers_that_were_never_uploaded_are_not_sent(
+    make_run: MakeRun, make_client: MakeClient
+) -> None:
     run = make_run(KAPC(), net="norm", callbacks=[LayerSelection(mu=None)])
     client = make_client(run, 0)
     client.memory["selection.received"][:2] = True
@@ -240,10 +295,14 @@ def test_all_layers_both_ways_is_kapc(fit: Callable[..., Path]) -> None:
 def test_nothing_downloaded_is_local(fit: Callable[..., Path]) -> None:
     """INV2: mu = 0, bit for bit."""
     nothing = RunFolder(fit("nothing", f"--method kapc --method.start own {SELECTION}.mu 0"))
-    assert all(row["download_bytes"] == 0 and row["coaching_loss"] == 0 for row in nothing.read("metrics"))
+    assert all(
+        row["download_bytes"] == 0 and row["coaching_loss"] == 0 for row in nothing.read("metrics")
+    )
     names = ("round", "client", "train_loss", "accuracy_after")
     alone = RunFolder(fit("alone", "--method local"))
-    one, other = ([[row[name] for name in names] for row in run.read("clients")] for run in (nothing, alone))
+    one, other = (
+        [[row[name] for name in names] for row in run.read("clients")] for run in (nothing, alone)
+    )
     assert one == other
     assert nothing.read("final") == alone.read("final")
 
@@ -271,7 +330,10 @@ class Stale(Observer):
         Stale.rounds += 1
         [group] = run.groups
         layout = group.layout
-        head, normal = layout.mask(lambda b: b.head), layout.mask(lambda b: b.normalisation and b.kind == "parameter")
+        head, normal = (
+            layout.mask(lambda b: b.head),
+            layout.mask(lambda b: b.normalisation and b.kind == "parameter"),
+        )
         layers = layout.mask(lambda b: b.kind == "parameter" and not b.normalisation)
         for client, sent, vector in Sent.up:
             assert sent[normal].all()
@@ -281,8 +343,12 @@ class Stale(Observer):
                 if went:
                     Stale.last.setdefault(client, {})[block.name] = vector[block.start : block.stop]
         sizes = 4 * layout.numbers
-        assert record.metrics["upload_bytes"] == sum(int(sizes[sent].sum()) for _, sent, _ in Sent.up)
-        assert record.metrics["download_bytes"] == sum(int(sizes[sent].sum()) for _, sent in Sent.down)
+        assert record.metrics["upload_bytes"] == sum(
+            int(sizes[sent].sum()) for _, sent, _ in Sent.up
+        )
+        assert record.metrics["download_bytes"] == sum(
+            int(sizes[sent].sum()) for _, sent in Sent.down
+        )
         for client, state in run.states.items():
             assert 1 <= int(state.memory["selection.omega"]) <= 2
             for block in layout.blocks:
@@ -294,7 +360,8 @@ class Stale(Observer):
             assert all(int(s.memory["selection.omega"]) == 2 for s in run.states.values())
             assert all(sent[head].all() for _, sent in Sent.down)
         else:
-            assert not any(sent[head].any() for _, sent in Sent.down)  # kept back from every upload so far
+            # kept back from every upload so far
+            assert not any(sent[head].any() for _, sent in Sent.down)
         assert not torch.equal(run.states[0].received["model"], run.states[0].vectors["model"])
         Sent.up.clear()
         Sent.down.clear()
@@ -309,8 +376,11 @@ def watches() -> Iterator[str]:
     Stale.rounds = 0
 
 
-def test_what_is_not_sent_stays_stale_and_is_never_coached(fit: Callable[..., Path], watches: str) -> None:
-    """INV3 to INV5: bytes are those of the layers sent, stale layers are the last received, Omega is L - 1 at first."""
+def test_what_is_not_sent_stays_stale_and_is_never_coached(
+    fit: Callable[..., Path], watches: str
+) -> None:
+    """INV3 to INV5: bytes are those of the layers sent, stale layers are the last received, Omega
+    is L - 1 at first."""
     fit("a", NORMED, "--callbacks layerselection", watches, "--federation.rounds 4")
     assert Stale.rounds == 4
 

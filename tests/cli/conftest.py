@@ -31,7 +31,9 @@ class Engine(ModuleType):
         self.calls.append((config, folder, which))
         return {"mean_accuracy": 0.75, "accuracies": [0.5, 1.0]}
 
-    def export(self, config: Config, folder: Path, client: str, out: Path, which: str, kind: str) -> dict[str, Any]:
+    def export(
+        self, config: Config, folder: Path, client: str, out: Path, which: str, kind: str
+    ) -> dict[str, Any]:
         self.calls.append((config, folder, client, out, which, kind))
         return {
             "kind": "after",

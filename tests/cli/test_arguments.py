@@ -1,4 +1,5 @@
-"""Arguments of methods without their modules: the same as those of the classes, refused early, and explained."""
+"""Arguments of methods without their modules: the same as those of the classes, refused early, and
+explained."""
 
 from __future__ import annotations
 
@@ -48,7 +49,10 @@ class Toy(Method):
 
     push: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "a decade around it")
 """
-ROW = "| `method.push` | a number, 0 or more | `1.0` | 0.1 to 10 (log): a decade around it | what it has. 1: ours. |"
+ROW = (
+    "| `method.push` | a number, 0 or more | `1.0` | 0.1 to 10 (log): a decade around it | what it "
+    "has. 1: ours. |"
+)
 
 
 def test_a_new_method_is_one_file_and_a_few_lines_of_yaml(
@@ -59,21 +63,27 @@ def test_a_new_method_is_one_file_and_a_few_lines_of_yaml(
     (tmp_path / "toy.py").write_text(TOY)
     (tmp_path / "toy.yaml").write_text("base: digits\nmethod: toy\nmethod.push: 2\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fl_lightning.methods.__path__", [*fl_lightning.methods.__path__, str(tmp_path)])
+    monkeypatch.setattr(
+        "fl_lightning.methods.__path__", [*fl_lightning.methods.__path__, str(tmp_path)]
+    )
     monkeypatch.setattr(describe, "FILE", tmp_path / "own" / "room" / "index.json")
     describe.write()
     monkeypatch.setattr(index, "read", lambda: json.loads(describe.FILE.read_text()))
     assert ROW in page(index.read()["methods"])
     monkeypatch.setitem(catalogue._TABLES, "methods", lambda: catalogue._classes("methods"))
     assert main(["fit", "--config", "toy.yaml", "--print_config"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["method"] == {"name": "toy", "init_args": {"push": 2.0}}
+    assert yaml.safe_load(capsys.readouterr().out)["method"] == {
+        "name": "toy",
+        "init_args": {"push": 2.0},
+    }
     assert main(["fit", "--method", "toy", "--method.push", "-1"]) == 2
     assert "method.push: -1.0 is not allowed; it must be 0 or more" in capsys.readouterr().err
     sys.modules.pop("fl_lightning.methods.toy")
 
 
 def test_configs_of_methods_are_short() -> None:
-    """At most 8 lines over their base, but for several architectures and for a schedule of another kind."""
+    """At most 8 lines over their base, but for several architectures and for a schedule of another
+    kind."""
     files = (Path(__file__).resolve().parents[2] / "configs").glob("*_digits.yaml")
     long = {file.stem for file in files if len(file.read_text().splitlines()) > 8 + 1}
     assert long <= {"ktpfl_digits", "pfedhn_digits"}
@@ -117,7 +127,9 @@ def test_what_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
     package = SimpleNamespace(__path__=[])
     modules = {"fl_lightning.package": package, "fl_lightning.package.file": module}
     monkeypatch.setattr(describe.importlib, "import_module", modules.__getitem__)
-    monkeypatch.setattr(describe.pkgutil, "iter_modules", lambda path: [SimpleNamespace(name="file")])
+    monkeypatch.setattr(
+        describe.pkgutil, "iter_modules", lambda path: [SimpleNamespace(name="file")]
+    )
     (listed,) = describe.classes("package", Method).values()
     assert listed is Listed and describe._entry(listed)["doc"] == "First line."
 
@@ -129,12 +141,36 @@ def test_what_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("fedprox", {"mu": "much"}, "method.mu: 'much' is not allowed; it must be a number"),
         ("fedprox", {"mu": "1e39"}, "method.mu: 1e+39 is not allowed; it must be a finite number"),
         ("fedprox", {"m": 1}, "method.m: 1 is not allowed; no such key (did you mean method.mu?)"),
-        ("kapc", {"solver": "exakt"}, "method.solver: 'exakt' is not allowed; it must be one of step, exact"),
-        ("fedora", {"lam": 2.0}, "method.lam: 2.0 is not allowed; it belongs to method.selection constant"),
-        ("ktpfl", {"loss": "mse"}, "method.loss: 'mse' is not allowed; the paper's update compares probabilities"),
-        ("kapc", {"rho": 1.0}, "method.rho: 1.0 is not allowed; the published step has no rho of its own: null, or"),
-        ("knnper", {"lam": "1.5"}, "method.lam: 1.5 is not allowed; it must lie in [0, 1], or null"),
-        ("knnper", {"kernel": "box"}, "method.kernel: 'box' is not allowed; it must be one of gaussian, exponential"),
+        (
+            "kapc",
+            {"solver": "exakt"},
+            "method.solver: 'exakt' is not allowed; it must be one of step, exact",
+        ),
+        (
+            "fedora",
+            {"lam": 2.0},
+            "method.lam: 2.0 is not allowed; it belongs to method.selection constant",
+        ),
+        (
+            "ktpfl",
+            {"loss": "mse"},
+            "method.loss: 'mse' is not allowed; the paper's update compares probabilities",
+        ),
+        (
+            "kapc",
+            {"rho": 1.0},
+            "method.rho: 1.0 is not allowed; the published step has no rho of its own: null, or",
+        ),
+        (
+            "knnper",
+            {"lam": "1.5"},
+            "method.lam: 1.5 is not allowed; it must lie in [0, 1], or null",
+        ),
+        (
+            "knnper",
+            {"kernel": "box"},
+            "method.kernel: 'box' is not allowed; it must be one of gaussian, exponential",
+        ),
     ],
 )
 def test_wrong_values_are_told(method: str, given: dict[str, object], told: str) -> None:
@@ -162,7 +198,9 @@ def test_every_argument_of_every_method_is_explained() -> None:
             assert len(own.splitlines()) > 1, f"{entry.name}: nothing is said of {name}"
 
 
-def test_help_and_list_show_type_bounds_default_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_list_show_type_bounds_default_and_meaning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     words = (
         "--method.mu  a number, 0 or more (default: 0.01; fl-train tune searches 0.001 to 1 (log))",
         "weight of (mu/2) ||w - w_global||^2; 0 is FedAvg. 0.01 lies inside the authors' grid",
@@ -190,10 +228,19 @@ def test_help_lists_exactly_the_keys_that_are_read_with_values_bounds_and_defaul
     for command in COMMANDS:
         assert main([command, "--help"]) == 0
         listed = re.findall(r"^  --([\w.+]+) ", capsys.readouterr().out, re.MULTILINE)
-        assert set(listed) == keys(parser_of(command)).keys() and len(listed) == len(set(listed)), command
+        assert set(listed) == keys(parser_of(command)).keys() and len(listed) == len(set(listed)), (
+            command
+        )
     assert main(["fit", "--help"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "--federation.rounds N Communication rounds. 50: KAPC on MNIST. (at least 1; default: 50)" in printed
+    assert (
+        "--federation.rounds N Communication rounds. 50: KAPC on MNIST. (at least 1; default: 50)"
+        in printed
+    )
     assert "--data.by {class,client} " in printed and "--fabric.devices N|{auto} " in printed
-    assert printed.index("--data.source ") < printed.index("--data.label_column ") < printed.index("--optimizer.name ")
+    assert (
+        printed.index("--data.source ")
+        < printed.index("--data.label_column ")
+        < printed.index("--optimizer.name ")
+    )
     assert not re.search(r"Optional\[|Literal\[|\| null|type: ", printed)

@@ -44,7 +44,9 @@ sys.exit(code)
     ],
 )
 def test_answers_at_once(line: str, code: int) -> None:
-    done = subprocess.run([sys.executable, "-c", QUICK, *line.split()], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", QUICK, *line.split()], capture_output=True, text=True, check=False
+    )
     assert done.returncode == code, done.stderr
     assert bool(done.stderr) == (code == 2)
 
@@ -55,7 +57,8 @@ def test_no_command_at_all_gives_the_help(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"), [("fitt", "fit"), ("train", "fit"), ("evaluate", "test"), ("resume", "fit --resume")]
+    ("said", "meant"),
+    [("fitt", "fit"), ("train", "fit"), ("evaluate", "test"), ("resume", "fit --resume")],
 )
 def test_an_unknown_command(refused: Callable[..., str], said: str, meant: str) -> None:
     begin = f"there is no command '{said}' (did you mean {meant}?); commands: fit, test, "
@@ -75,7 +78,9 @@ def _raise(error: BaseException) -> None:
         (lambda: _raise(ZeroDivisionError()), 70),
     ],
 )
-def test_exit_codes(engine: Any, action: Callable[[], None], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes(
+    engine: Any, action: Callable[[], None], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = signal.getsignal(signal.SIGTERM)
     engine.action = action
     assert main(["fit"]) == code

@@ -14,8 +14,12 @@ from fl_lightning.configuration.catalogue import KINDS, families, table
 from fl_lightning.configuration.config import EvaluationConfig
 
 
-def test_print_config_prints_and_does_nothing_else(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "--config", "kapc_exact_digits", "--print_config", "--method.lam", "3"]) == 0
+def test_print_config_prints_and_does_nothing_else(
+    engine: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["fit", "--config", "kapc_exact_digits", "--print_config", "--method.lam", "3"]) == 0
+    )
     assert yaml.safe_load(capsys.readouterr().out)["method"]["init_args"]["lam"] == 3
     assert not engine.calls
     assert not Path("runs").exists()
@@ -34,8 +38,11 @@ def test_list_gives_a_line_each(kind: str, capsys: pytest.CaptureFixture[str]) -
     assert main(["list", kind]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) >= 2
-    entries = [line for line in lines if not line.endswith(":")]  # methods are grouped by the idea that they belong to
-    assert [line.split()[0] for line in entries] == [e.name for group in families(kind).values() for e in group]
+    # methods are grouped by the idea that they belong to
+    entries = [line for line in lines if not line.endswith(":")]
+    assert [line.split()[0] for line in entries] == [
+        e.name for group in families(kind).values() for e in group
+    ]
     assert all(len(line.split(maxsplit=1)) == 2 for line in entries)
     assert main(["list"]) == 0
     out = capsys.readouterr().out.splitlines()
@@ -51,7 +58,12 @@ def test_test_judges_a_run_again(engine: Any, capsys: pytest.CaptureFixture[str]
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
     assert main(["test", "--run", "runs/a", "--evaluation.batch_size", "7"]) == 0
     config, folder, which = engine.calls[-1]
-    assert (config.evaluation.batch_size, config.federation.rounds, folder, which) == (7, 20, Path("runs/a"), "last")
+    assert (config.evaluation.batch_size, config.federation.rounds, folder, which) == (
+        7,
+        20,
+        Path("runs/a"),
+        "last",
+    )
     assert main(["test", "--run", "runs/a", "--checkpoint", "best"]) == 0
     assert engine.calls[-1] == (replace(config, evaluation=EvaluationConfig()), folder, "best")
     assert capsys.readouterr().out.split() == 2 * ["mean_accuracy", "0.75"]
@@ -60,7 +72,9 @@ def test_test_judges_a_run_again(engine: Any, capsys: pytest.CaptureFixture[str]
 def test_test_and_export_of_what_is_no_run(refused: Callable[..., str]) -> None:
     assert refused("test").startswith("run: ")
     assert refused("test", "--run", "nowhere").startswith("run: 'nowhere'")
-    assert refused("export", "--run", "nowhere", "--client", "0", "--out", "m.safetensors").startswith("run: 'nowhere'")
+    assert refused(
+        "export", "--run", "nowhere", "--client", "0", "--out", "m.safetensors"
+    ).startswith("run: 'nowhere'")
 
 
 def test_test_cannot_change_the_run(engine: Any, refused: Callable[..., str]) -> None:
@@ -68,10 +82,18 @@ def test_test_cannot_change_the_run(engine: Any, refused: Callable[..., str]) ->
     assert refused("test", "--run", "runs/a", "--data.alpha", "1").startswith("data.alpha: '1'")
 
 
-def test_export_writes_the_lines_that_load_the_model(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_writes_the_lines_that_load_the_model(
+    engine: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
     assert main(["export", "--run", "runs/a", "--client", "3", "--out", "m.safetensors"]) == 0
-    assert engine.calls[-1][1:] == (Path("runs/a"), "3", Path("m.safetensors"), "last", "safetensors")
+    assert engine.calls[-1][1:] == (
+        Path("runs/a"),
+        "3",
+        Path("m.safetensors"),
+        "last",
+        "safetensors",
+    )
     text = Path("m.py").read_text()
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == text.splitlines()[0] and printed[-1].startswith("from m import predict")
@@ -85,7 +107,9 @@ def test_an_export_that_the_disk_refuses_can_be_repeated(
 ) -> None:
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
     out = Path("m.safetensors")
-    monkeypatch.setattr(engine, "export", lambda *a, export=engine.export: (out.touch(), export(*a))[1])
+    monkeypatch.setattr(
+        engine, "export", lambda *a, export=engine.export: (out.touch(), export(*a))[1]
+    )
     line = ["export", "--run", "runs/a", "--client", "3", "--out", str(out)]
     before = sorted(Path().iterdir())
 
@@ -95,7 +119,9 @@ def test_an_export_that_the_disk_refuses_can_be_repeated(
     with monkeypatch.context() as disk:
         disk.setattr("fl_lightning.foundation.files.os.replace", full)
         assert main(line) == 1
-    assert capsys.readouterr().err == "fl-train: error: cannot write m.py: No space left on device\n"
+    assert (
+        capsys.readouterr().err == "fl-train: error: cannot write m.py: No space left on device\n"
+    )
     assert sorted(Path().iterdir()) == before
     assert main(line) == 0
 
@@ -120,7 +146,9 @@ def test_what_loads_an_exported_model_can_be_imported(
 )
 def test_bad_exports(engine: Any, refused: Callable[..., str], flags: str, told: str) -> None:
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
-    assert refused("export", "--run", "runs/a", "--out", "m.safetensors", *flags.split()).startswith(told)
+    assert refused(
+        "export", "--run", "runs/a", "--out", "m.safetensors", *flags.split()
+    ).startswith(told)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +165,9 @@ def test_bad_exports(engine: Any, refused: Callable[..., str], flags: str, told:
         ("surplus", "command line"),
     ],
 )
-def test_bad_input_is_one_line_that_names_key_and_value(refused: Callable[..., str], line: str, key: str) -> None:
+def test_bad_input_is_one_line_that_names_key_and_value(
+    refused: Callable[..., str], line: str, key: str
+) -> None:
     error = refused("fit", *line.split())
     assert error.startswith(f"{key}: ")
     assert line.split()[-1] in error or line == "--seed"

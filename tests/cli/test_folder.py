@@ -30,12 +30,17 @@ def rows(folder: str, done: int) -> None:
 def test_a_run_is_named_after_its_config_else_method_data_and_seed_and_counted(engine: Any) -> None:
     for _ in range(2):
         assert main(["fit", "--config", "kapc_exact_digits.yaml"]) == 0
-    assert main(["fit", "--config", "kapc_exact_digits.yaml", "--method", "fedavg", "--seed", "3"]) == 0
+    assert (
+        main(["fit", "--config", "kapc_exact_digits.yaml", "--method", "fedavg", "--seed", "3"])
+        == 0
+    )
     assert main(["fit", "--method", "fedavg", "--out", "other", "--data.root", "fields.csv"]) == 0
     assert [str(folder) for _, folder, _ in engine.calls] == [
-        "runs/kapc_exact_digits-001", "runs/kapc_exact_digits-002", "runs/kapc_exact_digits-003",
+        "runs/kapc_exact_digits-001",
+        "runs/kapc_exact_digits-002",
+        "runs/kapc_exact_digits-003",
         "other/fedavg-fields-seed0-001",
-    ]  # fmt: skip
+    ]
     assert saved("runs/kapc_exact_digits-001")["federation"]["clients"] == 10
 
 
@@ -43,10 +48,15 @@ def test_a_run_is_named_after_its_config_else_method_data_and_seed_and_counted(e
     ("flags", "said"),
     [
         ("--config kapc_exact_digits", "fl-train fit --name kapc_exact_digits-001 --resume"),
-        ("--method fedavg --out there --name 'a b'", "fl-train fit --out there --name 'a b' --resume"),
+        (
+            "--method fedavg --out there --name 'a b'",
+            "fl-train fit --out there --name 'a b' --resume",
+        ),
     ],
 )
-def test_ctrl_c_says_how_to_go_on(engine: Any, capsys: pytest.CaptureFixture[str], flags: str, said: str) -> None:
+def test_ctrl_c_says_how_to_go_on(
+    engine: Any, capsys: pytest.CaptureFixture[str], flags: str, said: str
+) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
@@ -111,7 +121,9 @@ def test_resume_on_a_first_start_just_starts(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("left", [["lock"], ["lock", ".config.yaml.part"]])
-def test_what_a_first_start_left_before_its_config_does_not_stop_the_next(engine: Any, left: list[str]) -> None:
+def test_what_a_first_start_left_before_its_config_does_not_stop_the_next(
+    engine: Any, left: list[str]
+) -> None:
     Path("runs/a").mkdir(parents=True)
     for name in left:
         Path("runs/a", name).touch()
@@ -135,28 +147,48 @@ def test_a_full_disk_leaves_the_config_of_a_run_that_is_resumed(
 
     engine.action = stop
     assert main(["fit", "--name", "a", "--resume"]) == 1
-    assert capsys.readouterr().err == "fl-train: error: cannot write runs/a/split.csv: No space left on device\n"
+    assert (
+        capsys.readouterr().err
+        == "fl-train: error: cannot write runs/a/split.csv: No space left on device\n"
+    )
     assert saved("runs/a") == before
 
 
-def test_a_first_start_is_said_and_wants_a_config(engine: Any, refused: Callable[..., str], capsys: Any) -> None:
+def test_a_first_start_is_said_and_wants_a_config(
+    engine: Any, refused: Callable[..., str], capsys: Any
+) -> None:
     """A name that was mistyped would else begin a run of the defaults, without a word."""
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "long-night", "--resume"]) == 0
-    assert capsys.readouterr().err == "resume: there is no run 'long-night' in runs yet: it starts now\n"
+    assert (
+        capsys.readouterr().err
+        == "resume: there is no run 'long-night' in runs yet: it starts now\n"
+    )
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "other"]) == 0
     said = refused("fit", "--name", "long-nigth", "--resume", "--federation.rounds", "40")
     assert said.startswith("name: 'long-nigth'") and "did you mean long-night?" in said
-    assert "runs there: long-night, other" in refused("fit", "--name", "zzz", "--resume", "--method", "fedavg")
+    assert "runs there: long-night, other" in refused(
+        "fit", "--name", "zzz", "--resume", "--method", "fedavg"
+    )
     assert "runs there: none" in refused("fit", "--name", "zzz", "--resume", "--out", "nowhere")
-    assert len(engine.calls) == 2 and not Path("runs/long-nigth").exists() and not Path("nowhere").exists()
+    assert (
+        len(engine.calls) == 2
+        and not Path("runs/long-nigth").exists()
+        and not Path("nowhere").exists()
+    )
     assert main(["fit", "--name", "long-night", "--resume"]) == 0
     assert capsys.readouterr().err == ""
 
 
 def test_resume_may_extend_move_and_relog(engine: Any) -> None:
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
-    flags = "--federation.rounds 40 --fabric.devices 2 --loggers null --callbacks.progress null --data.resident never"
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume", *flags.split()]) == 0
+    flags = (
+        "--federation.rounds 40 --fabric.devices 2 --loggers null --callbacks.progress null "
+        "--data.resident never"
+    )
+    assert (
+        main(["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume", *flags.split()])
+        == 0
+    )
     assert saved("runs/a")["federation"]["rounds"] == engine.calls[-1][0].federation.rounds == 40
 
 
@@ -171,7 +203,9 @@ def test_resume_may_extend_move_and_relog(engine: Any) -> None:
         ("--callbacks.checkpoint null", "callbacks.checkpoint"),
     ],
 )
-def test_resume_with_another_changed_key(engine: Any, refused: Callable[..., str], flags: str, told: str) -> None:
+def test_resume_with_another_changed_key(
+    engine: Any, refused: Callable[..., str], flags: str, told: str
+) -> None:
     line = ["fit", "--config", "kapc_exact_digits", "--name", "a"]
     assert main(line) == 0
     before = saved("runs/a")
@@ -180,7 +214,9 @@ def test_resume_with_another_changed_key(engine: Any, refused: Callable[..., str
     assert saved("runs/a") == before
 
 
-def test_resume_without_a_config_goes_on_as_it_was(engine: Any, refused: Callable[..., str]) -> None:
+def test_resume_without_a_config_goes_on_as_it_was(
+    engine: Any, refused: Callable[..., str]
+) -> None:
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "a", "--data.alpha", "0.7"]) == 0
     assert main(["fit", "--name", "a", "--resume", "--federation.rounds", "30"]) == 0
     config = engine.calls[-1][0]
@@ -188,9 +224,13 @@ def test_resume_without_a_config_goes_on_as_it_was(engine: Any, refused: Callabl
     assert refused("fit", "--name", "a", "--resume", "--seed", "5").startswith("seed: 5")
 
 
-def test_resume_without_a_config_knows_the_callbacks_of_the_run(engine: Any, tmp_path: Path) -> None:
+def test_resume_without_a_config_knows_the_callbacks_of_the_run(
+    engine: Any, tmp_path: Path
+) -> None:
     name = f"watch_{tmp_path.name.replace('-', '_')}"
-    Path(f"{name}.py").write_text("from fl_lightning.callbacks.heatmaps import Heatmaps\nclass Own(Heatmaps): pass\n")
+    Path(f"{name}.py").write_text(
+        "from fl_lightning.callbacks.heatmaps import Heatmaps\nclass Own(Heatmaps): pass\n"
+    )
     assert main(["fit", "--name", "a", "--loggers", f"{name}.Own"]) == 0
     assert main(["fit", "--name", "a", "--resume", "--loggers.own.every", "2"]) == 0
     assert engine.calls[-1][0].loggers["own"].init_args["every"] == 2
@@ -210,7 +250,9 @@ def started_by_torchrun(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
         monkeypatch.setenv(name, "2" if name == "WORLD_SIZE" else str(rank))
 
 
-def test_other_ranks_leave_the_folder_to_rank_0(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_leave_the_folder_to_rank_0(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started_by_torchrun(monkeypatch, rank=1)
     Path("runs/a").mkdir(parents=True)
     assert main(["fit", "--name", "a"]) == 0

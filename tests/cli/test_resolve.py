@@ -53,7 +53,14 @@ def test_shipped_configs_resolve_and_read_back_as_they_are(name: str, tmp_path: 
 
 
 def test_what_was_removed_stays_removed_when_read_back(tmp_path: Path) -> None:
-    flags = ["--callbacks.heatmaps", "null", "--callbacks", "mine.Watch", "--callbacks.watch.deep.x", "1"]
+    flags = [
+        "--callbacks.heatmaps",
+        "null",
+        "--callbacks",
+        "mine.Watch",
+        "--callbacks.watch.deep.x",
+        "1",
+    ]
     flags += ["--loggers", "tensorboard", "--data.root", "2024"]
     config = planned(*flags, "--model", "[{name: mlp, count: 4}, {name: cnn, count: 6}]")
     (tmp_path / "again.yaml").write_text(to_yaml(config))
@@ -66,18 +73,29 @@ def test_what_was_removed_stays_removed_when_read_back(tmp_path: Path) -> None:
 def test_names_are_written_short_and_lists_in_full() -> None:
     content = yaml.safe_load(to_yaml(resolved()))
     assert content["method"]["name"] == "selfkapc"
-    assert content["callbacks"]["checkpoint"] == {"every": 1, "keep": 2, "best": True, "seconds": 10.0}
+    assert content["callbacks"]["checkpoint"] == {
+        "every": 1,
+        "keep": 2,
+        "best": True,
+        "seconds": 10.0,
+    }
     assert not {"out", "name", "resume", "print_config", "config"} & content.keys()
 
 
 def test_smoke_is_small_and_keeps_the_architectures() -> None:
     config = planned("--smoke", "--config", "kapc_resnet18", "--federation.clients", "100")
     assert config.smoke
-    assert (config.federation.rounds, config.federation.clients, config.federation.participation) == (1, 4, 1.0)
+    assert (
+        config.federation.rounds,
+        config.federation.clients,
+        config.federation.participation,
+    ) == (1, 4, 1.0)
     models = "[{name: mlp, count: 1}, {name: cnn, count: 9}]"
     assert [m.count for m in planned("--smoke", "--model", models).models] == [1, 3]
     models = "[{name: mlp, count: 1}, {name: cnn, count: 1}]"
-    counts = [m.count for m in planned("--smoke", "--federation.clients", "2", "--model", models).models]
+    counts = [
+        m.count for m in planned("--smoke", "--federation.clients", "2", "--model", models).models
+    ]
     assert counts == [1, 1]
     names = "[a, b, c, d, e, f, g, h, i, j]"
     for held_out, left in (("[7]", [3]), ("[7, 1]", [1]), ("[0, 1, 2, 3]", [0, 1, 2])):
@@ -97,7 +115,10 @@ def test_smoke_is_small_and_keeps_the_architectures() -> None:
         ("--data.alpha -1", "data.alpha: -1.0 .*above 0"),
         ("--data.source minst", "data.source: 'minst' .*did you mean mnist"),
         ("--data.partition diriclet", "data.partition: .*did you mean dirichlet.*import path"),
-        ("--data.partition hsu --data.by class", "data.by: 'class' .*hsu means client; partition dirichlet"),
+        (
+            "--data.partition hsu --data.by class",
+            "data.by: 'class' .*hsu means client; partition dirichlet",
+        ),
         ("--config kapc_mnist --data.sizes free", "data.sizes: 'free' .*hsu means equal"),
         ("--optimizer.name sdg", "optimizer.name: 'sdg' .*one of sgd, adam"),
         ("--model []", r"model: \[\] .*a list of at least one"),
@@ -120,13 +141,20 @@ def test_bad_plain_values(flags: str, told: str) -> None:
         ("--method kapc --method.lam null", "method.lam: 'null' .*a number"),
         ("--method kapc --method.lam -1", "method.lam: -1.0 .*0 or more"),
         ("--method kapc --method.solver exat", "method.solver: 'exat' .*one of step, exact"),
-        ("--callbacks.heatmaps.evry 2", r"callbacks.heatmaps.evry: .*did you mean callbacks.heatmaps.every\?"),
+        (
+            "--callbacks.heatmaps.evry 2",
+            r"callbacks.heatmaps.evry: .*did you mean callbacks.heatmaps.every\?",
+        ),
         ("--model.hidden wide", "model.hidden: 'wide' .*a list: "),
-        ("--method fl_lightning.models.mlp.MLP", "method: .*subclass of fl_lightning.methods.base.Method"),
+        (
+            "--method fl_lightning.models.mlp.MLP",
+            "method: .*subclass of fl_lightning.methods.base.Method",
+        ),
         ("--method fl_lightning.methods.kapc.KACP", r"method: .*did you mean KAPC\?"),
         (
             "--callbacks fl_lightning.callbacks.cube.LearnedCube",
-            r"callbacks.learnedcube: .*subclass of fl_lightning.callbacks.Transform or .*\.Observer or .*\.Aggregator",
+            r"callbacks.learnedcube: .*subclass of fl_lightning.callbacks.Transform or "
+            r".*\.Observer or .*\.Aggregator",
         ),
         ("--method no_such_package.Method", "method: .*no module no_such_package"),
     ],
@@ -160,7 +188,8 @@ def own(engine: Any, tmp_path: Path) -> str:
 def test_own_classes_are_found_in_the_current_directory(own: str) -> None:
     flags = ["--callbacks", f"{own}.Watch", "--callbacks.watch.where", "here"]
     config = resolved(*flags)
-    assert config.callbacks["watch"].init_args == {"where": Path("here"), "every": 2}  # no YAML can say `print`
+    # no YAML can say `print`
+    assert config.callbacks["watch"].init_args == {"where": Path("here"), "every": 2}
     assert yaml.safe_load(to_yaml(config))["callbacks"]["watch"] == {
         "class_path": f"{own}.Watch",
         "init_args": {"where": "here", "every": 2},
@@ -171,13 +200,32 @@ def test_text_for_a_function_is_read_by_what_it_wants(own: str, tmp_path: Path) 
     """`1e-3` was text, `no` for a text was false, and what is no YAML ended in a traceback."""
     with (tmp_path / f"{own}.py").open("a") as file:
         file.write("def net(num_classes, share: float = 0.5, kind: str = '', **more):\n    pass\n")
-    flags = ["--model", f"{own}.net", "--model.share", "1e-3", "--model.kind", "no", "--model.further", "2E4"]
-    assert resolved(*flags).models[0].component.init_args == {"share": 0.001, "kind": "no", "further": 20000.0}
-    with pytest.raises(BadInput, match=r"^model\.share: '\[1' is not allowed; it is not valid YAML"):
+    flags = [
+        "--model",
+        f"{own}.net",
+        "--model.share",
+        "1e-3",
+        "--model.kind",
+        "no",
+        "--model.further",
+        "2E4",
+    ]
+    assert resolved(*flags).models[0].component.init_args == {
+        "share": 0.001,
+        "kind": "no",
+        "further": 20000.0,
+    }
+    with pytest.raises(
+        BadInput, match=r"^model\.share: '\[1' is not allowed; it is not valid YAML"
+    ):
         resolved(*flags, "--model.share", "[1")
-    with pytest.raises(BadInput, match=r"^model\.share: nan is not allowed; it must be a finite number"):
+    with pytest.raises(
+        BadInput, match=r"^model\.share: nan is not allowed; it must be a finite number"
+    ):
         resolved(*flags, "--model.share", ".nan")
-    with pytest.raises(BadInput, match=r"^model\.further: \[1, nan\] is not allowed; it must be a finite number"):
+    with pytest.raises(
+        BadInput, match=r"^model\.further: \[1, nan\] is not allowed; it must be a finite number"
+    ):
         resolved(*flags, "--model.further", "[1, .nan]")
 
 
@@ -196,11 +244,17 @@ def test_every_argument_of_a_shipped_class_has_a_type_that_is_checked(kind: str)
     """jsonargparse takes any value, and says nothing, where it cannot look a type up."""
     for entry in table(kind).values():
         cls = Component(entry.class_path).load()
-        types = {key: str(hint(action)) for key, action in keys(_parser(cls, BASES[kind][1])).items()}
-        assert {key for key, name in types.items() if "Unvalidated" in name or name in ("None", "Any")} == set()
+        types = {
+            key: str(hint(action)) for key, action in keys(_parser(cls, BASES[kind][1])).items()
+        }
+        assert {
+            key for key, name in types.items() if "Unvalidated" in name or name in ("None", "Any")
+        } == set()
 
 
-@pytest.mark.parametrize("argument", ["checkpoint.keep 1e30", "checkpoint.seconds abc", "quantize.bits 8.5"])
+@pytest.mark.parametrize(
+    "argument", ["checkpoint.keep 1e30", "checkpoint.seconds abc", "quantize.bits 8.5"]
+)
 def test_a_callbacks_argument_of_another_type_is_named(argument: str) -> None:
     key, value = f"callbacks.{argument}".split()
     with pytest.raises(BadInput, match=rf"^{key}: '{value}' is not allowed; it must be"):

@@ -12,15 +12,22 @@ from fl_lightning.foundation.errors import BadInput
 
 def merged(*layers: dict[str, Any] | str) -> Settings:
     """Settings of layers in order; text stands for flags."""
-    parts = [read_line(layer.split()).layers if isinstance(layer, str) else [layer] for layer in layers]
+    parts = [
+        read_line(layer.split()).layers if isinstance(layer, str) else [layer] for layer in layers
+    ]
     return Settings.merged(layer for part in parts for layer in part)
 
 
 def test_later_flags_and_files_win_in_order(tmp_path: Path) -> None:
     for name, rounds in (("a", 3), ("b", 4)):
-        (tmp_path / f"{name}.yaml").write_text(f"federation: {{rounds: {rounds}}}\ndata.alpha: {rounds}")
+        (tmp_path / f"{name}.yaml").write_text(
+            f"federation: {{rounds: {rounds}}}\ndata.alpha: {rounds}"
+        )
     a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
-    assert merged(f"--config {a} --config={b}").plain == {"federation": {"rounds": 4}, "data": {"alpha": 4}}
+    assert merged(f"--config {a} --config={b}").plain == {
+        "federation": {"rounds": 4},
+        "data": {"alpha": 4},
+    }
     assert merged(f"--config {a} --federation.rounds 9 --config {b} --data.alpha=-1").plain == {
         "federation": {"rounds": 4},
         "data": {"alpha": "-1"},
@@ -44,13 +51,22 @@ def test_stray_words_are_refused(words: str) -> None:
 
 
 def test_one_reader_serves_every_command() -> None:
-    """Words, switches before words, hyphens, keys of the command and of the run, values that look like flags."""
+    """Words, switches before words, hyphens, keys of the command and of the run, values that look
+    like flags."""
     line = read_line(["--accept-changed-code", "a", "b", "--target=0.9"], "compare")
-    assert (line.words, line.values.accept_changed_code, line.values.target) == (["a", "b"], True, 0.9)
-    line = read_line(["s.yaml", "--out", "o", "--data.root", "x", "--slurm", "false", "--model", "cnn"], "study")
+    assert (line.words, line.values.accept_changed_code, line.values.target) == (
+        ["a", "b"],
+        True,
+        0.9,
+    )
+    line = read_line(
+        ["s.yaml", "--out", "o", "--data.root", "x", "--slurm", "false", "--model", "cnn"], "study"
+    )
     assert (line.words, line.values.out, line.values.slurm) == (["s.yaml"], "o", False)
     assert line.layers == [{"data": {"root": "x"}}, {"model": "cnn"}]
-    line = read_line(["--sbatch", "--exclusive", "--config", "kapc_digits", "--smoke", "--nodes", "2"], "submit")
+    line = read_line(
+        ["--sbatch", "--exclusive", "--config", "kapc_digits", "--smoke", "--nodes", "2"], "submit"
+    )
     assert (line.values.sbatch, line.values.nodes, line.first) == ("--exclusive", 2, "kapc_digits")
     assert line.flags == ["--config", "kapc_digits", "--smoke"]
     line = read_line(["m.Mine", "--out", "o", "--seed", "3"], "check-method")
@@ -90,7 +106,9 @@ PROX = {"method": {"name": "fedprox", "init_args": {"mu": 0.5}}}
         ("--method fedavg --method fedprox", "FedProx", {}),
     ],
 )
-def test_another_method_drops_the_arguments_of_the_one_before(flags: str, class_name: str, init_args: Any) -> None:
+def test_another_method_drops_the_arguments_of_the_one_before(
+    flags: str, class_name: str, init_args: Any
+) -> None:
     method = merged(PROX, flags).method
     assert method.class_path.rpartition(".")[2] == class_name
     assert method.init_args == init_args
@@ -111,19 +129,35 @@ def test_what_is_no_component_is_refused(method: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ({"name": "kapc", "class_path": "fl_lightning.methods.fedavg.FedAvg"}, r"^method: .*not both"),
-        ({"name": "kapc", "lam": 1, "init_args": {"lam": 2}}, r"^method\.lam: 1 .*also in init_args, as 2"),
+        (
+            {"name": "kapc", "class_path": "fl_lightning.methods.fedavg.FedAvg"},
+            r"^method: .*not both",
+        ),
+        (
+            {"name": "kapc", "lam": 1, "init_args": {"lam": 2}},
+            r"^method\.lam: 1 .*also in init_args, as 2",
+        ),
     ],
 )
-def test_what_is_given_twice_in_one_component_is_refused(method: dict[str, Any], message: str) -> None:
+def test_what_is_given_twice_in_one_component_is_refused(
+    method: dict[str, Any], message: str
+) -> None:
     with pytest.raises(BadInput, match=message):
         merged({"method": method})
 
 
 def test_several_models_with_counts() -> None:
-    listed = {"model": [{"name": "cnn", "count": 3}, {"name": "mlp", "count": "7", "init_args": {"hidden": [4]}}]}
+    listed = {
+        "model": [
+            {"name": "cnn", "count": 3},
+            {"name": "mlp", "count": "7", "init_args": {"hidden": [4]}},
+        ]
+    }
     models = merged(listed).models
-    assert [(m.component.class_path.rpartition(".")[2], m.count) for m in models] == [("CNN", 3), ("MLP", 7)]
+    assert [(m.component.class_path.rpartition(".")[2], m.count) for m in models] == [
+        ("CNN", 3),
+        ("MLP", 7),
+    ]
     assert models[1].component.init_args == {"hidden": [4]}
     assert len(merged(listed, "--model cnn").models) == 1
     with pytest.raises(BadInput, match="several models"):
@@ -151,7 +185,10 @@ def test_callbacks_are_merged_by_name_and_null_removes_one() -> None:
 
 
 def test_a_callback_that_was_removed_can_come_back() -> None:
-    settings = merged({"callbacks": {"heatmaps": {"every": 5}}}, "--callbacks.heatmaps null --callbacks.heatmaps {}")
+    settings = merged(
+        {"callbacks": {"heatmaps": {"every": 5}}},
+        "--callbacks.heatmaps null --callbacks.heatmaps {}",
+    )
     assert settings.callbacks["heatmaps"].init_args == {}
 
 
@@ -165,7 +202,10 @@ def test_loggers_by_name_with_commas_and_null_for_none() -> None:
 
 
 def test_own_callbacks_go_by_the_last_part_of_their_path() -> None:
-    settings = merged("--callbacks mine.Watch --callbacks.watch.every 3", {"callbacks": {"too": {"class_path": "a.B"}}})
+    settings = merged(
+        "--callbacks mine.Watch --callbacks.watch.every 3",
+        {"callbacks": {"too": {"class_path": "a.B"}}},
+    )
     assert settings.callbacks["watch"].class_path == "mine.Watch"
     assert settings.callbacks["watch"].init_args == {"every": "3"}
     assert settings.callbacks["too"].class_path == "a.B"
@@ -173,7 +213,13 @@ def test_own_callbacks_go_by_the_last_part_of_their_path() -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    ["--callbacks heatmpas", "--callbacks.heatmpas null", "--callbacks.heatmaps 3", "--loggers [1]", "--loggers {"],
+    [
+        "--callbacks heatmpas",
+        "--callbacks.heatmpas null",
+        "--callbacks.heatmaps 3",
+        "--loggers [1]",
+        "--loggers {",
+    ],
 )
 def test_bad_callbacks_and_loggers(flags: str) -> None:
     with pytest.raises(BadInput, match=r"^(callbacks|loggers)"):
@@ -187,9 +233,13 @@ def test_an_empty_section_says_nothing(tmp_path: Path) -> None:
     file.write_text("")
     assert read_config(str(file)) == [{}]
     file.write_text("callbacks:\nloggers: null\n")
-    assert read_config(str(file)) == [{"loggers": None}, {}]  # written out, null removes all, as on the command line
-    assert set(merged({"loggers": {"wandb": {}}}, *read_config(str(file))).loggers.values()) == {None}
-    file.write_text("callbacks: null\ncallbacks.topk.share: 0.5\n")  # what is named beside it is there
+    # written out, null removes all, as on the command line
+    assert read_config(str(file)) == [{"loggers": None}, {}]
+    assert set(merged({"loggers": {"wandb": {}}}, *read_config(str(file))).loggers.values()) == {
+        None
+    }
+    # what is named beside it is there
+    file.write_text("callbacks: null\ncallbacks.topk.share: 0.5\n")
     kept = {name for name, c in merged(*read_config(str(file))).callbacks.items() if c is not None}
     assert kept == {"topk"}
     file.write_text("callbacks: ''\n")
@@ -202,7 +252,10 @@ def test_an_empty_section_says_nothing(tmp_path: Path) -> None:
     [
         ("federation:\n  rounds: 3\n bad: [", "line 3, column"),
         ("- 1", "keys and values"),
-        ("federation: {ronds: 3}", r"federation.ronds: 3 .*did you mean federation.rounds\?.*a.yaml"),
+        (
+            "federation: {ronds: 3}",
+            r"federation.ronds: 3 .*did you mean federation.rounds\?.*a.yaml",
+        ),
         ("config: b.yaml", "no such key"),
         ("dtaa:", "^dtaa: None .*no such key"),
         ("federation: 3", "group of keys: federation.rounds"),
@@ -223,7 +276,9 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_answered_with_the_shipped_ones() -> None:
-    with pytest.raises(BadInput, match=r"did you mean kapc_mnist\?.*kapc_digits, kapc_exact_digits, kapc_mnist"):
+    with pytest.raises(
+        BadInput, match=r"did you mean kapc_mnist\?.*kapc_digits, kapc_exact_digits, kapc_mnist"
+    ):
         read_config("kapc_minst.yaml")
 
 
@@ -239,16 +294,30 @@ def test_a_bare_fit_is_the_recommended_method_with_its_own_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("data: {alpha: 0.1}\nseed: 1\ndata: {alpha: 0.3}\n", "line 3, column 1: the key 'data' is given twice"),
+        (
+            "data: {alpha: 0.1}\nseed: 1\ndata: {alpha: 0.3}\n",
+            "line 3, column 1: the key 'data' is given twice",
+        ),
         ("data:\n  alpha: 0.1\n  alpha: 0.3\n", "line 3, column 3: the key 'alpha' is given twice"),
         ("data: {alpha: [}\n", "line 1, column 16: "),
-        ("federation:\n  rounds: 010\n", "line 2, column 11: to YAML 010 is 8 (octal, or to base 60)"),
+        (
+            "federation:\n  rounds: 010\n",
+            "line 2, column 11: to YAML 010 is 8 (octal, or to base 60)",
+        ),
         ("federation.rounds: 1:30\n", "line 1, column 20: to YAML 1:30 is 90"),
-        ("data: {alpha: 0.1}\ndata.alpha: 0.3\n", "data.alpha: 0.3 is not allowed; it is given twice, also as 0.1"),
-        ("method.lam: 3\nmethod: {name: ditto, lam: 1}\n", "method.lam: 3 is not allowed; it is given twice"),
+        (
+            "data: {alpha: 0.1}\ndata.alpha: 0.3\n",
+            "data.alpha: 0.3 is not allowed; it is given twice, also as 0.1",
+        ),
+        (
+            "method.lam: 3\nmethod: {name: ditto, lam: 1}\n",
+            "method.lam: 3 is not allowed; it is given twice",
+        ),
     ],
 )
-def test_a_config_with_a_key_twice_or_broken_is_one_line(text: str, said: str, tmp_path: Path) -> None:
+def test_a_config_with_a_key_twice_or_broken_is_one_line(
+    text: str, said: str, tmp_path: Path
+) -> None:
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(BadInput, match=re.escape(said)):
         read_config(str(tmp_path / "a.yaml"))
@@ -258,14 +327,19 @@ def test_a_config_with_a_key_twice_or_broken_is_one_line(text: str, said: str, t
 def test_a_file_may_name_a_component_and_set_its_arguments_with_dots(turned: bool) -> None:
     """Whichever comes first: the arguments are those of what the file names."""
     content = {
-        "method": "fedprox", "method.mu": 0.2, "model": "mlp", "model.hidden": [3], "callbacks": "quantize,progress",
+        "method": "fedprox",
+        "method.mu": 0.2,
+        "model": "mlp",
+        "model.hidden": [3],
+        "callbacks": "quantize,progress",
         "callbacks.quantize.bits": 4,
-    }  # fmt: skip
+    }
     given = dict(reversed(content.items())) if turned else content
     settings = Settings.merged([layer_of("own.yaml", given)])
     assert (settings.method.class_path, settings.method.init_args) == (
-        "fl_lightning.methods.fedprox.FedProx", {"mu": 0.2},
-    )  # fmt: skip
+        "fl_lightning.methods.fedprox.FedProx",
+        {"mu": 0.2},
+    )
     assert settings.models[0].component.init_args == {"hidden": [3]}
     assert settings.callbacks["quantize"].init_args == {"bits": 4}
     with pytest.raises(BadInput, match=r"^model: .*give a list's items their own arguments"):
@@ -285,13 +359,21 @@ def test_a_command_that_starts_no_run_refuses_the_keys_of_a_start(command: str, 
 
 
 def test_a_config_lies_over_its_base_and_that_over_its_own(tmp_path: Path) -> None:
-    """By the rules of several --config: the same class keeps its arguments. Files beside it come first."""
+    """By the rules of several --config: the same class keeps its arguments. Files beside it come
+    first."""
     (tmp_path / "deep").mkdir()
     (tmp_path / "a.yaml").write_text("base: deep/b.yaml\nmethod.mu: 0.2\nfederation.rounds: 3\n")
-    (tmp_path / "deep/b.yaml").write_text("base: kapc_exact_digits\nmethod: fedprox\nfederation.clients: 4\n")
+    (tmp_path / "deep/b.yaml").write_text(
+        "base: kapc_exact_digits\nmethod: fedprox\nfederation.clients: 4\n"
+    )
     settings = merged(f"--config {tmp_path}/a.yaml --federation.rounds 7")
-    assert settings.method.class_path.endswith("FedProx") and settings.method.init_args == {"mu": 0.2}
-    assert (settings.plain["federation"]["rounds"], settings.plain["federation"]["clients"]) == ("7", 4)
+    assert settings.method.class_path.endswith("FedProx") and settings.method.init_args == {
+        "mu": 0.2
+    }
+    assert (settings.plain["federation"]["rounds"], settings.plain["federation"]["clients"]) == (
+        "7",
+        4,
+    )
     assert settings.plain["data"]["source"] == "digits"  # of the base's base's base
     (tmp_path / "deep/kapc_exact_digits").write_text("data.source: mnist\n")
     assert merged(f"--config {tmp_path}/a.yaml").plain["data"] == {"source": "mnist"}
@@ -304,7 +386,10 @@ def test_a_config_lies_over_its_base_and_that_over_its_own(tmp_path: Path) -> No
             {"a": "base: a.yaml"},
             r"^base: 'a.yaml' .* a config cannot be its own base: \S+a.yaml -> \S+a.yaml$",
         ),
-        ({"a": "base: b.yaml", "b": "base: ./a.yaml"}, r"^base: './a.yaml' .*\S+a.yaml -> \S+b.yaml -> \S+a.yaml$"),
+        (
+            {"a": "base: b.yaml", "b": "base: ./a.yaml"},
+            r"^base: './a.yaml' .*\S+a.yaml -> \S+b.yaml -> \S+a.yaml$",
+        ),
         (
             {"a": "base: kapc_digit"},
             r"^base: 'kapc_digit' is not allowed; no such file \(did you mean kapc_digits\?\)",
@@ -314,10 +399,15 @@ def test_a_config_lies_over_its_base_and_that_over_its_own(tmp_path: Path) -> No
             r"^base: \['digits', .* name or the file of one config \(in \S+a.yaml\)$",
         ),
         ({"a": "base: b.yaml", "b": "ronds: 3"}, r"^ronds: 3 .*no such key.*\(in b.yaml\)$"),
-        ({"a": "base: b.yaml", "b": "[1]"}, r"^base: 'b.yaml' is not allowed; it must hold keys and values$"),
+        (
+            {"a": "base: b.yaml", "b": "[1]"},
+            r"^base: 'b.yaml' is not allowed; it must hold keys and values$",
+        ),
     ],
 )
-def test_a_base_that_cannot_work_is_one_line(files: dict[str, str], told: str, tmp_path: Path) -> None:
+def test_a_base_that_cannot_work_is_one_line(
+    files: dict[str, str], told: str, tmp_path: Path
+) -> None:
     for name, text in files.items():
         (tmp_path / f"{name}.yaml").write_text(text)
     with pytest.raises(BadInput, match=told):

@@ -24,7 +24,9 @@ def run(out: Path, name: str, rounds: int, finished: bool = False, failed: bool 
     (folder / "config.yaml").write_text(CONFIG)
     if rounds:
         rows = [f"{t},{0.5 + 0.01 * t},{20.0}" for t in range(1, rounds + 1)]
-        (folder / "metrics.csv").write_text("\n".join(["round,mean_accuracy,seconds", *rows]) + "\n")
+        (folder / "metrics.csv").write_text(
+            "\n".join(["round,mean_accuracy,seconds", *rows]) + "\n"
+        )
     if finished:
         (folder / "summary.json").write_text(json.dumps({"rounds": 10}))
     if failed:
@@ -44,7 +46,8 @@ def test_states_and_time_left(tmp_path: Path) -> None:
     waiting = standing(run(tmp_path, "d", 0), now + 600)
     assert waiting.state == "waiting"
     assert math.isnan(waiting.last)
-    (tmp_path / "d" / "log.txt").write_text("ended by BadClient\n")  # a run that failed in its first round
+    # a run that failed in its first round
+    (tmp_path / "d" / "log.txt").write_text("ended by BadClient\n")
     assert standing(tmp_path / "d", now + 600).state == "stopped"
     broken = run(tmp_path, "e", 1)
     (broken / "config.yaml").write_text("federation: [1")
@@ -83,7 +86,9 @@ def test_names_with_brackets_are_shown_whole(tmp_path: Path, capsys) -> None:
     assert "x[lr=0.1]" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("table", ["mean_accuracy,seconds\n0.5,20\n", "round,seconds\n1,x\n", "round\n\n\0,\n1.5\n"])
+@pytest.mark.parametrize(
+    "table", ["mean_accuracy,seconds\n0.5,20\n", "round,seconds\n1,x\n", "round\n\n\0,\n1.5\n"]
+)
 def test_a_damaged_run_leaves_the_others_in_the_table(tmp_path: Path, capsys, table: str) -> None:
     run(tmp_path, "a", 10, finished=True)
     (run(tmp_path, "b", 2) / "metrics.csv").write_text(table)
@@ -103,7 +108,10 @@ def test_a_name_that_can_be_no_folder_is_one_line(tmp_path: Path, capsys) -> Non
 
 
 SBATCH = "#!/bin/bash\necho Submitted batch job 42\n"
-SQUEUE = "#!/bin/bash\necho '42_0 RUNNING None'; echo '42_1 PENDING Resources'; echo '7 PENDING Priority'\n"
+SQUEUE = (
+    "#!/bin/bash\necho '42_0 RUNNING None'; echo '42_1 PENDING Resources'; echo '7 PENDING "
+    "Priority'\n"
+)
 
 
 def slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, **commands: str) -> None:
@@ -115,14 +123,21 @@ def slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, **commands: str) -> Non
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
 
 
-def test_runs_that_are_queued_or_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_runs_that_are_queued_or_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     slurm(tmp_path, monkeypatch, sbatch=SBATCH)
-    line = "submit --config kapc_exact_digits --time 1:00:00 --array seed=0-2 --federation.rounds 10"
+    line = (
+        "submit --config kapc_exact_digits --time 1:00:00 --array seed=0-2 --federation.rounds 10"
+    )
     assert main(line.split()) == 0
 
     def seen() -> dict[str, tuple[str, str, int]]:
-        return {s.name.removeprefix("kapc_exact_digits-"): (s.state, s.why, s.rounds) for s in standings(Path("runs"))}
+        return {
+            s.name.removeprefix("kapc_exact_digits-"): (s.state, s.why, s.rounds)
+            for s in standings(Path("runs"))
+        }
 
     names = ("seed0", "seed1", "seed2")
     assert seen() == dict.fromkeys(names, ("submitted", "", 10))  # nobody here knows more
@@ -134,11 +149,14 @@ def test_runs_that_are_queued_or_starting(tmp_path: Path, monkeypatch: pytest.Mo
     out = capsys.readouterr().out
     assert "queued (Resources)" in out and "0/10" in out and "kapc" in out
 
-    # The first has begun, the second has been stopped near its limit and queued again, the third is over.
+    # The first has begun, the second has been stopped near its limit and queued again, the third is
+    # over.
     with (run(Path("runs"), "kapc_exact_digits-seed0", 0) / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         assert seen()["seed0"][0] == "starting"
-        run(Path("runs"), "x", 4).joinpath("metrics.csv").rename("runs/kapc_exact_digits-seed0/metrics.csv")
+        run(Path("runs"), "x", 4).joinpath("metrics.csv").rename(
+            "runs/kapc_exact_digits-seed0/metrics.csv"
+        )
         assert seen()["seed0"][0] == "running"
     (run(Path("runs"), "kapc_exact_digits-seed1", 3) / "lock").touch()
     assert seen()["seed1"] == ("queued", "Resources", 10)
@@ -146,12 +164,32 @@ def test_runs_that_are_queued_or_starting(tmp_path: Path, monkeypatch: pytest.Mo
     assert seen()["seed2"][0] == "finished"
 
 
-def test_a_study_counts_what_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_study_counts_what_is_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     slurm(tmp_path, monkeypatch, sbatch=SBATCH, squeue=SQUEUE)
-    text = "base: [kapc_exact_digits, {fabric.accelerator: cpu}]\nmethods: [fedprox]\nseeds: [0, 1]\nforced: false\n"
+    text = (
+        "base: [kapc_exact_digits, {fabric.accelerator: cpu}]\nmethods: [fedprox]\nseeds: [0, "
+        "1]\nforced: false\n"
+    )
     Path("s.yaml").write_text(text)
-    assert main(["study", "s.yaml", "--out", "s", "--slurm", "--time", "1:00:00", "--sbatch", "--qos=low"]) == 0
+    assert (
+        main(
+            [
+                "study",
+                "s.yaml",
+                "--out",
+                "s",
+                "--slurm",
+                "--time",
+                "1:00:00",
+                "--sbatch",
+                "--qos=low",
+            ]
+        )
+        == 0
+    )
     assert "#SBATCH --qos=low" in Path("s/jobs/s.sbatch").read_text()
     capsys.readouterr()
     assert main(["status", "s"]) == 0
@@ -164,10 +202,14 @@ def test_a_run_that_is_queued_is_not_submitted_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     count = "#!/bin/bash\necho x >> jobs; echo Submitted batch job $((10 + $(wc -l < jobs)))\n"
-    waits = "#!/bin/bash\nfor k in 0 1; do for j in 11 12; do echo ${j}_$k PENDING Priority; done; done\n"
+    waits = (
+        "#!/bin/bash\nfor k in 0 1; do for j in 11 12; do echo ${j}_$k PENDING Priority; done; "
+        "done\n"
+    )
     slurm(tmp_path, monkeypatch, sbatch=count, squeue=waits, sinfo="#!/bin/bash\nexit 1\n")
     text = (
-        "base: [kapc_exact_digits, {fabric.accelerator: cpu}]\nmethods: [local, fedavg]\nseeds: [0, 1]\nforced: false\n"
+        "base: [kapc_exact_digits, {fabric.accelerator: cpu}]\nmethods: [local, fedavg]\nseeds: "
+        "[0, 1]\nforced: false\n"
     )
     Path("s.yaml").write_text(text)
 
@@ -188,7 +230,8 @@ def test_a_run_that_is_queued_is_not_submitted_again(
     assert main(["status", "s"]) == 0
     assert "4 queued" in capsys.readouterr().out
 
-    # Job 12 has left the queue, and left nothing: its runs are submitted again, but for one that goes on elsewhere.
+    # Job 12 has left the queue, and left nothing: its runs are submitted again, but for one that
+    # goes on elsewhere.
     slurm(tmp_path, monkeypatch, squeue=waits.replace("11 12", "11"))
     with Path("s/runs/fedavg/seed-0/lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -198,11 +241,17 @@ def test_a_run_that_is_queued_is_not_submitted_again(
     assert said() == "nothing to submit: 4 of 4 runs have ended; see: fl-train status s\n"
 
 
-def test_a_run_of_two_jobs_stands_as_in_the_one_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_two_jobs_stands_as_in_the_one_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slurm(tmp_path, monkeypatch, squeue="#!/bin/bash\necho 11 PENDING Priority\n")
     (tmp_path / "jobs").mkdir()
-    content = {"submitted": "2026-01-01T00:00:00+00:00", "runs": [[str(tmp_path / "a"), "kapc", 10]]}
-    for name, job in (("s", "11"), ("s-12", "12"), ("broken", "x")):  # the first as earlier versions called it
+    content = {
+        "submitted": "2026-01-01T00:00:00+00:00",
+        "runs": [[str(tmp_path / "a"), "kapc", 10]],
+    }
+    # the first as earlier versions called it
+    for name, job in (("s", "11"), ("s-12", "12"), ("broken", "x")):
         (tmp_path / "jobs" / f"{name}.json").write_text(json.dumps({**content, "job": job}))
     assert [(one.state, one.why) for one in queued(tmp_path)] == [("queued", "Priority")]
 
@@ -211,8 +260,13 @@ def test_a_corrected_place_of_the_data_reaches_the_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    slurm(tmp_path, monkeypatch, sbatch=SBATCH, squeue="#!/bin/bash\n", sinfo="#!/bin/bash\nexit 1\n")
-    text = "base: [kapc_mnist, {fabric.accelerator: cpu}]\nmethods: [local]\nseeds: 0-4\nforced: false\n"
+    slurm(
+        tmp_path, monkeypatch, sbatch=SBATCH, squeue="#!/bin/bash\n", sinfo="#!/bin/bash\nexit 1\n"
+    )
+    text = (
+        "base: [kapc_mnist, {fabric.accelerator: cpu}]\nmethods: [local]\nseeds: 0-4\nforced: "
+        "false\n"
+    )
     Path("s.yaml").write_text(text)
 
     def asked(*words: str) -> int:
@@ -227,7 +281,11 @@ def test_a_corrected_place_of_the_data_reaches_the_jobs(
     assert roots() == ["wrong"] * 5
     # Seed 1 has ended, seed 2 is at work, 3 runs in a job, 4 waits in the queue.
     (Path("s/runs/local/seed-1") / "summary.json").write_text("{}")
-    slurm(tmp_path, monkeypatch, squeue="#!/bin/bash\necho 42_3 RUNNING None; echo 42_4 PENDING Priority\n")
+    slurm(
+        tmp_path,
+        monkeypatch,
+        squeue="#!/bin/bash\necho 42_3 RUNNING None; echo 42_4 PENDING Priority\n",
+    )
     with Path("s/runs/local/seed-2/lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         assert asked("--data.root", "right", "--dry-run") == 0

@@ -31,8 +31,17 @@ def lines_of(text: str) -> list[list[str]]:
 
 def test_nodes_and_gpus_set_the_fabric(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    text = shown(f"{BASE} --nodes 2 --gpus-per-node 4 --partition main --federation.rounds 3", capsys)
-    for word in ("nodes=2", "ntasks-per-node=4", "gres=gpu:4", "time=01:00:00", "partition=main", "requeue"):
+    text = shown(
+        f"{BASE} --nodes 2 --gpus-per-node 4 --partition main --federation.rounds 3", capsys
+    )
+    for word in (
+        "nodes=2",
+        "ntasks-per-node=4",
+        "gres=gpu:4",
+        "time=01:00:00",
+        "partition=main",
+        "requeue",
+    ):
         assert f"#SBATCH --{word}\n" in text
     assert "--fabric.num_nodes 2 --fabric.devices 4" in text
     (words,) = lines_of(text)
@@ -44,7 +53,9 @@ def test_nodes_and_gpus_set_the_fabric(tmp_path: Path, monkeypatch, capsys) -> N
     assert not (tmp_path / "runs").exists()  # nothing was written
 
 
-def test_a_sweep_is_an_array_with_a_folder_for_each_run(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_sweep_is_an_array_with_a_folder_for_each_run(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     text = shown(f"{BASE} --array 'seed=0-2 method.lam=0.05,1'", capsys)
     assert "#SBATCH --array=0-5\n" in text
@@ -55,13 +66,22 @@ def test_a_sweep_is_an_array_with_a_folder_for_each_run(tmp_path: Path, monkeypa
     assert [words[words.index("--seed") + 1] for words in runs] == ["0", "0", "1", "1", "2", "2"]
 
 
-def test_the_script_runs_the_line_of_its_task_and_resumes(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_the_script_runs_the_line_of_its_task_and_resumes(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     text = shown(f"{BASE} --array 'seed=3,4' --name 'a b'", capsys)
     (tmp_path / "srun").write_text("#!/bin/bash\nprintf '%s\\n' \"$@\" > said\n")
     (tmp_path / "srun").chmod(0o755)
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "7"}
-    assert subprocess.run(["bash", "-s"], input=text, text=True, env=env, check=False).returncode == 0
+    env = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_ARRAY_TASK_ID": "1",
+        "SLURM_JOB_ID": "7",
+    }
+    assert (
+        subprocess.run(["bash", "-s"], input=text, text=True, env=env, check=False).returncode == 0
+    )
     said = (tmp_path / "said").read_text().splitlines()
     assert said[said.index("--seed") + 1] == "4"
     assert said[-1] == "a b-seed4"
@@ -73,13 +93,17 @@ def test_the_script_runs_the_line_of_its_task_and_resumes(tmp_path: Path, monkey
 def test_signals_stop_the_run_and_the_limit_queues_it_again(
     signal: str, requeued: bool, early: bool, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    """Also a signal that arrives when the run has begun and the script does not know its process yet."""
+    """Also a signal that arrives when the run has begun and the script does not know its process
+    yet."""
     monkeypatch.chdir(tmp_path)
     text = shown(BASE, capsys)
     if early:
-        text = text.replace("step=$!", f"while [ ! -e up ]; do sleep 0.01; done; kill -{signal} $$; step=$!")
+        text = text.replace(
+            "step=$!", f"while [ ! -e up ]; do sleep 0.01; done; kill -{signal} $$; step=$!"
+        )
     (tmp_path / "srun").write_text(
-        "#!/bin/bash\ntrap 'echo stopped >> said; exit 143' TERM\ntouch up\nsleep 30 >/dev/null & wait\n"
+        "#!/bin/bash\ntrap 'echo stopped >> said; exit 143' TERM\ntouch up\nsleep 30 >/dev/null & "
+        "wait\n"
     )
     (tmp_path / "scontrol").write_text('#!/bin/bash\necho "$@" >> said\n')
     for name in ("srun", "scontrol"):
@@ -93,7 +117,10 @@ def test_signals_stop_the_run_and_the_limit_queues_it_again(
             subprocess.run(["kill", f"-{signal}", str(job.pid)], check=True)
         job.communicate(timeout=20)
     assert job.returncode == (0 if requeued else 143)
-    assert (tmp_path / "said").read_text().splitlines() == ["stopped", *(["requeue 7"] if requeued else [])]
+    assert (tmp_path / "said").read_text().splitlines() == [
+        "stopped",
+        *(["requeue 7"] if requeued else []),
+    ]
 
 
 def test_sbatch_gets_the_script(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -112,7 +139,9 @@ def test_sbatch_gets_the_script(tmp_path: Path, monkeypatch, capsys) -> None:
     assert err.count("\n") == 1
     assert "nowhere" in err and "no such partition" in err
     assert not (tmp_path / "runs" / "jobs" / "b.sbatch").exists()
-    (tmp_path / "sbatch").write_text("#!/bin/bash\necho Unable to contact slurm controller >&2; exit 1\n")
+    (tmp_path / "sbatch").write_text(
+        "#!/bin/bash\necho Unable to contact slurm controller >&2; exit 1\n"
+    )
     assert main(shlex.split(f"{BASE} --name b")) == 1
     assert "did not reach SLURM" in capsys.readouterr().err
 
@@ -127,7 +156,9 @@ def test_sbatch_gets_the_script(tmp_path: Path, monkeypatch, capsys) -> None:
 )
 def test_gpus_that_no_node_has(words: str, said: str, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "sinfo").write_text("#!/bin/bash\necho 'a gpu:h200:4(S:0)'; echo 'b gpu:2'; echo 'c (null)'\n")
+    (tmp_path / "sinfo").write_text(
+        "#!/bin/bash\necho 'a gpu:h200:4(S:0)'; echo 'b gpu:2'; echo 'c (null)'\n"
+    )
     (tmp_path / "sbatch").write_text("#!/bin/bash\nexit 0\n")
     for name in ("sinfo", "sbatch"):
         (tmp_path / name).chmod(0o755)
@@ -156,7 +187,10 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch, capsys) ->
     ("words", "said"),
     [
         ("--time soon", "time"),
-        ("--time 00:01:00", "warning: 120 is not allowed; it must be shorter than the time limit, 60 s"),
+        (
+            "--time 00:01:00",
+            "warning: 120 is not allowed; it must be shorter than the time limit, 60 s",
+        ),
         ("--time 1 --warning 60", "time limit, 60 s"),
         ("--time 0-1:00 --warning 3600", "time limit, 3600 s"),
         ("--time 01:00:00 --nodes 0", "nodes"),
@@ -169,7 +203,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch, capsys) ->
         ("", "time"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(words: str, said: str, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_bad_input_is_one_line_and_leaves_nothing(
+    words: str, said: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(shlex.split(f"submit --config kapc_exact_digits.yaml {words}")) == 2
     err = capsys.readouterr().err
@@ -212,18 +248,24 @@ def test_a_job_wants_a_config(tmp_path: Path, monkeypatch, capsys) -> None:
         ("method=fedavg,kapc", ["fedavg-digits-seed0", "kapc_exact_digits-seed0"]),
     ],
 )
-def test_runs_of_a_sweep_have_names_to_read(sweep: str, names: list[str], tmp_path: Path, monkeypatch, capsys) -> None:
+def test_runs_of_a_sweep_have_names_to_read(
+    sweep: str, names: list[str], tmp_path: Path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert [words[-1] for words in lines_of(shown(f"{BASE} --array '{sweep}'", capsys))] == names
 
 
 def test_two_runs_of_one_name_are_refused(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([*shlex.split(f"{BASE} --array 'data.root=a/x,a_x'"), "--data.source", "digits"]) == 2
+    assert (
+        main([*shlex.split(f"{BASE} --array 'data.root=a/x,a_x'"), "--data.source", "digits"]) == 2
+    )
     assert "two of its runs would be called" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("given", ["--sbatch '--mail-type=END --exclusive'", "--sbatch='--mail-type=END --exclusive'"])
+@pytest.mark.parametrize(
+    "given", ["--sbatch '--mail-type=END --exclusive'", "--sbatch='--mail-type=END --exclusive'"]
+)
 def test_further_words_for_sbatch(given: str, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     text = shown(f"{BASE} {given} --seed 3", capsys)
@@ -236,7 +278,14 @@ def test_further_words_for_sbatch(given: str, tmp_path: Path, monkeypatch, capsy
 def test_the_warning_comes_within_the_limit(tmp_path: Path, monkeypatch, capsys) -> None:
     """In all of SLURM's ways to write a time; a limit of 0 is none."""
     monkeypatch.chdir(tmp_path)
-    forms = {"3": 180, "3:20": 200, "1:00:05": 3605, "1-2": 93600, "1-2:03": 93780, "1-02:03:04": 93784}
+    forms = {
+        "3": 180,
+        "3:20": 200,
+        "1:00:05": 3605,
+        "1-2": 93600,
+        "1-2:03": 93780,
+        "1-02:03:04": 93784,
+    }
     assert {time: _seconds(time) for time in forms} == forms
     shown("submit --config kapc_exact_digits.yaml --time 3", capsys)
     shown("submit --config kapc_exact_digits.yaml --time 0", capsys)
@@ -257,11 +306,16 @@ def test_names_are_not_given_twice(tmp_path: Path, monkeypatch, capsys) -> None:
     assert [file.stem for file in scripts] == ["kapc_exact_digits-001", "kapc_exact_digits-002"]
     assert "--seed 1" in scripts[1].read_text() and "--seed" not in scripts[0].read_text()
 
-    # What was named is submitted again once its job is gone, not before; nor a run that a sweep has already.
+    # What was named is submitted again once its job is gone, not before; nor a run that a sweep has
+    # already.
     for words in ("--name a", "--name b --array seed=0,1"):
         assert main(shlex.split(f"{BASE} {words}")) == 0
     capsys.readouterr()
-    for words, name in (("--name a", "a"), ("--name b --array seed=0-2", "b-seed0"), ("--name b-seed0", "b-seed0")):
+    for words, name in (
+        ("--name a", "a"),
+        ("--name b --array seed=0-2", "b-seed0"),
+        ("--name b-seed0", "b-seed0"),
+    ):
         assert main(shlex.split(f"{BASE} {words}")) == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1
@@ -282,18 +336,22 @@ def test_blanks_and_quotes_reach_sbatch(tmp_path: Path, monkeypatch, capsys) -> 
 
 REFUSED = {
     "--method fedavg --callbacks krum --callbacks.krum.attackers 5": "callbacks.krum.attackers: 5",
-    "--callbacks attack --callbacks.attack.kind sign_flip": "either clients or share says who attacks",
+    "--callbacks attack --callbacks.attack.kind sign_flip": "either clients or share says who "
+    "attacks",
     "--callbacks topk,quantize": "it excludes quantize",
     "--method ditto --callbacks layerselection": "callbacks.layerselection",
     "--callbacks wireless --callbacks.wireless.near 500": "callbacks.wireless.far: 289",
     "--method fedmd": "data.public",
-    "--method fedavg --evaluation.judge finetuned --optimizer.privacy.noise 1 --optimizer.privacy.clip 1": "fine-tuned",
+    "--method fedavg --evaluation.judge finetuned --optimizer.privacy.noise 1 "
+    "--optimizer.privacy.clip 1": "fine-tuned",
 }
 
 
 @pytest.mark.parametrize("words", REFUSED)
 @pytest.mark.parametrize("command", [f"{BASE} --dry-run", "plan --config kapc_exact_digits.yaml"])
-def test_what_no_run_begins_with_is_refused(command: str, words: str, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_what_no_run_begins_with_is_refused(
+    command: str, words: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(shlex.split(f"{command} {words}")) == 2
     err = capsys.readouterr().err
@@ -303,14 +361,19 @@ def test_what_no_run_begins_with_is_refused(command: str, words: str, tmp_path: 
 
 
 def test_what_is_not_here_is_not_wanted(tmp_path: Path, monkeypatch, capsys) -> None:
-    """Data and files of the nodes; callbacks are built all the same, and those of one's own do nothing yet."""
+    """Data and files of the nodes; callbacks are built all the same, and those of one's own do
+    nothing yet."""
     monkeypatch.chdir(tmp_path)
     line = "submit --config kapc_mnist.yaml --time 01:00:00 --data.root /nowhere"
     assert "--data.root /nowhere" in shown(line, capsys)
-    assert main(shlex.split(f"{line} --callbacks attack --callbacks.attack.kind noise --dry-run")) == 2
+    assert (
+        main(shlex.split(f"{line} --callbacks attack --callbacks.attack.kind noise --dry-run")) == 2
+    )
     assert "either clients or share" in capsys.readouterr().err
     shown(f"{BASE} --model.weights /nowhere/model.safetensors", capsys)
     own = "from fl_lightning.callbacks import Observer\nclass Far(Observer):\n"
-    (tmp_path / "fl_own_far.py").write_text(own + "    def on_fit_start(self, run):\n        1 / 0\n")
+    (tmp_path / "fl_own_far.py").write_text(
+        own + "    def on_fit_start(self, run):\n        1 / 0\n"
+    )
     shown(f"{BASE} --callbacks fl_own_far.Far", capsys)
     shown(f"{BASE} --array 'seed=0-4 method.lam=0.05,1' --loggers wandb", capsys)

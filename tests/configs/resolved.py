@@ -1,7 +1,9 @@
-"""What every shipped config and study resolves to, in `resolved.json`, so that a change of one is seen.
+"""What every shipped config and study resolves to, in `resolved.json`, so that a change of one is
+seen.
 
-Of a config those values are kept that most configs do not have; of a study's runs with its first seed, those that the
-first run does not have. `python tests/configs/resolved.py NAME [NAME ...]` keeps those of some anew, `--all` of all.
+Of a config those values are kept that most configs do not have; of a study's runs with its first
+seed, those that the first run does not have. `python tests/configs/resolved.py NAME [NAME ...]`
+keeps those of some anew, `--all` of all.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ GONE = "(not there)"
 def configs() -> list[str]:
     """Names of the shipped configs, and paths of those that are not listed."""
     listed = list(catalogue.table("configs"))
-    others = set(FOLDER.rglob("*.yaml")) - set((FOLDER / "studies").rglob("*.yaml")) - set(FOLDER.glob("*.yaml"))
+    others = (
+        set(FOLDER.rglob("*.yaml"))
+        - set((FOLDER / "studies").rglob("*.yaml"))
+        - set(FOLDER.glob("*.yaml"))
+    )
     return listed + [path.relative_to(FOLDER).as_posix() for path in sorted(others)]
 
 
@@ -46,7 +52,9 @@ def flat(value: Any, key: str = "") -> Flat:
     if not isinstance(value, dict) or not value:
         return {key: value}
     return {
-        k: v for name, inner in value.items() for k, v in flat(inner, f"{key}.{name}" if key else str(name)).items()
+        k: v
+        for name, inner in value.items()
+        for k, v in flat(inner, f"{key}.{name}" if key else str(name)).items()
     }
 
 
@@ -68,7 +76,9 @@ def of_study(name: str) -> dict[str, Flat]:
     """The values of each run of a study by its folder, for the first of its seeds."""
     asked = Study.of(studyfile.read(name))
     _, runs, found = resolve(asked)
-    return {r.folder: plain(c) for r, c in zip(runs, found, strict=True) if r.seed == asked.seeds[0]}
+    return {
+        r.folder: plain(c) for r, c in zip(runs, found, strict=True) if r.seed == asked.seeds[0]
+    }
 
 
 def of_config(name: str) -> Flat:
@@ -84,7 +94,11 @@ def common_of(all_values: Iterable[Flat]) -> Flat:
     """The values that more than half have."""
     many = list(all_values)
     counts = Counter((key, json.dumps(value)) for values in many for key, value in values.items())
-    return {key: json.loads(value) for (key, value), count in sorted(counts.items()) if 2 * count > len(many)}
+    return {
+        key: json.loads(value)
+        for (key, value), count in sorted(counts.items())
+        if 2 * count > len(many)
+    }
 
 
 def kept() -> dict[str, Any]:
@@ -109,7 +123,8 @@ def _line(value: Any) -> str:
 
 
 def differences(now: Flat, kept_values: Flat) -> dict[str, tuple[Any, Any]]:
-    """Keys whose values are others than those kept, with both. Keys that have come since are none."""
+    """Keys whose values are others than those kept, with both. Keys that have come since are
+    none."""
     return {k: (v, now.get(k, GONE)) for k, v in kept_values.items() if now.get(k, GONE) != v}
 
 
@@ -125,7 +140,9 @@ def main(names: list[str]) -> None:
     wanted = [*configs(), *studies()] if names == ["--all"] else names
     found = {name: of_config(name) for name in configs() if name in wanted}
     content["common"] = content["common"] or common_of(found.values())
-    content["configs"] |= {name: beside(values, content["common"]) for name, values in found.items()}
+    content["configs"] |= {
+        name: beside(values, content["common"]) for name, values in found.items()
+    }
     for name in (name for name in studies() if name in wanted):
         by_run = of_study(name)
         first = next(iter(by_run.values()))

@@ -27,7 +27,8 @@ def load(folder: Path, contents: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("shape", "read"), [((8, 9, 3), (3, 8, 9)), ((8, 9, 1), (1, 8, 9)), ((8, 9), (1, 8, 9)), ((5,), (5,))]
+    ("shape", "read"),
+    [((8, 9, 3), (3, 8, 9)), ((8, 9, 1), (1, 8, 9)), ((8, 9), (1, 8, 9)), ((5,), (5,))],
 )
 def test_layouts(shape: tuple[int, ...], read: tuple[int, ...], tmp_path: Path) -> None:
     contents = good(shape)
@@ -35,7 +36,9 @@ def test_layouts(shape: tuple[int, ...], read: tuple[int, ...], tmp_path: Path) 
     samples = source.train.read(np.array([4, 0]))
     assert samples.shape == (2, *read)
     expected = contents["x_train"][4]
-    assert np.array_equal(samples[0], expected if len(shape) == 1 else expected.reshape(8, 9, -1).transpose(2, 0, 1))
+    assert np.array_equal(
+        samples[0], expected if len(shape) == 1 else expected.reshape(8, 9, -1).transpose(2, 0, 1)
+    )
     assert source.class_names == ["0", "1", "2"]
 
 
@@ -105,7 +108,10 @@ def test_what_is_no_archive_is_said_so(tmp_path: Path) -> None:
     """And not answered with numpy's advice to load it unsafely."""
     file = tmp_path / "x.csv"
     file.write_text("a,b\n1,2\n")
-    for read in (lambda: arrays.newcomer(str(file), "classification"), lambda: arrays.public("data.public", str(file))):
+    for read in (
+        lambda: arrays.newcomer(str(file), "classification"),
+        lambda: arrays.public("data.public", str(file)),
+    ):
         with pytest.raises(BadInput, match=r"it is no \.npz archive, which numpy\.savez writes$"):
             read()
 
@@ -122,18 +128,31 @@ def test_channels_may_be_first_where_the_file_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "where"),
     [
-        ((3, 32, 32), "first"), ((32, 32, 3), "last"), ((12, 64, 64), "first"), ((64, 64, 12), "last"),
-        ((2, 20, 28), "first"), ((20, 28, 2), "last"), ((3, 3, 3), "last"), ((8, 8, 8), "unsaid"),
+        ((3, 32, 32), "first"),
+        ((32, 32, 3), "last"),
+        ((12, 64, 64), "first"),
+        ((64, 64, 12), "last"),
+        ((2, 20, 28), "first"),
+        ((20, 28, 2), "last"),
+        ((3, 3, 3), "last"),
+        ((8, 8, 8), "unsaid"),
         ((16, 128, 20), "unsaid"),
     ],
-)  # fmt: skip
+)
 def test_where_channels_are(shape: tuple[int, ...], where: str, tmp_path: Path) -> None:
     """Of more than four channels the shape tells where they are, or the file must."""
     assert arrays.channels_of((6, *shape)) == where
     if where == "last":
-        assert load(tmp_path, good(shape)).train.read(np.array([0])).shape[1:] == (shape[2], *shape[:2])
+        assert load(tmp_path, good(shape)).train.read(np.array([0])).shape[1:] == (
+            shape[2],
+            *shape[:2],
+        )
         return
-    what = "seems to have its channels first" if where == "first" else "may have its channels first or last"
+    what = (
+        "seems to have its channels first"
+        if where == "first"
+        else "may have its channels first or last"
+    )
     with pytest.raises(BadInput, match=rf"x_train of shape .* {what}: .* channels='first'"):
         load(tmp_path, good(shape))
 
@@ -142,7 +161,9 @@ def merged(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line.split("; ")[0] for line in capsys.readouterr().err.splitlines()]
 
 
-def test_values_that_32_bits_merge_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_that_32_bits_merge_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rng, contents = np.random.default_rng(0), good((4,), np.float64)
     n = 500
     x = rng.normal(size=(n, 5))
@@ -154,7 +175,8 @@ def test_values_that_32_bits_merge_are_named(tmp_path: Path, capsys: pytest.Capt
     load(tmp_path, contents)
     [line] = merged(capsys)
     assert line.startswith(
-        "data: feature 1 of x_train (and feature 2 of x_train, feature 4 of x_train): of 100 different"
+        "data: feature 1 of x_train (and feature 2 of x_train, feature 4 of x_train): of 100 "
+        "different"
     )
     contents["x_train"] = x[:, [4]]
     contents["x_test"] = contents["x_test"][:, :1]
@@ -165,15 +187,21 @@ def test_values_that_32_bits_merge_are_named(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint32, np.float64])
-def test_whole_numbers_above_2_to_24_are_named(kind: type, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_numbers_above_2_to_24_are_named(
+    kind: type, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     contents = good((4,), np.int64)
     contents["x_train"][:, 2] = 2**24 + np.arange(6)
     contents["x_train"] = contents["x_train"].astype(kind)
     load(tmp_path, contents)
-    assert merged(capsys) == ["data: feature 2 of x_train: of 6 different values 3 are left in 32 bits"]
+    assert merged(capsys) == [
+        "data: feature 2 of x_train: of 6 different values 3 are left in 32 bits"
+    ]
 
 
-def test_images_and_targets_are_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_and_targets_are_looked_at_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     contents = good((8, 9, 3), np.float64)
     contents["x_train"] += 1e9
     contents |= {"y_train": 1.76e9 + np.arange(6), "y_test": np.zeros(3)}
@@ -189,4 +217,7 @@ def test_images_and_targets_are_looked_at_too(tmp_path: Path, capsys: pytest.Cap
 def test_clients_of_one_name_in_two_spellings_are_one(tmp_path: Path) -> None:
     names = np.array(["Zu\u0308rich", "Z\u00fcrich", "Bern"] * 2)
     source = load(tmp_path, good() | {"client_train": names, "client_test": names[:3]})
-    assert source.group_names == ["Bern", "Z\u00fcrich"] and source.train.groups.tolist() == [1, 1, 0] * 2
+    assert (
+        source.group_names == ["Bern", "Z\u00fcrich"]
+        and source.train.groups.tolist() == [1, 1, 0] * 2
+    )

@@ -1,4 +1,5 @@
-"""Columns of a table one-hot, imputed and scaled by scikit-learn, on each silo's training part or on all of them."""
+"""Columns of a table one-hot, imputed and scaled by scikit-learn, on each silo's training part or
+on all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ SITES = ("Aarau", "Basel", "Chur")
 
 
 def table(folder: Path, empty: float = 0.1) -> DataConfig:
-    """Three hospitals of 40 patients: `row` is a number of its own, `age` has empty cells, doses differ by hospital."""
+    """Three hospitals of 40 patients: `row` is a number of its own, `age` has empty cells, doses
+    differ by hospital."""
     rng = np.random.default_rng(0)
     with (folder / "t.csv").open("w", newline="") as file:
         out = csv.writer(file)
@@ -36,12 +38,29 @@ def table(folder: Path, empty: float = 0.1) -> DataConfig:
             site = number % 3
             age = "" if rng.random() < empty else f"{rng.normal(60 + 5 * site, 9):.1f}"
             sex = ["f", "m", ""][rng.choice(3, p=[0.5, 0.4, 0.1])]
-            out.writerow([SITES[site], number, age, f"{rng.lognormal(site, 1):.4f}", sex, ["no", "yes"][number % 2]])
+            out.writerow(
+                [
+                    SITES[site],
+                    number,
+                    age,
+                    f"{rng.lognormal(site, 1):.4f}",
+                    sex,
+                    ["no", "yes"][number % 2],
+                ]
+            )
     return DataConfig(
-        root=str(folder / "t.csv"), label_column="ill", group_column="site", partition="natural",
-        columns=["row", "age", "sex", "dose"], one_hot=["sex"], impute="median", scale="standard", client_test=0.25,
-        validation=0.2, min_samples=5,
-    )  # fmt: skip
+        root=str(folder / "t.csv"),
+        label_column="ill",
+        group_column="site",
+        partition="natural",
+        columns=["row", "age", "sex", "dose"],
+        one_hot=["sex"],
+        impute="median",
+        scale="standard",
+        client_test=0.25,
+        validation=0.2,
+        min_samples=5,
+    )
 
 
 def raw(folder: Path) -> tuple[np.ndarray, list[str]]:
@@ -59,19 +78,27 @@ def inputs(data: FederatedData, client: int, part: str) -> np.ndarray:
 
 @pytest.mark.parametrize("fitted", ["own", "shared"])
 @pytest.mark.parametrize(
-    ("scale", "scaler"), [("standard", StandardScaler), ("sklearn.preprocessing.RobustScaler", RobustScaler)]
+    ("scale", "scaler"),
+    [("standard", StandardScaler), ("sklearn.preprocessing.RobustScaler", RobustScaler)],
 )
 def test_inputs_are_scikit_learns(tmp_path: Path, fitted: Any, scale: str, scaler: Any) -> None:
     config = replace(table(tmp_path), fitted=fitted, scale=scale)
     data, (numbers, sexes) = prepare(config, 3, 0), raw(tmp_path)
-    plain = prepare(replace(config, columns=["row"], one_hot=None, impute=None, scale=None, fitted="shared"), 3, 0)
+    plain = prepare(
+        replace(config, columns=["row"], one_hot=None, impute=None, scale=None, fitted="shared"),
+        3,
+        0,
+    )
     mean, std = float(plain._train.mean), float(plain._train.std)
     places = {
         (c, part): np.rint(inputs(plain, c, part)[:, 0] * std + mean).astype(int)
-        for c in range(3) for part in ("train", "validation", "test")
-    }  # fmt: skip
+        for c in range(3)
+        for part in ("train", "validation", "test")
+    }
     for client in range(3):
-        fit_on = [places[client, "train"]] if fitted == "own" else [places[c, "train"] for c in range(3)]
+        fit_on = (
+            [places[client, "train"]] if fitted == "own" else [places[c, "train"] for c in range(3)]
+        )
         known = numbers[np.sort(np.concatenate(fit_on))]
         imputer = SimpleImputer(strategy="median").fit(known)
         fit = scaler().fit(imputer.transform(known))
@@ -101,21 +128,38 @@ def test_an_exported_file_makes_the_inputs_of_training_of_large_numbers(
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     rng = np.random.default_rng(0)
     cells = list(
-        zip(rng.integers(0, 600, 300) + 1_700_000_000, rng.normal(size=300), rng.integers(0, 2, 300), strict=True)
+        zip(
+            rng.integers(0, 600, 300) + 1_700_000_000,
+            rng.normal(size=300),
+            rng.integers(0, 2, 300),
+            strict=True,
+        )
     )
-    (tmp_path / "t.csv").write_text("time,b,label\n" + "".join(f"{t},{b},{y}\n" for t, b, y in cells))
+    (tmp_path / "t.csv").write_text(
+        "time,b,label\n" + "".join(f"{t},{b},{y}\n" for t, b, y in cells)
+    )
     data = prepare(DataConfig(root=str(tmp_path / "t.csv"), scale=scale, partition="iid"), 3, 0)
     made = exported.inputs(about(data, 0), [[t, b] for t, b, _ in cells])
-    x = data._train.inputs(torch.arange(len(data._train.raw)), 0.0, torch.device("cpu"), torch.float32)
+    x = data._train.inputs(
+        torch.arange(len(data._train.raw)), 0.0, torch.device("cpu"), torch.float32
+    )
     near = torch.cdist(x, made, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
-    torch.testing.assert_close(x, made[near], **({} if "Epoch" in scale else {"rtol": 0, "atol": 0}))
+    torch.testing.assert_close(
+        x, made[near], **({} if "Epoch" in scale else {"rtol": 0, "atol": 0})
+    )
     lines = [line for line in capsys.readouterr().err.splitlines() if "32 bits" in line]
-    assert len(lines) == 1 and "data: column 'time': of 2" in lines[0] and "different values 6 are left" in lines[0]
+    assert (
+        len(lines) == 1
+        and "data: column 'time': of 2" in lines[0]
+        and "different values 6 are left" in lines[0]
+    )
 
 
 def test_without_a_scaler_the_usual_normalisation_follows_the_imputer(tmp_path: Path) -> None:
     data = prepare(replace(table(tmp_path), scale=None), 3, 0)
-    x = data._train.inputs(torch.arange(len(data._train.raw)), 0.0, torch.device("cpu"), torch.float32)
+    x = data._train.inputs(
+        torch.arange(len(data._train.raw)), 0.0, torch.device("cpu"), torch.float32
+    )
     assert torch.isfinite(x).all()
     assert x.mean(0).abs().max() < 1e-5 and (x.std(0, unbiased=False) - 1).abs().max() < 1e-3
 
@@ -130,7 +174,9 @@ def test_held_out_clients_are_in_no_shared_fit(tmp_path: Path) -> None:
 def test_names_of_features_and_values_that_are_new() -> None:
     columns = Columns.of({"age": ["1", "2", ""], "sex": ["m", "f", "NA"]}, ["sex"])
     assert columns.features == ["age", "sex=f", "sex=m"]
-    np.testing.assert_array_equal(columns.encoded({"age": ["3", ""], "sex": ["m", "x"]}), [[3, 0, 1], [np.nan, 0, 0]])
+    np.testing.assert_array_equal(
+        columns.encoded({"age": ["3", ""], "sex": ["m", "x"]}), [[3, 0, 1], [np.nan, 0, 0]]
+    )
 
 
 class Picky(BaseEstimator):
@@ -158,9 +204,18 @@ class Wide(BaseEstimator):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"scale": f"{HERE}.Picky", "fitted": "own"}, r"data\.scale: .*it fails on the part of Chur: these doses"),
-        ({"scale": f"{HERE}.Wide", "fitted": "own"}, r"data\.scale: .*shape \(6,\) of \(3,\) on the part of Aarau"),
-        ({"scale": "sklearn.cluster.KMean"}, r"data\.scale: .*it cannot be made: .*choose among standard"),
+        (
+            {"scale": f"{HERE}.Picky", "fitted": "own"},
+            r"data\.scale: .*it fails on the part of Chur: these doses",
+        ),
+        (
+            {"scale": f"{HERE}.Wide", "fitted": "own"},
+            r"data\.scale: .*shape \(6,\) of \(3,\) on the part of Aarau",
+        ),
+        (
+            {"scale": "sklearn.cluster.KMean"},
+            r"data\.scale: .*it cannot be made: .*choose among standard",
+        ),
         ({"scale": "standrad"}, r"data\.scale: 'standrad' .*choose among standard"),
         ({"scale": "numpy.zeros"}, r"data\.scale: 'numpy\.zeros' .*it cannot be made"),
         ({"one_hot": ["age", "town"]}, r"data\.one_hot: 'town' .*columns of features"),
@@ -169,7 +224,7 @@ class Wide(BaseEstimator):
         (NOTHING | {"fitted": "own"}, r"data\.fitted: 'own' .*nothing is fitted"),
         ({"fitted": "own", "public": "held_back"}, r"data\.fitted: 'own' .*belong to no client"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_work_is_one_line(
     tmp_path: Path, change: dict[str, Any], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,13 +241,17 @@ def test_a_column_that_a_silo_never_has_is_named(tmp_path: Path) -> None:
     emptied = [",".join([*c[:2], "" if c[0] == "Basel" else c[2], *c[3:]]) for c in cells]
     (tmp_path / "t.csv").write_text("\n".join(emptied))
     prepare(config, 3, 0)
-    with pytest.raises(BadInput, match=r"data\.impute: 'median' .*column 'age' of Basel has no value.*shared"):
+    with pytest.raises(
+        BadInput, match=r"data\.impute: 'median' .*column 'age' of Basel has no value.*shared"
+    ):
         prepare(replace(config, fitted="own"), 3, 0)
 
 
 @pytest.mark.parametrize("change", [{"one_hot": ["x"]}, {"impute": "mean"}, {"scale": "standard"}])
 def test_images_have_no_columns(change: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match=r"data\.(one_hot|impute|scale): .*(no columns of a table|no vectors)"):
+    with pytest.raises(
+        BadInput, match=r"data\.(one_hot|impute|scale): .*(no columns of a table|no vectors)"
+    ):
         prepare(replace(DataConfig(), **change), 5, 0)
 
 

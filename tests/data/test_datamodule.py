@@ -110,7 +110,10 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_third_of_a_sample_is_its_client() -> None:
     source = datamodule.load(DataConfig(source="my_readings.Natural"))
-    assert source.group_names == ["site 0", "site 1", "site 2"] and source.class_names == ["calm", "storm"]
+    assert source.group_names == ["site 0", "site 1", "site 2"] and source.class_names == [
+        "calm",
+        "storm",
+    ]
     for pool, first, size in ((source.train, 0, 60), (source.test, 60, 15)):
         raw = pool.read_all()
         assert raw.shape == (size, 1, 8, 8) and raw.dtype == np.float32
@@ -137,8 +140,13 @@ def test_tests_are_left_alone_where_validation_scores(monkeypatch: pytest.Monkey
 
 def test_without_test_data_a_fifth_is_taken() -> None:
     source = datamodule.load(DataConfig(source="my_readings.Plain", root="40"))
-    assert (len(source.train.labels), len(source.test.labels)) == (32, 8) and source.train.groups is None
-    assert prepare(DataConfig(source="my_readings.Plain", root="40", partition="iid"), 2, 0).train_sizes == [16, 16]
+    assert (len(source.train.labels), len(source.test.labels)) == (
+        32,
+        8,
+    ) and source.train.groups is None
+    assert prepare(
+        DataConfig(source="my_readings.Plain", root="40", partition="iid"), 2, 0
+    ).train_sizes == [16, 16]
 
 
 def test_whole_numbers_are_tokens() -> None:
@@ -168,7 +176,10 @@ def test_what_does_not_go_is_said(name: str, message: str) -> None:
 
 
 def test_a_run_by_its_import_path(fit: Callable[..., Path]) -> None:
-    flags = "--data.source my_readings.Natural --data.partition natural --federation.clients 3 --data.fraction 1"
+    flags = (
+        "--data.source my_readings.Natural --data.partition natural --federation.clients 3 "
+        "--data.fraction 1"
+    )
     assert (fit("a", flags, "--method fedavg --federation.rounds 1") / "summary.json").exists()
     assert main(["fit", "--data.source", "nomodule"]) == 2
 

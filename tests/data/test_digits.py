@@ -22,7 +22,8 @@ def test_images_are_the_real_ones() -> None:
     source = digits.load(DataConfig())
     images = source.train.read(np.arange(3))
     assert images.shape == (3, 1, 8, 8)
-    # The order of the original is kept: each of ours is found there, further on each time, with its label.
+    # The order of the original is kept: each of ours is found there, further on each time, with its
+    # label.
     original = load_digits()
     places = [int(np.flatnonzero((original.images == image[0]).all((1, 2)))[0]) for image in images]
     assert places == sorted(places)

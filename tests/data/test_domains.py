@@ -17,12 +17,15 @@ DOMAINS, KINDS = ("art", "photo", "sketch"), ("dog", "guitar", "horse")
 
 @pytest.fixture
 def pacs(tmp_path: Path) -> str:
-    """Ten images of each class and domain; the colour says which: red the domain, green the class, blue the number."""
+    """Ten images of each class and domain; the colour says which: red the domain, green the class,
+    blue the number."""
     for d, domain in enumerate(DOMAINS):
         for k, kind in enumerate(KINDS):
             (tmp_path / domain / kind).mkdir(parents=True)
             for n in range(10):
-                Image.new("RGB", (40, 30), (50 * d, 50 * k, 20 * n)).save(tmp_path / domain / kind / f"pic_{n:03d}.png")
+                Image.new("RGB", (40, 30), (50 * d, 50 * k, 20 * n)).save(
+                    tmp_path / domain / kind / f"pic_{n:03d}.png"
+                )
     return str(tmp_path)
 
 
@@ -32,7 +35,9 @@ def test_every_domain_has_its_clients(pacs: str, per_domain: int) -> None:
     assert source.class_names == list(KINDS)
     clients = 3 * per_domain
     assert source.domains == [c // per_domain for c in range(clients)]
-    expected = list(DOMAINS) if per_domain == 1 else [f"{name} {k}" for name in DOMAINS for k in (1, 2)]
+    expected = (
+        list(DOMAINS) if per_domain == 1 else [f"{name} {k}" for name in DOMAINS for k in (1, 2)]
+    )
     assert source.group_names == expected
     for pool, size in ((source.train, 24), (source.test, 6)):
         raw = pool.read_all()[:, :, 16, 16]
@@ -49,10 +54,15 @@ def test_every_domain_has_its_clients(pacs: str, per_domain: int) -> None:
 
 
 def test_domains_are_the_true_groups(pacs: str) -> None:
-    config = DataConfig(source="domains", root=pacs, partition="natural", clients_per_domain=2, min_samples=4)
+    config = DataConfig(
+        source="domains", root=pacs, partition="natural", clients_per_domain=2, min_samples=4
+    )
     assert prepare(config, 6, 0).groups == [0, 0, 1, 1, 2, 2]
     assert prepare(replace(config, partition="iid"), 6, 0).groups == [0] * 6
-    with pytest.raises(BadInput, match=r"federation\.clients: 3 .*it must be 6: a client for each group of the data"):
+    with pytest.raises(
+        BadInput,
+        match=r"federation\.clients: 3 .*it must be 6: a client for each group of the data",
+    ):
         prepare(config, 3, 0)
     assert prepare(config, 4, 0, smoke=True).groups == [0, 0, 1, 1]
 
@@ -81,8 +91,17 @@ def test_two_domains_of_digits(fl_data: Path) -> None:
     for pool, size in ((source.train, 1438), (source.test, 359)):
         raw = pool.read_all()
         assert raw.shape == (2 * size, 1, 8, 8) and raw.dtype == np.uint8 and raw.max() > 240
-        assert pool.groups is not None and np.bincount(pool.groups).tolist() == [size // 2 + size % 2, size // 2] * 2
-    data = prepare(DataConfig(source="digit_pair", root=str(fl_data), partition="natural", clients_per_domain=2), 4, 0)
+        assert (
+            pool.groups is not None
+            and np.bincount(pool.groups).tolist() == [size // 2 + size % 2, size // 2] * 2
+        )
+    data = prepare(
+        DataConfig(
+            source="digit_pair", root=str(fl_data), partition="natural", clients_per_domain=2
+        ),
+        4,
+        0,
+    )
     assert data.groups == [0, 0, 1, 1] and min(data.class_counts.ravel()) > 50
 
 

@@ -40,7 +40,9 @@ def collect(part: Part, **options: Any) -> list[tuple[torch.Tensor, torch.Tensor
 def test_loader_and_resident_give_the_same_bits(
     augment: Any, partition: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    config = DataConfig(root=arrays(tmp_path), partition=partition, augment=augment, validation=0.1, alpha=1.0)
+    config = DataConfig(
+        root=arrays(tmp_path), partition=partition, augment=augment, validation=0.1, alpha=1.0
+    )
     resident = prepare(replace(config, resident="always"), 5, 0)
     loaded = prepare(replace(config, resident="never"), 5, 0)
     for i in range(5):
@@ -50,7 +52,9 @@ def test_loader_and_resident_give_the_same_bits(
         for name in ("train", "validation", "test"):
             for seeds in (None, 3):
                 options = [
-                    {} if seeds is None else {"generator": draw(seeds), "augment": draw(4), "whole_last": True}
+                    {}
+                    if seeds is None
+                    else {"generator": draw(seeds), "augment": draw(4), "whole_last": True}
                     for _ in range(2)
                 ]
                 left = collect(getattr(one, name), **options[0])
@@ -65,7 +69,9 @@ def test_loader_and_resident_give_the_same_bits(
 
 def test_no_part_touches_the_global_random_state(tmp_path: Path) -> None:
     for resident in ("always", "never"):
-        data = prepare(DataConfig(root=arrays(tmp_path), augment="crop_flip", resident=resident), 3, 0)
+        data = prepare(
+            DataConfig(root=arrays(tmp_path), augment="crop_flip", resident=resident), 3, 0
+        )
         before = torch.get_rng_state()
         collect(data.client(0).train, generator=draw(0), augment=draw(1))
         collect(data.client(0).test)
@@ -87,12 +93,20 @@ def test_order_is_that_of_randperm() -> None:
 @pytest.mark.parametrize("augment", ["none", "flip"])
 def test_targets_stay_with_their_samples(resident: Any, augment: Any, tmp_path: Path) -> None:
     """In any order, in parts, and where inputs are augmented, which they are as without targets."""
-    train = prepare(DataConfig(root=arrays(tmp_path), augment=augment, resident=resident), 3, 0).client(1).train
+    train = (
+        prepare(DataConfig(root=arrays(tmp_path), augment=augment, resident=resident), 3, 0)
+        .client(1)
+        .train
+    )
     labels = torch.cat([y for _, y in train.batches(1000)])
     part = TargetPart(train, torch.stack([labels, torch.arange(len(labels))], 1).double())
     for only in (slice(None), slice(1, 3)):
-        options: list[Any] = [{"generator": draw(5), "augment": draw(6), "only": only} for _ in range(3)]
-        plain, ours, shuffled = (list(p.batches(2, **o)) for p, o in zip((train, part, part), options, strict=True))
+        options: list[Any] = [
+            {"generator": draw(5), "augment": draw(6), "only": only} for _ in range(3)
+        ]
+        plain, ours, shuffled = (
+            list(p.batches(2, **o)) for p, o in zip((train, part, part), options, strict=True)
+        )
         assert len(plain) == len(ours) > 1
         for (x, y), (u, target) in zip(plain, ours, strict=True):
             assert torch.equal(x, u) and torch.equal(target[:, 0], y.double())
@@ -116,24 +130,34 @@ def test_targets_stay_with_their_samples(resident: Any, augment: Any, tmp_path: 
         (0, 4, True, []),
     ],
 )
-def test_batch_sizes(resident: Any, samples: int, batch: int, whole_last: bool, sizes: list[int]) -> None:
-    pool = module.Samples(torch.zeros(10, 3), torch.zeros(10, dtype=torch.int64), torch.zeros(3), torch.ones(3))
+def test_batch_sizes(
+    resident: Any, samples: int, batch: int, whole_last: bool, sizes: list[int]
+) -> None:
+    pool = module.Samples(
+        torch.zeros(10, 3), torch.zeros(10, dtype=torch.int64), torch.zeros(3), torch.ones(3)
+    )
     index = np.arange(samples)
     data = FederatedData(pool, pool, ([index], [index], [index]), ["0"], [0.0], resident=resident)
     part = data.client(0).train
-    assert [len(y) for _, y in part.batches(batch, generator=draw(0), whole_last=whole_last)] == sizes
+    assert [
+        len(y) for _, y in part.batches(batch, generator=draw(0), whole_last=whole_last)
+    ] == sizes
     assert len(part) == samples
 
 
 def test_augmentation_changes_training_data_only(tmp_path: Path) -> None:
-    data = prepare(DataConfig(root=arrays(tmp_path), augment="flip", validation=0.2), 2, 0).client(0)
+    data = prepare(DataConfig(root=arrays(tmp_path), augment="flip", validation=0.2), 2, 0).client(
+        0
+    )
     plain = first(data.train)
     augmented = torch.cat([x for x, _ in data.train.batches(1000, augment=draw(0))])
     flipped = (augmented != plain).flatten(1).any(1)
     assert 0 < flipped.sum() < len(plain)
     assert torch.equal(augmented[flipped], plain[flipped].flip(-1))
     for part in (data.validation, data.test):
-        assert torch.equal(torch.cat([x for x, _ in part.batches(1000, augment=draw(0))]), first(part))
+        assert torch.equal(
+            torch.cat([x for x, _ in part.batches(1000, augment=draw(0))]), first(part)
+        )
     assert torch.equal(first(data.train), plain)  # nothing was changed in place
 
 
@@ -183,7 +207,9 @@ def test_class_counts_and_sizes() -> None:
 @pytest.mark.slow
 def test_ten_thousand_small_clients() -> None:
     raw = torch.zeros(20_000, 1, 8, 8, dtype=torch.uint8)
-    pool = module.Samples(raw, torch.zeros(20_000, dtype=torch.int64), torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
+    pool = module.Samples(
+        raw, torch.zeros(20_000, dtype=torch.int64), torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
+    )
     shares = np.array_split(np.arange(20_000), 10_000)
     data = FederatedData(pool, pool, (shares, shares, shares), ["0"], [0.0] * 10_000)
     assert data.class_counts.tolist() == [[2]] * 10_000

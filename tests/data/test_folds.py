@@ -1,4 +1,5 @@
-"""Each client's own folds: over a cycle of seeds every sample is tested once, and every fold has the client's mix."""
+"""Each client's own folds: over a cycle of seeds every sample is tested once, and every fold has
+the client's mix."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ SIZES = {"Aarau": 40, "Basel": 23, "Chur": 31}
 def table(folder: Path, positives: int = 6, sizes: dict[str, int] = SIZES) -> DataConfig:
     """Hospitals with so many positives each; the first number of a row is its own."""
     rows = [(name, k < positives) for name, size in sizes.items() for k in range(size)]
-    lines = ["site,number,noise,ill", *(f"{s},{n},{n % 7},{'yes' if p else 'no'}" for n, (s, p) in enumerate(rows))]
+    lines = [
+        "site,number,noise,ill",
+        *(f"{s},{n},{n % 7},{'yes' if p else 'no'}" for n, (s, p) in enumerate(rows)),
+    ]
     (folder / "sites.csv").write_text("\n".join(lines))
     keys = {"label_column": "ill", "group_column": "site", "partition": "natural"}
     return DataConfig(root=str(folder / "sites.csv"), **keys)
@@ -74,17 +78,28 @@ def test_folds_of_labels_differ_by_a_sample_at_most() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"folds": 30, "min_samples": 2}, r"data\.folds: 30 .*Basel has 23 samples: at most that many folds"),
-        ({"folds": 3, "client_test": 0.2}, r"data\.folds: 3 .*data\.client_test is 0\.2: one of them must be null"),
+        (
+            {"folds": 30, "min_samples": 2},
+            r"data\.folds: 30 .*Basel has 23 samples: at most that many folds",
+        ),
+        (
+            {"folds": 3, "client_test": 0.2},
+            r"data\.folds: 3 .*data\.client_test is 0\.2: one of them must be null",
+        ),
         ({"folds": 1}, r"data\.folds: 1 .*at least 2"),
-        ({"folds": 5, "least_test_positives": 2}, r"least_test_positives: 2 .*Aarau has 1 test samples of class yes"),
+        (
+            {"folds": 5, "least_test_positives": 2},
+            r"least_test_positives: 2 .*Aarau has 1 test samples of class yes",
+        ),
         (
             {"client_test": 0.2, "least_test_positives": 9},
             r"least_test_positives: 9 .*Aarau has .* test samples of class",
         ),
     ],
 )
-def test_what_cannot_be_cut_is_one_line(tmp_path: Path, change: dict[str, float], what: str) -> None:
+def test_what_cannot_be_cut_is_one_line(
+    tmp_path: Path, change: dict[str, float], what: str
+) -> None:
     config = replace(table(tmp_path), **change)
     with pytest.raises(BadInput, match=what):
         config.validate()
@@ -108,7 +123,10 @@ def test_a_rare_class_gets_its_test_positives(tmp_path: Path, seed: int) -> None
     config = replace(plain, least_test_positives=2)
     data, without = prepare(config, 3, seed), prepare(plain, 3, seed)
     assert data.test_sizes == without.test_sizes and data.train_sizes == without.train_sizes
-    least = [min(torch.bincount(torch.cat([y for _, y in data.client(c).test.batches(99)]))) for c in range(3)]
+    least = [
+        min(torch.bincount(torch.cat([y for _, y in data.client(c).test.batches(99)])))
+        for c in range(3)
+    ]
     assert min(least) == 2 > without.least_test_class
     for client in range(3):
         assert not {*rows(data, client, "train")} & {*rows(data, client, "test")}
@@ -117,9 +135,17 @@ def test_a_rare_class_gets_its_test_positives(tmp_path: Path, seed: int) -> None
 @pytest.mark.parametrize("method", ["local", "fedavg"])
 def test_all_methods_of_a_seed_have_the_same_folds(tmp_path: Path, method: str) -> None:
     config = table(tmp_path)
-    flags = f"--data.root {config.root} --data.label_column ill --data.group_column site --data.partition natural"
-    flags += f" --federation.clients 3 --data.folds 3 --seed 2 --method {method} --federation.rounds 1"
-    flags += f" --federation.local_epochs 1 --loggers null --callbacks null --out {tmp_path} --name {method}"
+    flags = (
+        f"--data.root {config.root} --data.label_column ill --data.group_column site "
+        f"--data.partition natural"
+    )
+    flags += (
+        f" --federation.clients 3 --data.folds 3 --seed 2 --method {method} --federation.rounds 1"
+    )
+    flags += (
+        f" --federation.local_epochs 1 --loggers null --callbacks null --out {tmp_path} --name "
+        f"{method}"
+    )
     assert main(["fit", "--model", "mlp", *flags.split()]) == 0
     rows_ = Run(tmp_path / method).rows("split")
     data = prepare(replace(config, folds=3), 3, 2)
@@ -134,7 +160,10 @@ def test_a_partition_seed_keeps_the_clients(tmp_path: Path) -> None:
     def owned(seed: int, **keys: int) -> list[list[bytes]]:
         run = prepare(DataConfig(folds=2, fraction=0.2, test_seed=0, **keys), 3, seed)
         return [
-            sorted(x.numpy().tobytes() for x in torch.cat([run.tested(c)[0], run._train.raw[run._shares[0][c]]]))
+            sorted(
+                x.numpy().tobytes()
+                for x in torch.cat([run.tested(c)[0], run._train.raw[run._shares[0][c]]])
+            )
             for c in range(3)
         ]
 
@@ -152,16 +181,22 @@ def test_tiny_clients_test_a_sample_in_several_folds(tmp_path: Path) -> None:
 
 
 def test_folds_of_windows_are_stretches_of_recordings() -> None:
-    """Every window is tested once, no training window shares a moment with a tested one, and cycles cut elsewhere."""
+    """Every window is tested once, no training window shares a moment with a tested one, and cycles
+    cut elsewhere."""
     spans = np.array([(r, 5 * k, 5 * k + 10) for r in range(3) for k in range(20)], np.int64)
     shares = [np.arange(20), np.arange(20, 60)]
     cuts = []
     for cycle in range(2):
-        parts = [windows.fold(shares, spans, 5, number, np.random.default_rng(cycle)) for number in range(5)]
+        parts = [
+            windows.fold(shares, spans, 5, number, np.random.default_rng(cycle))
+            for number in range(5)
+        ]
         for c, own in enumerate(shares):
             assert sorted(np.concatenate([tests[c] for _, tests in parts])) == own.tolist()
         for trains, tests in parts:
-            assert not windows.overlapping(spans[np.concatenate(trains)], spans[np.concatenate(tests)]).any()
+            assert not windows.overlapping(
+                spans[np.concatenate(trains)], spans[np.concatenate(tests)]
+            ).any()
             assert [len(test) for test in tests] == [4, 8]
         cuts.append([tests[0].tolist() for _, tests in parts])
     assert cuts[0] != cuts[1]
@@ -191,6 +226,8 @@ def test_a_share_leaves_a_sample_to_train_on() -> None:
     tiny = prepare(DataConfig(train_share=0.01, validation=0.2, fraction=0.3), 10, 0)
     assert tiny.train_sizes == tiny.validation_sizes == [1] * 10
     shares = np.split(np.arange(60), [1, 9, 25])
-    one, two = (owntest.thinned(shares, np.arange(60) % 3, 0.1, k, np.random.default_rng(0)) for k in (1, 2))
+    one, two = (
+        owntest.thinned(shares, np.arange(60) % 3, 0.1, k, np.random.default_rng(0)) for k in (1, 2)
+    )
     assert list(map(len, one)) == [1, 1, 2, 4] and list(map(len, two)) == [1, 2, 2, 4]
     assert all(np.array_equal(one[k], two[k]) for k in (0, 2, 3))

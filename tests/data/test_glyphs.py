@@ -24,7 +24,10 @@ def two(tmp_path: Path) -> str:
 
 def test_a_typeface_is_a_group_and_draws_each_character_in_several_ways(two: str) -> None:
     source = glyphs.load(DataConfig(root=two))
-    assert source.group_names == ["DejaVuSans", "STIXGeneral"] and "".join(source.class_names) == glyphs.CLASSES
+    assert (
+        source.group_names == ["DejaVuSans", "STIXGeneral"]
+        and "".join(source.class_names) == glyphs.CLASSES
+    )
     assert len(glyphs.CLASSES) == 62
     assert (len(source.train.labels), len(source.test.labels)) == (496, 124)
     chosen = np.flatnonzero(source.train.labels == glyphs.CLASSES.index("Q"))
@@ -33,16 +36,25 @@ def test_a_typeface_is_a_group_and_draws_each_character_in_several_ways(two: str
     assert len({image.tobytes() for image in images}) == len(chosen)
     ink = (images > 128).mean(axis=(1, 2, 3))
     assert (ink > 0.03).all() and (ink < 0.5).all()
-    assert (images == glyphs.load(DataConfig(root=two)).train.read(chosen)).all()  # the same in every run
+    # the same in every run
+    assert (images == glyphs.load(DataConfig(root=two)).train.read(chosen)).all()
     plain = images[:, 0].astype(float).mean(axis=0)
-    other = source.train.read(np.flatnonzero(source.train.labels == glyphs.CLASSES.index("I")))[:, 0].mean(axis=0)
+    other = source.train.read(np.flatnonzero(source.train.labels == glyphs.CLASSES.index("I")))[
+        :, 0
+    ].mean(axis=0)
     assert np.corrcoef(plain.ravel(), other.ravel())[0, 1] < 0.8
 
 
 def test_those_of_matplotlib_need_no_files() -> None:
     names = glyphs.load(DataConfig(root=None)).group_names
-    assert {"DejaVuSans", "DejaVuSerif-Bold", "DejaVuSansMono", "STIXGeneral", "cmr10"} <= set(names)
-    assert not [name for name in names if name.startswith(("STIXSiz", "STIXNon", "cmsy", "cmex", "LastResort"))]
+    assert {"DejaVuSans", "DejaVuSerif-Bold", "DejaVuSansMono", "STIXGeneral", "cmr10"} <= set(
+        names
+    )
+    assert not [
+        name
+        for name in names
+        if name.startswith(("STIXSiz", "STIXNon", "cmsy", "cmex", "LastResort"))
+    ]
 
 
 def test_a_client_for_each_typeface(two: str) -> None:

@@ -18,25 +18,36 @@ from fl_lightning.results.folder import RunFolder
 MEASURES = ("jensen_shannon", "hellinger", "feature_shift", "feature_shift_within")
 
 
-def federated(x: torch.Tensor, y: list[int], owners: list[int], classes: int, vocabulary: int = 0) -> FederatedData:
+def federated(
+    x: torch.Tensor, y: list[int], owners: list[int], classes: int, vocabulary: int = 0
+) -> FederatedData:
     """Client i holds the samples that `owners` gives it."""
     shares = [np.flatnonzero(np.array(owners) == c) for c in range(max(owners) + 1)]
     samples = Samples(x, torch.tensor(y), torch.zeros(x.shape[1]), torch.ones(x.shape[1]))
     none, names = [np.zeros(0, np.int64)] * len(shares), [str(k) for k in range(classes)]
-    return FederatedData(samples, samples, (shares, none, shares), names, [0.0] * len(shares), vocabulary=vocabulary)
+    return FederatedData(
+        samples, samples, (shares, none, shares), names, [0.0] * len(shares), vocabulary=vocabulary
+    )
 
 
 def test_label_mixes_by_hand() -> None:
     """Client 0 has class 0 alone, 1 has both alike, 2 has class 1 alone."""
     data = federated(torch.zeros(8, 3), [0, 0, 0, 1, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2, 2], 2)
     pairs = heterogeneity.measure(data).pairs
-    middle = np.sqrt(0.5 * np.log2(1 / 0.75) + 0.5 * (0.5 * np.log2(0.5 / 0.75) + 0.5 * np.log2(0.5 / 0.25)))
-    assert pairs["jensen_shannon"] == pytest.approx(np.array([[0, middle, 1], [middle, 0, middle], [1, middle, 0]]))
+    middle = np.sqrt(
+        0.5 * np.log2(1 / 0.75) + 0.5 * (0.5 * np.log2(0.5 / 0.75) + 0.5 * np.log2(0.5 / 0.25))
+    )
+    assert pairs["jensen_shannon"] == pytest.approx(
+        np.array([[0, middle, 1], [middle, 0, middle], [1, middle, 0]])
+    )
     half = np.sqrt(1 - np.sqrt(0.5))
-    assert pairs["hellinger"] == pytest.approx(np.array([[0, half, 1], [half, 0, half], [1, half, 0]]))
+    assert pairs["hellinger"] == pytest.approx(
+        np.array([[0, half, 1], [half, 0, half], [1, half, 0]])
+    )
     within = pairs["feature_shift_within"]
     assert not pairs["feature_shift"].any() and not np.nan_to_num(within).any()
-    assert np.isnan(within).tolist() == [[False, False, True], [False] * 3, [True, False, False]]  # 0 and 2 share none
+    # 0 and 2 share none
+    assert np.isnan(within).tolist() == [[False, False, True], [False] * 3, [True, False, False]]
 
 
 def test_a_shift_of_inputs_is_in_deviations_and_not_made_by_label_mixes() -> None:
@@ -52,7 +63,11 @@ def test_a_shift_of_inputs_is_in_deviations_and_not_made_by_label_mixes() -> Non
     moved = x.clone()
     moved[200:] += 8
     shifted = heterogeneity.measure(federated(moved, y.tolist(), mixed, 2)).summary()
-    assert shifted["heterogeneity_feature_shift_within"] > 0.6 > 3 * alike["heterogeneity_feature_shift_within"]
+    assert (
+        shifted["heterogeneity_feature_shift_within"]
+        > 0.6
+        > 3 * alike["heterogeneity_feature_shift_within"]
+    )
     uneven = [0] * 150 + [int(k) for k in y[150:]]  # other mixes of the same classes
     found = heterogeneity.measure(federated(x, y.tolist(), uneven, 2)).summary()
     assert found["heterogeneity_feature_shift"] > 3 * found["heterogeneity_feature_shift_within"]
@@ -61,11 +76,15 @@ def test_a_shift_of_inputs_is_in_deviations_and_not_made_by_label_mixes() -> Non
 
 def test_texts_are_compared_by_their_tokens() -> None:
     x = torch.tensor([[1, 2, 1], [2, 1, 2], [5, 5, 5], [5, 5, 5]])
-    found = heterogeneity.measure(federated(x, [0, 0, 0, 0], [0, 0, 1, 1], 6, vocabulary=6)).pairs["feature_shift"]
+    found = heterogeneity.measure(federated(x, [0, 0, 0, 0], [0, 0, 1, 1], 6, vocabulary=6)).pairs[
+        "feature_shift"
+    ]
     assert found[0, 1] > 1 and found[0, 1] == found[1, 0] and found[0, 0] == 0
 
 
-@pytest.mark.parametrize(("sizes", "gini"), [([5, 5, 5], 0), ([0, 0, 9], 2 / 3), ([1, 3], 0.25), ([0], 0)])
+@pytest.mark.parametrize(
+    ("sizes", "gini"), [([5, 5, 5], 0), ([0, 0, 9], 2 / 3), ([1, 3], 0.25), ([0], 0)]
+)
 def test_the_gini_coefficient(sizes: list[int], gini: float) -> None:
     assert heterogeneity.gini(np.array(sizes)) == pytest.approx(gini)
 
@@ -74,26 +93,34 @@ def test_of_many_clients_some_are_compared(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(heterogeneity, "MOST_CLIENTS", 4)
     found = heterogeneity.measure(prepare(DataConfig(partition="iid"), 20, 0))
     assert found.clients == [0, 6, 13, 19]
-    assert {name: table.shape for name, table in found.pairs.items()} == dict.fromkeys(MEASURES, (4, 4))
+    assert {name: table.shape for name, table in found.pairs.items()} == dict.fromkeys(
+        MEASURES, (4, 4)
+    )
 
 
 def test_planted_groups_are_far_apart_within_classes() -> None:
     config = DataConfig(partition="iid")
     plain = heterogeneity.measure(prepare(config, 8, 0)).pairs["feature_shift_within"]
     for kind in ("rotation", "labels", "permuted"):
-        found = heterogeneity.measure(prepare(replace(config, planted=kind), 8, 0)).pairs["feature_shift_within"]
+        found = heterogeneity.measure(prepare(replace(config, planted=kind), 8, 0)).pairs[
+            "feature_shift_within"
+        ]
         same = np.arange(8) % 4 == (np.arange(8) % 4)[:, None]
         assert found[~same].mean() > 1.5 * found[same & ~np.eye(8, dtype=bool)].mean(), kind
         assert found[~same].mean() > 1.5 * plain[~same].mean(), kind
 
 
 def test_a_run_leaves_it_in_its_folder_its_summary_and_the_report(fit: Callable[..., Path]) -> None:
-    folder = RunFolder(fit("a", "--federation.rounds 1 --data.alpha 0.3 --data.planted labels --method fedavg"))
+    folder = RunFolder(
+        fit("a", "--federation.rounds 1 --data.alpha 0.3 --data.planted labels --method fedavg")
+    )
     summary = folder.read_summary()
     with np.load(folder.path / "heterogeneity.npz") as held:
         assert held["clients"].tolist() == [0, 1, 2, 3]
         for name in MEASURES:
-            assert summary[f"heterogeneity_{name}"] == pytest.approx(held[name].sum() / 12, rel=1e-5)
+            assert summary[f"heterogeneity_{name}"] == pytest.approx(
+                held[name].sum() / 12, rel=1e-5
+            )
     assert 0 < summary["heterogeneity_quantity_gini"] < 1
     rows = folder.read("heterogeneity")
     assert [row["client"] for row in rows] == [0, 1, 2, 3]
@@ -102,7 +129,9 @@ def test_a_run_leaves_it_in_its_folder_its_summary_and_the_report(fit: Callable[
 
     page = render(load([folder.path]))
     said = np.mean([row["jensen_shannon"] for row in rows])
-    assert f"in the mean over pairs label mixes {said:.2f} apart by Jensen-Shannon (0 to 1), " in page
+    assert (
+        f"in the mean over pairs label mixes {said:.2f} apart by Jensen-Shannon (0 to 1), " in page
+    )
     assert json.dumps(summary)  # all of it is plain
 
 

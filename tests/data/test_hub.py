@@ -31,7 +31,9 @@ def table(count: int = 60) -> dict[str, list[Any]]:
 
 def test_columns_of_numbers_and_a_group_column(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(table()).save_to_disk(str(tmp_path / "d"))
-    config = DataConfig(source="hf", root=str(tmp_path / "d"), group_column="writer", partition="natural")
+    config = DataConfig(
+        source="hf", root=str(tmp_path / "d"), group_column="writer", partition="natural"
+    )
     source = hub.load(config)
     assert source.class_names == ["no", "yes"] and source.group_names == ["w0", "w1", "w2"]
     for pool, size in ((source.train, 48), (source.test, 12)):
@@ -45,7 +47,9 @@ def test_columns_of_numbers_and_a_group_column(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["saved", "parquet", "one file"])
 def test_images_with_named_classes_and_a_test_part(form: str, tmp_path: Path) -> None:
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    )
 
     def part(first: int, count: int) -> Any:
         pictures = [Image.new("RGB", (20, 24), (k, 0, 0)) for k in range(first, first + count)]
@@ -53,7 +57,9 @@ def test_images_with_named_classes_and_a_test_part(form: str, tmp_path: Path) ->
         return datasets.Dataset.from_dict(held, features=features)
 
     if form == "saved":
-        datasets.DatasetDict({"train": part(0, 20), "test": part(100, 6)}).save_to_disk(str(tmp_path / "d"))
+        datasets.DatasetDict({"train": part(0, 20), "test": part(100, 6)}).save_to_disk(
+            str(tmp_path / "d")
+        )
     else:
         (tmp_path / "d").mkdir()
         part(0, 20).to_parquet(str(tmp_path / "d" / "train-00000-of-00001.parquet"))
@@ -73,7 +79,10 @@ def test_images_with_named_classes_and_a_test_part(form: str, tmp_path: Path) ->
 
 def test_tests_are_left_alone_where_validation_scores(tmp_path: Path) -> None:
     broken = table(6) | {"label": ["yes"] * 5 + [None], "a": [0.0] * 5 + [None]}
-    parts = {"train": datasets.Dataset.from_dict(table(20)), "test": datasets.Dataset.from_dict(broken)}
+    parts = {
+        "train": datasets.Dataset.from_dict(table(20)),
+        "test": datasets.Dataset.from_dict(broken),
+    }
     datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "d"))
     config = DataConfig(source="hf", root=str(tmp_path / "d"), columns=["a"])
     with pytest.raises(BadInput, match="row 6 of test"):
@@ -86,7 +95,9 @@ def test_texts(tmp_path: Path) -> None:
     def part(words: str) -> Any:
         return datasets.Dataset.from_dict({"text": [words, words[::-1]] * 10, "label": [0, 1] * 10})
 
-    datasets.DatasetDict({"train": part("abcd"), "validation": part("abxd")}).save_to_disk(str(tmp_path / "d"))
+    datasets.DatasetDict({"train": part("abcd"), "validation": part("abxd")}).save_to_disk(
+        str(tmp_path / "d")
+    )
     source = hub.load(DataConfig(source="hf", root=str(tmp_path / "d"), length=6))
     assert source.vocabulary == 5  # a to d, and what is new
     assert source.train.read(np.array([0, 1])).tolist() == [[0, 0, 1, 2, 3, 4], [0, 0, 4, 3, 2, 1]]
@@ -95,7 +106,9 @@ def test_texts(tmp_path: Path) -> None:
 
 def test_targets_of_a_regression(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(table()).to_parquet(str(tmp_path / "d.parquet"))
-    config = DataConfig(root=str(tmp_path / "d.parquet"), label_column="a", columns=["b"], task="regression")
+    config = DataConfig(
+        root=str(tmp_path / "d.parquet"), label_column="a", columns=["b"], task="regression"
+    )
     source, _ = load(config, 2, False)
     assert source.train.labels.dtype == np.float32 and source.class_names == []
     np.testing.assert_array_equal(source.train.labels, source.train.read_all()[:, 0])
@@ -104,7 +117,11 @@ def test_targets_of_a_regression(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        ({}, {"label_column": "crop"}, r"data\.label_column: 'crop' .*no such column; columns: a, b, label, writer"),
+        (
+            {},
+            {"label_column": "crop"},
+            r"data\.label_column: 'crop' .*no such column; columns: a, b, label, writer",
+        ),
         ({}, {"group_column": "crop"}, r"data\.group_column: 'crop'"),
         ({}, {"columns": ["a", "crop"]}, r"data\.columns: 'crop'"),
         (
@@ -113,13 +130,37 @@ def test_targets_of_a_regression(tmp_path: Path) -> None:
             r"data\.root: .*column '__index_level_0__' is an index that pandas wrote",
         ),
         ({}, {"columns": ["label"]}, r"data\.columns: .*beside the label's"),
-        ({}, {"columns": ["a", "writer"]}, r"data\.columns: 'writer' .*row 1 of train holds 'w0': no numbers"),
-        ({"b": [[1, 2]] * 59 + [[1]]}, {"columns": ["a", "b"]}, r"column 'b' of row 60 of train holds '\[1\]'"),
+        (
+            {},
+            {"columns": ["a", "writer"]},
+            r"data\.columns: 'writer' .*row 1 of train holds 'w0': no numbers",
+        ),
+        (
+            {"b": [[1, 2]] * 59 + [[1]]},
+            {"columns": ["a", "b"]},
+            r"column 'b' of row 60 of train holds '\[1\]'",
+        ),
         ({"a": [1.0, None] * 30}, {"columns": ["a"]}, r"column 'a' of row 2 of train holds 'None'"),
-        ({"label": ["x", None] * 30}, {"columns": ["a"]}, r"column 'label' of row 2 of train is empty"),
-        ({"label": [1.0, float("nan")] * 30}, {"columns": ["a"]}, r"column 'label' of row 2 of train is empty"),
-        ({"a": [1.0, float("nan")] * 30}, {"columns": ["b"], "group_column": "a"}, r"column 'a' of row 2 .* is empty"),
-        ({"label": [[1, 2]] * 60}, {"columns": ["a"]}, r"column 'label' of row 1 of train holds several values"),
+        (
+            {"label": ["x", None] * 30},
+            {"columns": ["a"]},
+            r"column 'label' of row 2 of train is empty",
+        ),
+        (
+            {"label": [1.0, float("nan")] * 30},
+            {"columns": ["a"]},
+            r"column 'label' of row 2 of train is empty",
+        ),
+        (
+            {"a": [1.0, float("nan")] * 30},
+            {"columns": ["b"], "group_column": "a"},
+            r"column 'a' of row 2 .* is empty",
+        ),
+        (
+            {"label": [[1, 2]] * 60},
+            {"columns": ["a"]},
+            r"column 'label' of row 1 of train holds several values",
+        ),
     ],
 )
 def test_what_does_not_go_is_named(
@@ -131,19 +172,29 @@ def test_what_does_not_go_is_named(
 
 
 def test_cells_without_an_image_or_a_class_are_named(tmp_path: Path) -> None:
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    )
     held = {"image": [Image.new("RGB", (8, 8)), None] * 5, "label": [0, 1] * 5}
     datasets.Dataset.from_dict(held, features=features).save_to_disk(str(tmp_path / "images"))
     source = hub.load(DataConfig(source="hf", root=str(tmp_path / "images")))
-    with pytest.raises(BadInput, match=r"an image cannot be read: column 'image' of row \d+ of train"):
+    with pytest.raises(
+        BadInput, match=r"an image cannot be read: column 'image' of row \d+ of train"
+    ):
         source.train.read_all()
     deep = [Image.fromarray(np.full((8, 8), 700, np.uint16))] * 10
-    datasets.Dataset.from_dict(held | {"image": deep}, features=features).save_to_disk(str(tmp_path / "deep"))
-    with pytest.raises(BadInput, match=r"column 'image' of row \d+ of train \(it has more than 8 bits"):
+    datasets.Dataset.from_dict(held | {"image": deep}, features=features).save_to_disk(
+        str(tmp_path / "deep")
+    )
+    with pytest.raises(
+        BadInput, match=r"column 'image' of row \d+ of train \(it has more than 8 bits"
+    ):
         hub.load(DataConfig(source="hf", root=str(tmp_path / "deep"))).train.read_all()
     held["label"][3] = None  # type: ignore[call-overload]
     datasets.Dataset.from_dict(held, features=features).save_to_disk(str(tmp_path / "classes"))
-    with pytest.raises(BadInput, match=r"data\.label_column: 'label' .*row 4 of train has no class"):
+    with pytest.raises(
+        BadInput, match=r"data\.label_column: 'label' .*row 4 of train has no class"
+    ):
         hub.load(DataConfig(source="hf", root=str(tmp_path / "classes")))
 
 
@@ -163,20 +214,29 @@ def test_a_test_part_that_numbers_its_classes_in_another_order(column: str, tmp_
         test = hub.load(config).test
         assert (test.labels if column == "label_column" else test.groups).tolist() == [1, 1, 0]  # type: ignore[union-attr]
         part(names, "dog", "eel").to_parquet(str(tmp_path / "test.parquet"))
-        with pytest.raises(BadInput, match=r"'kind' .*row 2 of test holds 'eel', which is no class of training data"):
+        with pytest.raises(
+            BadInput,
+            match=r"'kind' .*row 2 of test holds 'eel', which is no class of training data",
+        ):
             hub.load(config)
 
 
 def test_a_test_part_of_shorter_lists(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(table()).to_parquet(str(tmp_path / "train.parquet"))
-    datasets.Dataset.from_dict(table() | {"b": [[1]] * 60}).to_parquet(str(tmp_path / "test.parquet"))
-    with pytest.raises(BadInput, match=r"'b' .*row 1 of test holds '\[1\]': 1 numbers, where row 1 of train has 2"):
+    datasets.Dataset.from_dict(table() | {"b": [[1]] * 60}).to_parquet(
+        str(tmp_path / "test.parquet")
+    )
+    with pytest.raises(
+        BadInput, match=r"'b' .*row 1 of test holds '\[1\]': 1 numbers, where row 1 of train has 2"
+    ):
         hub.load(DataConfig(source="hf", root=str(tmp_path), columns=["a", "b"]))
 
 
 def test_a_test_part_of_other_columns(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(table()).to_parquet(str(tmp_path / "train.parquet"))
-    datasets.Dataset.from_dict(table()).remove_columns("b").to_parquet(str(tmp_path / "test.parquet"))
+    datasets.Dataset.from_dict(table()).remove_columns("b").to_parquet(
+        str(tmp_path / "test.parquet")
+    )
     with pytest.raises(BadInput, match=r"its part test has no column 'b', which train has"):
         hub.load(DataConfig(source="hf", root=str(tmp_path), group_column="writer"))
 

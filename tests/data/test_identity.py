@@ -1,4 +1,5 @@
-"""One digest of all that a run reads: the same for every seed, another one for every change of the data."""
+"""One digest of all that a run reads: the same for every seed, another one for every change of the
+data."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from fl_lightning.data.identity import current
 
 def table(root: Path, change: str = "") -> dict[str, Any]:
     lines = ["site,a,label", *(f"{k % 2},{k},{k % 3}" for k in range(60))]
-    lines[5] = {"": lines[5], "value": "0,4.5,1", "label": "0,4,0", "site": "1,4,1"}.get(change, lines[5])
+    lines[5] = {"": lines[5], "value": "0,4.5,1", "label": "0,4,0", "site": "1,4,1"}.get(
+        change, lines[5]
+    )
     lines += ["0,99,0"] if change == "more" else []
     (root / "t.csv").write_text("\n".join(lines), encoding="utf-8")
     return {"root": str(root / "t.csv"), "group_column": "site", "partition": "natural"}
@@ -42,12 +45,21 @@ def arrays(root: Path, change: str = "") -> dict[str, Any]:
         made["x_test"][3, 1] = 0
     np.savez(root / "a.npz", **made)
     np.savez(root / "p.npz", x_public=rng.normal(size=(30, 4)) + (change == "public"))
-    return {"root": str(root / "a.npz"), "public": str(root / "p.npz"), "partition": "iid", "min_samples": 2}
+    return {
+        "root": str(root / "a.npz"),
+        "public": str(root / "p.npz"),
+        "partition": "iid",
+        "min_samples": 2,
+    }
 
 
 @pytest.mark.parametrize(
     ("make", "changes"),
-    [(table, ("value", "label", "site", "more")), (pictures, ("value", "more")), (arrays, ("test", "public"))],
+    [
+        (table, ("value", "label", "site", "more")),
+        (pictures, ("value", "more")),
+        (arrays, ("test", "public")),
+    ],
 )
 def test_it_is_the_same_for_every_seed_and_another_one_for_other_data(
     make: Callable[..., dict[str, Any]], changes: tuple[str, ...], tmp_path: Path
@@ -64,7 +76,9 @@ def test_it_is_the_same_for_every_seed_and_another_one_for_other_data(
     assert prepare(config, 2, 0).reading.digest == first
 
 
-def test_where_no_test_sample_may_be_read_there_is_none_unless_all_seeds_have_the_same(tmp_path: Path) -> None:
+def test_where_no_test_sample_may_be_read_there_is_none_unless_all_seeds_have_the_same(
+    tmp_path: Path,
+) -> None:
     keys = table(tmp_path) | {"score_on": "validation", "validation": 0.2, "min_samples": 5}
     assert prepare(DataConfig(**keys), 2, 0).reading.digest is None
     digests = {prepare(DataConfig(**keys, test_seed=0), 2, seed).reading.digest for seed in (0, 1)}

@@ -18,7 +18,9 @@ def fill(folder: Path, classes: dict[str, int], count: int = 5) -> Path:
     for name, green in classes.items():
         (folder / name).mkdir(parents=True)
         for number in range(count):
-            Image.new("RGB", (30 + number, 40), (number, green, 0)).save(folder / name / f"{number}.png")
+            Image.new("RGB", (30 + number, 40), (number, green, 0)).save(
+                folder / name / f"{number}.png"
+            )
     return folder
 
 
@@ -28,7 +30,8 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
     source = images.load(DataConfig(root=str(tmp_path)))
     assert source.class_names == ["cat", "dog", "owl"]
     assert source.train.labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
-    assert source.test.labels.tolist() == [1, 1, 2, 2]  # numbered as in train/, though test/ lacks the first class
+    # numbered as in train/, though test/ lacks the first class
+    assert source.test.labels.tolist() == [1, 1, 2, 2]
     read = source.test.read(np.arange(4))
     assert read.shape == (4, 3, 32, 32)
     assert read[:, 1, 0, 0].tolist() == [20, 20, 30, 30]
@@ -76,7 +79,9 @@ def test_a_broken_image_is_one_line(tmp_path: Path) -> None:
         source.train.read(np.arange(2))
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("I;16", np.uint16), ("I", np.int32), ("F", np.float32)])
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("I;16", np.uint16), ("I", np.int32), ("F", np.float32)]
+)
 def test_more_than_8_bits_a_channel_are_refused(tmp_path: Path, mode: str, kind: type) -> None:
     """Pillow would make them white or black; an exported model refuses the same."""
     (tmp_path / "a").mkdir()
@@ -107,22 +112,34 @@ def test_hidden_folders_and_files_are_no_classes_and_no_samples(
     assert ".ipynb_checkpoints (2)" in line and "__MACOSX" in line and ".DS_Store" in line
 
 
-def test_what_is_no_picture_is_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_picture_is_counted_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fill(tmp_path, {"cat": 1, "dog": 2})
     for name in ("cat/a.heic", "cat/b.HEIC", "dog/notes.txt", "labels.csv", "dog/c.h5"):
         (tmp_path / name).write_bytes(b"")
     images.load(DataConfig(root=str(tmp_path)))
     [line] = lines(capsys)
-    assert "5 files that are no pictures of a class (2 .heic, " in line and "1 .txt" in line and "1 .h5" in line
+    assert (
+        "5 files that are no pictures of a class (2 .heic, " in line
+        and "1 .txt" in line
+        and "1 .h5" in line
+    )
 
 
-@pytest.mark.parametrize(("end", "form"), [("gif", "GIF"), ("jfif", "JPEG"), ("JP2", "JPEG2000"), ("tga", "TGA")])
+@pytest.mark.parametrize(
+    ("end", "form"), [("gif", "GIF"), ("jfif", "JPEG"), ("JP2", "JPEG2000"), ("tga", "TGA")]
+)
 def test_every_format_of_pillow_is_read(tmp_path: Path, end: str, form: str) -> None:
     (tmp_path / "a").mkdir()
     for number in range(5):
         Image.new("RGB", (8, 8), (200, 0, 0)).save(tmp_path / "a" / f"{number}.{end}", form)
     read = images.load(DataConfig(root=str(tmp_path))).train.read_all()
-    assert read.shape == (4, 3, 32, 32) and abs(read[:, 0].astype(int) - 200).max() < 4 and read[:, 1].max() < 4
+    assert (
+        read.shape == (4, 3, 32, 32)
+        and abs(read[:, 0].astype(int) - 200).max() < 4
+        and read[:, 1].max() < 4
+    )
 
 
 def test_of_several_frames_the_first_is_read(tmp_path: Path) -> None:
@@ -130,7 +147,11 @@ def test_of_several_frames_the_first_is_read(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
     for number in range(5):
         frames[0].save(tmp_path / "a" / f"{number}.gif", save_all=True, append_images=frames[1:])
-    assert images.load(DataConfig(root=str(tmp_path))).train.read_all()[0, :, 0, 0].tolist() == [255, 0, 0]
+    assert images.load(DataConfig(root=str(tmp_path))).train.read_all()[0, :, 0, 0].tolist() == [
+        255,
+        0,
+        0,
+    ]
 
 
 def exported(file: Path) -> np.ndarray:
@@ -138,7 +159,8 @@ def exported(file: Path) -> np.ndarray:
 
 
 def test_orientation_tags_are_heeded(tmp_path: Path) -> None:
-    """A camera that was held upright stores a lying picture, and a tag; an exported model turns it alike."""
+    """A camera that was held upright stores a lying picture, and a tag; an exported model turns it
+    alike."""
     (tmp_path / "a").mkdir()
     lying = Image.new("L", (32, 32))
     lying.paste(255, (0, 0, 16, 32))  # the left half is white
@@ -168,7 +190,9 @@ def test_one_class_in_two_spellings_is_one(tmp_path: Path) -> None:
 def test_a_class_without_pictures_is_named(tmp_path: Path) -> None:
     fill(tmp_path, {"cat": 1, "dog": 2})
     (tmp_path / "owl").mkdir()
-    with pytest.raises(BadInput, match=r"its class folder 'owl' in .* holds no picture that Pillow opens"):
+    with pytest.raises(
+        BadInput, match=r"its class folder 'owl' in .* holds no picture that Pillow opens"
+    ):
         images.load(DataConfig(root=str(tmp_path)))
 
 
@@ -178,11 +202,18 @@ def test_a_linked_folder_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "data" / "b").symlink_to(tmp_path / "elsewhere" / "x")
     (tmp_path / "data" / "a" / "circle").symlink_to(tmp_path / "data" / "a")
     source = images.load(DataConfig(root=str(tmp_path / "data")))
-    assert source.class_names == ["a", "b"] and len(source.train.labels) + len(source.test.labels) == 10
+    assert (
+        source.class_names == ["a", "b"]
+        and len(source.train.labels) + len(source.test.labels) == 10
+    )
 
 
-def test_folders_beside_train_and_test_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_beside_train_and_test_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for part in ("train", "test", "val"):
         fill(tmp_path / part, {"a": 1})
     images.load(DataConfig(root=str(tmp_path)))
-    assert lines(capsys) == [f"data: beside train/ and test/ in {tmp_path.name}/, and not read: val"]
+    assert lines(capsys) == [
+        f"data: beside train/ and test/ in {tmp_path.name}/, and not read: val"
+    ]

@@ -13,7 +13,9 @@ from fl_lightning.data.source import Absent
 from fl_lightning.foundation.errors import BadInput
 
 
-def write(folder: Path, part: str, users: dict[str, tuple[list[Any], list[Any]]], name: str = "all_data_0") -> None:
+def write(
+    folder: Path, part: str, users: dict[str, tuple[list[Any], list[Any]]], name: str = "all_data_0"
+) -> None:
     """A file as LEAF's scripts write it."""
     (folder / part).mkdir(parents=True, exist_ok=True)
     held = {
@@ -46,11 +48,18 @@ def test_femnist(tmp_path: Path) -> None:
         assert raw.shape[1:] == (1, 28, 28) and raw.dtype == np.float32
         assert pool.groups is not None and np.bincount(pool.groups).tolist() == sizes
         np.testing.assert_allclose(raw[:, 0, 0, 0], pool.groups / 10, rtol=1e-6)
-        np.testing.assert_array_equal((pool.groups + np.round(raw[:, 0, 0, 1] * 100)) % 4, pool.labels)
+        np.testing.assert_array_equal(
+            (pool.groups + np.round(raw[:, 0, 0, 1] * 100)) % 4, pool.labels
+        )
     data = prepare(DataConfig(source="leaf", root=root, partition="natural"), 3, 0)
     assert data.train_sizes == [16, 12, 14] and data.test_sizes == [4, 3, 2]
     validated = DataConfig(
-        source="leaf", root=root, partition="natural", score_on="validation", validation=0.2, min_samples=5
+        source="leaf",
+        root=root,
+        partition="natural",
+        score_on="validation",
+        validation=0.2,
+        min_samples=5,
     )
     assert prepare(validated, 3, 0).test_sizes == [3, 2, 2]
 
@@ -75,30 +84,53 @@ LINES = ["the quick ", "he quick b", "e quick br", " quick bro"]
 
 
 def test_shakespeare(tmp_path: Path) -> None:
-    write(tmp_path, "train", {"KING": (LINES * 4, list("brow") * 4), "FOOL": (LINES[:2] * 8, list("br") * 8)})
+    write(
+        tmp_path,
+        "train",
+        {"KING": (LINES * 4, list("brow") * 4), "FOOL": (LINES[:2] * 8, list("br") * 8)},
+    )
     write(tmp_path, "test", {"FOOL": (["the quick?"], ["!"]), "KING": (["quick"], ["k"])})
     source = leaf.load(DataConfig(source="leaf", root=str(tmp_path), length=8))
     names = source.class_names
-    assert names == ["<unknown>", *sorted(set("".join(LINES) + "brow"))] and source.vocabulary == len(names)
+    assert names == [
+        "<unknown>",
+        *sorted(set("".join(LINES) + "brow")),
+    ] and source.vocabulary == len(names)
     assert source.group_names == ["FOOL", "KING"]
     tokens, labels, groups = source.train.read_all(), source.train.labels, source.train.groups
-    assert tokens.dtype == np.int64 and groups is not None and groups.tolist() == [0] * 16 + [1] * 16
-    for row, label, line, letter in zip(tokens[16:], labels[16:], LINES * 4, "brow" * 4, strict=True):
+    assert (
+        tokens.dtype == np.int64 and groups is not None and groups.tolist() == [0] * 16 + [1] * 16
+    )
+    for row, label, line, letter in zip(
+        tokens[16:], labels[16:], LINES * 4, "brow" * 4, strict=True
+    ):
         assert "".join(names[t] for t in row) == line[-8:] and names[label] == letter
-    assert [names[t] for t in source.test.read_all()[0]] == [*"e quick", "<unknown>"]  # the end of it
+    # the end of it
+    assert [names[t] for t in source.test.read_all()[0]] == [*"e quick", "<unknown>"]
     assert source.test.read_all()[1, :3].tolist() == [0, 0, 0] and source.test.labels[0] == 0
-    data = prepare(DataConfig(source="leaf", root=str(tmp_path), length=8, partition="natural"), 2, 0)
+    data = prepare(
+        DataConfig(source="leaf", root=str(tmp_path), length=8, partition="natural"), 2, 0
+    )
     assert data.vocabulary == len(names) == data.num_classes
 
 
 @pytest.mark.parametrize(
     ("users", "message"),
     [
-        ({"a": ([[1.0, 2.0]], [0, 1])}, r"all_data_0\.json: the user 'a' must have lists x and y of one length"),
+        (
+            {"a": ([[1.0, 2.0]], [0, 1])},
+            r"all_data_0\.json: the user 'a' must have lists x and y of one length",
+        ),
         ({"a": ([], [])}, r"no user in the files of .* has a sample"),
-        ({"a": ([[1.0, 2.0], [1.0]], [0, 1])}, r"all_data_0\.json: sample 2 of user 'a': x must hold 2 numbers"),
+        (
+            {"a": ([[1.0, 2.0], [1.0]], [0, 1])},
+            r"all_data_0\.json: sample 2 of user 'a': x must hold 2 numbers",
+        ),
         ({"a": ([[1.0, 2.0]], [-1])}, r"sample 1 of user 'a': .*y is -1"),
-        ({"b": ([[1.0, 2.0]], [0]), "a": ([[1.0, "x"]], [0])}, r"sample 1 of user 'a': x must hold 2 numbers"),
+        (
+            {"b": ([[1.0, 2.0]], [0]), "a": ([[1.0, "x"]], [0])},
+            r"sample 1 of user 'a': x must hold 2 numbers",
+        ),
         ({"a": ([[1.0, None]], [0])}, r"sample 1 of user 'a': x must hold 2 numbers"),
         ({"a": ([[1.0, float("nan")]], [0])}, r"sample 1 of user 'a': x must hold 2 numbers"),
         ({"a": ([[[1.0], [1.0, 2.0]]], [0])}, r"sample 1 of user 'a': x must hold 2 numbers"),
@@ -106,7 +138,10 @@ def test_shakespeare(tmp_path: Path) -> None:
         ({"a": ([[1.0, 2.0]], ["0"])}, r"sample 1 of user 'a': .* a class from 0; y is '0'"),
         ({"a": ([[1.0, 2.0]], [10**15])}, r"class 10+ is above 1 training samples"),
         ({"a": (["to be ", 5], ["o", "r"])}, r"sample 2 of user 'a': x must be a text"),
-        ({"a": (["to be "], [3])}, r"sample 1 of user 'a': x must be a text, y the character behind it; y is 3"),
+        (
+            {"a": (["to be "], [3])},
+            r"sample 1 of user 'a': x must be a text, y the character behind it; y is 3",
+        ),
     ],
 )
 def test_bad_samples_are_named(users: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -126,16 +161,20 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"broken\.json is none of LEAF's: TypeError"):
         leaf.load(config)
     for users, of_user, what in (
-        (5, {}, "is none of LEAF's"), (["a"], [], "is none of LEAF's"), (["a"], {"a": 1}, "user 'a' must have lists"),
+        (5, {}, "is none of LEAF's"),
+        (["a"], [], "is none of LEAF's"),
+        (["a"], {"a": 1}, "user 'a' must have lists"),
         ([], {}, "name no user"),
-    ):  # fmt: skip
+    ):
         (tmp_path / "broken.json").write_text(json.dumps({"users": users, "user_data": of_user}))
         with pytest.raises(BadInput, match=what):
             leaf.load(config)
     (tmp_path / "broken.json").unlink()
     femnist(tmp_path)
     write(tmp_path, "test", {"f0": ([[1.0] * 783], [0])})
-    with pytest.raises(BadInput, match=r"all_data_0\.json: sample 1 of user 'f0': x must hold 784 numbers"):
+    with pytest.raises(
+        BadInput, match=r"all_data_0\.json: sample 1 of user 'f0': x must hold 784 numbers"
+    ):
         leaf.load(config)
     write(tmp_path, "test", {"f9": images(1, 2)})
     with pytest.raises(BadInput, match=r"the user 'f9' has test samples and none for training"):
@@ -157,7 +196,9 @@ def test_a_user_without_test_samples_is_named_with_what_to_do(tmp_path: Path) ->
     write(tmp_path, "train", {"f0": images(0, 16), "f1": images(1, 16)})
     write(tmp_path, "test", {"f0": images(0, 4), "f1": ([], [])})
     config = DataConfig(source="leaf", root=str(tmp_path), partition="natural")
-    with pytest.raises(BadInput, match=r"the client 'f1' has no test sample: data\.client_test sets"):
+    with pytest.raises(
+        BadInput, match=r"the client 'f1' has no test sample: data\.client_test sets"
+    ):
         prepare(config, 2, 0)
     shares = DataConfig(source="leaf", root=str(tmp_path), partition="natural", client_test=0.25)
     assert prepare(shares, 2, 0).test_sizes == [5, 4]
@@ -172,8 +213,17 @@ def test_users_of_one_name_in_two_spellings_are_one(tmp_path: Path) -> None:
     assert source.test.groups is not None and np.bincount(source.test.groups).tolist() == [4, 4]
 
 
-def test_numbers_that_32_bits_merge_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path, "train", {"a": ([[1.76e9 + k, k, 0] for k in range(20)], [k % 2 for k in range(20)])})
+def test_numbers_that_32_bits_merge_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(
+        tmp_path,
+        "train",
+        {"a": ([[1.76e9 + k, k, 0] for k in range(20)], [k % 2 for k in range(20)])},
+    )
     write(tmp_path, "test", {"a": ([[1.76e9, 0, 0]], [0])})
     leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
-    assert "data: value 0 of samples: of 20 different values 1 are left in 32 bits" in capsys.readouterr().err
+    assert (
+        "data: value 0 of samples: of 20 different values 1 are left in 32 bits"
+        in capsys.readouterr().err
+    )

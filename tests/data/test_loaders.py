@@ -1,4 +1,5 @@
-"""What a user's loader does: which samples it yields is heeded, the rest is refused or said, on both roads."""
+"""What a user's loader does: which samples it yields is heeded, the rest is refused or said, on
+both roads."""
 
 from __future__ import annotations
 
@@ -87,20 +88,26 @@ Road = Callable[[type[LightningDataModule]], dict[str, list[int]]]
 
 @pytest.fixture(params=["source", "python"])
 def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Road:
-    """The numbers that are read of a module for training and tests: by its import path, or as a script gives it."""
+    """The numbers that are read of a module for training and tests: by its import path, or as a
+    script gives it."""
 
     def by_path(cls: type[LightningDataModule]) -> dict[str, list[int]]:
         module = ModuleType("my_loaders")
         module.Given = cls  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "my_loaders", module)
         source = datamodule.load(DataConfig(source="my_loaders.Given"))
-        return {"train": source.train.read_all().ravel().tolist(), "test": source.test.read_all().ravel().tolist()}
+        return {
+            "train": source.train.read_all().ravel().tolist(),
+            "test": source.test.read_all().ravel().tolist(),
+        }
 
     def by_script(cls: type[LightningDataModule]) -> dict[str, list[int]]:
         place, _ = keep(cls(), tmp_path)
         with np.load(place / "given.npz") as arrays:
             parts = {"train": arrays["x_train"].ravel().tolist()}
-            return parts | ({"test": arrays["x_test"].ravel().tolist()} if "x_test" in arrays else {})
+            return parts | (
+                {"test": arrays["x_test"].ravel().tolist()} if "x_test" in arrays else {}
+            )
 
     return by_path if request.param == "source" else by_script
 
@@ -111,14 +118,24 @@ def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
         (lambda: DataLoader(ALL, sampler=SubsetRandomSampler(range(30))), range(30)),
         (lambda: DataLoader(ALL, sampler=SubsetRandomSampler(torch.arange(5, 9))), range(5, 9)),  # type: ignore[arg-type]
         (lambda: DataLoader(ALL, sampler=[7, 3, 5]), [7, 3, 5]),
-        (lambda: DataLoader(ALL, batch_size=None, sampler=SubsetRandomSampler(range(30))), range(30)),
-        (lambda: DataLoader(ALL, batch_sampler=BatchSampler(SubsetRandomSampler(range(30)), 4, False)), range(30)),
+        (
+            lambda: DataLoader(ALL, batch_size=None, sampler=SubsetRandomSampler(range(30))),
+            range(30),
+        ),
+        (
+            lambda: DataLoader(
+                ALL, batch_sampler=BatchSampler(SubsetRandomSampler(range(30)), 4, False)
+            ),
+            range(30),
+        ),
         (lambda: DataLoader(ALL, sampler=SequentialSampler(range(12))), range(12)),  # type: ignore[arg-type]
         (lambda: DataLoader(Subset(ALL, range(8, 20)), sampler=[1, 2]), [9, 10]),
         (lambda: DataLoader(ALL, shuffle=True), range(40)),
     ],
 )
-def test_samples_are_those_that_the_sampler_can_yield(road: Road, train: Make, numbers: Any) -> None:
+def test_samples_are_those_that_the_sampler_can_yield(
+    road: Road, train: Make, numbers: Any
+) -> None:
     rest = SubsetRandomSampler(range(30, 40))
     assert road(module_of(train, lambda: DataLoader(ALL, sampler=rest))) == {
         "train": list(numbers),
@@ -133,12 +150,24 @@ def test_samples_are_those_that_the_sampler_can_yield(road: Road, train: Make, n
             lambda: DataLoader(ALL, sampler=WeightedRandomSampler([1.0] * 40, 40)),
             "sampler WeightedRandomSampler of its",
         ),
-        (lambda: DataLoader(ALL, sampler=RandomSampler(ALL, replacement=True)), "40 of 40 samples with replacement"),
-        (lambda: DataLoader(ALL, sampler=RandomSampler(ALL, num_samples=9)), "9 of 40 samples without replacement"),
+        (
+            lambda: DataLoader(ALL, sampler=RandomSampler(ALL, replacement=True)),
+            "40 of 40 samples with replacement",
+        ),
+        (
+            lambda: DataLoader(ALL, sampler=RandomSampler(ALL, num_samples=9)),
+            "9 of 40 samples without replacement",
+        ),
         (lambda: DataLoader(ALL, sampler=Every()), "the sampler Every of its train_dataloader"),
         (lambda: DataLoader(ALL, sampler=[1, 1, 2]), "the sampler list of its .* repeats samples"),
-        (lambda: DataLoader(ALL, batch_sampler=Pairs()), "the batch_sampler Pairs of its train_dataloader"),
-        (lambda: DataLoader(ALL, collate_fn=joined), "the collate_fn joined of its train_dataloader"),
+        (
+            lambda: DataLoader(ALL, batch_sampler=Pairs()),
+            "the batch_sampler Pairs of its train_dataloader",
+        ),
+        (
+            lambda: DataLoader(ALL, collate_fn=joined),
+            "the collate_fn joined of its train_dataloader",
+        ),
         (lambda: Shortened(ALL), "gives a Shortened: it must give one DataLoader"),
         (lambda: [DataLoader(ALL)], "gives a list: it must give one DataLoader"),
         (lambda: {"a": DataLoader(ALL)}, "gives a dict: it must give one DataLoader"),
@@ -148,14 +177,18 @@ def test_samples_are_those_that_the_sampler_can_yield(road: Road, train: Make, n
     ],
 )
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_what_clients_would_not_do_is_refused_by_name(road: Road, train: Make, line: str, part: str) -> None:
+def test_what_clients_would_not_do_is_refused_by_name(
+    road: Road, train: Make, line: str, part: str
+) -> None:
     module = module_of(train) if part == "train" else module_of(lambda: DataLoader(ALL), train)
     with pytest.raises(BadInput, match=f"is not allowed; .*{line.replace('train_', f'{part}_')}"):
         road(module)
 
 
 def test_hooks_of_batches_are_refused(road: Road) -> None:
-    hooked = module_of(lambda: DataLoader(ALL), on_after_batch_transfer=lambda self, batch, dataloader_idx: batch)
+    hooked = module_of(
+        lambda: DataLoader(ALL), on_after_batch_transfer=lambda self, batch, dataloader_idx: batch
+    )
     with pytest.raises(BadInput, match="its on_after_batch_transfer would not be called"):
         road(hooked)
 
@@ -170,7 +203,10 @@ def test_what_has_no_effect_is_said(road: Road, capsys: pytest.CaptureFixture[st
         )
     )
     train, validation, test = capsys.readouterr().err.splitlines()
-    assert "batch_size=8, drop_last=True, generator, worker_init_fn of its train_dataloader() without effect" in train
+    assert (
+        "batch_size=8, drop_last=True, generator, worker_init_fn of its train_dataloader() without "
+        "effect" in train
+    )
     assert "its val_dataloader() is not read: data.validation" in validation
     assert "drop_last=True of its test_dataloader() without effect: every sample is scored" in test
     road(module_of(lambda: DataLoader(ALL, shuffle=True), lambda: DataLoader(ALL, 8)))
@@ -196,6 +232,8 @@ def test_a_test_set_of_from_datasets_is_read(tmp_path: Path) -> None:
         ([DataLoader(ALL), DataLoader(ALL)], "'list' is not allowed; give"),
     ],
 )
-def test_data_of_a_script_that_cannot_be_read_are_refused(data: Any, line: str, tmp_path: Path) -> None:
+def test_data_of_a_script_that_cannot_be_read_are_refused(
+    data: Any, line: str, tmp_path: Path
+) -> None:
     with pytest.raises(BadInput, match=rf"^data: .*{line}"):
         keep(data, tmp_path)

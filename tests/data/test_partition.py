@@ -26,7 +26,11 @@ KINDS: list[dict[str, Any]] = [
 
 
 def deal(
-    clients: int = 20, train: np.ndarray = TRAIN, test: np.ndarray = TEST, seed: int = 0, **options: Any
+    clients: int = 20,
+    train: np.ndarray = TRAIN,
+    test: np.ndarray = TEST,
+    seed: int = 0,
+    **options: Any,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return partition.deal(train, test, clients, DataConfig(**options), np.random.default_rng(seed))
 
@@ -49,7 +53,9 @@ def test_disjoint_complete_and_large_enough(kind: dict[str, Any], clients: int) 
         pooled = np.concatenate(shares)
         assert len(shares) == clients
         assert len(np.unique(pooled)) == len(pooled)
-        dropped = total % clients if kind.get("sizes") == "equal" or kind.get("partition") == "hsu" else 0
+        dropped = (
+            total % clients if kind.get("sizes") == "equal" or kind.get("partition") == "hsu" else 0
+        )
         assert len(pooled) == total - dropped
         assert min(len(share) for share in shares) >= least
         assert all((np.diff(share) > 0).all() for share in shares)
@@ -68,7 +74,8 @@ def test_a_function_of_the_seed(kind: dict[str, Any]) -> None:
 def test_train_and_test_share_one_class_mix(kind: dict[str, Any], alpha: float) -> None:
     train, test = deal(10, alpha=alpha, **kind)
     difference = np.abs(mixes(train, TRAIN) - mixes(test, TEST))
-    # A class of k test samples is off by one at most: on clients with enough of them that is little.
+    # A class of k test samples is off by one at most: on clients with enough of them that is
+    # little.
     large = np.array([len(share) >= 50 for share in test])
     assert large.any()
     assert difference[large].max() < 0.05
@@ -85,10 +92,11 @@ FLOWERS = {
     1.0: [(0.4756, 0.00106), (0.2827, 0.00086), (0.3020, 0.00259)],
     10.0: [(0.1683, 0.00047), (0.1521, 0.00022), (0.0992, 0.00084)],
 }
-"""By alpha: how unlike flwr-datasets 0.6.1 makes 20 clients with 200 samples of each of 10 classes, mean and standard
-error over seeds 0 to 399 of `DirichletPartitioner(20, "label", alpha, min_partition_size=1, seed=seed)`: the distance
-of two class mixes (total variation), the share of the largest class, the deviation of sizes over their mean. It wants
-a rich below 15, and so not beside our versions: it was run with `pip install --no-deps --target DIR flwr-datasets`."""
+"""By alpha: how unlike flwr-datasets 0.6.1 makes 20 clients with 200 samples of each of 10 classes,
+mean and standard error over seeds 0 to 399 of `DirichletPartitioner(20, "label", alpha,
+min_partition_size=1, seed=seed)`: the distance of two class mixes (total variation), the share of
+the largest class, the deviation of sizes over their mean. It wants a rich below 15, and so not
+beside our versions: it was run with `pip install --no-deps --target DIR flwr-datasets`."""
 
 
 @pytest.mark.slow
@@ -105,19 +113,25 @@ def test_clients_are_as_unlike_as_flowers(alpha: float) -> None:
 
 
 def test_by_client_draws_from_the_class_shares() -> None:
-    # Dir(alpha p) with a large alpha is p itself (Hsu et al., 2019), and equal sizes are exactly n / N.
+    # Dir(alpha p) with a large alpha is p itself (Hsu et al., 2019), and equal sizes are exactly n
+    # / N.
     labels = np.repeat([0, 1], [4000, 2000])
-    train, _ = deal(10, labels, np.repeat([0, 1], [400, 200]), alpha=1e6, by="client", sizes="equal")
+    train, _ = deal(
+        10, labels, np.repeat([0, 1], [400, 200]), alpha=1e6, by="client", sizes="equal"
+    )
     assert [len(share) for share in train] == [600] * 10
     assert [int((labels[share] == 0).sum()) for share in train] == pytest.approx([400] * 10, abs=3)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_hsu_is_dirichlet_by_client_with_equal_sizes(seed: int) -> None:
-    for one, two in zip(deal(seed=seed, partition="hsu"), deal(seed=seed, by="client", sizes="equal"), strict=True):
+    for one, two in zip(
+        deal(seed=seed, partition="hsu"), deal(seed=seed, by="client", sizes="equal"), strict=True
+    ):
         assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
     by_class = deal(seed=seed, by="class", sizes="free")[0]
-    assert all(np.array_equal(a, b) for a, b in zip(deal(seed=seed)[0], by_class, strict=True))  # dirichlet's own
+    # dirichlet's own
+    assert all(np.array_equal(a, b) for a, b in zip(deal(seed=seed)[0], by_class, strict=True))
     DataConfig(partition="hsu", by="client", sizes="equal").validate()
     for key, value in (("by", "class"), ("sizes", "free")):
         DataConfig(**{key: value}).validate()  # type: ignore[arg-type]
@@ -159,8 +173,9 @@ def test_pathological_holds_exactly_k_classes(clients: int, k: int) -> None:
 
 
 def test_pathological_keeps_k_classes_when_it_tops_up() -> None:
-    # Each class has two holders; those of class 0 have 4 + 50 samples, and get 6 more of their other class where its
-    # other holder can spare them. With seed 1 both hold the same two classes: 108 samples are no 2 * 60.
+    # Each class has two holders; those of class 0 have 4 + 50 samples, and get 6 more of their
+    # other class where its other holder can spare them. With seed 1 both hold the same two classes:
+    # 108 samples are no 2 * 60.
     labels, test = np.repeat([0, 1, 2, 3], [8, 100, 100, 100]), np.arange(40) % 4
     train, _ = deal(4, labels, test, partition="pathological", min_samples=60)
     counts = [np.bincount(labels[share], minlength=4) for share in train]
@@ -171,7 +186,8 @@ def test_pathological_keeps_k_classes_when_it_tops_up() -> None:
 
 
 def test_topping_up_leaves_a_donor_one_of_the_class() -> None:
-    # The client with 4 + 10 samples needs 4 more and asks the other holder of class 0, which must keep one of its four.
+    # The client with 4 + 10 samples needs 4 more and asks the other holder of class 0, which must
+    # keep one of its four.
     labels, test = np.repeat([0, 1, 2, 3], [8, 20, 200, 200]), np.arange(40) % 4
     train, _ = deal(4, labels, test, partition="pathological", min_samples=18)
     counts = [np.bincount(labels[share], minlength=4).tolist() for share in train]
@@ -186,7 +202,8 @@ def test_lognormal_follows_kt_pfls_generator(clients: int, k: int) -> None:
     for client, row in enumerate(counts):
         assert set(np.flatnonzero(row)) == {(client + j) % 10 for j in range(k)}
     assert [set(test[share]) for share in tested] == [set(np.flatnonzero(row)) for row in counts]
-    # Each asks for 10 + 300 at least (twice 300 with up to 20 clients), and gets that where nobody has too little.
+    # Each asks for 10 + 300 at least (twice 300 with up to 20 clients), and gets that where nobody
+    # has too little.
     twice = 2 if clients <= 20 else 1
     enough = counts.sum(0) < 6000
     asked = counts[:, enough]
@@ -207,7 +224,8 @@ def test_lognormal_on_few_samples_keeps_every_class() -> None:
 def test_lognormal_scales_what_is_asked_for() -> None:
     labels, test = np.zeros(60_000, int), np.zeros(100, int)
     train, _ = deal(2, labels, test, partition="lognormal", classes_per_client=1)
-    # Two draws share the class: what they ask for adds up to more than twice n - 2, and is scaled to n.
+    # Two draws share the class: what they ask for adds up to more than twice n - 2, and is scaled
+    # to n.
     assert sum(len(share) for share in train) == 60_000
     few, _ = deal(40, labels, test, partition="lognormal", classes_per_client=1)
     sizes = [len(share) for share in few]
@@ -221,7 +239,10 @@ def test_at_most_so_many_samples_each(kind: dict[str, Any]) -> None:
     data = DataConfig(samples_per_client=100, **kind)
     kept = partition.keep(train, TRAIN, data, np.random.default_rng(0))
     assert [len(share) for share in kept] == [min(100, len(share)) for share in train]
-    assert all(set(few) <= set(whole) and (np.diff(few) > 0).all() for few, whole in zip(kept, train, strict=True))
+    assert all(
+        set(few) <= set(whole) and (np.diff(few) > 0).all()
+        for few, whole in zip(kept, train, strict=True)
+    )
     assert np.abs(mixes(kept, TRAIN) - mixes(train, TRAIN)).max() <= 0.01 + 1e-9  # one of 100
 
 
@@ -233,7 +254,10 @@ def test_the_rest_goes_to_one_client() -> None:
     assert np.array_equal(np.sort(np.concatenate(kept)), np.arange(6000))
     assert set(train[2]) <= set(kept[2])
     alone = partition.keep(
-        [np.arange(6000)], TRAIN, DataConfig(samples_per_client=50, rest_to=0), np.random.default_rng(0)
+        [np.arange(6000)],
+        TRAIN,
+        DataConfig(samples_per_client=50, rest_to=0),
+        np.random.default_rng(0),
     )
     assert len(alone[0]) == 6000
 
@@ -263,14 +287,25 @@ def test_settings_that_cannot_work(options: dict[str, Any], message: str) -> Non
 def test_natural_gives_each_client_a_group() -> None:
     groups = partition.Groups(np.array([2, 0, 1, 1, 0, 2]), np.array([0, 1, 2, 2]), ["a", "b", "c"])
     data = DataConfig(partition="natural", group_column="site", min_samples=2)
-    train, test = partition.deal(np.zeros(6, int), np.zeros(4, int), 3, data, np.random.default_rng(0), groups)
+    train, test = partition.deal(
+        np.zeros(6, int), np.zeros(4, int), 3, data, np.random.default_rng(0), groups
+    )
     assert [share.tolist() for share in train] == [[1, 4], [2, 3], [0, 5]]
     assert [share.tolist() for share in test] == [[0], [1], [2, 3]]
 
-    def refused(clients: int, groups: partition.Groups | None, message: str, **options: Any) -> None:
+    def refused(
+        clients: int, groups: partition.Groups | None, message: str, **options: Any
+    ) -> None:
         config = DataConfig(partition="natural", group_column="site", **options)
         with pytest.raises(BadInput, match=message):
-            partition.deal(np.zeros(6, int), np.zeros(4, int), clients, config, np.random.default_rng(0), groups)
+            partition.deal(
+                np.zeros(6, int),
+                np.zeros(4, int),
+                clients,
+                config,
+                np.random.default_rng(0),
+                groups,
+            )
 
     refused(4, groups, r"federation\.clients: 4 .*it must be 3: .*'site'", min_samples=2)
     refused(3, groups, r"data\.min_samples: 3 .*'a' has 2", min_samples=3)
@@ -292,11 +327,15 @@ def test_angles() -> None:
 def test_least_leaves_enough_for_training() -> None:
     assert partition.least(DataConfig(min_samples=10)) == 10
     assert partition.least(DataConfig(min_samples=10, validation=0.5)) == 20
-    assert partition.least(DataConfig(min_samples=1, validation=0.1)) == 2  # one of them is held back
-    assert partition.least(DataConfig(min_samples=3, validation=1 / 3, client_test=0.4)) == 9  # 9 -> 6 + 3 -> 4 + 2
+    # one of them is held back
+    assert partition.least(DataConfig(min_samples=1, validation=0.1)) == 2
+    # 9 -> 6 + 3 -> 4 + 2
+    assert partition.least(DataConfig(min_samples=3, validation=1 / 3, client_test=0.4)) == 9
     for share in (0.1, 0.25, 0.9):
         need = partition.least(DataConfig(min_samples=7, validation=share))
-        train, held = partition.hold_out([np.arange(need)], np.zeros(need, int), share, np.random.default_rng(0))
+        train, held = partition.hold_out(
+            [np.arange(need)], np.zeros(need, int), share, np.random.default_rng(0)
+        )
         assert len(train[0]) >= 7
         assert len(held[0]) >= 1
 
@@ -312,27 +351,45 @@ def test_hold_out_keeps_each_clients_class_mix() -> None:
 
 
 def test_no_validation() -> None:
-    train, held = partition.hold_out([np.arange(3), np.arange(3, 5)], np.zeros(5, int), 0, np.random.default_rng(0))
+    train, held = partition.hold_out(
+        [np.arange(3), np.arange(3, 5)], np.zeros(5, int), 0, np.random.default_rng(0)
+    )
     assert [len(share) for share in held] == [0, 0]
     assert [len(share) for share in train] == [3, 2]
 
 
 def test_too_many_clients_says_the_most_there_can_be() -> None:
-    with pytest.raises(BadInput, match=r"federation\.clients: 601 .* at most 600: 6000 training samples"):
+    with pytest.raises(
+        BadInput, match=r"federation\.clients: 601 .* at most 600: 6000 training samples"
+    ):
         deal(601)
-    with pytest.raises(BadInput, match=r"federation\.clients: 1001 .* at most 1000: .* test sample"):
+    with pytest.raises(
+        BadInput, match=r"federation\.clients: 1001 .* at most 1000: .* test sample"
+    ):
         deal(1001, min_samples=1)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"partition": "dirichlett"}, "data.partition: 'dirichlett' .* choose among dirichlet, hsu, pathological"),
+        (
+            {"partition": "dirichlett"},
+            "data.partition: 'dirichlett' .* choose among dirichlet, hsu, pathological",
+        ),
         ({"partition": "no_such_module.f"}, "data.partition: .*No module named"),
         ({"partition": "fl_lightning.data.partition.PAD"}, "data.partition: .*PAD"),
-        ({"partition": "fl_lightning.foundation.errors.__doc__"}, "data.partition: .*is not a function"),
-        ({"partition": "pathological", "classes_per_client": 11}, "data.classes_per_client: 11 .*10 classes"),
-        ({"partition": "pathological", "classes_per_client": 1, "min_samples": 301}, "data.min_samples: 301"),
+        (
+            {"partition": "fl_lightning.foundation.errors.__doc__"},
+            "data.partition: .*is not a function",
+        ),
+        (
+            {"partition": "pathological", "classes_per_client": 11},
+            "data.classes_per_client: 11 .*10 classes",
+        ),
+        (
+            {"partition": "pathological", "classes_per_client": 1, "min_samples": 301},
+            "data.min_samples: 301",
+        ),
     ],
     ids=str,
 )
@@ -344,7 +401,9 @@ def test_bad_choices(options: dict[str, Any], message: str) -> None:
 def halves(
     train: np.ndarray, test: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    return np.array_split(np.arange(len(train)), clients), np.array_split(np.arange(len(test)), clients)
+    return np.array_split(np.arange(len(train)), clients), np.array_split(
+        np.arange(len(test)), clients
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,9 @@ def test_labels_are_moved_on_in_every_part_and_nothing_else_changes(partition: s
     assert plain.groups == [0] * 7
     for i, group in enumerate(moved.groups):
         for name in PARTS:
-            (x, y), (same, changed) = (whole(getattr(data.client(i), name)) for data in (plain, moved))
+            (x, y), (same, changed) = (
+                whole(getattr(data.client(i), name)) for data in (plain, moved)
+            )
             assert torch.equal(x, same)
             assert torch.equal(changed, (y + group) % 10)
         assert moved.class_counts[i].tolist() == np.roll(plain.class_counts[i], group).tolist()
@@ -49,7 +51,9 @@ def test_images_of_a_group_are_turned_alike() -> None:
     assert turned.groups == [0, 1, 2, 3, 0, 1, 2, 3]
     for i, group in enumerate(turned.groups):  # by 90 degrees a group, counter-clockwise
         for name in PARTS:
-            (x, y), (other, same) = (whole(getattr(data.client(i), name)) for data in (plain, turned))
+            (x, y), (other, same) = (
+                whole(getattr(data.client(i), name)) for data in (plain, turned)
+            )
             assert torch.equal(other, torch.rot90(x, group, (-2, -1)))
             assert torch.equal(y, same)
 
@@ -76,15 +80,37 @@ def test_a_smoke_run_has_no_more_groups_than_clients() -> None:
 @pytest.mark.parametrize(
     ("options", "clients", "message"),
     [
-        ({"planted": "labels", "groups": 5}, 4, r"data\.groups: 5 .*at most 4: a group has a client"),
-        ({"planted": "labels", "groups": 11}, 20, r"data\.groups: 11 .*at most 10: .*no more classes"),
+        (
+            {"planted": "labels", "groups": 5},
+            4,
+            r"data\.groups: 5 .*at most 4: a group has a client",
+        ),
+        (
+            {"planted": "labels", "groups": 11},
+            20,
+            r"data\.groups: 11 .*at most 10: .*no more classes",
+        ),
         ({"planted": "rotation", "groups": 1}, 4, r"data\.groups: 1 .*at least 2"),
-        ({"planted": "rotation", "partition": "rotated"}, 4, r"data\.planted: 'rotation' .*turns images already"),
-        ({"planted": "labels", "global_test": True}, 4, r"data\.planted: 'labels' .*one meaning of its labels"),
-        ({"planted": "labels", "task": "regression"}, 4, r"data\.planted: 'labels' .*has no classes"),
+        (
+            {"planted": "rotation", "partition": "rotated"},
+            4,
+            r"data\.planted: 'rotation' .*turns images already",
+        ),
+        (
+            {"planted": "labels", "global_test": True},
+            4,
+            r"data\.planted: 'labels' .*one meaning of its labels",
+        ),
+        (
+            {"planted": "labels", "task": "regression"},
+            4,
+            r"data\.planted: 'labels' .*has no classes",
+        ),
     ],
 )
-def test_what_cannot_be_planted_is_said(options: dict[str, Any], clients: int, message: str) -> None:
+def test_what_cannot_be_planted_is_said(
+    options: dict[str, Any], clients: int, message: str
+) -> None:
     config = replace(PLAIN, **options)
     with pytest.raises(BadInput, match=message):
         config.validate()

@@ -19,7 +19,9 @@ from fl_lightning.foundation.errors import BadInput
 
 
 def everything(data: FederatedData, part: str = "train") -> tuple[torch.Tensor, torch.Tensor]:
-    batches = [batch for i in range(data.clients) for batch in getattr(data.client(i), part).batches(1000)]
+    batches = [
+        batch for i in range(data.clients) for batch in getattr(data.client(i), part).batches(1000)
+    ]
     return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
 
 
@@ -37,7 +39,9 @@ def test_digits() -> None:
 
 @pytest.mark.parametrize("test_seed", [None, 0])
 def test_the_seed_moves_shares_and_test_set_unless_that_has_its_own(test_seed: int | None) -> None:
-    one, two = (prepare(DataConfig(partition="iid", test_seed=test_seed), 4, seed) for seed in (0, 1))
+    one, two = (
+        prepare(DataConfig(partition="iid", test_seed=test_seed), 4, seed) for seed in (0, 1)
+    )
     assert not torch.equal(everything(one)[0], everything(two)[0])
     images = [{image.numpy().tobytes() for image in data._test.raw} for data in (one, two)]
     assert (images[0] == images[1]) == (test_seed == 0)
@@ -48,7 +52,8 @@ def test_normalisation_by_hand() -> None:
     mean, std = normalisation(raw)
     assert mean.shape == (2, 1, 1)
     assert mean.flatten().tolist() == [3, 5]
-    assert std.flatten().tolist() == pytest.approx([5**0.5, 1])  # a channel that never changes keeps 1
+    # a channel that never changes keeps 1
+    assert std.flatten().tolist() == pytest.approx([5**0.5, 1])
 
 
 def test_normalisation_agrees_with_numpy_far_from_zero() -> None:
@@ -81,7 +86,9 @@ def test_vectors(tmp_path: Path) -> None:
 
 
 def test_an_npz_file_overrides_any_source(fl_data: Path) -> None:
-    data = prepare(DataConfig(source="mnist", root=str(fl_data / "cifar10_10pct.npz"), alpha=0.3), 10, 0)
+    data = prepare(
+        DataConfig(source="mnist", root=str(fl_data / "cifar10_10pct.npz"), alpha=0.3), 10, 0
+    )
     assert data.input_shape == (3, 32, 32)
     assert sum(data.train_sizes) == 5000
 
@@ -116,7 +123,9 @@ def test_bad_input(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("source", ["digits", "mnist", "cifar100", "gtsrb", "images", "arrays"])
 def test_smoke_runs_on_a_few_samples(source: str, partition: str, tmp_path: Path) -> None:
     root = None if source == "digits" else str(tmp_path / "none")
-    config = DataConfig(source=source, root=root, partition=partition, download=True, validation=0.2)
+    config = DataConfig(
+        source=source, root=root, partition=partition, download=True, validation=0.2
+    )
     data = prepare(config, 4, 0, smoke=True)
     assert data.made_up == (source != "digits")
     shapes = {"digits": (1, 8, 8), "mnist": (1, 28, 28)}
@@ -129,11 +138,26 @@ def test_smoke_runs_on_a_few_samples(source: str, partition: str, tmp_path: Path
 
 def test_each_clients_own_test_part(tmp_path: Path) -> None:
     x = np.arange(60 * 16, dtype=np.uint16).astype(np.float32).reshape(60, 4, 4)
-    np.savez(tmp_path / "a.npz", x_train=x[:48], y_train=np.arange(48) % 2, x_test=x[48:], y_test=np.arange(12) % 2)
-    config = DataConfig(root=str(tmp_path / "a.npz"), partition="iid", client_test=0.4, validation=1 / 3, min_samples=2)
+    np.savez(
+        tmp_path / "a.npz",
+        x_train=x[:48],
+        y_train=np.arange(48) % 2,
+        x_test=x[48:],
+        y_test=np.arange(12) % 2,
+    )
+    config = DataConfig(
+        root=str(tmp_path / "a.npz"),
+        partition="iid",
+        client_test=0.4,
+        validation=1 / 3,
+        min_samples=2,
+    )
     data = prepare(config, 3, 0)
     # 20 of the pooled 60 each: 0.4 of them are the test part, a third of the other 12 validation.
-    sizes = [[len(getattr(data.client(i), part)) for part in ("train", "validation", "test")] for i in range(3)]
+    sizes = [
+        [len(getattr(data.client(i), part)) for part in ("train", "validation", "test")]
+        for i in range(3)
+    ]
     assert sizes == [[8, 4, 8]] * 3
     # The normalisation is that of what is trained and validated on, and each sample is dealt once.
     known = torch.cat([everything(data)[0], everything(data, "validation")[0]])
@@ -154,12 +178,18 @@ def test_each_clients_own_test_part(tmp_path: Path) -> None:
 def test_pooled_labels_stay_with_their_samples(tmp_path: Path) -> None:
     labels = np.random.default_rng(0).integers(0, 5, 100)
     x = np.repeat(labels[:, None], 3, 1).astype(np.float32)
-    np.savez(tmp_path / "a.npz", x_train=x[:70], y_train=labels[:70], x_test=x[70:], y_test=labels[70:])
-    config = DataConfig(root=str(tmp_path / "a.npz"), client_test=0.25, alpha=0.5, public="held_back", min_samples=5)
+    np.savez(
+        tmp_path / "a.npz", x_train=x[:70], y_train=labels[:70], x_test=x[70:], y_test=labels[70:]
+    )
+    config = DataConfig(
+        root=str(tmp_path / "a.npz"), client_test=0.25, alpha=0.5, public="held_back", min_samples=5
+    )
     data = prepare(config, 4, 0)
     for part in ("train", "test"):
         x_part, y_part = everything(data, part)
-        torch.testing.assert_close((x_part * data._train.std + data._train.mean)[:, 0], y_part.float())
+        torch.testing.assert_close(
+            (x_part * data._train.std + data._train.mean)[:, 0], y_part.float()
+        )
     assert data.public_size + len(everything(data)[1]) + len(everything(data, "test")[1]) == 100
 
 
@@ -201,7 +231,9 @@ def test_smoke_still_refuses_a_bad_file(tmp_path: Path) -> None:
 
 def test_names_are_read_without_importing_anything() -> None:
     tree = ast.parse(Path(names.__file__).read_text())
-    assert [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)] == ["__future__"]
+    assert [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)] == [
+        "__future__"
+    ]
     assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))
 
 
@@ -216,12 +248,21 @@ def test_importing_the_package_loads_no_slow_library() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {}, {"partition": "hsu"}, {"partition": "pathological", "classes_per_client": 5}, {"partition": "lognormal"},
-        {"partition": "iid"}, {"partition": "rotated"}, {"planted": "labels"}, {"fraction": 0.9, "test_fraction": 0.5},
-        {"client_test": 0.25}, {"client_test": 0.25, "global_test": True}, {"global_test": True},
-        {"public": "held_back"}, {"samples_per_client": 60},
+        {},
+        {"partition": "hsu"},
+        {"partition": "pathological", "classes_per_client": 5},
+        {"partition": "lognormal"},
+        {"partition": "iid"},
+        {"partition": "rotated"},
+        {"planted": "labels"},
+        {"fraction": 0.9, "test_fraction": 0.5},
+        {"client_test": 0.25},
+        {"client_test": 0.25, "global_test": True},
+        {"global_test": True},
+        {"public": "held_back"},
+        {"samples_per_client": 60},
     ],
-)  # fmt: skip
+)
 def test_scored_on_validation_data_nothing_else_changes_and_no_test_sample_is_read(
     changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,11 +279,16 @@ def test_scored_on_validation_data_nothing_else_changes_and_no_test_sample_is_re
         return dataclasses.replace(pool, read=samples)
 
     config = DataConfig(validation=0.2, score_on="validation", **changes)
-    seen = Source(watched(real.train, False), watched(real.test, not config.pooled), real.class_names)
+    seen = Source(
+        watched(real.train, False), watched(real.test, not config.pooled), real.class_names
+    )
     monkeypatch.setattr(digits, "load", lambda seed: seen)
     data = prepare(config, 5, 0)
     for part, theirs in (("train", "train"), ("validation", "validation"), ("test", "validation")):
-        assert all(torch.equal(a, b) for a, b in zip(everything(data, part), everything(usual, theirs), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(everything(data, part), everything(usual, theirs), strict=True)
+        )
     assert data.global_test(torch.device("cpu"), torch.float32) is None
     assert data.train_sizes == usual.train_sizes and len(everything(data)[1]) > 0
     if config.pooled:  # the clients' own test parts are of both pools, and are left alone
@@ -250,5 +296,7 @@ def test_scored_on_validation_data_nothing_else_changes_and_no_test_sample_is_re
 
 
 def test_scored_on_validation_data_there_must_be_some() -> None:
-    with pytest.raises(BadInput, match=r"data\.score_on: 'validation' .* needs data\.validation above 0"):
+    with pytest.raises(
+        BadInput, match=r"data\.score_on: 'validation' .* needs data\.validation above 0"
+    ):
         DataConfig(score_on="validation").validate()

@@ -12,15 +12,23 @@ from fl_lightning.data import FederatedData, prepare, public
 from fl_lightning.foundation.errors import BadInput
 
 
-def arrays(folder: Path, name: str = "a.npz", shape: tuple[int, ...] = (4, 4), dtype: Any = np.uint8) -> str:
+def arrays(
+    folder: Path, name: str = "a.npz", shape: tuple[int, ...] = (4, 4), dtype: Any = np.uint8
+) -> str:
     rng = np.random.default_rng(len(name))
     x = rng.integers(0, 256, (60, *shape)).astype(dtype)
-    np.savez(folder / name, x_train=x, y_train=np.arange(60) % 2, x_test=x[:10], y_test=np.arange(10) % 2)
+    np.savez(
+        folder / name, x_train=x, y_train=np.arange(60) % 2, x_test=x[:10], y_test=np.arange(10) % 2
+    )
     return str(folder / name)
 
 
 def train_images(data: FederatedData) -> torch.Tensor:
-    parts = [getattr(data.client(i), part) for i in range(data.clients) for part in ("train", "validation")]
+    parts = [
+        getattr(data.client(i), part)
+        for i in range(data.clients)
+        for part in ("train", "validation")
+    ]
     return torch.cat([x for part in parts for x, _ in part.batches(1000)])
 
 
@@ -47,7 +55,11 @@ def test_what_is_held_back_and_what_clients_hold_make_up_the_training_set(tmp_pa
 
 
 def test_the_normalisation_is_that_of_the_private_data(tmp_path: Path) -> None:
-    data = prepare(DataConfig(root=arrays(tmp_path), partition="iid", public="held_back", public_samples=20), 2, 0)
+    data = prepare(
+        DataConfig(root=arrays(tmp_path), partition="iid", public="held_back", public_samples=20),
+        2,
+        0,
+    )
     assert data.public_size == 20
     private = train_images(data)
     assert private.mean() == pytest.approx(0, abs=1e-6)
@@ -74,7 +86,9 @@ def test_a_function_of_the_seed_that_leaves_other_draws_alone() -> None:
 
 def test_public_images_are_not_turned(tmp_path: Path) -> None:
     config = {"root": arrays(tmp_path), "public": arrays(tmp_path, "public.npz")}
-    plain, turned = (prepare(DataConfig(partition=name, **config), 4, 0) for name in ("iid", "rotated"))
+    plain, turned = (
+        prepare(DataConfig(partition=name, **config), 4, 0) for name in ("iid", "rotated")
+    )
     assert torch.equal(plain.public(), turned.public())
     assert not torch.equal(train_images(plain), train_images(turned))
 
@@ -93,12 +107,18 @@ def test_a_file_without_labels_and_a_limit(tmp_path: Path) -> None:
     some = prepare(config, 2, 0)
     assert some.public_size == 7
     assert set(rows(some.public())) < set(rows(data.public()))
-    assert rows(some.public()) == rows(prepare(config, 2, 0).public()) != rows(prepare(config, 2, 1).public())
+    assert (
+        rows(some.public())
+        == rows(prepare(config, 2, 0).public())
+        != rows(prepare(config, 2, 1).public())
+    )
 
 
 def test_grey_public_images_for_colour_clients(tmp_path: Path) -> None:
     root = arrays(tmp_path, shape=(4, 4, 3))
-    data = prepare(DataConfig(root=root, partition="iid", public=arrays(tmp_path, "grey.npz")), 2, 0)
+    data = prepare(
+        DataConfig(root=root, partition="iid", public=arrays(tmp_path, "grey.npz")), 2, 0
+    )
     raw = data.public() * data._train.std + data._train.mean
     assert raw.shape == (60, 3, 4, 4)
     torch.testing.assert_close(raw[:, 0], raw[:, 2])
@@ -107,13 +127,27 @@ def test_grey_public_images_for_colour_clients(tmp_path: Path) -> None:
 
 def test_real_digits_of_another_set(fl_data: Path, tmp_path: Path) -> None:
     root, file = str(fl_data), str(tmp_path / "private.npz")
-    x, y = np.random.default_rng(0).integers(0, 256, (400, 28, 28), dtype=np.uint8), np.arange(400) % 10
+    x, y = (
+        np.random.default_rng(0).integers(0, 256, (400, 28, 28), dtype=np.uint8),
+        np.arange(400) % 10,
+    )
     np.savez(file, x_train=x[:300], y_train=y[:300], x_test=x[300:], y_test=y[300:])
-    data = prepare(DataConfig(root=file, public="mnist", public_root=root, public_samples=300, alpha=100.0), 4, 0)
+    data = prepare(
+        DataConfig(root=file, public="mnist", public_root=root, public_samples=300, alpha=100.0),
+        4,
+        0,
+    )
     assert data.public().shape == (300, 1, 28, 28)
-    assert float(data.public().mean()) == pytest.approx((0.1307 * 255 - x.mean()) / x.std(), abs=0.05)
-    for same in (DataConfig(source="mnist", root=root, public="mnist"), DataConfig(root=file, public=file)):
-        with pytest.raises(BadInput, match=r"data\.public: .* those are the private data themselves: held_back"):
+    assert float(data.public().mean()) == pytest.approx(
+        (0.1307 * 255 - x.mean()) / x.std(), abs=0.05
+    )
+    for same in (
+        DataConfig(source="mnist", root=root, public="mnist"),
+        DataConfig(root=file, public=file),
+    ):
+        with pytest.raises(
+            BadInput, match=r"data\.public: .* those are the private data themselves: held_back"
+        ):
             prepare(same, 4, 0)
     with pytest.raises(BadInput, match=r"data\.public: 'mnist' .*\(1, 28, 28\).*\(1, 8, 8\)"):
         prepare(DataConfig(public="mnist", public_root=root), 4, 0)
@@ -128,8 +162,14 @@ def test_real_digits_of_another_set(fl_data: Path, tmp_path: Path) -> None:
         ({"public": "mnits"}, r"data\.public: 'mnits' .*did you mean mnist"),
         ({"public": "arrays"}, r"data\.public: 'arrays' .*\.npz"),
         ({"public": "nowhere.npz"}, r"data\.public: 'nowhere\.npz' .*no such file"),
-        ({"public": "svhn", "public_root": "none"}, r"data\.public_root: 'none' .*below data\.public_root$"),
-        ({"public": "held_back", "public_samples": 1438}, r"data\.public_samples: 1438 .*below the 1438 training"),
+        (
+            {"public": "svhn", "public_root": "none"},
+            r"data\.public_root: 'none' .*below data\.public_root$",
+        ),
+        (
+            {"public": "held_back", "public_samples": 1438},
+            r"data\.public_samples: 1438 .*below the 1438 training",
+        ),
         ({"public": "held_back", "public_samples": 1400}, r"federation\.clients"),
     ],
 )
@@ -145,7 +185,10 @@ def test_bad_files_name_the_key(tmp_path: Path) -> None:
     held: list[tuple[dict[str, Any], str]] = [
         ({"x_public": np.zeros((0, 4, 4))}, "no samples"),
         ({"images": np.zeros((3, 4, 4))}, "x_public or x_train"),
-        ({"x_public": np.zeros((3, 4, 5), np.uint8)}, r"\(1, 4, 5\), but the private data \(1, 4, 4\)"),
+        (
+            {"x_public": np.zeros((3, 4, 5), np.uint8)},
+            r"\(1, 4, 5\), but the private data \(1, 4, 4\)",
+        ),
         ({"x_public": np.full((3, 4, 4), 0.5)}, "float32, but the private data uint8"),
         ({"x_public": np.full((3, 4, 4), np.nan)}, "not finite"),
     ]

@@ -1,4 +1,5 @@
-"""What is test part: drawn by the run's seed where data have none, and of a small class as often as of a large one."""
+"""What is test part: drawn by the run's seed where data have none, and of a small class as often as
+of a large one."""
 
 from __future__ import annotations
 
@@ -62,12 +63,16 @@ def of_domains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
 
 def of_leaf(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
     held = {"x": [[k, 0.0, 0.0] for k in range(COUNT)], "y": [k % 2 for k in range(COUNT)]}
-    (folder / "a.json").write_text(json.dumps({"users": ["a"], "num_samples": [COUNT], "user_data": {"a": held}}))
+    (folder / "a.json").write_text(
+        json.dumps({"users": ["a"], "num_samples": [COUNT], "user_data": {"a": held}})
+    )
     return DataConfig(source="leaf", root=str(folder))
 
 
 def of_torchvision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
-    whole = SimpleNamespace(data=np.arange(COUNT, dtype=np.uint8)[:, None, None], targets=np.arange(COUNT) % 2)
+    whole = SimpleNamespace(
+        data=np.arange(COUNT, dtype=np.uint8)[:, None, None], targets=np.arange(COUNT) % 2
+    )
     monkeypatch.setattr(torchvision.datasets, "EuroSAT", lambda **words: whole)
     return DataConfig(source="eurosat", root=str(folder))
 
@@ -89,9 +94,16 @@ class Plain(LightningDataModule):
 
 Make = Callable[[Path, pytest.MonkeyPatch], DataConfig]
 WITHOUT_TEST = [
-    of_digits, of_a_table, of_texts_in_a_table, of_silos_in_a_table, of_image_folders, of_domains, of_leaf,
-    of_torchvision, of_a_data_module,
-]  # fmt: skip
+    of_digits,
+    of_a_table,
+    of_texts_in_a_table,
+    of_silos_in_a_table,
+    of_image_folders,
+    of_domains,
+    of_leaf,
+    of_torchvision,
+    of_a_data_module,
+]
 
 
 def samples_tested(data: DataConfig) -> list[bytes]:
@@ -109,7 +121,9 @@ def test_a_test_part_that_data_do_not_bring_is_drawn_from_its_seed(
     assert len(parts[0]) == len(parts[1])
 
 
-def test_by_default_it_is_the_runs_and_a_key_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_it_is_the_runs_and_a_key_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = of_a_table(tmp_path, monkeypatch)
     data.min_samples = 2
 
@@ -136,17 +150,27 @@ def test_data_with_a_test_part_keep_it(tmp_path: Path) -> None:
         assert sorted(data._test.raw[:, 0].tolist()) == (x[:, 0] + 100).tolist()
 
 
-@pytest.mark.parametrize(("counts", "total"), [([7, 1], 2), ([5, 3, 0, 2], 3), ([1] * 9, 4), ([4], 4), ([6, 3], 1)])
+@pytest.mark.parametrize(
+    ("counts", "total"), [([7, 1], 2), ([5, 3, 0, 2], 3), ([1] * 9, 4), ([4], 4), ([6, 3], 1)]
+)
 def test_systematic_sampling_is_right_in_the_mean(counts: list[int], total: int) -> None:
-    """Over all starts, which are equally likely, a class has exactly its share; with each, that rounded down or up."""
+    """Over all starts, which are equally likely, a class has exactly its share; with each, that
+    rounded down or up."""
     everything = sum(counts)
     found = np.array([systematic(np.array(counts), total, start) for start in range(everything)])
     exact = np.array(counts) * total / everything
     np.testing.assert_allclose(found.mean(0), exact)
-    assert (found.sum(1) == total).all() and (found >= np.floor(exact)).all() and (found <= np.ceil(exact)).all()
+    assert (
+        (found.sum(1) == total).all()
+        and (found >= np.floor(exact)).all()
+        and (found <= np.ceil(exact)).all()
+    )
     units = np.repeat(np.arange(len(counts)), counts)  # as docs/reference.md says it, unit by unit
     for start, row in enumerate(found):
-        drawn = [((j + 1) * total + start) // everything > (j * total + start) // everything for j in range(everything)]
+        drawn = [
+            ((j + 1) * total + start) // everything > (j * total + start) // everything
+            for j in range(everything)
+        ]
         assert np.bincount(units[drawn], minlength=len(counts)).tolist() == row.tolist()
 
 
@@ -166,14 +190,21 @@ def test_a_small_silo_has_its_positive_tested_as_often_as_any_sample() -> None:
 
 def positives_tested(data: FederatedData) -> list[int]:
     """Positive test samples of each client."""
-    return [sum(int(y.sum()) for _, y in data.client(c).test.batches(100)) for c in range(data.clients)]
+    return [
+        sum(int(y.sum()) for _, y in data.client(c).test.batches(100)) for c in range(data.clients)
+    ]
 
 
 def test_client_test_takes_that_rule(tmp_path: Path) -> None:
-    rows = [f"{k},{int(k // 3 == 7)},{k % 3}" for k in range(24)]  # three farms of 8, the last of each is a positive
+    # three farms of 8, the last of each is a positive
+    rows = [f"{k},{int(k // 3 == 7)},{k % 3}" for k in range(24)]
     (tmp_path / "t.csv").write_text("\n".join(["x,label,farm", *rows]))
     data = DataConfig(
-        root=str(tmp_path / "t.csv"), group_column="farm", partition="natural", client_test=0.25, min_samples=2
+        root=str(tmp_path / "t.csv"),
+        group_column="farm",
+        partition="natural",
+        client_test=0.25,
+        min_samples=2,
     )
     made = [prepare(data, 3, seed) for seed in range(40)]
     positives = np.array([positives_tested(one) for one in made])
@@ -185,40 +216,65 @@ def test_client_test_takes_that_rule(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("counts", "rare"),
     [
-        ([96, 4], [1]), ([95, 5], []), ([100, 0], []), ([50, 2, 48], [1]),
-        ([20] * 50, []), ([20] * 49 + [9], [49]),  # of fifty classes each is below 5 %
+        ([96, 4], [1]),
+        ([95, 5], []),
+        ([100, 0], []),
+        ([50, 2, 48], [1]),
+        ([20] * 50, []),
+        ([20] * 49 + [9], [49]),  # of fifty classes each is below 5 %
     ],
-)  # fmt: skip
-def test_a_class_is_rare_below_five_percent_and_half_an_equal_share(counts: list[int], rare: list[int]) -> None:
+)
+def test_a_class_is_rare_below_five_percent_and_half_an_equal_share(
+    counts: list[int], rare: list[int]
+) -> None:
     assert imbalance.rare(counts) == rare
 
 
 @pytest.mark.parametrize(("samples", "lost"), [(2, 4), (4, 0)])
-def test_validation_classes_that_no_client_trains_on_are_named(tmp_path: Path, samples: int, lost: int) -> None:
-    """Two clients with one sample of each of ten classes, two held out: of the same two classes at both."""
-    rows = [f"{k},{k % 10},{k // 10 % 2}" for k in range(20 * samples)]  # half of them are test samples
+def test_validation_classes_that_no_client_trains_on_are_named(
+    tmp_path: Path, samples: int, lost: int
+) -> None:
+    """Two clients with one sample of each of ten classes, two held out: of the same two classes at
+    both."""
+    # half of them are test samples
+    rows = [f"{k},{k % 10},{k // 10 % 2}" for k in range(20 * samples)]
     (tmp_path / "t.csv").write_text("\n".join(["x,label,farm", *rows]))
-    table = DataConfig(root=str(tmp_path / "t.csv"), group_column="farm", partition="natural", min_samples=2)
+    table = DataConfig(
+        root=str(tmp_path / "t.csv"), group_column="farm", partition="natural", min_samples=2
+    )
     line = imbalance.untrained(prepare(replace(table, validation=0.2, client_test=0.5), 2, 0))
-    named = "data: 4 of 4 validation and 4 of 20 test samples are of classes that no client trains on; they tell little"
+    named = (
+        "data: 4 of 4 validation and 4 of 20 test samples are of classes that no client trains on; "
+        "they tell little"
+    )
     assert line == (named if lost else None)
     assert imbalance.untrained(prepare(replace(table, client_test=0.5), 2, 0)) is None
 
 
-@pytest.mark.parametrize(("task", "distinct"), [("classification", 40), ("classification", 15), ("regression", 40)])
-def test_labels_that_look_like_numbers_to_predict_are_named(tmp_path: Path, task: str, distinct: int) -> None:
+@pytest.mark.parametrize(
+    ("task", "distinct"), [("classification", 40), ("classification", 15), ("regression", 40)]
+)
+def test_labels_that_look_like_numbers_to_predict_are_named(
+    tmp_path: Path, task: str, distinct: int
+) -> None:
     rows = [f"{k},{k % distinct + 0.5}" for k in range(40)]
     (tmp_path / "t.csv").write_text("\n".join(["x,label", *rows]))
-    data = prepare(DataConfig(root=str(tmp_path / "t.csv"), task=task, partition="iid", fraction=1.0), 2, 0)
+    data = prepare(
+        DataConfig(root=str(tmp_path / "t.csv"), task=task, partition="iid", fraction=1.0), 2, 0
+    )
     many = f"data: {distinct} classes in {sum(data.train_sizes)} training samples"
     named = f"{many}; for a number to predict, --data.task regression"
-    assert imbalance.scattered(data) == (named if (task, distinct) == ("classification", 40) else None)
+    assert imbalance.scattered(data) == (
+        named if (task, distinct) == ("classification", 40) else None
+    )
 
 
 @pytest.mark.parametrize("key", ["label", "farm"])
 def test_one_number_written_in_two_ways_is_refused(tmp_path: Path, key: str) -> None:
     odd = ["1.0" if k == 7 else str(k % 2) for k in range(40)]
-    rows = [f"{k},{odd[k]},{k % 4}" if key == "label" else f"{k},{k % 2},{odd[k]}" for k in range(40)]
+    rows = [
+        f"{k},{odd[k]},{k % 4}" if key == "label" else f"{k},{k % 2},{odd[k]}" for k in range(40)
+    ]
     (tmp_path / "t.csv").write_text("\n".join(["x,label,farm", *rows]))
     table = DataConfig(root=str(tmp_path / "t.csv"), group_column="farm", partition="iid")
     with pytest.raises(BadInput, match=f"column '{key}' holds '1' and '1.0', one number"):

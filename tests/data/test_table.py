@@ -14,7 +14,9 @@ from fl_lightning.data.federated import number_of
 from fl_lightning.data.load import read
 from fl_lightning.foundation.errors import BadInput
 
-FARMS = "farm,b1,b2,label\n" + "".join(f"{(i % 3) * 5},{i},{i * i},{'wheat' if i % 2 else 'oats'}\n" for i in range(90))
+FARMS = "farm,b1,b2,label\n" + "".join(
+    f"{(i % 3) * 5},{i},{i * i},{'wheat' if i % 2 else 'oats'}\n" for i in range(90)
+)
 
 
 def write(folder: Path, text: str, name: str = "t.csv") -> str:
@@ -47,7 +49,11 @@ def test_columns_are_taken_in_the_order_given(tmp_path: Path) -> None:
 
 def test_the_natural_partition_of_a_table(tmp_path: Path) -> None:
     config = DataConfig(
-        root=write(tmp_path, FARMS), group_column="farm", partition="natural", client_test=0.4, validation=1 / 3
+        root=write(tmp_path, FARMS),
+        group_column="farm",
+        partition="natural",
+        client_test=0.4,
+        validation=1 / 3,
     )
     data = prepare(config, 3, 0)
     assert data.input_shape == (2,)
@@ -61,7 +67,9 @@ def test_the_natural_partition_of_a_table(tmp_path: Path) -> None:
                 assert torch.equal(raw % 2, y.float())
     with pytest.raises(BadInput, match=r"federation\.clients: 4 .*it must be 3: .*'farm'"):
         prepare(config, 4, 0)
-    half = prepare(DataConfig(root=config.root, group_column="farm", partition="natural", fraction=0.5), 3, 0)
+    half = prepare(
+        DataConfig(root=config.root, group_column="farm", partition="natural", fraction=0.5), 3, 0
+    )
     assert half.train_sizes == [12, 12, 12]
 
 
@@ -90,7 +98,9 @@ def test_images_beside_the_table(tmp_path: Path) -> None:
             assert (raw % 4 == client).all()
             assert torch.equal((raw % 3 == 0).long(), y)
     (tmp_path / "1905" / "0.png").unlink()
-    with pytest.raises(BadInput, match=r"data\.root: .*an image cannot be read: column 'file' of sample 1, 0\.png"):
+    with pytest.raises(
+        BadInput, match=r"data\.root: .*an image cannot be read: column 'file' of sample 1, 0\.png"
+    ):
         prepare(config, 4, 0)
 
 
@@ -109,7 +119,11 @@ def test_images_beside_the_table(tmp_path: Path) -> None:
         ("a,label\n1,0\n2\n", {}, "sample 2 has 1 cells for 2"),
         ("a,label\n1,0\n2,\n", {}, "column 'label' of sample 2 is empty"),
         ("a,label\n1,0\n2,NA\n", {}, r"column 'label' of sample 2 is empty \(NA\)"),
-        ("a,label,g\n1,0,u\n2,1,NaN\n", {"group_column": "g"}, r"column 'g' of sample 2 is empty \(NaN\)"),
+        (
+            "a,label,g\n1,0,u\n2,1,NaN\n",
+            {"group_column": "g"},
+            r"column 'g' of sample 2 is empty \(NaN\)",
+        ),
         (
             ",a,label\n0,1,0\n",
             {},
@@ -138,7 +152,12 @@ def test_bytes_that_are_no_text_and_a_file_that_is_not_there(tmp_path: Path) -> 
 @pytest.mark.parametrize("columns", [None, ["a", "b"], ["file"]])
 def test_smoke(columns: list[str] | None, tmp_path: Path) -> None:
     config = DataConfig(
-        source="table", root="none.csv", columns=columns, group_column="year", partition="natural", client_test=0.4
+        source="table",
+        root="none.csv",
+        columns=columns,
+        group_column="year",
+        partition="natural",
+        client_test=0.4,
     )
     data = prepare(config, 4, 0, smoke=True)
     assert data.made_up
@@ -154,7 +173,9 @@ def test_names_with_digits_and_underscores_are_no_numbers(tmp_path: Path) -> Non
     rows = "".join(f"{k}.5,{('3_4', '34', '5')[k % 3]}\n" for k in range(9))
     source = table.load(DataConfig(root=write(tmp_path, "a,label\n" + rows)))
     assert source.class_names == ["34", "3_4", "5"]
-    with pytest.raises(BadInput, match=r"column 'a' of sample 2 holds '3_4', which is not a number"):
+    with pytest.raises(
+        BadInput, match=r"column 'a' of sample 2 holds '3_4', which is not a number"
+    ):
         table.load(DataConfig(root=write(tmp_path, "a,label\n5,1\n3_4,0\n")))
 
 
@@ -163,12 +184,23 @@ COMPOSED, APART = "Z\u00fcrich", "Zu\u0308rich"
 
 
 def test_names_in_two_spellings_are_one(tmp_path: Path) -> None:
-    rows = "".join(f"{(COMPOSED, APART, 'Bern')[i % 3]},{i},{(COMPOSED, APART)[i % 2]},{i % 2}\n" for i in range(60))
+    rows = "".join(
+        f"{(COMPOSED, APART, 'Bern')[i % 3]},{i},{(COMPOSED, APART)[i % 2]},{i % 2}\n"
+        for i in range(60)
+    )
     (tmp_path / "t.csv").write_text(f"gro\u0308\u00dfe,b,wo,label\n{rows}", encoding="utf-8")
     keys = {"group_column": "gr\u00f6\u00dfe", "columns": ["b", "wo"], "one_hot": ["wo"]}
     source = read(DataConfig(source="table", root=str(tmp_path / "t.csv"), **keys))
     assert source.group_names == ["Bern", COMPOSED]
-    assert source.reading.columns is not None and source.reading.columns.values == {"wo": [COMPOSED]}
-    apart = {"group_column": "gro\u0308\u00dfe", "client_names": [APART, "Bern"], "partition": "natural"}
-    data = prepare(DataConfig(source="table", root=str(tmp_path / "t.csv"), columns=["b"], **apart), 2, 0)
+    assert source.reading.columns is not None and source.reading.columns.values == {
+        "wo": [COMPOSED]
+    }
+    apart = {
+        "group_column": "gro\u0308\u00dfe",
+        "client_names": [APART, "Bern"],
+        "partition": "natural",
+    }
+    data = prepare(
+        DataConfig(source="table", root=str(tmp_path / "t.csv"), columns=["b"], **apart), 2, 0
+    )
     assert data.client_names == [COMPOSED, "Bern"] and number_of(data, APART) == 0

@@ -21,7 +21,9 @@ VERSE = "to be, or not to be: that is the question.\n"
 @pytest.fixture
 def plays(tmp_path: Path) -> str:
     (tmp_path / "hamlet.txt").write_text(VERSE * 20, encoding="utf-8")
-    (tmp_path / "lear.txt").write_text("Blow, winds, and crack your cheeks! " * 20, encoding="utf-8")
+    (tmp_path / "lear.txt").write_text(
+        "Blow, winds, and crack your cheeks! " * 20, encoding="utf-8"
+    )
     (tmp_path / "notes.md").write_text("no play")
     return str(tmp_path)
 
@@ -30,7 +32,11 @@ def test_targets_are_the_next_characters_and_parts_share_none(plays: str) -> Non
     source = text.load(DataConfig(source="text", root=plays, length=10))
     assert source.group_names == ["hamlet", "lear"]
     names, texts = source.class_names, [VERSE * 20, "Blow, winds, and crack your cheeks! " * 20]
-    assert source.vocabulary == len(names) and names[0] == "<unknown>" and names[1:] == sorted(names[1:])
+    assert (
+        source.vocabulary == len(names)
+        and names[0] == "<unknown>"
+        and names[1:] == sorted(names[1:])
+    )
     seen = []
     for pool in (source.train, source.test):
         x, y = pool.read_all(), pool.labels
@@ -57,7 +63,9 @@ def test_folders_and_files_that_do_not_go(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"holds no \.txt file"):
         text.load(DataConfig(source="text", root=str(tmp_path)))
     (tmp_path / "short.txt").write_text("ab" * 30)
-    with pytest.raises(BadInput, match=r"data\.length: 80 .*short\.txt has 60 tokens and needs 406"):
+    with pytest.raises(
+        BadInput, match=r"data\.length: 80 .*short\.txt has 60 tokens and needs 406"
+    ):
         text.load(DataConfig(source="text", root=str(tmp_path)))
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match=r"data\.root: .*bytes\.txt is no text in UTF-8"):
@@ -71,7 +79,10 @@ def test_made_up_texts() -> None:
     assert x.shape == y.shape == (192, 12) and (x[:, 1:] == y[:, :-1]).all()
 
 
-LINES = [f"{'good' if k % 2 else 'bad'} film number {k},{'pos' if k % 2 else 'neg'},{k % 3}" for k in range(60)]
+LINES = [
+    f"{'good' if k % 2 else 'bad'} film number {k},{'pos' if k % 2 else 'neg'},{k % 3}"
+    for k in range(60)
+]
 
 
 @pytest.fixture
@@ -82,43 +93,61 @@ def reviews(tmp_path: Path) -> str:
 
 def test_a_column_of_texts_in_a_table(reviews: str) -> None:
     config = DataConfig(
-        root=reviews, columns=["review"], label_column="mood", group_column="site", tokens="characters", length=12,
+        root=reviews,
+        columns=["review"],
+        label_column="mood",
+        group_column="site",
+        tokens="characters",
+        length=12,
         partition="natural",
-    )  # fmt: skip
+    )
     source = table.load(config)
     assert source.class_names == ["neg", "pos"] and source.group_names == ["0", "1", "2"]
-    _, encode = text.characters(line.split(",")[0] for line in LINES)  # every character is in training, too
+    # every character is in training, too
+    _, encode = text.characters(line.split(",")[0] for line in LINES)
     for pool in (source.train, source.test):
         for tokens, label in zip(pool.read_all(), pool.labels, strict=True):
             assert tokens.tolist() == encode("good film nu" if label else "bad film num")
     data = prepare(config, 3, 0)
-    assert data.vocabulary == source.vocabulary and data.num_classes == 2 and data.input_shape == (12,)
+    assert (
+        data.vocabulary == source.vocabulary and data.num_classes == 2 and data.input_shape == (12,)
+    )
     x, y = next(iter(data.client(0).train.batches(4)))
     assert x.dtype == y.dtype == torch.int64
 
 
 def test_short_texts_are_filled_up_on_the_left(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text,label\n" + "ab,0\nba,1\n" * 10)
-    source = table.load(DataConfig(root=str(tmp_path / "t.csv"), columns=["text"], tokens="characters", length=4))
+    source = table.load(
+        DataConfig(root=str(tmp_path / "t.csv"), columns=["text"], tokens="characters", length=4)
+    )
     assert {tuple(row) for row in source.train.read_all().tolist()} == {(0, 0, 1, 2), (0, 0, 2, 1)}
 
 
 def test_word_pieces(reviews: str) -> None:
     pytest.importorskip("tokenizers", reason="the extra text is not installed")
-    config = DataConfig(root=reviews, columns=["review"], label_column="mood", tokens="word_pieces", length=6)
+    config = DataConfig(
+        root=reviews, columns=["review"], label_column="mood", tokens="word_pieces", length=6
+    )
     config.vocabulary = 60
     source = table.load(config)
     assert source.vocabulary <= 60
     first = source.train.read_all()
     assert first.shape[1] == 6 and first.max() < source.vocabulary
     good, bad = (first[source.train.labels == label] for label in (1, 0))
-    assert len(np.unique(good[good > 0])) > 1 and {tuple(row) for row in good}.isdisjoint({tuple(row) for row in bad})
+    assert len(np.unique(good[good > 0])) > 1 and {tuple(row) for row in good}.isdisjoint(
+        {tuple(row) for row in bad}
+    )
 
 
 def test_word_pieces_want_their_package(reviews: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(BadInput, match=r"data\.tokens: 'word_pieces' .*install 'tokenizers>=.*; characters"):
-        table.load(DataConfig(root=reviews, columns=["review"], label_column="mood", tokens="word_pieces"))
+    with pytest.raises(
+        BadInput, match=r"data\.tokens: 'word_pieces' .*install 'tokenizers>=.*; characters"
+    ):
+        table.load(
+            DataConfig(root=reviews, columns=["review"], label_column="mood", tokens="word_pieces")
+        )
 
 
 def test_texts_want_one_column(reviews: str) -> None:
@@ -132,26 +161,43 @@ def test_texts_want_one_column(reviews: str) -> None:
 def test_a_run_on_next_characters(plays: str, tmp_path: Path) -> None:
     """A client for each file; the measures of how unlike they are go by characters."""
     flags = f"--data.source text --data.root {plays} --data.length 10 --federation.clients 2"
-    model = "--model lstm --model.width 8 --model.layers 1 --data.partition natural --data.min_samples 5"
+    model = (
+        "--model lstm --model.width 8 --model.layers 1 --data.partition natural --data.min_samples "
+        "5"
+    )
     folder = fit_text(tmp_path, flags, model)
     summary = json.loads((folder / "summary.json").read_text())
-    assert 0 < summary["heterogeneity_jensen_shannon"] < 1 and summary["heterogeneity_feature_shift"] > 0
+    assert (
+        0 < summary["heterogeneity_jensen_shannon"] < 1
+        and summary["heterogeneity_feature_shift"] > 0
+    )
     assert "heterogeneity_feature_shift_within" not in summary and not summary["made_up_data"]
     assert 0 <= summary["final_mean_accuracy"] <= 1
 
 
 def test_a_run_on_labels_of_texts(reviews: str, tmp_path: Path) -> None:
-    flags = f"--data.root {reviews} --data.columns [review] --data.label_column mood --data.group_column site"
-    text_of = "--data.tokens characters --data.length 12 --data.partition natural --federation.clients 3"
-    folder = fit_text(tmp_path, flags, text_of, "--model textcnn --model.embedding 8 --model.channels 8")
+    flags = (
+        f"--data.root {reviews} --data.columns [review] --data.label_column mood "
+        f"--data.group_column site"
+    )
+    text_of = (
+        "--data.tokens characters --data.length 12 --data.partition natural --federation.clients 3"
+    )
+    folder = fit_text(
+        tmp_path, flags, text_of, "--model textcnn --model.embedding 8 --model.channels 8"
+    )
     summary = json.loads((folder / "summary.json").read_text())
     assert 0 <= summary["final_mean_accuracy"] <= 1 and not summary["made_up_data"]
 
 
 def fit_text(tmp_path: Path, *flags: str) -> Path:
     quiet = (
-        "--fabric.accelerator cpu --fabric.threads 1 --callbacks null --loggers null --method fedavg --optimizer.lr 0.5"
+        "--fabric.accelerator cpu --fabric.threads 1 --callbacks null --loggers null --method "
+        "fedavg --optimizer.lr 0.5"
     )
-    words = f"{quiet} --federation.rounds 2 --federation.local_epochs 2 --name a --out {tmp_path} {' '.join(flags)}"
+    words = (
+        f"{quiet} --federation.rounds 2 --federation.local_epochs 2 --name a --out {tmp_path} "
+        f"{' '.join(flags)}"
+    )
     assert main(["fit", *words.split()]) == 0
     return tmp_path / "a"

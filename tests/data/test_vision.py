@@ -57,7 +57,13 @@ def test_missing_files_are_one_line_with_the_remedies(name: str, tmp_path: Path)
     line = str(caught.value)
     assert line.startswith("data.root: ")
     assert "\n" not in line
-    for part in (name, str(tmp_path), RECIPES[name].dataset, RECIPES[name].files, "--data.source digits"):
+    for part in (
+        name,
+        str(tmp_path),
+        RECIPES[name].dataset,
+        RECIPES[name].files,
+        "--data.source digits",
+    ):
         assert part in line
     assert ("--data.download true" in line) == RECIPES[name].downloads
 
@@ -72,7 +78,9 @@ def test_a_lost_network_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "--data.download" not in str(caught.value)
 
 
-def test_a_failed_download_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_leaves_no_folder_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unreachable(*_: Any, **__: Any) -> None:
         raise urllib.error.URLError("no route to host")
 
@@ -115,9 +123,18 @@ def fake(monkeypatch: pytest.MonkeyPatch, dataset: str, **attributes: Any) -> li
 def test_channels_first_and_last_become_first(monkeypatch: pytest.MonkeyPatch) -> None:
     images = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
     labels = np.arange(20) % 10
-    fake(monkeypatch, "CIFAR10", data=images, targets=labels.tolist(), classes=[f"c{k}" for k in range(10)])
+    fake(
+        monkeypatch,
+        "CIFAR10",
+        data=images,
+        targets=labels.tolist(),
+        classes=[f"c{k}" for k in range(10)],
+    )
     calls = fake(monkeypatch, "SVHN", data=images.transpose(0, 3, 1, 2), labels=labels)
-    cifar, svhn = vision.load(DataConfig(source="cifar10", root="r")), vision.load(DataConfig(source="svhn", root="r"))
+    cifar, svhn = (
+        vision.load(DataConfig(source="cifar10", root="r")),
+        vision.load(DataConfig(source="svhn", root="r")),
+    )
     index = np.array([3, 1])
     assert np.array_equal(cifar.train.read(index), images[index].transpose(0, 3, 1, 2))
     assert np.array_equal(svhn.train.read(index), images[index].transpose(0, 3, 1, 2))
@@ -144,9 +161,12 @@ def test_labels_outside_the_classes_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    "labels", [{"_samples": [("a", 0), ("b", 1)]}, {"_labels": [0, 1]}, {"index": [(0, "a"), (1, "b")]}]
+    "labels",
+    [{"_samples": [("a", 0), ("b", 1)]}, {"_labels": [0, 1]}, {"index": [(0, "a"), (1, "b")]}],
 )
-def test_files_are_decoded_and_resized(monkeypatch: pytest.MonkeyPatch, labels: dict[str, Any]) -> None:
+def test_files_are_decoded_and_resized(
+    monkeypatch: pytest.MonkeyPatch, labels: dict[str, Any]
+) -> None:
     fake(monkeypatch, "GTSRB", **labels)
     source = vision.load(DataConfig(source="gtsrb", root="r"))
     assert source.train.labels.tolist() == [0, 1]
@@ -155,13 +175,20 @@ def test_files_are_decoded_and_resized(monkeypatch: pytest.MonkeyPatch, labels: 
     assert images[:, 0].max(axis=(1, 2)).tolist() == [1, 0, 1]
 
 
-def test_a_set_without_test_part_is_split_alike_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_without_test_part_is_split_alike_in_every_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fake(monkeypatch, "EuroSAT", targets=(np.arange(200) % 10).tolist())
-    one, two = vision.load(DataConfig(source="eurosat", root="r")), vision.load(DataConfig(source="eurosat", root="r"))
+    one, two = (
+        vision.load(DataConfig(source="eurosat", root="r")),
+        vision.load(DataConfig(source="eurosat", root="r")),
+    )
     assert np.bincount(one.test.labels).tolist() == [4] * 10
     assert np.array_equal(one.test.read(np.arange(40)), two.test.read(np.arange(40)))
     # The fake's red channel is the sample's number: no sample is in both parts.
-    red = [source.read(np.arange(len(source.labels)))[:, 0, 0, 0] for source in (one.train, one.test)]
+    red = [
+        source.read(np.arange(len(source.labels)))[:, 0, 0, 0] for source in (one.train, one.test)
+    ]
     assert sorted(np.concatenate(red).tolist()) == list(range(200))
 
 
@@ -173,7 +200,9 @@ def test_gtsrb_files_on_disk(tmp_path: Path) -> None:
     testing.mkdir(parents=True)
     for label in range(3):
         (training / f"{label:05d}").mkdir(parents=True)
-        Image.new("RGB", (20 + label, 25), (50 * label, 1, 2)).save(training / f"{label:05d}" / "a.ppm")
+        Image.new("RGB", (20 + label, 25), (50 * label, 1, 2)).save(
+            training / f"{label:05d}" / "a.ppm"
+        )
         Image.new("RGB", (60, 61), (50 * label, 1, 2)).save(testing / f"{label}.ppm")
     rows = "".join(f"{label}.ppm;{label}\n" for label in range(3))
     (tmp_path / "gtsrb" / "GT-final_test.csv").write_text("Filename;ClassId\n" + rows)
@@ -192,7 +221,10 @@ def test_svhn_files_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torchvision.datasets.SVHN, "_check_integrity", lambda self: True)
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 6), dtype=np.uint8)
     for part in ("train", "test"):
-        savemat(tmp_path / f"{part}_32x32.mat", {"X": pixels, "y": np.array([[10], [1], [2], [3], [4], [5]])})
+        savemat(
+            tmp_path / f"{part}_32x32.mat",
+            {"X": pixels, "y": np.array([[10], [1], [2], [3], [4], [5]])},
+        )
     source = vision.load(DataConfig(source="svhn", root=str(tmp_path)))
     assert source.train.labels.tolist() == [0, 1, 2, 3, 4, 5]
     assert np.array_equal(source.test.read(np.array([2]))[0], pixels[..., 2].transpose(2, 0, 1))
@@ -212,12 +244,20 @@ def test_real_mnist(fl_data: Path) -> None:
 
 
 def write_idx(folder: Path, train: list[int], packed: bool) -> np.ndarray:
-    """MNIST-like files of two pools, those of the test part one sample shorter; gives the training images."""
+    """MNIST-like files of two pools, those of the test part one sample shorter; gives the training
+    images."""
     folder.mkdir(exist_ok=True)
     images = np.random.default_rng(0).integers(0, 256, (len(train), 28, 28), dtype=np.uint8)
     for part, size in (("train", len(train)), ("t10k", len(train) - 1)):
-        for name, array in (("images-idx3", images[:size]), ("labels-idx1", np.array(train[:size], np.uint8))):
-            content = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">i4").tobytes() + array.tobytes()
+        for name, array in (
+            ("images-idx3", images[:size]),
+            ("labels-idx1", np.array(train[:size], np.uint8)),
+        ):
+            content = (
+                bytes((0, 0, 8, array.ndim))
+                + np.array(array.shape, ">i4").tobytes()
+                + array.tobytes()
+            )
             file = folder / f"{part}-{name}-ubyte{'.gz' * packed}"
             file.write_bytes(gzip.compress(content) if packed else content)
     return images
@@ -244,12 +284,17 @@ def test_bad_idx_files_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (whole[:-4], "train-labels-idx1-ubyte.gz cannot be read"),
         (gzip.compress(bytes((0, 0, 8, 1, 0, 0, 0, 9)) + bytes(4)), "cannot be read"),
         (gzip.compress(bytes((0, 0, 9, 1, 0, 0, 0, 4)) + bytes(4)), "no idx file of bytes"),
-        (gzip.compress(bytes((0, 0, 8, 1, 0, 0, 0, 3)) + bytes(3)), "do not fit together: 4 images, 3 labels"),
+        (
+            gzip.compress(bytes((0, 0, 8, 1, 0, 0, 0, 3)) + bytes(3)),
+            "do not fit together: 4 images, 3 labels",
+        ),
         (gzip.compress(bytes((0, 0, 8, 1, 0, 0, 0, 4, 0, 1, 2, 10))), "do not fit together"),
     ):
         labels.write_bytes(content)
         with pytest.raises(BadInput, match=said):
             vision.load(DataConfig(source="fashionmnist", root=str(tmp_path)))
     labels.unlink()
-    with pytest.raises(Absent, match=r"train-labels-idx1-ubyte or train-labels-idx1-ubyte\.gz is missing"):
+    with pytest.raises(
+        Absent, match=r"train-labels-idx1-ubyte or train-labels-idx1-ubyte\.gz is missing"
+    ):
         vision.load(DataConfig(source="fashionmnist", root=str(tmp_path)))

@@ -26,8 +26,11 @@ def samples_of(spans: np.ndarray) -> set[tuple[int, int]]:
 def test_no_sample_is_in_the_training_and_the_test_part() -> None:
     train, test = windows.cut([1000, 437, 90], 100, 50)
     assert not samples_of(train) & samples_of(test)
-    assert {tuple(row) for row in train[train[:, 0] == 0]} == {(0, k, k + 100) for k in range(0, 701, 50)}
-    assert {tuple(row) for row in test} == {(0, 800, 900), (0, 850, 950), (0, 900, 1000)}  # the second's fifth is short
+    assert {tuple(row) for row in train[train[:, 0] == 0]} == {
+        (0, k, k + 100) for k in range(0, 701, 50)
+    }
+    # the second's fifth is short
+    assert {tuple(row) for row in test} == {(0, 800, 900), (0, 850, 950), (0, 900, 1000)}
 
 
 @pytest.mark.parametrize("dealt", ["by recording", "at random"])
@@ -65,12 +68,27 @@ PERSONS, EXERCISES = 4, 3
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """seglearn's file as its wheel has it; a sample's first two axes say where it is: recording and place."""
-    kinds = [(person, exercise) for person in range(1, PERSONS + 1) for exercise in range(EXERCISES) for _ in "ab"]
+    """seglearn's file as its wheel has it; a sample's first two axes say where it is: recording and
+    place."""
+    kinds = [
+        (person, exercise)
+        for person in range(1, PERSONS + 1)
+        for exercise in range(EXERCISES)
+        for _ in "ab"
+    ]
     lengths = [1000 + 37 * k for k in range(len(kinds))]
-    series = [np.stack([np.full(n, float(k)), np.arange(n), *np.zeros((4, n))], axis=1) for k, n in enumerate(lengths)]
+    series = [
+        np.stack([np.full(n, float(k)), np.arange(n), *np.zeros((4, n))], axis=1)
+        for k, n in enumerate(lengths)
+    ]
     person, exercise = np.array(kinds, float).T
-    held = {"X": series, "y": exercise, "subject": person, "y_labels": ["PEN", "ABD", "FEL"], "side": person}
+    held = {
+        "X": series,
+        "y": exercise,
+        "subject": person,
+        "y_labels": ["PEN", "ABD", "FEL"],
+        "side": person,
+    }
     folder = tmp_path / "seglearn" / "data"
     folder.mkdir(parents=True)
     (folder.parent / "__init__.py").touch()
@@ -108,7 +126,9 @@ def test_a_person_is_a_client_and_no_sample_is_in_two_parts(options: dict[str, A
                 assert (recordings // 2 // EXERCISES == client).all()
             samples |= moments(raw)
         if config.samples_per_class:
-            assert (data.class_counts[client] <= 4).all() and len(data.client(client).validation) == 3
+            assert (data.class_counts[client] <= 4).all() and len(
+                data.client(client).validation
+            ) == 3
     assert not seen["train"] & seen["validation"]
     if config.score_on == "test":
         assert not seen["test"] & (seen["train"] | seen["validation"])
@@ -131,11 +151,18 @@ def moments(raw: Tensor) -> set[tuple[int, int]]:
 @pytest.mark.usefixtures("wheel")
 def test_what_does_not_go_is_said() -> None:
     natural = DataConfig(source="watch", partition="natural")
-    with pytest.raises(BadInput, match=r"federation\.clients: 5 .*it must be 4: a client for each group of the data"):
+    with pytest.raises(
+        BadInput,
+        match=r"federation\.clients: 5 .*it must be 4: a client for each group of the data",
+    ):
         prepare(natural, 5, 0)
-    with pytest.raises(BadInput, match=r"data\.samples_per_class: 2 .*keeps 6 samples, and each needs 10"):
+    with pytest.raises(
+        BadInput, match=r"data\.samples_per_class: 2 .*keeps 6 samples, and each needs 10"
+    ):
         prepare(replace(natural, samples_per_class=2), PERSONS, 0)
-    with pytest.raises(BadInput, match=r"data\.augment: 'flip' .*it needs images, but the samples are series"):
+    with pytest.raises(
+        BadInput, match=r"data\.augment: 'flip' .*it needs images, but the samples are series"
+    ):
         prepare(replace(natural, augment="flip"), PERSONS, 0)
     with pytest.raises(BadInput, match=r"data\.min_samples: 55 .*some client has \d+ windows left"):
         prepare(replace(natural, validation=0.4, min_samples=55), PERSONS, 0)
@@ -143,13 +170,17 @@ def test_what_does_not_go_is_said() -> None:
 
 def test_without_its_file_or_its_package(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = np.load(wheel, allow_pickle=True).item()
-    for change, what in (({"X": [*held["X"][:2], held["X"][2][:, :5]]}, r"recording 3 has the shape \(\d+, 5\)"),
-                         ({"y": held["y"][1:]}, "24 recordings, 23 exercises and 24 persons")):  # fmt: skip
+    for change, what in (
+        ({"X": [*held["X"][:2], held["X"][2][:, :5]]}, r"recording 3 has the shape \(\d+, 5\)"),
+        ({"y": held["y"][1:]}, "24 recordings, 23 exercises and 24 persons"),
+    ):
         np.save(wheel, np.array({**held, **change}, dtype=object), allow_pickle=True)
         with pytest.raises(BadInput, match=rf"data\.source: 'watch' .*watch_dataset\.npy .*{what}"):
             watch.load(DataConfig())
     wheel.write_bytes(b"none")
-    with pytest.raises(BadInput, match=r"data\.source: 'watch' .*watch_dataset\.npy cannot be read"):
+    with pytest.raises(
+        BadInput, match=r"data\.source: 'watch' .*watch_dataset\.npy cannot be read"
+    ):
         watch.load(DataConfig())
     monkeypatch.setattr(watch, "find_spec", lambda name: None)
     with pytest.raises(Absent, match=r"data\.source: 'watch' .*install 'seglearn>="):
@@ -158,7 +189,9 @@ def test_without_its_file_or_its_package(wheel: Path, monkeypatch: pytest.Monkey
     assert made.made_up and made.input_shape == (6, 100) and made.num_classes == 7
 
 
-@pytest.mark.skipif(watch.find_spec("seglearn") is None, reason="seglearn is not installed: the extra watch")
+@pytest.mark.skipif(
+    watch.find_spec("seglearn") is None, reason="seglearn is not installed: the extra watch"
+)
 def test_the_real_recordings() -> None:
     data = prepare(DataConfig(source="watch", partition="natural"), 10, 0)
     assert data.num_classes == 7 and (data.class_counts > 20).all()

@@ -1,13 +1,15 @@
 """Kill the parts of a deployment while it runs, and compare with a simulation that nobody disturbs.
 
-`uv run python -m tests.deploy.kills sites --sites 25 --relays 25`: sites behind sockets, without Flower; a site's
-process, or the process that carries a message to it as Flower's ClientApp does.
-`uv run python -m tests.deploy.kills flower --relays 5 --nodes 10 --superlinks 5`: on real Flower, with TLS and keys; a
-ClientApp, a SuperNode, or the SuperLink, after which the same `flwr run` goes on.
+`uv run python -m tests.deploy.kills sites --sites 25 --relays 25`: sites behind sockets, without
+Flower; a site's process, or the process that carries a message to it as Flower's ClientApp does.
+`uv run python -m tests.deploy.kills flower --relays 5 --nodes 10 --superlinks 5`: on real Flower,
+with TLS and keys; a ClientApp, a SuperNode, or the SuperLink, after which the same `flwr run` goes
+on.
 
-Two sites run KAPC with `federation.on_bad_client: retry`. In each round one part is killed (kill -9) at a random
-moment. After each kill every site's folder must hold the state of all rounds that it has answered. At the end all
-tables and the sites' personal models must be the simulator's, bit by bit.
+Two sites run KAPC with `federation.on_bad_client: retry`. In each round one part is killed (kill
+-9) at a random moment. After each kill every site's folder must hold the state of all rounds that
+it has answered. At the end all tables and the sites' personal models must be the simulator's, bit
+by bit.
 """
 
 from __future__ import annotations
@@ -67,11 +69,17 @@ class Done:
         simulated = simulate(config, folder)
         (simulated / "config.yaml").write_text(to_yaml(config))  # `export` reads it
         self.unlike += differences(simulated, run)
-        self.lost += [line for c, site in sites.items() for line in other_model(c, site, simulated, folder)]
+        self.lost += [
+            line for c, site in sites.items() for line in other_model(c, site, simulated, folder)
+        ]
 
     def counts(self) -> dict[str, Any]:
         """For the page."""
-        return {"killed": Counter(kill["part"] for kill in self.kills), "lost": self.lost, "unlike": self.unlike}
+        return {
+            "killed": Counter(kill["part"] for kill in self.kills),
+            "lost": self.lost,
+            "unlike": self.unlike,
+        }
 
 
 # ---------------------------------------------------------------- sites behind sockets
@@ -91,7 +99,9 @@ def of_sites(folder: Path, counts: Mapping[str, int], seed: int, seconds: float 
     finally:
         end_all(configs)
     done = Done(killer.kills, killer.lost, [f"{part} was not killed" for part in killer.left])
-    done.compare(run, {config["client"]: Path(config["folder"]) / NAME for config in configs}, folder)
+    done.compare(
+        run, {config["client"]: Path(config["folder"]) / NAME for config in configs}, folder
+    )
     return done
 
 
@@ -122,7 +132,8 @@ class Campaign:
         return max(0, table.read_text().count("\n") - 1) if table.is_file() else 0
 
     def strike_all(self, counts: Mapping[str, int]) -> None:
-        """Kill so many of each part, one in a round, in a random order; then wait for the end of the run."""
+        """Kill so many of each part, one in a round, in a random order; then wait for the end of
+        the run."""
         parts = [part.removesuffix("s") for part, count in counts.items() for _ in range(count)]
         self.draws.shuffle(parts)
         self._begin()
@@ -132,9 +143,13 @@ class Campaign:
             at = self._strike(part)
             self._until(before + 1)
             seconds = round(time.monotonic() - begun, 1)
-            self.done.kills.append({"part": part, "round": before + 1, "at": round(at, 2), "seconds": seconds})
+            self.done.kills.append(
+                {"part": part, "round": before + 1, "at": round(at, 2), "seconds": seconds}
+            )
             print(json.dumps(self.done.kills[-1]), flush=True)
-            self.done.lost += [line for site in self.sites().values() for line in lost_rounds(site, before + 1)]
+            self.done.lost += [
+                line for site in self.sites().values() for line in lost_rounds(site, before + 1)
+            ]
         assert self._flwr is not None
         self._flwr.wait(PATIENCE)
         if not (self.folder / "summary.json").is_file():
@@ -147,13 +162,15 @@ class Campaign:
     def _until(self, rounds: int) -> None:
         deadline = time.monotonic() + PATIENCE
         while self.rounds() < rounds:
-            assert self._flwr is not None and self._flwr.poll() is None, "flwr run has ended before its time"
+            assert self._flwr is not None and self._flwr.poll() is None, (
+                "flwr run has ended before its time"
+            )
             assert time.monotonic() < deadline, f"round {rounds} did not end"
             time.sleep(0.05)
 
     def _strike(self, part: str) -> float:
-        """Kill one `part` within the next seconds, and start it again where nobody else does; after how many seconds
-        it was killed."""
+        """Kill one `part` within the next seconds, and start it again where nobody else does; after
+        how many seconds it was killed."""
         begun = time.monotonic()
         while True:
             time.sleep(self.draws.uniform(0, 4 if part == "relay" else 12))
@@ -177,7 +194,9 @@ class Campaign:
 
     def _pids(self, part: str, site: int) -> list[int]:
         if part == "relay":
-            return [pid for pid, command in self.machines.processes() if "bin/flwr-clientapp" in command]
+            return [
+                pid for pid, command in self.machines.processes() if "bin/flwr-clientapp" in command
+            ]
         return [self.machines.running["superlink" if part == "superlink" else f"node{site}"].pid]
 
 

@@ -1,4 +1,5 @@
-"""A deployment on this machine: SuperLink and SuperNodes as processes on loopback, with TLS and a key for each node."""
+"""A deployment on this machine: SuperLink and SuperNodes as processes on loopback, with TLS and a
+key for each node."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ SILENT = {
 
 
 def environment(folder: Path) -> Path:
-    """The folder of Flower's commands; FL_FLOWER names an environment that is there already, else one is made."""
+    """The folder of Flower's commands; FL_FLOWER names an environment that is there already, else
+    one is made."""
     if there := os.environ.get("FL_FLOWER"):
         return Path(there) / "bin"
     subprocess.run(["uv", "venv", "-q", str(folder), "--python", "3.11"], check=True)
@@ -55,12 +57,16 @@ def free_port() -> int:
 
 
 def of_home(home: Path) -> Iterator[tuple[int, str]]:
-    """Process id and command line of all processes whose FLWR_HOME is `home`: Flower's, and the sites'."""
+    """Process id and command line of all processes whose FLWR_HOME is `home`: Flower's, and the
+    sites'."""
     mine = f"FLWR_HOME={home}\0".encode()
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mine in (place / "environ").read_bytes():
-                yield int(place.name), (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                yield (
+                    int(place.name),
+                    (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(),
+                )
 
 
 def kill_all(home: Path) -> None:
@@ -82,19 +88,27 @@ class Machines:
         path = {"PATH": f"{flower}:{beside}:{os.environ['PATH']}"}
         self.env = {**os.environ, **SILENT, "FLWR_HOME": str(folder / "home"), **path}
         (folder / "home").mkdir()
-        address = f'[superlink.centre]\naddress = "127.0.0.1:{self.port}"\nroot-certificates = "{folder}/ca.crt"\n'
+        address = (
+            f'[superlink.centre]\naddress = "127.0.0.1:{self.port}"\nroot-certificates = '
+            f'"{folder}/ca.crt"\n'
+        )
         (folder / "home" / "config.toml").write_text(address)
         subprocess.run(["bash", "-ec", CERTIFICATES], cwd=folder, check=True, capture_output=True)
 
     def open(self, nodes: int, *words: str) -> None:
-        """Write an app and the data of so many sites (no words: they are there), start the SuperLink and a SuperNode
-        for each."""
+        """Write an app and the data of so many sites (no words: they are there), start the
+        SuperLink and a SuperNode for each."""
         if words:
-            assert main(["deploy", *words, "--rehearse", "false", "--out", "app", "--sites", "sites"]) == 0
+            assert (
+                main(["deploy", *words, "--rehearse", "false", "--out", "app", "--sites", "sites"])
+                == 0
+            )
         self.superlink()
         for k in range(nodes):
             subprocess.run(["bash", "-ec", f"{KEY} node{k}"], cwd=self.folder, check=True)
-            registered = self.flwr("supernode", "register", f"node{k}.pub", "centre", "--format", "json")
+            registered = self.flwr(
+                "supernode", "register", f"node{k}.pub", "centre", "--format", "json"
+            )
             assert "node-id" in registered, registered
             self.node(k)
 
@@ -105,7 +119,9 @@ class Machines:
             process = self.command(out, *words)
         self.running[name] = process
         deadline = time.monotonic() + PATIENCE
-        while until not in log.read_text() and process.poll() is None and time.monotonic() < deadline:
+        while (
+            until not in log.read_text() and process.poll() is None and time.monotonic() < deadline
+        ):
             time.sleep(0.2)
         return until in log.read_text()
 
@@ -117,14 +133,26 @@ class Machines:
     def flwr(self, *words: str) -> str:
         """What a command of `flwr` prints."""
         command = [str(self.flower / "flwr"), *words]
-        done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=PATIENCE
+        )
         return done.stdout + done.stderr
 
     def run(self) -> list[str]:
         """The words of `flwr` that start a run, or have it go on."""
-        folders, public = f'out="{self.folder}/runs" sites="{self.folder}/sites"', self.folder / "sites" / "public.npz"
+        folders, public = (
+            f'out="{self.folder}/runs" sites="{self.folder}/sites"',
+            self.folder / "sites" / "public.npz",
+        )
         folders += f' public="{public}"' if public.is_file() else ""
-        return ["run", "app", "centre", "--stream", "-c", f"{folders} {self.patience or 'again=600'}"]
+        return [
+            "run",
+            "app",
+            "centre",
+            "--stream",
+            "-c",
+            f"{folders} {self.patience or 'again=600'}",
+        ]
 
     def simulation(self, nodes: int) -> None:
         """A SuperLink with Flower's simulation engine in place of SuperNodes."""
@@ -137,20 +165,50 @@ class Machines:
 
     def superlink(self) -> None:
         """Start it, or start it again."""
-        keys = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
-        words = ["--host", "127.0.0.1", "--port", str(self.port), "--database", "state.db", "--enable-supernode-auth"]
+        keys = [
+            "--ssl-ca-certfile",
+            "ca.crt",
+            "--ssl-certfile",
+            "server.crt",
+            "--ssl-keyfile",
+            "server.key",
+        ]
+        words = [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--database",
+            "state.db",
+            "--enable-supernode-auth",
+        ]
         started = self.start("superlink", "Uvicorn running on", "flower-superlink", *words, *keys)
         assert started, (self.folder / "superlink.log").read_text()[-2000:]
 
     def node(self, client: int) -> None:
-        """Start a SuperNode; one that was killed is refused for a while: it is started again, as a supervisor does."""
+        """Start a SuperNode; one that was killed is refused for a while: it is started again, as a
+        supervisor does."""
         data = self.folder / "sites" / f"site-{client}.npz"
-        own = f'client={client} site="site-{client}" data="{data}" folder="{self.folder}/at-{client}" idle=300'
-        words = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", str(free_port())]
+        own = (
+            f'client={client} site="site-{client}" data="{data}" '
+            f'folder="{self.folder}/at-{client}" idle=300'
+        )
+        words = [
+            "--superlink",
+            f"127.0.0.1:{self.port}",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(free_port()),
+        ]
         keys = ["--root-certificates", "ca.crt", "--auth-supernode-private-key", f"node{client}"]
         deadline = time.monotonic() + 240
-        while not self.start(f"node{client}", "SuperNode ID", "flower-supernode", *words, *keys, "--node-config", own):
-            assert time.monotonic() < deadline, (self.folder / f"node{client}.log").read_text()[-2000:]
+        while not self.start(
+            f"node{client}", "SuperNode ID", "flower-supernode", *words, *keys, "--node-config", own
+        ):
+            assert time.monotonic() < deadline, (self.folder / f"node{client}.log").read_text()[
+                -2000:
+            ]
             time.sleep(5)
 
     def processes(self) -> Iterator[tuple[int, str]]:

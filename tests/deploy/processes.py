@@ -1,6 +1,8 @@
-"""A deployment without Flower: sites are processes behind sockets, and so are relays, as Flower's ClientApps are.
+"""A deployment without Flower: sites are processes behind sockets, and so are relays, as Flower's
+ClientApps are.
 
-It kills sites and relays, too: a Flower of its own would add seconds to each round, and nothing to what they lose.
+It kills sites and relays, too: a Flower of its own would add seconds to each round, and nothing to
+what they lose.
 """
 
 from __future__ import annotations
@@ -45,11 +47,16 @@ sys.stdout.buffer.write(relay.answered(body, {NAME!r}, json.loads(sys.argv[2])))
 
 
 class Processes:
-    """A transport to sites that are processes, each behind its socket. `app`: the folder that holds the package."""
+    """A transport to sites that are processes, each behind its socket. `app`: the folder that holds
+    the package."""
 
     def __init__(self, app: Path, configs: Sequence[dict[str, Any]]) -> None:
         self.app, self.configs, self.pool = app, configs, ThreadPoolExecutor(8)
-        self.come, self.number, self.relays = SimpleQueue[tuple[str, Come]](), 0, list[subprocess.Popen[bytes]]()
+        self.come, self.number, self.relays = (
+            SimpleQueue[tuple[str, Come]](),
+            0,
+            list[subprocess.Popen[bytes]](),
+        )
 
     def addresses(self) -> list[int]:
         """Sites by their place."""
@@ -82,10 +89,16 @@ class Processes:
 def configs_of(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     """Node configurations of sites with these names, whose data lie in `sites` of `folder`."""
     return [
-        {"client": k, "site": name, "data": str(folder / "sites" / f"site-{k}.npz"), "python": sys.executable,
-         "folder": str(folder / f"at-{name}"), "idle": 120.0}
+        {
+            "client": k,
+            "site": name,
+            "data": str(folder / "sites" / f"site-{k}.npz"),
+            "python": sys.executable,
+            "folder": str(folder / f"at-{name}"),
+            "idle": 120.0,
+        }
         for k, name in enumerate(names)
-    ]  # fmt: skip
+    ]
 
 
 def pid_of(config: dict[str, Any]) -> int:
@@ -100,12 +113,17 @@ def end_all(configs: Sequence[dict[str, Any]]) -> None:
             os.kill(pid_of(config), signal.SIGKILL)
 
 
-def run_of(app: Path, configs: Sequence[dict[str, Any]], folder: Path, resume: bool = False, **more: Any) -> Path:
-    """A centre in this process, and the sites; the run folder. `app`: the package. `more`: see `Exchange`."""
+def run_of(
+    app: Path, configs: Sequence[dict[str, Any]], folder: Path, resume: bool = False, **more: Any
+) -> Path:
+    """A centre in this process, and the sites; the run folder. `app`: the package. `more`: see
+    `Exchange`."""
     config = config_of(app)
     mark = fingerprint(app, config)
     folder.mkdir(exist_ok=resume)
-    exchange = Exchange(Processes(app.parent, configs), "run", mark, **{"limits": Limits(300, 300, 60), **more})
+    exchange = Exchange(
+        Processes(app.parent, configs), "run", mark, **{"limits": Limits(300, 300, 60), **more}
+    )
     held = app.parents[1] / "sites" / "public.npz"
     public = held if held.is_file() else None
     put_together = partial(federation_of, exchange, Facts.read(app / "facts.json"), public)
@@ -119,12 +137,19 @@ def run_of(app: Path, configs: Sequence[dict[str, Any]], folder: Path, resume: b
 class Killer:
     """Kills one part in each round, at a random moment of its visits: a site's process, or a relay.
 
-    `seconds`: of the longest wait before a kill. What was killed in which round is in `kills`; `lost` are sites whose
-    folder did not hold a round that they have answered.
+    `seconds`: of the longest wait before a kill. What was killed in which round is in `kills`;
+    `lost` are sites whose folder did not hold a round that they have answered.
     """
 
-    def __init__(self, configs: Sequence[dict[str, Any]], parts: Sequence[str], seed: int, seconds: float) -> None:
-        self.configs, self.left, self.draws, self.seconds = configs, list(parts), random.Random(seed), seconds
+    def __init__(
+        self, configs: Sequence[dict[str, Any]], parts: Sequence[str], seed: int, seconds: float
+    ) -> None:
+        self.configs, self.left, self.draws, self.seconds = (
+            configs,
+            list(parts),
+            random.Random(seed),
+            seconds,
+        )
         self.draws.shuffle(self.left)
         self.visit = A_VISIT
         self.kills: list[dict[str, Any]] = []
@@ -145,8 +170,11 @@ class Killer:
                 return ask(exchange, t, kind, *rest)
             finally:
                 over.set()
-                killer.join()  # the next round begins with it dead at the latest, and starts it again
-                self.lost += [line for c in self.configs for line in lost_rounds(Path(c["folder"]) / NAME, t)]
+                # the next round begins with it dead at the latest, and starts it again
+                killer.join()
+                self.lost += [
+                    line for c in self.configs for line in lost_rounds(Path(c["folder"]) / NAME, t)
+                ]
 
         Exchange.ask = disturbed  # type: ignore[assignment]
         try:
@@ -155,7 +183,8 @@ class Killer:
             Exchange.ask = ask  # type: ignore[method-assign]
 
     def _strike(self, transport: Processes, t: int, over: threading.Event) -> None:
-        """Kill the next part, where there is one at that moment; else it is left for another round."""
+        """Kill the next part, where there is one at that moment; else it is left for another
+        round."""
         if not self.left:
             return
         begun = time.monotonic()
@@ -165,13 +194,16 @@ class Killer:
                 pass
             over.wait(self.draws.uniform(0, self.visit))
             there = self._relays(transport)
-            self.visit /= 1 if there else 2  # it has ended before: on this machine visits are shorter
+            # it has ended before: on this machine visits are shorter
+            self.visit /= 1 if there else 2
         else:
             over.wait(self.draws.uniform(0, self.seconds))
             there = self._sites()
         with contextlib.suppress(ProcessLookupError, IndexError):
             os.kill(self.draws.choice(there), signal.SIGKILL)
-            self.kills.append({"part": self.left.pop(), "round": t, "at": round(time.monotonic() - begun, 2)})
+            self.kills.append(
+                {"part": self.left.pop(), "round": t, "at": round(time.monotonic() - begun, 2)}
+            )
             print(json.dumps(self.kills[-1]), flush=True)
 
     def _relays(self, transport: Processes) -> list[int]:

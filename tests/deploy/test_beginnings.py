@@ -48,10 +48,22 @@ def _of_another_app(one: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        pytest.param(_told(version="0.0.1"), f"it has fl_lightning 0.0.1, the centre has {__version__}", id="version"),
-        pytest.param(_told(version="0.0.1", fingerprint="x"), "it has fl_lightning 0.0.1, the centre has", id="both"),
+        pytest.param(
+            _told(version="0.0.1"),
+            f"it has fl_lightning 0.0.1, the centre has {__version__}",
+            id="version",
+        ),
+        pytest.param(
+            _told(version="0.0.1", fingerprint="x"),
+            "it has fl_lightning 0.0.1, the centre has",
+            id="both",
+        ),
         pytest.param(_of_another_app, "it has another configuration than the centre", id="app"),
-        pytest.param(_told(initial="0"), "it begins with other weights than the centre: model.weights", id="weights"),
+        pytest.param(
+            _told(initial="0"),
+            "it begins with other weights than the centre: model.weights",
+            id="weights",
+        ),
     ],
 )
 def test_a_site_of_another_run_is_one_line(
@@ -71,19 +83,35 @@ def test_a_site_of_another_run_is_one_line(
 
 
 @pytest.mark.slow
-def test_a_centre_does_not_go_on_with_another_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_centre_does_not_go_on_with_another_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     words = [*SMALL.split(), "--method", "fedavg", "--fabric.executor", "loop"]
     assert main(["fit", *words, "--name", "app", "--federation.rounds", "1"]) == 0
     changed = [*words, "--optimizer.lr", "0.123", "--rehearse", "false"]
     assert main(["deploy", *changed, "--out", "app"]) == 0
     before = {file: file.read_bytes() for file in Path("runs/app").rglob("*") if file.is_file()}
-    command = ["-m", "fl_lightning.cli.ends", "center", "--app", f"app/{PACKAGE}", "--out", "runs", "--name", "app"]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    command = [
+        "-m",
+        "fl_lightning.cli.ends",
+        "center",
+        "--app",
+        f"app/{PACKAGE}",
+        "--out",
+        "runs",
+        "--name",
+        "app",
+    ]
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
     assert done.returncode == 2
     assert "optimizer.lr: 0.123 is not allowed; the run began with" in done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
-    assert {file: file.read_bytes() for file in Path("runs/app").rglob("*") if file.is_file()} == before
+    assert {
+        file: file.read_bytes() for file in Path("runs/app").rglob("*") if file.is_file()
+    } == before
 
 
 def test_a_resumed_centre_adds_to_the_bytes_of_the_process_before(tmp_path: Path) -> None:
@@ -102,6 +130,19 @@ def test_damaged_files_of_a_deployment_are_one_line(
         (tmp_path / name).write_text(text)
     with pytest.raises(Damaged, match=r"its deployed\.json is damaged"):
         ends._run_id(tmp_path, "mark")
-    assert main(["export", "--run", str(tmp_path), "--client", "0", "--out", str(tmp_path / "m.safetensors")]) == 2
+    assert (
+        main(
+            [
+                "export",
+                "--run",
+                str(tmp_path),
+                "--client",
+                "0",
+                "--out",
+                str(tmp_path / "m.safetensors"),
+            ]
+        )
+        == 2
+    )
     line = f"fl-train: error: run: {str(tmp_path)!r} is not allowed; its site.json is damaged\n"
     assert capsys.readouterr().err == line

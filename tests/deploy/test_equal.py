@@ -1,4 +1,5 @@
-"""A centre and its sites, by messages of bytes alone, come to the bits of the simulator; and what may not travel."""
+"""A centre and its sites, by messages of bytes alone, come to the bits of the simulator; and what
+may not travel."""
 
 from __future__ import annotations
 
@@ -42,13 +43,20 @@ ADAPTED = ("fedsalora", "ffalora")
 def config_of(method: str, *flags: str) -> Config:
     """Of a federation that takes no time."""
     small = SMALL.replace("--model.hidden [16]", "") if "--model" in flags else SMALL
-    words = [*small.split(), "--method", method, *(f"--method.{k}={v}" for k, v in FEW.get(method, {}).items())]
+    words = [
+        *small.split(),
+        "--method",
+        method,
+        *(f"--method.{k}={v}" for k, v in FEW.get(method, {}).items()),
+    ]
     words += ["--model.adapters.rank=2"] if method in ADAPTED else []
     return complete(plan(read_line([*words, *flags]).layers))
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("method", [name for name in catalogue.table("methods") if name not in REFUSED])
+@pytest.mark.parametrize(
+    "method", [name for name in catalogue.table("methods") if name not in REFUSED]
+)
 def test_every_method_comes_to_the_same_bits(method: str, tmp_path: Path) -> None:
     config = config_of(method)
     assert differences(simulate(config, tmp_path), rehearse(config, tmp_path)) == []
@@ -68,7 +76,10 @@ def test_a_hook_that_reads_what_does_not_travel_is_named(method: str, tmp_path: 
     [
         ("selfkapc", "--federation.participation 0.67 --federation.rounds 4"),
         ("crosskapc", "--method.guard 0 --federation.clients 4 --federation.rounds 8"),
-        ("fedavg", "--evaluation.judge before --federation.participation 0.67 --federation.rounds 3"),
+        (
+            "fedavg",
+            "--evaluation.judge before --federation.participation 0.67 --federation.rounds 3",
+        ),
         ("fedavg", "--fabric.precision bf16-true"),
         ("fedper", "--evaluation.judge finetuned"),
         ("ditto", "--optimizer.keep_state true --optimizer.momentum 0.9"),
@@ -77,11 +88,22 @@ def test_a_hook_that_reads_what_does_not_travel_is_named(method: str, tmp_path: 
         ("kapc", "--model tests.conftest.NormNet"),
         ("scaffold", "--model tests.conftest.NormNet"),
         ("kapc", "--callbacks.layerselection.mu 0.5 --federation.rounds 4"),
-        ("kapc", "--callbacks.layerselection.mu 0.5 --federation.participation 0.67 --federation.rounds 4"),
-        ("selfkapc", "--callbacks.layerselection.mu 0.5 --model tests.conftest.NormNet --federation.rounds 4"),
+        (
+            "kapc",
+            "--callbacks.layerselection.mu 0.5 --federation.participation 0.67 "
+            "--federation.rounds 4",
+        ),
+        (
+            "selfkapc",
+            "--callbacks.layerselection.mu 0.5 --model tests.conftest.NormNet "
+            "--federation.rounds 4",
+        ),
         ("fedper", "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"),
         ("scaffold", "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.epsilon_target 8"),
-        ("fedhkd", "--method.sigma 0 --callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"),
+        (
+            "fedhkd",
+            "--method.sigma 0 --callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",
+        ),
     ],
 )
 def test_other_settings_come_to_the_same_bits(method: str, flags: str, tmp_path: Path) -> None:
@@ -108,7 +130,7 @@ def test_the_comparison_sees_a_difference(tmp_path: Path) -> None:
     assert any("accuracy" in line or "train_loss" in line for line in differences(one, other))
 
 
-# ---------------------------------------------------------------- messages that are lost, late, or come twice
+# ------------------------------------------------------ messages that are lost, late, or come twice
 
 
 class Lossy(LocalTransport):
@@ -170,7 +192,9 @@ def test_nothing_personal_is_on_the_wire(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     for client in range(3):
-        [row, *_] = sorted((tmp_path / f"site-{client}" / "checkpoints" / "rows").glob("*"), reverse=True)
+        [row, *_] = sorted(
+            (tmp_path / f"site-{client}" / "checkpoints" / "rows").glob("*"), reverse=True
+        )
         model = load_file(row)["row"]
         shared, personal = model[:64].numpy().tobytes(), model[-176:-16].numpy().tobytes()
         assert shared in sent
@@ -210,7 +234,10 @@ HOSTILE = {
     "its upload is not finite": _rewritten(lambda h, t: t.update(model=t["model"] * torch.nan)),
     "answered another message": _rewritten(lambda h, t: h.update(round=h["round"] - 1)),
     "it holds what the method does not upload": _rewritten(
-        lambda h, t: (h["payload"]["vectors"].append("personal"), t.update({"vectors.personal": t["model"]}))
+        lambda h, t: (
+            h["payload"]["vectors"].append("personal"),
+            t.update({"vectors.personal": t["model"]}),
+        )
     ),
     "its scores are no numbers": _rewritten(lambda h, t: h.update(values={"accuracy": "all"})),
     "it is cut short": lambda answer: answer[:100] if b"visit" in answer else answer,
@@ -237,7 +264,8 @@ def test_a_hostile_answer_costs_one_line_and_one_client(
 
 
 def test_transforms_at_both_ends(tmp_path: Path) -> None:
-    """KAPC+BLS: the centre leaves layers out of downloads, sites out of uploads, and the tables say which."""
+    """KAPC+BLS: the centre leaves layers out of downloads, sites out of uploads, and the tables say
+    which."""
     config = config_of("kapc", "--callbacks.layerselection.mu", "0.2", "--federation.rounds", "3")
     (tmp_path / "whole").mkdir()
     run = rehearse(config, tmp_path)
@@ -247,7 +275,9 @@ def test_transforms_at_both_ends(tmp_path: Path) -> None:
         RunFolder(simulate(replace(config, callbacks={}), tmp_path / "whole")).read("metrics"),
     )
     for way in ("upload_bytes", "download_bytes"):
-        assert any(0 < some[way] < all_of_it[way] for some, all_of_it in zip(rounds, whole, strict=True))
+        assert any(
+            0 < some[way] < all_of_it[way] for some, all_of_it in zip(rounds, whole, strict=True)
+        )
 
 
 def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path: Path) -> None:
@@ -259,12 +289,16 @@ def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path: Pat
     from safetensors.torch import load_file
 
     for client in range(3):
-        [row, *_] = sorted((tmp_path / f"site-{client}" / "checkpoints" / "rows").glob("*"), reverse=True)
+        [row, *_] = sorted(
+            (tmp_path / f"site-{client}" / "checkpoints" / "rows").glob("*"), reverse=True
+        )
         assert load_file(row)["row"][:64].numpy().tobytes() not in sent
     epsilons = [row["privacy_epsilon"] for row in RunFolder(run).read("metrics")]
     assert 0 < epsilons[0] < epsilons[1]
 
 
 def test_a_transform_that_sites_cannot_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"^callbacks.quantize: 'Quantize' is not allowed; it must be null: sites"):
+    with pytest.raises(
+        BadInput, match=r"^callbacks.quantize: 'Quantize' is not allowed; it must be null: sites"
+    ):
         rehearse(config_of("fedavg", "--callbacks", "quantize"), tmp_path)

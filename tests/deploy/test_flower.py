@@ -1,4 +1,5 @@
-"""Real SuperLink and SuperNodes on loopback, with TLS and a key for each node, in an environment of Flower's own."""
+"""Real SuperLink and SuperNodes on loopback, with TLS and a key for each node, in an environment of
+Flower's own."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from .test_equal import SMALL
 def test_three_supernodes_come_to_the_simulators_bits(
     machines: Machines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """KAPC+BLS with TLS and node authentication; tables, bytes against the ledger, and each site's own model."""
+    """KAPC+BLS with TLS and node authentication; tables, bytes against the ledger, and each site's
+    own model."""
     machines.open(3, *SMALL.split(), "--method", "kapc", "--callbacks", "checkpoint,layerselection")
     out = machines.flwr(*machines.run())
     run = tmp_path / "runs" / "app"
@@ -45,7 +47,20 @@ def test_three_supernodes_come_to_the_simulators_bits(
     own, out_file = str(tmp_path / "at-2" / "app"), str(tmp_path / "two.safetensors")
     assert main(["export", "--run", own, "--client", "2", "--out", out_file]) == 0
     capsys.readouterr()
-    assert main(["export", "--run", str(run), "--client", "2", "--out", str(tmp_path / "none.safetensors")]) == 2
+    assert (
+        main(
+            [
+                "export",
+                "--run",
+                str(run),
+                "--client",
+                "2",
+                "--out",
+                str(tmp_path / "none.safetensors"),
+            ]
+        )
+        == 2
+    )
     assert "at their sites" in capsys.readouterr().err
     assert main(["report", str(run)]) == 0
 
@@ -53,8 +68,8 @@ def test_three_supernodes_come_to_the_simulators_bits(
 @pytest.mark.slow
 @pytest.mark.alone
 def test_kills_lose_nothing(machines: Machines) -> None:
-    """One of each of the kills that `python -m tests.deploy.kills flower` makes many of: a SuperNode comes back, and
-    after the SuperLink's death the same `flwr run` goes on."""
+    """One of each of the kills that `python -m tests.deploy.kills flower` makes many of: a
+    SuperNode comes back, and after the SuperLink's death the same `flwr run` goes on."""
     done = of_flower(machines, {"relays": 1, "nodes": 1, "superlinks": 1}, seed=0)
     assert (done.lost, done.unlike) == ([], [])
     assert done.counts()["killed"] == {"relay": 1, "node": 1, "superlink": 1}
@@ -62,9 +77,17 @@ def test_kills_lose_nothing(machines: Machines) -> None:
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_flowers_simulation_engine_comes_to_the_simulators_bits(machines: Machines, tmp_path: Path) -> None:
+def test_flowers_simulation_engine_comes_to_the_simulators_bits(
+    machines: Machines, tmp_path: Path
+) -> None:
     """Ten clients as nodes of `flwr run` without a SuperNode."""
-    words = [*SMALL.replace("clients 3", "clients 10").split(), "--method", "kapc", "--rehearse", "false"]
+    words = [
+        *SMALL.replace("clients 3", "clients 10").split(),
+        "--method",
+        "kapc",
+        "--rehearse",
+        "false",
+    ]
     assert main(["deploy", *words, "--out", "app", "--sites", "sites"]) == 0
     machines.simulation(10)
     out = machines.flwr(*machines.run())
@@ -84,7 +107,14 @@ def of_sites(machines: Machines) -> list[int]:
 @pytest.mark.alone
 def test_the_stream_has_the_rounds_and_a_site_ends_with_its_supernode(machines: Machines) -> None:
     """Both however they end: told to, or killed; and the centre with its SuperLink."""
-    machines.open(2, *SMALL.replace("clients 3", "clients 2").split(), "--method", "fedavg", "--callbacks", "progress")
+    machines.open(
+        2,
+        *SMALL.replace("clients 3", "clients 2").split(),
+        "--method",
+        "fedavg",
+        "--callbacks",
+        "progress",
+    )
     out = machines.flwr(*machines.run())
     assert [t for t in (1, 2) if f"round {t}/2: mean accuracy 0." in out] == [1, 2], out[-3000:]
     assert "run folder: " in out

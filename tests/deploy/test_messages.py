@@ -1,4 +1,5 @@
-"""Odd and hostile messages: each is one line, its site has failed, and the run goes on as `on_bad_client` says."""
+"""Odd and hostile messages: each is one line, its site has failed, and the run goes on as
+`on_bad_client` says."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ Come = Callable[[Answers, str], list[Any]]
 
 
 class Odd(LocalTransport):
-    """The answers of one site to visits come as `come` has it: of all its answers so far, and the message's name."""
+    """The answers of one site to visits come as `come` has it: of all its answers so far, and the
+    message's name."""
 
     come: Come
 
@@ -59,14 +61,21 @@ def _late(answers: Answers, name: str, first: list[str] = []) -> list[Any]:  # n
     if len(answers) == 1:
         first[:] = [name]
         return []
-    return [(first[0], answers[0]), (name, answers[-1])] if len(answers) == 2 else [(name, answers[-1])]
+    return (
+        [(first[0], answers[0]), (name, answers[-1])]
+        if len(answers) == 2
+        else [(name, answers[-1])]
+    )
 
 
 ODD: dict[str, tuple[Come, str]] = {
     "lost": (lambda a, n: [(n, a[-1])] if len(a) > 1 else [], "did not answer within"),
     "late": (_late, "did not answer within"),
     "cut short": (lambda a, n: [(n, a[-1] if len(a) > 1 else a[-1][:100])], "it is cut short"),
-    "too long": (lambda a, n: [(n, a[-1] if len(a) > 1 else HUGE)], f"it has {HUGE} bytes, more than the"),
+    "too long": (
+        lambda a, n: [(n, a[-1] if len(a) > 1 else HUGE)],
+        f"it has {HUGE} bytes, more than the",
+    ),
 }
 """What becomes of a site's first answer, and the line."""
 
@@ -82,11 +91,15 @@ def test_retry_comes_to_the_numbers_of_an_undisturbed_run(
     config = config_of("ditto", "--federation.on_bad_client", "retry")
     run = rehearse(config, tmp_path, odd(come))
     assert line in capsys.readouterr().err
-    assert [(row["client"], row["outcome"]) for row in RunFolder(run).read("failures")] == [(BAD, "retried")]
+    assert [(row["client"], row["outcome"]) for row in RunFolder(run).read("failures")] == [
+        (BAD, "retried")
+    ]
     assert differences(simulate(config, tmp_path), run) == []
 
 
-def test_a_message_that_is_not_answered_in_time_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_is_not_answered_in_time_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The answer is lost: the site gives the same bytes again, and nothing has failed."""
     monkeypatch.setattr(rehearsal, "LIMITS", (10.0, 10.0, 0.05))
     transports: list[Any] = []
@@ -115,27 +128,52 @@ def _tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes
 
 
 HOSTILE = [
-    ("fpl", _tensors(lambda t: t.update({"extra.features": t["extra.features"][:, :-1].clone()})),
-     "its features has shape"),
-    ("fpl", _tensors(lambda t: t.update({"statistics.classes": t["statistics.classes"] + 9})),
-     "it names classes that the federation does not have"),
-    ("fedpac", _tensors(lambda t: t.update({"extra.moments.means": t["extra.moments.means"][:-1].clone()})),
-     "it has not one row for each of its classes"),
-    ("fedmd", _tensors(lambda t: t.update({"extra.predictions": t["extra.predictions"][:-1].clone()})),
-     "its predictions has shape"),
-    ("fednova", _tensors(lambda t: t.update({"statistics.steps": torch.tensor([torch.inf])})),
-     "its upload is not finite"),
-]  # fmt: skip
+    (
+        "fpl",
+        _tensors(lambda t: t.update({"extra.features": t["extra.features"][:, :-1].clone()})),
+        "its features has shape",
+    ),
+    (
+        "fpl",
+        _tensors(lambda t: t.update({"statistics.classes": t["statistics.classes"] + 9})),
+        "it names classes that the federation does not have",
+    ),
+    (
+        "fedpac",
+        _tensors(
+            lambda t: t.update({"extra.moments.means": t["extra.moments.means"][:-1].clone()})
+        ),
+        "it has not one row for each of its classes",
+    ),
+    (
+        "fedmd",
+        _tensors(lambda t: t.update({"extra.predictions": t["extra.predictions"][:-1].clone()})),
+        "its predictions has shape",
+    ),
+    (
+        "fednova",
+        _tensors(lambda t: t.update({"statistics.steps": torch.tensor([torch.inf])})),
+        "its upload is not finite",
+    ),
+]
 
 
 @pytest.mark.sampled("fpl-0", "fedpac-2")
-@pytest.mark.parametrize(("method", "change", "line"), HOSTILE, ids=[f"{m}-{k}" for k, (m, _, _) in enumerate(HOSTILE)])
+@pytest.mark.parametrize(
+    ("method", "change", "line"), HOSTILE, ids=[f"{m}-{k}" for k, (m, _, _) in enumerate(HOSTILE)]
+)
 def test_what_comes_beside_vectors_is_looked_at(
-    method: str, change: Callable[[bytes], bytes], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    method: str,
+    change: Callable[[bytes], bytes],
+    line: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = config_of(method, "--federation.on_bad_client", "skip")
     run = rehearse(config, tmp_path, odd(lambda answers, name: [(name, change(answers[-1]))]))
-    assert [(row["client"], row["outcome"]) for row in RunFolder(run).read("failures")] == [(BAD, "skipped")] * 2
+    assert [(row["client"], row["outcome"]) for row in RunFolder(run).read("failures")] == [
+        (BAD, "skipped")
+    ] * 2
     assert line in capsys.readouterr().err
 
 
@@ -161,8 +199,12 @@ def test_another_methods_payload_is_refused(
     (tmp_path / "other").mkdir()
     rehearse(config_of(other), tmp_path / "other", odd(keep))
     config = config_of(method, "--federation.on_bad_client", "skip")
-    run = rehearse(config, tmp_path, odd(lambda a, name: [(name, theirs[wire.unpack(a[-1])[0]["round"]])]))
-    assert [(row["client"], row["outcome"]) for row in RunFolder(run).read("failures")] == [(BAD, "skipped")] * 2
+    run = rehearse(
+        config, tmp_path, odd(lambda a, name: [(name, theirs[wire.unpack(a[-1])[0]["round"]])])
+    )
+    assert [(row["client"], row["outcome"]) for row in RunFolder(run).read("failures")] == [
+        (BAD, "skipped")
+    ] * 2
     assert line in capsys.readouterr().err
 
 
@@ -192,10 +234,15 @@ def test_headers_that_lack_something_are_refused(
 
     run = rehearse(config_of("fedavg", "--federation.on_bad_client", "skip"), tmp_path, made)
     assert (run / "summary.json").is_file()
-    assert f"client {BAD} failed in round" in (shown := capsys.readouterr().err) and "sent what is refused" in shown
+    assert (
+        f"client {BAD} failed in round" in (shown := capsys.readouterr().err)
+        and "sent what is refused" in shown
+    )
 
 
-def test_a_replay_of_an_old_round_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_of_an_old_round_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = config_of("fedavg", "--federation.on_bad_client", "skip")
     run = rehearse(config, tmp_path, odd(lambda answers, name: [(name, answers[0])]))
     assert [(row["round"], row["client"]) for row in RunFolder(run).read("failures")] == [(2, BAD)]
@@ -222,10 +269,16 @@ def test_uploads_that_the_centre_refuses_count_in_epsilon(tmp_path: Path) -> Non
 
 
 class Moving:
-    """Sites that answer with who they are; the one at 3 is client 0's, started again after that at 1 has died."""
+    """Sites that answer with who they are; the one at 3 is client 0's, started again after that at
+    1 has died."""
 
     def __init__(self) -> None:
-        self.nodes, self.dead, self.waiting, self.hellos = [1, 2], set[int](), list[tuple[str, Any]](), 0
+        self.nodes, self.dead, self.waiting, self.hellos = (
+            [1, 2],
+            set[int](),
+            list[tuple[str, Any]](),
+            0,
+        )
 
     def addresses(self) -> list[int]:
         return list(self.nodes)
@@ -263,7 +316,12 @@ def test_a_site_that_comes_back_at_another_address_is_taken_once_the_first_has_g
         answers = exchange.ask(t, "visit", messages, 1)
         answered.append([c for c, answer in answers.items() if answer is not None])
     assert answered == [[1], [0, 1]]
-    assert capsys.readouterr().err.count("both say that they are client 0; the first is kept while it is there") == 1
+    assert (
+        capsys.readouterr().err.count(
+            "both say that they are client 0; the first is kept while it is there"
+        )
+        == 1
+    )
 
 
 class Silent(LocalTransport):
@@ -288,7 +346,11 @@ class Silent(LocalTransport):
     ],
 )
 def test_a_site_that_says_nothing_of_itself(
-    hello: Any, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hello: Any,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(rehearsal, "LIMITS", (0.3, 5.0, 5.0))
     monkeypatch.setattr(Silent, "hello", hello)
@@ -302,7 +364,7 @@ def test_a_site_that_says_nothing_of_itself(
     assert {row["client"] for row in RunFolder(run).read("failures")} == {BAD}
 
 
-# ---------------------------------------------------------------- the cap, where Flower hands answers over
+# --------------------------------------------------------- the cap, where Flower hands answers over
 
 
 class Body:
@@ -331,15 +393,22 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_an_answer_of_ten_gigabytes_is_neither_copied_nor_passed_on(ends: Any) -> None:
-    """The ServerApp looks at its length alone; the centre says so in one line; an answer beside it arrives."""
+    """The ServerApp looks at its length alone; the centre says so in one line; an answer beside it
+    arrives."""
 
     def reply(name: str, data: Any) -> Any:
         content = {"body": {"bytes": SimpleNamespace(data=data)}}
-        return SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=name), content=content, has_error=bool)
+        return SimpleNamespace(
+            metadata=SimpleNamespace(reply_to_message_id=name), content=content, has_error=bool
+        )
 
     asked, given = io.BytesIO(), io.BytesIO()
     for name in ("a", "b", "c"):
-        write_frame(asked, {"op": "push", "address": "1", "ttl": 1.0, "run": "app", "group": ""}, name.encode())
+        write_frame(
+            asked,
+            {"op": "push", "address": "1", "ttl": 1.0, "run": "app", "group": ""},
+            name.encode(),
+        )
     write_frame(asked, {"op": "pull", "most": 1000})
     asked.seek(0)
     names = iter("abc")
@@ -355,12 +424,15 @@ def test_an_answer_of_ten_gigabytes_is_neither_copied_nor_passed_on(ends: Any) -
         read_frame(given)
     come = PipeTransport(given, io.BytesIO(), "app").pull(1000)  # type: ignore[arg-type]
     assert come == [("a", HUGE), ("b", b"whole"), ("c", 1001)]
-    with pytest.raises(wire.Unreadable, match=rf"^it has {HUGE} bytes, more than the 1000 that are accepted$"):
+    with pytest.raises(
+        wire.Unreadable, match=rf"^it has {HUGE} bytes, more than the 1000 that are accepted$"
+    ):
         wire.unpack(come[0][1] or b"", 1000)
 
 
 def test_an_answer_that_flower_takes_in_whole_costs_no_memory(ends: Any) -> None:
-    """Flower puts ten gigabytes together before it hands them over: that ends where four caps are reached."""
+    """Flower puts ten gigabytes together before it hands them over: that ends where four caps are
+    reached."""
     taken: list[int] = []
 
     def pull(waiting: list[str]) -> list[Any]:
@@ -371,12 +443,16 @@ def test_an_answer_that_flower_takes_in_whole_costs_no_memory(ends: Any) -> None
     waiting = ["a", "b"]
     answers, body = ends.pulled(SimpleNamespace(pull_messages=pull), waiting, 1000)
     assert (answers, body, taken, waiting) == ([["a", -1, False]], b"", [], ["b"])
-    with pytest.raises(wire.Unreadable, match=r"^it has far more than the 1000 bytes that are accepted$"):
+    with pytest.raises(
+        wire.Unreadable, match=r"^it has far more than the 1000 bytes that are accepted$"
+    ):
         wire.unpack(answers[0][1], 1000)
     assert len(bytes(HUGE)) == HUGE  # the limit is gone
 
 
-def test_the_cap_is_set_by_the_method_and_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cap_is_set_by_the_method_and_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """64 MiB, and twice what a client's vectors have: SCAFFOLD's two."""
     caps = set()
     ask = Exchange.ask
@@ -402,16 +478,26 @@ def test_the_cap_is_set_by_the_method_and_the_model(tmp_path: Path, monkeypatch:
 def test_a_site_whose_answer_was_refused_goes_back(
     method: str, rounds: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has trained; the centre goes on without that: the numbers are those of a client that failed then."""
+    """It has trained; the centre goes on without that: the numbers are those of a client that
+    failed then."""
     config = config_of(method, "--federation.on_bad_client", "skip", "--federation.rounds", "4")
 
     def spoilt(answers: Answers, name: str) -> list[Any]:
         header, tensors = wire.unpack(answers[-1])
         lost = header["round"] in rounds
-        return [(name, wire.pack(header, tensors | {"model": tensors["model"][:-1]}) if lost else answers[-1])]
+        return [
+            (
+                name,
+                wire.pack(header, tensors | {"model": tensors["model"][:-1]})
+                if lost
+                else answers[-1],
+            )
+        ]
 
     run = rehearse(config, tmp_path, odd(spoilt))
-    failed = [(row["round"], row["client"], row["outcome"]) for row in RunFolder(run).read("failures")]
+    failed = [
+        (row["round"], row["client"], row["outcome"]) for row in RunFolder(run).read("failures")
+    ]
     assert failed == [(t, BAD, "skipped") for t in sorted(rounds)]
     upload = Visit.upload
 
@@ -424,7 +510,9 @@ def test_a_site_whose_answer_was_refused_goes_back(
     assert differences(simulate(config, tmp_path), run) == []
 
 
-def test_a_site_that_has_lost_its_state_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_site_that_has_lost_its_state_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its folder is empty after the first round: it trains no other model in silence."""
     sites: list[Any] = []
 
@@ -439,5 +527,7 @@ def test_a_site_that_has_lost_its_state_says_so(tmp_path: Path, capsys: pytest.C
         return odd(emptied)(made)
 
     run = rehearse(config_of("ditto", "--federation.on_bad_client", "skip"), tmp_path, keep)
-    assert (2, BAD, "skipped") in [(r["round"], r["client"], r["outcome"]) for r in RunFolder(run).read("failures")]
+    assert (2, BAD, "skipped") in [
+        (r["round"], r["client"], r["outcome"]) for r in RunFolder(run).read("failures")
+    ]
     assert "the site has its state after 0 visits, the centre has 1" in capsys.readouterr().err

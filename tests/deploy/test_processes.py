@@ -1,4 +1,5 @@
-"""Sites as processes behind sockets, as Flower's ClientApp finds them: killed, asked twice, with unfit data."""
+"""Sites as processes behind sockets, as Flower's ClientApp finds them: killed, asked twice, with
+unfit data."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     words = [*FLAGS, "--method", "ditto", "--federation.rounds", "4", "--rehearse", "false"]
     assert main(["deploy", *words, "--out", "app", "--sites", "sites"]) == 0
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, [*sys.path[:1], str(Path(__file__).parents[2])])))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(map(str, [*sys.path[:1], str(Path(__file__).parents[2])]))
+    )
     return tmp_path / "app" / PACKAGE
 
 
@@ -52,14 +55,19 @@ def sites(app: Path, tmp_path: Path) -> Iterator[list[dict[str, Any]]]:
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_killed_sites_and_relays_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_sites_and_relays_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some of the kills that `python -m tests.deploy.kills sites` makes 50 of."""
     monkeypatch.chdir(tmp_path)
     done = of_sites(tmp_path, {"sites": 3, "relays": 2}, seed=0)
     assert (done.lost, done.unlike) == ([], [])
     assert done.counts()["killed"] == {"site": 3, "relay": 2}
     own = str(tmp_path / "at-south" / "app")
-    assert main(["export", "--run", own, "--client", "0", "--out", str(tmp_path / "none.safetensors")]) == 2
+    assert (
+        main(["export", "--run", own, "--client", "0", "--out", str(tmp_path / "none.safetensors")])
+        == 2
+    )
 
 
 @pytest.mark.slow
@@ -67,7 +75,8 @@ def test_killed_sites_and_relays_lose_nothing(tmp_path: Path, monkeypatch: pytes
 def test_a_centre_that_goes_on_comes_to_the_same_bits(
     app: Path, sites: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It dies after sites have answered round 3 and before it has saved it: they answer the same bytes again."""
+    """It dies after sites have answered round 3 and before it has saved it: they answer the same
+    bytes again."""
     folder = tmp_path / "center"
     ask, trained = Exchange.ask, []
 
@@ -92,13 +101,23 @@ def test_a_centre_that_goes_on_comes_to_the_same_bits(
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda a: a.update(x_train=a["x_train"][..., :7]), "its samples have another shape than the federation's"),
-        (lambda a: a.update(y_train=a["y_train"] + 5), "its data have classes that the federation does not know"),
+        (
+            lambda a: a.update(x_train=a["x_train"][..., :7]),
+            "its samples have another shape than the federation's",
+        ),
+        (
+            lambda a: a.update(y_train=a["y_train"] + 5),
+            "its data have classes that the federation does not know",
+        ),
         (lambda a: a.pop("y_train"), "its data cannot be read"),
     ],
 )
 def test_data_that_do_not_fit_are_one_line(
-    spoil: Callable[[dict[str, Any]], Any], sentence: str, app: Path, sites: list[dict[str, Any]], tmp_path: Path
+    spoil: Callable[[dict[str, Any]], Any],
+    sentence: str,
+    app: Path,
+    sites: list[dict[str, Any]],
+    tmp_path: Path,
 ) -> None:
     with np.load(sites[1]["data"]) as file:
         content = dict(file)
@@ -110,10 +129,14 @@ def test_data_that_do_not_fit_are_one_line(
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_two_sites_with_one_identity_are_one_line(app: Path, sites: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_two_sites_with_one_identity_are_one_line(
+    app: Path, sites: list[dict[str, Any]], tmp_path: Path
+) -> None:
     twice = [sites[0], sites[0] | {"folder": str(tmp_path / "another")}]
     try:
-        with pytest.raises(RunFailed, match=r"the sites at \d and \d both say that they are client 0"):
+        with pytest.raises(
+            RunFailed, match=r"the sites at \d and \d both say that they are client 0"
+        ):
             run_of(app, twice, tmp_path / "center")
     finally:
         end_all(twice)

@@ -1,4 +1,5 @@
-"""What is refused before anything is written, in one line that names key, value and what is allowed."""
+"""What is refused before anything is written, in one line that names key, value and what is
+allowed."""
 
 from __future__ import annotations
 
@@ -16,11 +17,15 @@ from fl_lightning.configuration.config import Component
 
 from .test_equal import PAGE, SMALL
 
-KINDS = {name: Component(entry.class_path, {}).load() for name, entry in catalogue.table("callbacks").items()}
+KINDS = {
+    name: Component(entry.class_path, {}).load()
+    for name, entry in catalogue.table("callbacks").items()
+}
 REFUSED = sorted(
     name
     for name, kind in KINDS.items()
-    if issubclass(kind, Transform) and not kind.deployed and name != "stepprivacy"  # nobody names it
+    # nobody names it
+    if issubclass(kind, Transform) and not kind.deployed and name != "stepprivacy"
 )
 NEEDED = {
     "blurrelation": "--callbacks.blurrelation.top=1",
@@ -48,7 +53,11 @@ def test_transforms_that_sites_cannot_run_are_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = f"--method fedavg --callbacks {name} {NEEDED.get(name, '')}"
-    refused(words, rf"callbacks.{name}: '\w+' is not allowed; it must be null: sites cannot run it", capsys)
+    refused(
+        words,
+        rf"callbacks.{name}: '\w+' is not allowed; it must be null: sites cannot run it",
+        capsys,
+    )
 
 
 def test_the_page_lists_the_refused_transforms() -> None:
@@ -61,32 +70,54 @@ def test_the_page_lists_the_refused_transforms() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("--optimizer.privacy.clip 1 --optimizer.privacy.noise 1", r"optimizer.privacy: .*null: sites cannot run it"),
+        (
+            "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1",
+            r"optimizer.privacy: .*null: sites cannot run it",
+        ),
         (
             "--data.scale robust",
-            r"data.scale: 'robust' is not allowed; preprocess the data and set null: in a deployment nobody has",
+            r"data.scale: 'robust' is not allowed; preprocess the data and set null: in a "
+            r"deployment nobody has",
         ),
         (
             "--data.scale robust --data.fitted own",
-            r"data.scale: 'robust' is not allowed; preprocess the data and set null: in a deployment nobody has",
+            r"data.scale: 'robust' is not allowed; preprocess the data and set null: in a "
+            r"deployment nobody has",
         ),
         (
             "--data.impute median",
-            r"data.impute: 'median' is not allowed; preprocess the data and set null: in a deployment nobody has",
+            r"data.impute: 'median' is not allowed; preprocess the data and set null: in a "
+            r"deployment nobody has",
         ),
-        ("--data.held_out [1]", r"data.held_out: .*1.* is not allowed; it must be null: fl-train join"),
-        ("--data.held_out_clients 0.34", r"data.held_out_clients: 0.34 is not allowed; it must be 0: fl-train join"),
-        ("--fabric.executor vmap", r"fabric.executor: 'vmap' is not allowed; it must be auto or loop: a site has"),
+        (
+            "--data.held_out [1]",
+            r"data.held_out: .*1.* is not allowed; it must be null: fl-train join",
+        ),
+        (
+            "--data.held_out_clients 0.34",
+            r"data.held_out_clients: 0.34 is not allowed; it must be 0: fl-train join",
+        ),
+        (
+            "--fabric.executor vmap",
+            r"fabric.executor: 'vmap' is not allowed; it must be auto or loop: a site has",
+        ),
     ],
     ids=["private", "shared", "own", "impute", "held out", "share held out", "executor"],
 )
 def test_data_and_settings_without_a_meaning_at_sites_are_named(
-    words: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [f"{k % 7},{k % 5 / 2},{'sick' if k % 3 else 'well'}" for k in range(90)]
     Path("table.csv").write_text("\n".join(["one,two,outcome", *rows]) + "\n")
-    table = "--method fedavg --data.fraction 1 --data.public null --data.root table.csv --data.label_column outcome"
+    table = (
+        "--method fedavg --data.fraction 1 --data.public null --data.root table.csv "
+        "--data.label_column outcome"
+    )
     refused(f"{table} {words}", line, capsys)
 
 
@@ -95,7 +126,9 @@ def test_global_test_data_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     refused(
-        "--method fedavg --data.global_test true", r"data.global_test: True is not allowed; it must be false", capsys
+        "--method fedavg --data.global_test true",
+        r"data.global_test: True is not allowed; it must be false",
+        capsys,
     )
 
 
@@ -111,7 +144,21 @@ def test_an_app_that_the_disk_refuses_leaves_its_names_free(
         move(aside, path)
 
     monkeypatch.setattr("fl_lightning.foundation.files.os.replace", full)
-    line = ["deploy", *SMALL.split(), "--method", "fedavg", "--rehearse", "false", "--out", "app", "--sites", "sites"]
+    line = [
+        "deploy",
+        *SMALL.split(),
+        "--method",
+        "fedavg",
+        "--rehearse",
+        "false",
+        "--out",
+        "app",
+        "--sites",
+        "sites",
+    ]
     assert main(line) == 1
-    assert capsys.readouterr().err == "fl-train: error: cannot write sites/site-1.npz: No space left on device\n"
+    assert (
+        capsys.readouterr().err
+        == "fl-train: error: cannot write sites/site-1.npz: No space left on device\n"
+    )
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,5 @@
-"""The tutorial "From study to three hospitals": its lines as they stand on the page, in one shell."""
+"""The tutorial "From study to three hospitals": its lines as they stand on the page, in one
+shell."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ def test_there_are_six_commands() -> None:
     _, six, _ = lines()
     whole = six.replace("\\\n", "")
     assert len(whole.splitlines()) == 6
-    assert "--config kapc_digits.yaml" in whole and whole.splitlines()[-1] == "fl-train report runs/app"
+    assert (
+        "--config kapc_digits.yaml" in whole
+        and whole.splitlines()[-1] == "fl-train report runs/app"
+    )
 
 
 @pytest.mark.slow
@@ -47,7 +51,9 @@ def test_its_lines_lead_to_three_hospitals_and_a_report(tmp_path: Path) -> None:
     try:
         script = "\n".join(["set -e", setup, six, export])
         with (tmp_path / "out.txt").open("wb") as out:
-            code = subprocess.call(["bash", "-c", script], cwd=tmp_path, env=env, stdout=out, stderr=out, timeout=1500)
+            code = subprocess.call(
+                ["bash", "-c", script], cwd=tmp_path, env=env, stdout=out, stderr=out, timeout=1500
+            )
         assert code == 0, (tmp_path / "out.txt").read_text()[-3000:]
     finally:
         kill_all(tmp_path / "home")

@@ -1,4 +1,5 @@
-"""What sites send, for every deployed method: none of their samples, labels or personal blocks; and how many bytes."""
+"""What sites send, for every deployed method: none of their samples, labels or personal blocks; and
+how many bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ class Watched(LocalTransport):
         self.sent.append((kind, message))
         self.come.append((kind, self.waiting[-1][1]))
         site: Any = self.sites[address].__self__  # type: ignore[attr-defined]
-        for seen, runs in ((self.personal, personal_runs(site)), (self.uploaded, uploaded_runs(site))):
+        for seen, runs in (
+            (self.personal, personal_runs(site)),
+            (self.uploaded, uploaded_runs(site)),
+        ):
             seen |= {(address, run) for run in runs}
         return name
 
@@ -42,7 +46,12 @@ class Watched(LocalTransport):
 def watched(kept: list[Any]) -> Any:
     def made(sites: list[Any]) -> LocalTransport:
         transport = Watched(sites)
-        transport.sent, transport.come, transport.personal, transport.uploaded = [], [], set(), set()
+        transport.sent, transport.come, transport.personal, transport.uploaded = (
+            [],
+            [],
+            set(),
+            set(),
+        )
         kept.append(transport)
         return transport
 
@@ -50,8 +59,8 @@ def watched(kept: list[Any]) -> Any:
 
 
 def personal_runs(site: Any) -> Iterator[bytes]:
-    """Of what stays with a client, now: the blocks of its model that its method does not upload, its other vectors that
-    are not exchanged, and its memory."""
+    """Of what stays with a client, now: the blocks of its model that its method does not upload,
+    its other vectors that are not exchanged, and its memory."""
     state = site.fed.run.states.get(site.client)
     if state is None:
         return
@@ -67,8 +76,8 @@ def personal_runs(site: Any) -> Iterator[bytes]:
 
 
 def uploaded_runs(site: Any) -> Iterator[bytes]:
-    """Of the blocks of a client's model that its method uploads, now; some methods also keep the model of an earlier
-    round."""
+    """Of the blocks of a client's model that its method uploads, now; some methods also keep the
+    model of an earlier round."""
     state = site.fed.run.states.get(site.client)
     if state is None:
         return
@@ -77,11 +86,16 @@ def uploaded_runs(site: Any) -> Iterator[bytes]:
 
 
 def secrets(transport: Any) -> set[tuple[int, bytes]]:
-    """Of what stays with clients: what is not uploaded as part of the model, and what the centre does not know anyway
-    (units that no sample reaches keep the values that it has sent, or that all begin with)."""
+    """Of what stays with clients: what is not uploaded as part of the model, and what the centre
+    does not know anyway (units that no sample reaches keep the values that it has sent, or that all
+    begin with)."""
     sent = b"".join(message for _, message in transport.sent)
     initial = transport.sites[0].__self__.group.initial.numpy().tobytes()
-    return {(c, run) for c, run in transport.personal - transport.uploaded if run not in sent and run not in initial}
+    return {
+        (c, run)
+        for c, run in transport.personal - transport.uploaded
+        if run not in sent and run not in initial
+    }
 
 
 def runs_of(numbers: torch.Tensor) -> Iterator[bytes]:
@@ -99,7 +113,9 @@ def own_runs(file: Path) -> Iterator[bytes]:
             x, y = content[f"x_{part}"], content[f"y_{part}"]
             for kind in (np.float32, np.float64, np.uint8):
                 yield from (sample.astype(kind).tobytes() for sample in x.reshape(len(x), -1))
-            yield from (y[:16].astype(kind).tobytes() for kind in (np.int64, np.int32, np.uint8, np.float32))
+            yield from (
+                y[:16].astype(kind).tobytes() for kind in (np.int64, np.int32, np.uint8, np.float32)
+            )
             yield json.dumps(y[:16].tolist())[1:-1].encode()
 
 
@@ -129,17 +145,26 @@ def test_the_search_finds_what_is_sent(tmp_path: Path) -> None:
     leaks = (torch.from_numpy(x), torch.from_numpy(y))
     assert all(any(run in wire.pack({}, {"leak": leak}) for run in runs) for leak in leaks)
     model = kept[0].sites[1].__self__.fed.run.states[1].vectors["model"]
-    assert any(run in wire.pack({}, {"leak": model}) for client, run in kept[0].personal if client == 1)
+    assert any(
+        run in wire.pack({}, {"leak": model}) for client, run in kept[0].personal if client == 1
+    )
 
 
 @pytest.mark.slow
 def test_the_search_finds_vectors_that_are_not_exchanged(tmp_path: Path) -> None:
-    """A site that also sends Ditto's second model, which its method keeps beside the one that it uploads."""
+    """A site that also sends Ditto's second model, which its method keeps beside the one that it
+    uploads."""
     kept: list[Any] = []
     rehearse(config_of("ditto"), tmp_path, watched(kept))
     run = kept[0].sites[1].__self__.fed.run
-    [private] = [run.states[1].vectors[name] for name, slot in run.method.slots().items() if not slot.exchanged]
-    assert any(run in wire.pack({}, {"leak": private}) for client, run in secrets(kept[0]) if client == 1)
+    [private] = [
+        run.states[1].vectors[name]
+        for name, slot in run.method.slots().items()
+        if not slot.exchanged
+    ]
+    assert any(
+        run in wire.pack({}, {"leak": private}) for client, run in secrets(kept[0]) if client == 1
+    )
 
 
 @pytest.mark.sampled("scaffold", "fedper")
@@ -150,6 +175,9 @@ def test_bytes_of_visits_are_those_of_the_ledger(method: str, tmp_path: Path) ->
     run = rehearse(config_of(method, "--model.hidden", "[256]"), tmp_path, watched(kept))
     rows = RunFolder(run).read("clients")
     for column, messages in (("upload_bytes", kept[0].come), ("download_bytes", kept[0].sent)):
-        ledger, visits = sum(row[column] for row in rows), [len(m) for kind, m in messages if kind == "visit"]
+        ledger, visits = (
+            sum(row[column] for row in rows),
+            [len(m) for kind, m in messages if kind == "visit"],
+        )
         assert len(visits) == len(rows) == 6
         assert ledger <= sum(visits) <= 1.02 * ledger + A_MESSAGE * len(visits)

@@ -198,7 +198,10 @@ class Record:
         files = {"server": manifest["server"]["file"]}
         files |= {f"client {c}": entry["file"] for c, entry in manifest["clients"].items()}
         return cls(
-            [{k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows(folder)],
+            [
+                {k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))}
+                for row in rows(folder)
+            ],
             rows(folder, "clients.csv"),
             rows(folder, "final.csv"),
             {file.name: relation(file) for file in sorted((folder / "relation").iterdir())},
@@ -267,7 +270,8 @@ def own_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_models: Path) -> Path:
     """An empty working directory, outside any launcher, with the user's own models importable."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path.parent / "mixed.yaml").write_text(MIXED)  # beside the folder, which tests want to find empty
+    # beside the folder, which tests want to find empty
+    (tmp_path.parent / "mixed.yaml").write_text(MIXED)
     monkeypatch.setattr(sys, "path", [*sys.path, str(own_models)])
     monkeypatch.setenv("PYTHONPATH", str(own_models), prepend=os.pathsep)
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -279,7 +283,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_models: Path)
 
 @pytest.fixture
 def fit(workplace: Path, small: Callable[..., list[str]]) -> Callable[..., Path]:
-    """Runs `fl-train fit` in this process, small unless `flags` say otherwise; gives the run folder."""
+    """Runs `fl-train fit` in this process, small unless `flags` say otherwise; gives the run
+    folder."""
 
     def run(name: str, *flags: str) -> Path:
         assert main(small(name, *flags)) == 0
@@ -290,7 +295,8 @@ def fit(workplace: Path, small: Callable[..., list[str]]) -> Callable[..., Path]
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str], workplace: Path) -> Callable[..., str]:
-    """Runs a command in this process that must be refused; gives its one line. Nothing on the disk may change."""
+    """Runs a command in this process that must be refused; gives its one line. Nothing on the disk
+    may change."""
 
     def run(*words: str, code: int = 2) -> str:
         before = contents(workplace)
@@ -308,7 +314,10 @@ def refused(capsys: pytest.CaptureFixture[str], workplace: Path) -> Callable[...
 
 def contents(folder: Path) -> dict[str, bytes | None]:
     """Every file below `folder` with what it holds, and every folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
 
 
 @pytest.fixture
@@ -317,7 +326,9 @@ def command(workplace: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         line = [COMMAND, *_words(words)]
-        done = subprocess.run(line, cwd=workplace, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            line, cwd=workplace, capture_output=True, text=True, timeout=300, check=False
+        )
         assert done.returncode == code, done.stderr
         return done
 

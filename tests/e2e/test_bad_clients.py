@@ -1,4 +1,5 @@
-"""Clients that fail in real runs: on one process and on two, cut in half and resumed, the numbers are the same."""
+"""Clients that fail in real runs: on one process and on two, cut in half and resumed, the numbers
+are the same."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ METHODS = ("fedavg", "kapc")
 LINES = {
     "raise": "stage upload: OSError: the disk of this client is gone (traceback in failure.txt)",
     "nan": "stage upload: its upload is not finite; lower optimizer.lr",
-    "shape": "stage upload: ValueError: its upload is torch.float32 of shape (5,), not torch.float32 of shape (",
+    "shape": "stage upload: ValueError: its upload is torch.float32 of shape (5,), not "
+    "torch.float32 "
+    "of shape (",
     "explode": "stage training: its model is not finite; lower optimizer.lr",
 }
 
@@ -45,15 +48,22 @@ def test_skip_says_so_counts_and_lists(
     assert [LINES[kind] in line for line in told] == [True, True]
     assert [row["clients_failed"] for row in table(folder)] == ["0", "1", "0", "1"]
     assert len(table(folder, "clients.csv")) == 4 * 5 - 2
-    listed = [(row["round"], row["client"], row["outcome"]) for row in table(folder, "failures.csv")]
+    listed = [
+        (row["round"], row["client"], row["outcome"]) for row in table(folder, "failures.csv")
+    ]
     assert listed == [("2", "1", "skipped"), ("4", "1", "skipped")]
-    assert all(f"stage {row['stage']}: {row['reason']}" in line
-               for row, line in zip(table(folder, "failures.csv"), told, strict=True))  # fmt: skip
+    assert all(
+        f"stage {row['stage']}: {row['reason']}" in line
+        for row, line in zip(table(folder, "failures.csv"), told, strict=True)
+    )
 
 
 @pytest.mark.slow
 def test_skipping_is_the_same_on_two_processes_and_after_a_resume(
-    fit: Callable[..., Path], small: Callable[..., list[str]], on_ranks: Callable[..., None], record: Any
+    fit: Callable[..., Path],
+    small: Callable[..., list[str]],
+    on_ranks: Callable[..., None],
+    record: Any,
 ) -> None:
     flags = {m: f"{FAULT} --federation.on_bad_client skip --method {m}" for m in METHODS}
     on_ranks(2, *(small(f"{m}-2", flags[m]) for m in METHODS))
@@ -65,7 +75,9 @@ def test_skipping_is_the_same_on_two_processes_and_after_a_resume(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_retried_client_leaves_no_trace(method: str, fit: Callable[..., Path], table: Any, record: Any) -> None:
+def test_a_retried_client_leaves_no_trace(
+    method: str, fit: Callable[..., Path], table: Any, record: Any
+) -> None:
     import fl_own_models
 
     fl_own_models.Fault.done.clear()

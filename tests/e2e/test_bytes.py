@@ -1,4 +1,5 @@
-"""The papers' byte counts on ResNet-18, from a real round (KAPC+BLS, Table 6; 10 participants, truncated MiB)."""
+"""The papers' byte counts on ResNet-18, from a real round (KAPC+BLS, Table 6; 10 participants,
+truncated MiB)."""
 
 from __future__ import annotations
 
@@ -12,12 +13,16 @@ import pytest
 
 from fl_lightning.cli import main
 
-PLAIN = "--callbacks null --fabric.accelerator cpu --fabric.threads 1 --evaluation.every 1 --loggers null"
+PLAIN = (
+    "--callbacks null --fabric.accelerator cpu --fabric.threads 1 --evaluation.every 1 --loggers "
+    "null"
+)
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> Path:
-    """Eleven training images and two test images a client: bytes do not depend on what is in them."""
+    """Eleven training images and two test images a client: bytes do not depend on what is in
+    them."""
     rng = np.random.default_rng(0)
     file = tmp_path_factory.mktemp("data") / "images.npz"
     arrays = {}
@@ -38,9 +43,17 @@ def images(tmp_path_factory) -> Path:
         ("kapc", 426.54, 426.17),  # normalisation up, never down
     ],
 )
-def test_one_round_on_resnet18(images: Path, tmp_path: Path, method: str, up: float, down: float) -> None:
-    where = f"--data.source arrays --data.root {images} --data.partition iid --out {tmp_path} --name run"
-    size = "--federation.clients 10 --federation.rounds 1 --federation.local_epochs 1 --federation.batch_size 16"
+def test_one_round_on_resnet18(
+    images: Path, tmp_path: Path, method: str, up: float, down: float
+) -> None:
+    where = (
+        f"--data.source arrays --data.root {images} --data.partition iid --out {tmp_path} --name "
+        f"run"
+    )
+    size = (
+        "--federation.clients 10 --federation.rounds 1 --federation.local_epochs 1 "
+        "--federation.batch_size 16"
+    )
     command = f"fit --method {method} --model resnet18 --model.stem 7x7 {size} {where} {PLAIN}"
     assert main(shlex.split(command)) == 0
     with (tmp_path / "run" / "metrics.csv").open() as file:
@@ -49,6 +62,7 @@ def test_one_round_on_resnet18(images: Path, tmp_path: Path, method: str, up: fl
         mib = int(row[f"{way}_parameter_bytes"]) / 2**20
         assert math.floor(100 * mib) / 100 == wanted
         assert int(row[f"{way}_bytes"]) >= int(row[f"{way}_parameter_bytes"])
-    # Buffers stand beside parameters: 9,600 running statistics of FedAvg and FedPer, none where they stay at home.
+    # Buffers stand beside parameters: 9,600 running statistics of FedAvg and FedPer, none where
+    # they stay at home.
     beside = int(row["upload_bytes"]) - int(row["upload_parameter_bytes"])
     assert beside == (10 * 4 * 9600 if method in ("fedavg", "fedper") else 0)

@@ -1,4 +1,5 @@
-"""`fl-train test`, `export` and `list` on real runs; every method; the run folder; judged rounds."""
+"""`fl-train test`, `export` and `list` on real runs; every method; the run folder; judged
+rounds."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def told(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
         "",
         "--federation.participation 0.5",
         "--method fedavg --federation.participation 0.5",
-        "--method fedavg --federation.participation 0.4 --federation.rounds 3 --evaluation.judge after",
+        "--method fedavg --federation.participation 0.4 --federation.rounds 3 --evaluation.judge "
+        "after",
         "--method fedprox --model fl_own_models.Normed",
         "--method fedamp --evaluation.judge finetuned",
         "--method local --fabric.precision 64-true",
@@ -71,7 +73,9 @@ def test_test_gives_the_final_accuracies_again(
     assert record(folder) == before
 
 
-def test_test_shows_scores_on_the_test_set_of_all(fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_test_shows_scores_on_the_test_set_of_all(
+    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = fit("a", "--method fedavg --data.global_test true --evaluation.judge after")
     capsys.readouterr()
     assert main(["test", "--run", "runs/a"]) == 0
@@ -80,7 +84,9 @@ def test_test_shows_scores_on_the_test_set_of_all(fit: Callable[..., Path], caps
     assert again[name] == str(summary[name]) == str(summary["last_global_test_accuracy_global"])
 
 
-def test_test_on_two_processes(fit: Callable[..., Path], on_ranks: Callable[..., None], table: Any) -> None:
+def test_test_on_two_processes(
+    fit: Callable[..., Path], on_ranks: Callable[..., None], table: Any
+) -> None:
     flags = "--federation.participation 0.5"
     folder = fit("a", flags)
     finals = [float(row["accuracy"]) for row in table(folder, "final.csv")]
@@ -117,7 +123,10 @@ print(right.mean())
     ],
 )
 def test_export_gives_a_plain_model_with_the_clients_accuracy(
-    fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]], workplace: Path, flags: str
+    fit: Callable[..., Path],
+    table: Callable[..., list[dict[str, str]]],
+    workplace: Path,
+    flags: str,
 ) -> None:
     finals = [float(row["accuracy"]) for row in table(fit("a", flags), "final.csv")]
     part = prepare(DataConfig(fraction=0.4), 5, seed=0).client(3).test
@@ -136,10 +145,13 @@ def test_export_gives_a_plain_model_with_the_clients_accuracy(
 
 WRAPPING = {
     **dict.fromkeys(("fedcp", "dbe", "pfedfda"), True),
-    **dict.fromkeys(("fedrod", "gpfl", "fedem", "knnper --method.lam 0.5", "fedproto", "fedtgp"), False),
+    **dict.fromkeys(
+        ("fedrod", "gpfl", "fedem", "knnper --method.lam 0.5", "fedproto", "fedtgp"), False
+    ),
     "moon --method.projection 8": True,
 }
-"""Methods that train another network than the user's, or score more than it; whether model(x) is what they score."""
+"""Methods that train another network than the user's, or score more than it; whether model(x) is
+what they score."""
 
 
 @pytest.mark.sampled("fedrod", "dbe")
@@ -147,14 +159,21 @@ WRAPPING = {
 def test_what_a_method_builds_loads_by_the_printed_lines(
     fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]], method: str
 ) -> None:
-    finals = [float(row["accuracy"]) for row in table(fit("a", f"--method {method}", "--seed 0"), "final.csv")]
+    finals = [
+        float(row["accuracy"])
+        for row in table(fit("a", f"--method {method}", "--seed 0"), "final.csv")
+    ]
     assert main(["export", "--run", "runs/a", "--client", "3", "--out", "model.safetensors"]) == 0
     namespace: dict[str, Any] = {}
     text = Path("model.py").read_text()
     exec(text, namespace)
     loaded, tensors = namespace["model"].state_dict(), load_file("model.safetensors")
-    assert loaded.keys() == tensors.keys() and all(torch.equal(loaded[name], x) for name, x in tensors.items())
-    assert ("# The run scored it by the method's own rule, not by model(x) alone: " in text) != WRAPPING[method]
+    assert loaded.keys() == tensors.keys() and all(
+        torch.equal(loaded[name], x) for name, x in tensors.items()
+    )
+    assert (
+        "# The run scored it by the method's own rule, not by model(x) alone: " in text
+    ) != WRAPPING[method]
     part = prepare(DataConfig(fraction=0.4), 5, seed=0).client(3).test
     x, y = (torch.cat(parts) for parts in zip(*part.batches(1000), strict=True))
     with torch.no_grad():
@@ -168,18 +187,26 @@ def test_every_method_that_builds_or_scores_more_is_among_them() -> None:
     for name, entry in catalogue.table("methods").items():
         module, _, cls = entry.class_path.rpartition(".")
         kind = getattr(importlib.import_module(module), cls)
-        if kind.build is not Method.build or kind.outputs is not Method.outputs or kind.prepare is not Method.prepare:
+        if (
+            kind.build is not Method.build
+            or kind.outputs is not Method.outputs
+            or kind.prepare is not Method.prepare
+        ):
             found.add(name)
     assert found == {key.split()[0] for key in WRAPPING} - {"pfedfda"}
 
 
 @pytest.mark.slow
-def test_an_exported_model_needs_nothing_of_the_run(fit: Callable[..., Path], workplace: Path) -> None:
+def test_an_exported_model_needs_nothing_of_the_run(
+    fit: Callable[..., Path], workplace: Path
+) -> None:
     folder = fit("a")
     assert main(["export", "--run", "runs/a", "--client", "0", "--out", "model.safetensors"]) == 0
     for path in sorted(folder.rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
-    np.savez(workplace / "client.npz", x=np.zeros((2, 1, 8, 8), np.float32), y=np.zeros(2, np.int64))
+    np.savez(
+        workplace / "client.npz", x=np.zeros((2, 1, 8, 8), np.float32), y=np.zeros(2, np.int64)
+    )
     done = subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert 0 <= float(done.stdout) <= 1
@@ -201,11 +228,14 @@ def test_list(command: Callable[..., Any]) -> None:
 NEEDS = {
     "dbe": "--evaluation.judge after",  # what clients begin round 3 with has trained for one round
     **dict.fromkeys(("fedora", "fedfomo", "knnper"), "--data.validation 0.2"),
-    **dict.fromkeys(("fedmd", "simpfd", "topkpfd", "ktpfl"), "--data.public held_back --method.samples 24"),
+    **dict.fromkeys(
+        ("fedmd", "simpfd", "topkpfd", "ktpfl"), "--data.public held_back --method.samples 24"
+    ),
     **dict.fromkeys(("feddf", "pfeddf"), "--data.public held_back --method.steps 5"),
     "pfedhn": "--method.hyper_lr 0.1",  # three rounds are few
     "fedsalora": "--model.adapters.rank 2",
-    "ffalora": "--model.adapters.rank 2 --evaluation.judge after",  # three rounds are few for its global model
+    # three rounds are few for its global model
+    "ffalora": "--model.adapters.rank 2 --evaluation.judge after",
     "blurrelation": "--callbacks.blurrelation.decimals 2",
     "attack": "--callbacks.attack.kind sign_flip --callbacks.attack.clients [1]",
     "krum": "--callbacks.krum.attackers 0 --method fedavg",
@@ -213,7 +243,8 @@ NEEDS = {
     "median": "--method fedavg",
     "normbound": "--callbacks.normbound.bound 1",
     "canaries": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",
-    "centralprivacy": "--callbacks.centralprivacy.clip 1 --callbacks.centralprivacy.noise 1 --method fedavg",
+    "centralprivacy": "--callbacks.centralprivacy.clip 1 --callbacks.centralprivacy.noise 1 "
+    "--method fedavg",
     "trimmedmean": "--callbacks.trimmedmean.share 0.2 --method fedavg",
     "stepprivacy": "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1",
 }
@@ -235,12 +266,20 @@ def test_every_method_runs_and_learns_on_the_shipped_config(
     assert all(sent) if method != "local" else not any(sent)
 
 
-@pytest.mark.sampled("attack", "fixedrate", "krum", "layerselection", "topk")  # the others are in other tests
+# the others are in other tests
+@pytest.mark.sampled("attack", "fixedrate", "krum", "layerselection", "topk")
 @pytest.mark.parametrize("callback", table("callbacks"))
 def test_every_shipped_callback_can_be_named(
     fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]], callback: str
 ) -> None:
-    assert len(table(fit("a", f"--callbacks {callback} --federation.rounds 2", NEEDS.get(callback, "")))) == 2
+    assert (
+        len(
+            table(
+                fit("a", f"--callbacks {callback} --federation.rounds 2", NEEDS.get(callback, ""))
+            )
+        )
+        == 2
+    )
 
 
 # ---------------------------------------------------------------- the run folder
@@ -249,7 +288,10 @@ def test_every_shipped_callback_can_be_named(
 def test_the_run_folder_is_what_scripts_rely_on(
     workplace: Path, table: Callable[..., list[dict[str, str]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = "fit --config kapc_exact_digits --federation.rounds 2 --federation.clients 4 --federation.local_epochs 1"
+    line = (
+        "fit --config kapc_exact_digits --federation.rounds 2 --federation.clients 4 "
+        "--federation.local_epochs 1"
+    )
     assert main([*line.split(), "--out", "deep/runs", "--fabric.accelerator", "cpu"]) == 0
     out, err = capsys.readouterr()
     folder = workplace / "deep" / "runs" / "kapc_exact_digits-001"
@@ -278,12 +320,17 @@ def test_the_run_folder_is_what_scripts_rely_on(
         assert any(name.startswith("memory") for name in row)
         assert 0 <= float(row["worst_accuracy"]) <= float(row["mean_accuracy"]) <= 1
     clients = table(folder, "clients.csv")
-    assert [(row["round"], row["client"]) for row in clients] == [(str(t), str(c)) for t in (1, 2) for c in range(4)]
+    assert [(row["round"], row["client"]) for row in clients] == [
+        (str(t), str(c)) for t in (1, 2) for c in range(4)
+    ]
     first = [float(row["accuracy_after"]) for row in clients[:4]]
     assert float(metrics[0]["mean_accuracy"]) == pytest.approx(np.mean(first))
     assert sum(int(row["upload_bytes"]) for row in clients[:4]) == int(metrics[0]["upload_bytes"])
 
-    assert {path.name for path in (folder / "relation").iterdir()} == {"round-0001.npz", "round-0002.npz"}
+    assert {path.name for path in (folder / "relation").iterdir()} == {
+        "round-0001.npz",
+        "round-0002.npz",
+    }
     with np.load(folder / "relation" / "round-0002.npz") as held:
         assert held["rows"].shape == (4, 3, 4)
         assert np.allclose(held["rows"].sum(-1), 1)
@@ -293,13 +340,23 @@ def test_the_run_folder_is_what_scripts_rely_on(
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in figures)
 
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["method"], summary["rounds"], summary["clients"], summary["world_size"]) == ("kapc", 2, 4, 1)
+    assert (summary["method"], summary["rounds"], summary["clients"], summary["world_size"]) == (
+        "kapc",
+        2,
+        4,
+        1,
+    )
     assert summary["version"] == __version__
     accuracies = [float(row["mean_accuracy"]) for row in metrics]
     assert summary["best_mean_accuracy"] == max(accuracies)
     assert summary["best_round"] == 1 + int(np.argmax(accuracies))
     assert summary["last_mean_accuracy"] == accuracies[-1]
-    for name in ("upload_bytes", "download_bytes", "upload_parameter_bytes", "download_parameter_bytes"):
+    for name in (
+        "upload_bytes",
+        "download_bytes",
+        "upload_parameter_bytes",
+        "download_parameter_bytes",
+    ):
         assert summary[f"total_{name}"] == sum(int(row[name]) for row in metrics)
     kept = {"upload_bytes", "download_bytes"}  # scripts rely on these two: the run's totals
     assert all(summary[name] == summary[f"total_{name}"] for name in kept)
@@ -326,8 +383,11 @@ def test_config_yaml_gives_the_same_run_again(fit: Callable[..., Path], record: 
 def test_losses_are_those_of_clients_that_took_a_step(
     fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]]
 ) -> None:
-    """`local` with a budget of two epochs: who has spent it has no loss, and the round's mean is that of the others."""
-    folder = fit("a", "--method local --method.epochs 2 --federation.participation 0.6 --federation.rounds 8")
+    """`local` with a budget of two epochs: who has spent it has no loss, and the round's mean is
+    that of the others."""
+    folder = fit(
+        "a", "--method local --method.epochs 2 --federation.participation 0.6 --federation.rounds 8"
+    )
     turns: Counter[str] = Counter()
     losses: dict[str, list[float]] = {str(t): [] for t in range(1, 9)}
     for row in table(folder, "clients.csv"):
@@ -350,7 +410,9 @@ def test_where_nobody_takes_a_step_columns_of_losses_are_empty(
     for name in ("metrics.csv", "clients.csv"):
         assert all(row["train_loss"] == row["coaching_loss"] == "" for row in table(folder, name))
     (row,) = table(folder)
-    assert row["objective_relation"] and not row.get("objective") and not row.get("objective_coaching")
+    assert (
+        row["objective_relation"] and not row.get("objective") and not row.get("objective_coaching")
+    )
 
 
 # ---------------------------------------------------------------- when models are judged
@@ -395,7 +457,9 @@ def test_a_data_loader_gives_the_same_numbers(fit: Callable[..., Path], record: 
 def test_a_data_loader_gives_the_same_numbers_with_augmentation(
     fit: Callable[..., Path], fl_data: Path, record: Any
 ) -> None:
-    flags = f"--data.source mnist --data.root {fl_data} --data.fraction 0.01 --data.augment crop_flip"
+    flags = (
+        f"--data.source mnist --data.root {fl_data} --data.fraction 0.01 --data.augment crop_flip"
+    )
     resident = fit("resident", flags, "--data.resident always")
     assert record(fit("loaded", flags, "--data.resident never")) == record(resident)
     assert record(resident) != record(fit("plain", flags, "--data.augment none"))
@@ -408,7 +472,9 @@ def test_without_wandb_s_variable_nothing_waits_for_a_key(
     for name in [n for n in os.environ if n.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(workplace))  # no key in a .netrc either
-    done = command("fit --config kapc_exact_digits --smoke --loggers.tensorboard null --fabric.accelerator cpu")
+    done = command(
+        "fit --config kapc_exact_digits --smoke --loggers.tensorboard null --fabric.accelerator cpu"
+    )
     assert "W&B: offline, since no API key is known" in done.stderr
 
 
@@ -420,8 +486,18 @@ def test_join_where_clients_run_several_architectures(
     np.savez("new.npz", x_train=np.zeros((30, 8, 8), np.uint8), y_train=np.arange(30) % 10)
     for name, architecture in (("mlp", "MLP("), ("1", "Normed(")):
         capsys.readouterr()
-        assert main(f"join --run runs/a --data new.npz --out of_{name}.safetensors --architecture {name}".split()) == 0
+        assert (
+            main(
+                f"join --run runs/a --data new.npz --out of_{name}.safetensors "
+                f"--architecture {name}".split()
+            )
+            == 0
+        )
         assert architecture in Path(f"of_{name}.py").read_text()
-    for words, value in (("", "None"), (" --architecture cnn", "'cnn'"), (" --architecture 2", "'2'")):
+    for words, value in (
+        ("", "None"),
+        (" --architecture cnn", "'cnn'"),
+        (" --architecture 2", "'2'"),
+    ):
         said = refused(f"join --run runs/a --data new.npz --out other.safetensors{words}")
         assert said.startswith(f"architecture: {value} ") and "mlp, normed" in said

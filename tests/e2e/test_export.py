@@ -1,4 +1,5 @@
-"""An exported model predicts raw rows as the run scored it, in a process that cannot import this package."""
+"""An exported model predicts raw rows as the run scored it, in a process that cannot import this
+package."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ from fl_lightning.exporting.formats import write
 from fl_lightning.exporting.loader import loader
 from fl_lightning.exporting.source import standalone
 
-QUICK = "--federation.rounds 2 --federation.local_epochs 2 --loggers null --callbacks.heatmaps null --method fedper"
+QUICK = (
+    "--federation.rounds 2 --federation.local_epochs 2 --loggers null --callbacks.heatmaps null "
+    "--method fedper"
+)
 TEST = """
 import importlib.abc, json, sys
 
@@ -59,7 +63,10 @@ def trained(folder: Path, flags: str) -> Run:
 
 
 def exported(folder: Path, client: str, form: str = "safetensors") -> str:
-    out = folder / f"m_{form}{ {'safetensors': '.safetensors', 'torch_export': '.pt2', 'onnx': '.onnx'}[form] }"
+    out = (
+        folder
+        / f"m_{form}{ {'safetensors': '.safetensors', 'torch_export': '.pt2', 'onnx': '.onnx'}[form] }"
+    )
     flags = ["--run", str(folder / "run"), "--client", client, "--out", str(out), "--format", form]
     assert main(["export", *flags]) == 0
     return out.stem
@@ -88,14 +95,19 @@ def hospitals(folder: Path) -> tuple[str, list[dict[str, str]]]:
         out = csv.DictWriter(file, rows[0])
         out.writeheader()
         out.writerows(rows)
-    keys = "--data.label_column out --data.group_column site --data.partition natural --federation.clients 3"
+    keys = (
+        "--data.label_column out --data.group_column site --data.partition natural "
+        "--federation.clients 3"
+    )
     return f"--data.root {folder}/t.csv {keys} --data.one_hot [sex] --data.impute median", rows
 
 
 @pytest.mark.parametrize(
     ("form", "scale"),
     [
-        pytest.param("safetensors", "--data.scale robust --data.fitted own", marks=pytest.mark.slow),
+        pytest.param(
+            "safetensors", "--data.scale robust --data.fitted own", marks=pytest.mark.slow
+        ),
         ("safetensors", ""),
         pytest.param("torch_export", "--data.scale minmax", marks=pytest.mark.slow),
     ],
@@ -106,13 +118,21 @@ def test_a_tables_rows(tmp_path: Path, form: str, scale: str) -> None:
     module = exported(tmp_path, "Basel", form)
     answers = predicted(tmp_path, module, rows)
     config = DataConfig(
-        root=f"{tmp_path}/t.csv", label_column="out", group_column="site", partition="natural", one_hot=["sex"],
-        impute="median", folds=3, columns=["age", "dose", "sex"],
-    )  # fmt: skip
+        root=f"{tmp_path}/t.csv",
+        label_column="out",
+        group_column="site",
+        partition="natural",
+        one_hot=["sex"],
+        impute="median",
+        folds=3,
+        columns=["age", "dose", "sex"],
+    )
     own = prepare(config, 3, 0)
     x = torch.cat([x for x, _ in own.client(1).test.batches(99)]) * own._train.std + own._train.mean
     tested = [
-        r for r in rows if r["site"] == "Basel" and any(abs(float(r["dose"]) - v) < 1e-3 for v in x[:, 1].tolist())
+        r
+        for r in rows
+        if r["site"] == "Basel" and any(abs(float(r["dose"]) - v) < 1e-3 for v in x[:, 1].tolist())
     ]
     assert len(tested) == own.test_sizes[1]
     right = [answer == r["out"] for answer, r in zip(answers, rows, strict=True) if r in tested]
@@ -129,12 +149,18 @@ def test_metadata_of_the_tensors(tmp_path: Path) -> None:
     assert about["class_names"] == ["ill", "well"] and about["columns"][2] == ["sex", ["f", "m"]]
     assert "client 1 (Basel)" in (tmp_path / f"{module}.py").read_text()
     done = subprocess.run(
-        [sys.executable, f"{module}.py", "t.csv"], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, f"{module}.py", "t.csv"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.split() == predicted(tmp_path, module, rows)
 
 
-@pytest.mark.parametrize("form", ["safetensors", pytest.param("torch_export", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "form", ["safetensors", pytest.param("torch_export", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("model", ["cnn --model.padding 2"])
 def test_images(tmp_path: Path, model: str, form: str) -> None:
     run = trained(tmp_path, f"--model {model} --federation.clients 5 --data.fraction 0.4")
@@ -145,19 +171,27 @@ def test_images(tmp_path: Path, model: str, form: str) -> None:
     answers = predicted(tmp_path, module, raw.tolist())
     right = [answer == str(int(label)) for answer, label in zip(answers, labels, strict=True)]
     assert np.mean(right) == pytest.approx(run.final["accuracy"][3], abs=1e-6)
-    assert predicted(tmp_path, module, raw[:, 0].tolist()) == answers  # without an axis for the one channel
+    # without an axis for the one channel
+    assert predicted(tmp_path, module, raw[:, 0].tolist()) == answers
 
 
 @pytest.mark.parametrize(
-    ("partition", "planted"), [("rotated", ""), ("iid", "--data.planted rotation --data.groups 3 --data.drift_every 1")]
+    ("partition", "planted"),
+    [("rotated", ""), ("iid", "--data.planted rotation --data.groups 3 --data.drift_every 1")],
 )
 def test_images_that_the_run_turned(tmp_path: Path, partition: str, planted: str) -> None:
-    """Samples are as the data source had them, and the run's own scores come out; also where clients change groups."""
-    flags = f"--model mlp --federation.clients 5 --data.fraction 0.4 --data.partition {partition} {planted}"
+    """Samples are as the data source had them, and the run's own scores come out; also where
+    clients change groups."""
+    flags = (
+        f"--model mlp --federation.clients 5 --data.fraction 0.4 --data.partition {partition} "
+        f"{planted}"
+    )
     run = trained(tmp_path, flags)
     raw, labels = prepare(DataConfig(fraction=0.4, partition=partition), 5, 0).tested(4)
     ours = run.predict(4, raw.numpy())
-    assert np.mean(ours == labels.numpy().astype(str)) == pytest.approx(run.final["accuracy"][4], abs=1e-6)
+    assert np.mean(ours == labels.numpy().astype(str)) == pytest.approx(
+        run.final["accuracy"][4], abs=1e-6
+    )
     assert predicted(tmp_path, exported(tmp_path, "4"), raw.tolist()) == ours.tolist()
 
 
@@ -166,22 +200,42 @@ def test_texts(tmp_path: Path) -> None:
     lines = ["site,review,mood"]
     for number in range(120):
         mood = ["poor", "good"][int(rng.random() < 0.5)]
-        lines.append(f"{SITES[number % 3]},a {mood if rng.random() < 0.8 else 'plain'} film no {number},{mood}")
+        lines.append(
+            f"{SITES[number % 3]},a {mood if rng.random() < 0.8 else 'plain'} film no "
+            f"{number},{mood}"
+        )
     (tmp_path / "r.csv").write_text("\n".join(lines))
-    keys = "--data.columns [review] --data.tokens characters --data.length 24 --data.label_column mood"
-    natural = "--data.group_column site --data.partition natural --federation.clients 3 --data.client_test 0.3"
-    run = trained(tmp_path, f"--data.root {tmp_path}/r.csv {keys} {natural} --model textcnn --model.embedding 16")
+    keys = (
+        "--data.columns [review] --data.tokens characters --data.length 24 --data.label_column mood"
+    )
+    natural = (
+        "--data.group_column site --data.partition natural --federation.clients 3 "
+        "--data.client_test 0.3"
+    )
+    run = trained(
+        tmp_path,
+        f"--data.root {tmp_path}/r.csv {keys} {natural} --model textcnn --model.embedding 16",
+    )
     module = exported(tmp_path, "Chur")
     config = DataConfig(
-        root=f"{tmp_path}/r.csv", columns=["review"], tokens="characters", length=24, label_column="mood",
-        group_column="site", partition="natural", client_test=0.3,
-    )  # fmt: skip
+        root=f"{tmp_path}/r.csv",
+        columns=["review"],
+        tokens="characters",
+        length=24,
+        label_column="mood",
+        group_column="site",
+        partition="natural",
+        client_test=0.3,
+    )
     data = prepare(config, 3, 0)
     names = data.reading.tokens.names  # type: ignore[union-attr]
     index = torch.from_numpy(data._shares[2][2])
     texts = ["".join(names[k] for k in row if k) for row in data._test.raw[index].tolist()]
     answers = predicted(tmp_path, module, texts)
-    right = [data.class_names.index(a) == int(y) for a, y in zip(answers, data._test.labels[index], strict=True)]
+    right = [
+        data.class_names.index(a) == int(y)
+        for a, y in zip(answers, data._test.labels[index], strict=True)
+    ]
     assert np.mean(right) == pytest.approx(run.final["accuracy"][2], abs=1e-6)
 
 
@@ -207,31 +261,51 @@ def test_onnx(tmp_path: Path) -> None:
         ("table", [{"age": "3"}], "it lacks the column sex"),
         ("table", [["3"]], "it lacks the column sex"),
         ("table", [{"age": "old", "sex": "f"}], "'old' in the column age is no number"),
-        ("table", [{"age": "3", "sex": "x"}], "'x' in the column sex is not one of its values: f, m"),
+        (
+            "table",
+            [{"age": "3", "sex": "x"}],
+            "'x' in the column sex is not one of its values: f, m",
+        ),
         ("vectors", [[1.0, 2.0]], r"a sample has the shape \[2\], and the model's have \[3\]"),
         ("text", [[1, 2, 3, 4]], r"a sample has the shape \[4\], and the model's have \[3\]"),
     ],
 )
 def test_rows_that_cannot_be_read_are_named(kind: str, rows: list[object], line: str) -> None:
-    about = {"input": kind, "shape": [3], "columns": [["age", None], ["sex", ["f", "m"]]], "tokens": {}}
+    about = {
+        "input": kind,
+        "shape": [3],
+        "columns": [["age", None], ["sex", ["f", "m"]]],
+        "tokens": {},
+    }
     with pytest.raises(ValueError, match=line):
         plain.raw(about, rows)
 
 
 @pytest.mark.parametrize("scale", [None, [2.0, 1.0]])
 @pytest.mark.parametrize("cell", ["", "inf", "1e60"])
-def test_cells_that_training_would_have_refused_get_no_answer(cell: str, scale: list[float] | None) -> None:
+def test_cells_that_training_would_have_refused_get_no_answer(
+    cell: str, scale: list[float] | None
+) -> None:
     columns = [["age", None], ["stage", ["1", "2", "3"]]]
-    about: dict[str, Any] = {"input": "table", "shape": [4], "columns": columns, "mean": [0.0] * 4, "std": [1.0] * 4}
+    about: dict[str, Any] = {
+        "input": "table",
+        "shape": [4],
+        "columns": columns,
+        "mean": [0.0] * 4,
+        "std": [1.0] * 4,
+    }
     about |= {"scale": scale and [[0.0] * 4, [1.0] * 4, [2.0] * 4, [1.0] * 4], "empty": None}
     with pytest.raises(
-        ValueError, match="a number is not finite, or a cell is empty and the model was trained without"
+        ValueError,
+        match="a number is not finite, or a cell is empty and the model was trained without",
     ):
         plain.inputs(about, [{"age": cell, "stage": "3"}])
     same = [plain.inputs(about, [{"age": 5, "stage": stage}]) for stage in (3, 3.0, "3", " 3")]
     assert same[0][0, 3] == (3.0 if scale else 1.0) and all(torch.equal(x, same[0]) for x in same)
     if cell == "":
-        filled = plain.inputs(about | {"empty": [5.0, 0.0, 0.0, 0.0]}, [{"age": cell, "stage": "3"}])
+        filled = plain.inputs(
+            about | {"empty": [5.0, 0.0, 0.0, 0.0]}, [{"age": cell, "stage": "3"}]
+        )
         assert torch.equal(filled, same[0])
 
 
@@ -239,7 +313,10 @@ def test_cells_that_training_would_have_refused_get_no_answer(cell: str, scale: 
 def test_a_model_of_64_bits_is_exported_as_it_is_read(tmp_path: Path) -> None:
     flags, rows = hospitals(tmp_path)
     trained(tmp_path, f"{flags} --model mlp --fabric.precision 64-true")
-    assert set(predicted(tmp_path, exported(tmp_path, "Basel", "torch_export"), rows)) <= {"ill", "well"}
+    assert set(predicted(tmp_path, exported(tmp_path, "Basel", "torch_export"), rows)) <= {
+        "ill",
+        "well",
+    }
 
 
 STRANGE = """
@@ -282,14 +359,28 @@ def test_what_cannot_be_exported_is_one_line(
     capsys.readouterr()
 
     def refused(*words: str) -> str:
-        assert main(["export", "--run", str(tmp_path / "run"), "--out", f"{tmp_path}/m.safetensors", *words]) == 2
+        assert (
+            main(
+                [
+                    "export",
+                    "--run",
+                    str(tmp_path / "run"),
+                    "--out",
+                    f"{tmp_path}/m.safetensors",
+                    *words,
+                ]
+            )
+            == 2
+        )
         return capsys.readouterr().err
 
-    assert "data.scale: 'sklearn.preprocessing.PowerTransformer' is not allowed; it does more" in refused(
-        "--client", "0"
+    assert (
+        "data.scale: 'sklearn.preprocessing.PowerTransformer' is not allowed; it does more"
+        in refused("--client", "0")
     )
-    assert "client: 'Basle' is not allowed; it must lie in [0, 2], or be a name: Basel, Aarau, Chur" in refused(
-        "--client", "Basle"
+    assert (
+        "client: 'Basle' is not allowed; it must lie in [0, 2], or be a name: Basel, Aarau, Chur"
+        in refused("--client", "Basle")
     )
 
 
@@ -319,7 +410,10 @@ def test_a_class_of_a_script_is_refused_with_the_way_out(
     subprocess.run([sys.executable, "script.py"], check=True, capture_output=True)
     words = ["export", "--run", "runs/own", "--client", "0", "--out", "m.safetensors"]
     assert main(words) == 2
-    assert "Net was defined in a script (__main__), which export cannot import: move" in capsys.readouterr().err
+    assert (
+        "Net was defined in a script (__main__), which export cannot import: move"
+        in capsys.readouterr().err
+    )
     (tmp_path / "my_parts_of_a_script.py").write_text(SCRIPT.partition("few =")[0])
     config = tmp_path / "runs" / "own" / "config.yaml"
     config.write_text(config.read_text().replace("__main__.Net", "my_parts_of_a_script.Net"))
@@ -329,24 +423,41 @@ def test_a_class_of_a_script_is_refused_with_the_way_out(
 
 
 ABOUT = {
-    "input": "table", "shape": [2], "angle": 0, "class_names": ["ill", "w\u00f6hl"], "empty": None, "scale": None,
-    "columns": [["age", None], ["dose", None]], "mean": [0.0, 0.0], "std": [1.0, 1.0], "tokens": None,
-}  # fmt: skip
+    "input": "table",
+    "shape": [2],
+    "angle": 0,
+    "class_names": ["ill", "w\u00f6hl"],
+    "empty": None,
+    "scale": None,
+    "columns": [["age", None], ["dose", None]],
+    "mean": [0.0, 0.0],
+    "std": [1.0, 1.0],
+    "tokens": None,
+}
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The exported file of a model whose scores are a row's two columns; called with a command line."""
+    """The exported file of a model whose scores are a row's two columns; called with a command
+    line."""
     model = tmp_path / "m.pt2"
     rows = torch.zeros(2, 2)
     write(torch.nn.Identity(), "torch_export", model, rows, ABOUT)
-    text = loader(tmp_path / "run", "client 0", model, {"kind": "after", "round": 1, "about": ABOUT}, "torch_export")
+    text = loader(
+        tmp_path / "run",
+        "client 0",
+        model,
+        {"kind": "after", "round": 1, "about": ABOUT},
+        "torch_export",
+    )
     (tmp_path / "m.py").write_text(text, encoding="utf-8")
 
     def call(words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         line = f"set -o pipefail; {sys.executable} m.py {words}"
         env = {**os.environ, **variables}
-        return subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False, env=env)
+        return subprocess.run(
+            ["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False, env=env
+        )
 
     return call
 
@@ -373,7 +484,13 @@ def test_the_exported_file_is_a_command(
     }
     for words, line in wrong.items():
         done = script(words)
-        assert (done.returncode, done.stderr) == (2, f"usage: m.py [-h] rows.csv\nm.py: error: {line}\n")
+        assert (done.returncode, done.stderr) == (
+            2,
+            f"usage: m.py [-h] rows.csv\nm.py: error: {line}\n",
+        )
     (tmp_path / "m.pt2").unlink()
     done = script("t.csv")
-    assert (done.returncode, done.stderr) == (2, f"{tmp_path}/m.pt2 is not there: this file loads it\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"{tmp_path}/m.pt2 is not there: this file loads it\n",
+    )

@@ -31,15 +31,22 @@ def bursts() -> Iterator[Any]:
 
 
 def test_a_failing_client_is_named_and_the_rounds_before_it_are_kept(
-    fit: Callable[..., Path], small: Callable[..., list[str]], table: Any, bursts: Any, record: Any,
+    fit: Callable[..., Path],
+    small: Callable[..., list[str]],
+    table: Any,
+    bursts: Any,
+    record: Any,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     whole = record(fit("whole", BURSTING))
-    bursts.at = 2 + 5 + 3  # operations are counted on two passes; five clients in round 1, three in round 2
+    # operations are counted on two passes; five clients in round 1, three in round 2
+    bursts.at = 2 + 5 + 3
     capsys.readouterr()
     assert main(small("a", BURSTING)) == 1
     err = capsys.readouterr().err.splitlines()
-    assert err[-1].startswith("fl-train: error: client 2 failed in round 2, stage training: ArithmeticError: it burst ")
+    assert err[-1].startswith(
+        "fl-train: error: client 2 failed in round 2, stage training: ArithmeticError: it burst "
+    )
     assert not any("Traceback" in line for line in err)
     folder = Path("runs/a")
     assert "on a second line" in (folder / "failure.txt").read_text()
@@ -55,7 +62,8 @@ def test_a_failing_client_is_named_and_the_rounds_before_it_are_kept(
 def test_a_failing_client_on_another_process(
     command: Callable[..., Any], small: Callable[..., list[str]], table: Any
 ) -> None:
-    at = 2 + 5  # operations are counted on two; no process has more than three of the five clients: round 2
+    # operations are counted on two; no process has more than three of the five clients: round 2
+    at = 2 + 5
     done = command(*small("a", BURSTING, f"--model.at {at} --fabric.devices 2"), code=1)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("fl-train: error: client ")
@@ -68,7 +76,10 @@ def test_training_that_leaves_the_numbers_is_told(
     small: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An unstable step on the relation (nothing projects it back) does not go on with garbage."""
-    flags = "--method.solver step --method.rho_units absolute --method.projection none --method.eta_r 1e30"
+    flags = (
+        "--method.solver step --method.rho_units absolute --method.projection none --method.eta_r "
+        "1e30"
+    )
     assert main(small("a", flags, "--method.relation_steps 30")) == 1
     assert "unstable" in capsys.readouterr().err.splitlines()[-1]
 
@@ -94,8 +105,15 @@ def test_a_stopped_run_leaves_no_process_behind(
     It is started as a script starts a job in the background, which ignores Ctrl-C.
     """
     line = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
-    line = [*line, fl_train, *small("a", "--model fl_own_models.Slow --model.seconds 0.03 --federation.rounds 300",
-                             "--fabric.devices 2")]  # fmt: skip
+    line = [
+        *line,
+        fl_train,
+        *small(
+            "a",
+            "--model fl_own_models.Slow --model.seconds 0.03 --federation.rounds 300",
+            "--fabric.devices 2",
+        ),
+    ]
     metrics = workplace / "runs" / "a" / "metrics.csv"
     with subprocess.Popen(line, cwd=workplace, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 120
@@ -136,7 +154,15 @@ def test_memory_that_ends_beside_the_visits_is_said_in_one_line(
         raise torch.OutOfMemoryError("2 GiB wanted\nand a long report")
 
     monkeypatch.setattr(FedAvg, "broadcast", broadcast)
-    flags = "--method fedavg --loggers null --callbacks null --fabric.accelerator cpu --federation.rounds 1"
-    assert main(["fit", "--config", "kapc_exact_digits", "--out", str(tmp_path), *flags.split()]) == 1
+    flags = (
+        "--method fedavg --loggers null --callbacks null --fabric.accelerator cpu "
+        "--federation.rounds 1"
+    )
+    assert (
+        main(["fit", "--config", "kapc_exact_digits", "--out", str(tmp_path), *flags.split()]) == 1
+    )
     err = capsys.readouterr().err.strip().splitlines()
-    assert err[-1] == "fl-train: error: out of memory: 2 GiB wanted; fl-train plan says what a run takes"
+    assert (
+        err[-1]
+        == "fl-train: error: out of memory: 2 GiB wanted; fl-train plan says what a run takes"
+    )

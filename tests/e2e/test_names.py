@@ -38,7 +38,10 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
         out.writerow(["site", "age", "dose", "outcome"])
         for number in range(120):
             out.writerow([SITES[number % 3], *rng.normal(size=2), ["ill", "healthy"][number % 2]])
-    natural = "--data.label_column outcome --data.group_column site --data.partition natural --federation.clients 3"
+    natural = (
+        "--data.label_column outcome --data.group_column site --data.partition natural "
+        "--federation.clients 3"
+    )
     flags = f"--data.root {folder}/t.csv {natural} {FLAGS} --out {folder} --name run"
     assert main(["fit", *flags.split()]) == 0
     return folder / "run"
@@ -91,7 +94,9 @@ def test_older_runs_have_numbers(hospitals: Path, tmp_path: Path) -> None:
     for name in ("config.yaml", "metrics.csv", "summary.json"):
         (old / name).write_bytes((hospitals / name).read_bytes())
     for name in ("clients", "final", "split"):
-        table = [{k: v for k, v in row.items() if k != "name"} for row in rows(hospitals / f"{name}.csv")]
+        table = [
+            {k: v for k, v in row.items() if k != "name"} for row in rows(hospitals / f"{name}.csv")
+        ]
         with (old / f"{name}.csv").open("w", newline="") as file:
             out = csv.DictWriter(file, table[0], lineterminator="\n")
             out.writeheader()
@@ -99,9 +104,14 @@ def test_older_runs_have_numbers(hospitals: Path, tmp_path: Path) -> None:
     assert [row[0] for row in client_table(load([old])).rows] == ["0", "1", "2"]
 
 
-def test_a_failure_names_the_client(hospitals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_names_the_client(
+    hospitals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = hospitals.parent / "t.csv"
-    natural = "--data.label_column outcome --data.group_column site --data.partition natural --federation.clients 3"
+    natural = (
+        "--data.label_column outcome --data.group_column site --data.partition natural "
+        "--federation.clients 3"
+    )
     flags = f"--data.root {root} {natural} {FLAGS} --out {tmp_path} --name bad --optimizer.lr 1e30"
     assert main(["fit", *flags.split()]) == 1
     assert "client 0 (Aarau) failed in round" in capsys.readouterr().err
@@ -110,13 +120,23 @@ def test_a_failure_names_the_client(hospitals: Path, tmp_path: Path, capsys: pyt
 def arrays(folder: Path, **more: Any) -> DataConfig:
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     y, who = np.arange(60) % 2, np.arange(60) // 2 % 3
-    parts = {"x_train": x, "y_train": y, "x_test": x, "y_test": y, "client_train": who, "client_test": who}
+    parts = {
+        "x_train": x,
+        "y_train": y,
+        "x_test": x,
+        "y_test": y,
+        "client_train": who,
+        "client_test": who,
+    }
     np.savez(folder / "a.npz", **(parts | more))
     return DataConfig(root=str(folder / "a.npz"), partition="natural", min_samples=4)
 
 
 def test_arrays_bring_clients_and_names(tmp_path: Path) -> None:
-    more = {"client_names": np.array(["Uri", "Zug", "Bern"]), "class_names": np.array(["well", "sick"])}
+    more = {
+        "client_names": np.array(["Uri", "Zug", "Bern"]),
+        "class_names": np.array(["well", "sick"]),
+    }
     data = prepare(arrays(tmp_path, **more), 3, 0)
     assert data.client_names == ["Uri", "Zug", "Bern"] and data.class_names == ["well", "sick"]
     words = np.array(["Uri", "Zug", "Bern"])[np.arange(60) // 2 % 3]
@@ -168,23 +188,43 @@ def test_pictures_have_names_of_clients_and_classes(
     """What is written at rows and columns of each PNG, in the order of their numbers."""
     written: dict[str, tuple[list[object], list[object]]] = {}
 
-    def spy(values: np.ndarray, rows: list[object], columns: list[object], title: str, *more: Any, **named: Any) -> Any:
+    def spy(
+        values: np.ndarray,
+        rows: list[object],
+        columns: list[object],
+        title: str,
+        *more: Any,
+        **named: Any,
+    ) -> Any:
         written[title] = list(rows), list(columns)
         return heatmap(values, rows, columns, title, *more, **named)
 
     monkeypatch.setattr("fl_lightning.drawing.relation.heatmap", spy)
     root, names = hospitals.parent / "t.csv", sorted(SITES)
-    natural = "--data.label_column outcome --data.group_column site --data.partition natural --federation.clients 3"
-    flags = f"--data.root {root} {natural} {FLAGS} --out {tmp_path} --name drawn --federation.rounds 1"
+    natural = (
+        "--data.label_column outcome --data.group_column site --data.partition natural "
+        "--federation.clients 3"
+    )
+    flags = (
+        f"--data.root {root} {natural} {FLAGS} --out {tmp_path} --name drawn --federation.rounds 1"
+    )
     assert main(["fit", *flags.split()]) == 0
-    assert {"split.png", "round-0001-overview.png"} <= {p.name for p in (tmp_path / "drawn" / "figures").iterdir()}
+    assert {"split.png", "round-0001-overview.png"} <= {
+        p.name for p in (tmp_path / "drawn" / "figures").iterdir()
+    }
     assert written["Training samples by client and class"] == (["healthy", "ill"], names)
     [overview] = [labels for title, labels in written.items() if "who receives from whom" in title]
     assert overview == (names, names)
-    assert {name for name in names if any(f"how much client {name} receives" in title for title in written)} == {*names}
+    assert {
+        name
+        for name in names
+        if any(f"how much client {name} receives" in title for title in written)
+    } == {*names}
 
 
-def test_tables_at_wandb_have_names(tmp_path: Path, hospitals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_at_wandb_have_names(
+    tmp_path: Path, hospitals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The relation's table by round, and the clients' at the end; in an offline run."""
     tables: list[tuple[list[str], list[list[Any]]]] = []
     made = loggers._table
@@ -196,11 +236,19 @@ def test_tables_at_wandb_have_names(tmp_path: Path, hospitals: Path, monkeypatch
     monkeypatch.setattr(loggers, "_table", spy)
     monkeypatch.setenv("WANDB_MODE", "offline")
     root, names = hospitals.parent / "t.csv", sorted(SITES)
-    natural = "--data.label_column outcome --data.group_column site --data.partition natural --federation.clients 3"
-    flags = f"{FLAGS.replace('--loggers null', '--loggers wandb')} --callbacks.heatmaps null --federation.rounds 1"
+    natural = (
+        "--data.label_column outcome --data.group_column site --data.partition natural "
+        "--federation.clients 3"
+    )
+    flags = (
+        f"{FLAGS.replace('--loggers null', '--loggers wandb')} --callbacks.heatmaps null "
+        f"--federation.rounds 1"
+    )
     words = f"--data.root {root} {natural} {flags} --out {tmp_path} --name sent".split()
     assert main(["fit", *words]) == 0
-    relation = [rows for columns, rows in tables if columns == ["receiver", "layer", "source", "weight"]]
+    relation = [
+        rows for columns, rows in tables if columns == ["receiver", "layer", "source", "weight"]
+    ]
     assert {row[0] for row in relation[0]} == {row[2] for row in relation[0]} == {*names}
     [clients] = [rows for columns, rows in tables if columns[:2] == ["client", "name"]]
     assert [row[:2] for row in clients] == [[number, name] for number, name in enumerate(names)]

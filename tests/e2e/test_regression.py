@@ -18,8 +18,10 @@ from fl_lightning.data import prepare
 
 FLAGS = (
     "--data.source table --data.root fields.csv --data.task regression --data.label_column yield "
-    "--data.group_column farm --data.partition natural --federation.clients 3 --data.client_test 0.4 "
-    "--data.validation 0.3333333333333333 --data.fraction 1 --optimizer.lr 0.02 --callbacks.checkpoint.seconds 0"
+    "--data.group_column farm --data.partition natural --federation.clients 3 --data.client_test "
+    "0.4 "
+    "--data.validation 0.3333333333333333 --data.fraction 1 --optimizer.lr 0.02 "
+    "--callbacks.checkpoint.seconds 0"
 )
 
 
@@ -35,15 +37,21 @@ def fields(workplace: Path) -> None:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("method", ["local", "fedavg", "fedora", "kapc", "fedamp", "fedprox", "fedper", "fedbn"])
+@pytest.mark.parametrize(
+    "method", ["local", "fedavg", "fedora", "kapc", "fedamp", "fedprox", "fedper", "fedbn"]
+)
 def test_every_method_without_classes_learns(
     method: str, fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]]
 ) -> None:
-    run = fit(method, f"--method {method} {FLAGS} --federation.rounds 6 --federation.local_epochs 5")
+    run = fit(
+        method, f"--method {method} {FLAGS} --federation.rounds 6 --federation.local_epochs 5"
+    )
     rows, summary = table(run), json.loads((run / "summary.json").read_text())
     errors = [float(row["mean_mae"]) for row in rows]
     assert errors[-1] < 0.5 * errors[0] or errors[-1] < 0.8
-    assert not any("accuracy" in name for name in [*rows[0], *summary, *table(run, "clients.csv")[0]])
+    assert not any(
+        "accuracy" in name for name in [*rows[0], *summary, *table(run, "clients.csv")[0]]
+    )
     assert summary["best_mean_mae"] == min(errors)
     assert summary["best_round"] == 1 + errors.index(min(errors))
     assert summary["last_mean_mae"] == errors[-1]
@@ -52,7 +60,9 @@ def test_every_method_without_classes_learns(
     final = [float(row["mae"]) for row in table(run, "final.csv")]
     assert summary["final_mean_mae"] == pytest.approx(np.mean(final))
     assert summary["final_worst_mae"] == max(final)  # a tenth of three clients is one
-    manifests = [json.loads(p.read_text())["manifest"] for p in (run / "checkpoints").glob("manifest*")]
+    manifests = [
+        json.loads(p.read_text())["manifest"] for p in (run / "checkpoints").glob("manifest*")
+    ]
     assert summary["validation_round"] in {m["round"] for m in manifests}  # the best is kept
     assert max(m["score"] for m in manifests) == -min(on_validation)
 
@@ -71,12 +81,16 @@ def test_the_numbers_are_those_of_the_exported_model(
         ((x, y),) = data.client(client).test.batches(99)
         assert len(y) == 24 and y.dtype == torch.float32
         predicted = x @ weights["classifier.weight"].T + weights["classifier.bias"]
-        assert float(row["mae"]) == pytest.approx(float((predicted[:, 0] - y).abs().mean()), rel=1e-5)
+        assert float(row["mae"]) == pytest.approx(
+            float((predicted[:, 0] - y).abs().mean()), rel=1e-5
+        )
         assert float(y.mean()) == pytest.approx(5 + client, abs=2)  # in the target's own unit
 
 
 def test_status_test_and_resume(
-    fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]], capsys: pytest.CaptureFixture[str]
+    fit: Callable[..., Path],
+    table: Callable[..., list[dict[str, str]]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     whole = fit("whole", f"--method fedavg {FLAGS}")
     fit("local", f"--method local {FLAGS}")
@@ -95,7 +109,9 @@ def test_status_test_and_resume(
     ours = json.loads((whole / "summary.json").read_text())
     assert f"<td>{ours['final_mean_mae']:.4g}</td>" in page  # in the target's unit, no percent
     assert f"<td>{ours['final_worst_mae']:.4g}</td>" in page
-    assert "accuracy" not in page.partition("<script>")[0].replace('id="accuracy"', "").replace('#accuracy"', "")
+    assert "accuracy" not in page.partition("<script>")[0].replace('id="accuracy"', "").replace(
+        '#accuracy"', ""
+    )
     assert main(["compare", "runs/whole", "runs/local"]) == 2
     assert "it is a regression, and a comparison speaks of accuracies" in capsys.readouterr().err
 
@@ -103,7 +119,11 @@ def test_status_test_and_resume(
 def test_a_study_names_the_page_on_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """There is no table of it: methods are compared by accuracies."""
     data = {"source": "table", "root": "fields.csv", "task": "regression", "label_column": "yield"}
-    base = {"data": data | {"group_column": "farm", "partition": "natural"}, "model": "mlp", "optimizer.lr": 0.001}
+    base = {
+        "data": data | {"group_column": "farm", "partition": "natural"},
+        "model": "mlp",
+        "optimizer.lr": 0.001,
+    }
     base |= {"federation.clients": 3, "federation.rounds": 1, "loggers": None}
     study = {"base": base, "methods": ["fedper"], "seeds": [0], "forced": False}
     Path("study.yaml").write_text(json.dumps(study))
@@ -131,11 +151,18 @@ def test_processes_give_the_same_bits(
         ("--method fedproto", "data.task: 'regression' .*fedproto exchanges .* classes"),
         ("--method fedhkd", "data.task: 'regression' .*fedhkd"),
         (
-            "--method fedavg --callbacks attack --callbacks.attack.kind label_flip --callbacks.attack.share 0.4",
+            "--method fedavg --callbacks attack --callbacks.attack.kind label_flip "
+            "--callbacks.attack.share 0.4",
             "label_flip",
         ),
-        ("--data.source digits --data.root null --data.partition iid", "data.task: .*table, arrays, hf, not digits"),
-        ("--data.label_column farm --data.group_column null --data.partition pathological", "classes_per_client"),
+        (
+            "--data.source digits --data.root null --data.partition iid",
+            "data.task: .*table, arrays, hf, not digits",
+        ),
+        (
+            "--data.label_column farm --data.group_column null --data.partition pathological",
+            "classes_per_client",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(
@@ -153,15 +180,23 @@ def test_arrays_with_targets(
     x = rng.normal(0, 1, (200, 4)).astype(np.float32)
     y = x.sum(1)
     np.savez(workplace / "a.npz", x_train=x[:150], y_train=y[:150], x_test=x[150:], y_test=y[150:])
-    run = fit("a", "--data.root a.npz --data.task regression --data.partition iid --data.fraction 1 --method fedavg")
+    run = fit(
+        "a",
+        "--data.root a.npz --data.task regression --data.partition iid --data.fraction 1 --method "
+        "fedavg",
+    )
     assert float(table(run)[-1]["mean_mae"]) < float(np.abs(y).mean())
-    np.savez(workplace / "new.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:40], y_test=y[20:40])
+    np.savez(
+        workplace / "new.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:40], y_test=y[20:40]
+    )
     assert main(["join", "--run", "runs/a", "--data", "new.npz", "--out", "new.safetensors"]) == 0
     y[0] = np.inf
     np.savez(workplace / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     assert main(["fit", "--data.root", "a.npz", "--data.task", "regression", "--name", "b"]) == 2
 
 
-def test_smoke_makes_targets_up(fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]]) -> None:
+def test_smoke_makes_targets_up(
+    fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]]
+) -> None:
     run = fit("a", FLAGS, "--data.root none.csv --smoke")
     assert np.isfinite(float(table(run)[-1]["mean_mae"]))

@@ -14,15 +14,19 @@ import pytest
 from fl_lightning.cli import main
 
 RUNS = {
-    "stepped": "--method.solver step --method.start own --method.prior uniform --method.rho_units absolute",
+    "stepped": "--method.solver step --method.start own --method.prior uniform --method.rho_units "
+    "absolute",
     "partial": "--federation.participation 0.5 --evaluation.every 2",
     "momentum": "--optimizer.momentum 0.9 --optimizer.weight_decay 0.001 --optimizer.lr_decay 0.9",
-    "adam": "--optimizer.name adam --optimizer.keep_state true --federation.participation 0.5 --optimizer.lr 0.01",
+    "adam": "--optimizer.name adam --optimizer.keep_state true --federation.participation 0.5 "
+    "--optimizer.lr 0.01",
     "kept momentum": "--optimizer.momentum 0.9 --optimizer.keep_state true --method fedamp",
     "fedavg": "--method fedavg --federation.participation 0.5",
     "selected": "--callbacks layerselection,quantize,wireless --callbacks.layerselection.mu 0.5",
     "partly selected": "--callbacks layerselection --federation.participation 0.5",
-    "compressed": "--callbacks layerselection,quantize --federation.participation 0.5 --optimizer.momentum 0.5",
+    "compressed": "--callbacks layerselection,quantize --federation.participation 0.5 "
+    "--optimizer.momentum "
+    "0.5",
     "stacked": "--fabric.executor vmap --federation.participation 0.6 --optimizer.momentum 0.5"
     " --optimizer.keep_state true",
     "normed": "--model fl_own_models.Normed --method fedavg --federation.participation 0.5",
@@ -36,7 +40,8 @@ def test_in_two_parts_as_in_one(fit: Callable[..., Path], record: Any, flags: st
     fit("parts", flags, "--federation.rounds 3")
     parts = fit("parts", flags, "--federation.rounds 6 --resume")
     expected, found = record(whole), record(parts)
-    if "every" in flags:  # the first part's last round is judged because it is the last: that is all
+    # the first part's last round is judged because it is the last: that is all
+    if "every" in flags:
         for record_ in (expected, found):
             for row in [record_.metrics[2], *(r for r in record_.clients if r["round"] == "3")]:
                 row.update({column: "" for column in row if "accuracy" in column})
@@ -45,15 +50,25 @@ def test_in_two_parts_as_in_one(fit: Callable[..., Path], record: Any, flags: st
 
 @pytest.mark.slow
 def test_resumed_on_another_number_of_processes(
-    fit: Callable[..., Path], small: Callable[..., list[str]], on_ranks: Callable[..., None], record: Any
+    fit: Callable[..., Path],
+    small: Callable[..., list[str]],
+    on_ranks: Callable[..., None],
+    record: Any,
 ) -> None:
-    flags = {"kapc": "--federation.participation 0.5 --optimizer.momentum 0.5 --optimizer.keep_state true",
-             "fedavg": "--method fedavg", "compressed": RUNS["compressed"]}  # fmt: skip
+    flags = {
+        "kapc": "--federation.participation 0.5 --optimizer.momentum 0.5 --optimizer.keep_state "
+        "true",
+        "fedavg": "--method fedavg",
+        "compressed": RUNS["compressed"],
+    }
     for method, given in flags.items():
         fit(f"one-two-{method}", given, "--federation.rounds 2")
     on_ranks(
         2,
-        *(small(f"one-two-{m}", given, "--federation.rounds 4 --resume") for m, given in flags.items()),
+        *(
+            small(f"one-two-{m}", given, "--federation.rounds 4 --resume")
+            for m, given in flags.items()
+        ),
         *(small(f"two-one-{m}", given, "--federation.rounds 2") for m, given in flags.items()),
     )
     for method, given in flags.items():
@@ -66,15 +81,22 @@ def test_resumed_on_another_number_of_processes(
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_in_the_middle_and_resumed(
-    how: signal.Signals, fit: Callable[..., Path], small: Callable[..., list[str]], workplace: Path, record: Any,
+    how: signal.Signals,
+    fit: Callable[..., Path],
+    small: Callable[..., list[str]],
+    workplace: Path,
+    record: Any,
     fl_train: str,
-) -> None:  # fmt: skip
+) -> None:
     model = "--model fl_own_models.Slow --federation.rounds 8 --federation.participation 0.6"
     line = [fl_train, *small("killed", model, "--model.seconds 0.03")]
     folder = workplace / "runs" / "killed"
     with subprocess.Popen(line, cwd=workplace, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 120
-        while not (folder / "metrics.csv").exists() or (folder / "metrics.csv").read_text().count("\n") < 4:
+        while (
+            not (folder / "metrics.csv").exists()
+            or (folder / "metrics.csv").read_text().count("\n") < 4
+        ):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(how)
@@ -88,14 +110,18 @@ def test_killed_in_the_middle_and_resumed(
     assert record(resumed) == record(fit("whole", model, "--model.seconds 0.03"))
 
 
-def test_without_a_config_and_when_there_is_nothing_to_do(fit: Callable[..., Path], record: Any) -> None:
+def test_without_a_config_and_when_there_is_nothing_to_do(
+    fit: Callable[..., Path], record: Any
+) -> None:
     whole = fit("a", "--resume")  # safe on a first start
     before = record(whole)
     assert main(["fit", "--name", "a", "--resume"]) == 0
     assert record(whole) == before
 
 
-def test_half_a_row_that_a_crash_left_is_written_again(fit: Callable[..., Path], record: Any) -> None:
+def test_half_a_row_that_a_crash_left_is_written_again(
+    fit: Callable[..., Path], record: Any
+) -> None:
     whole = record(fit("whole", "--federation.rounds 4"))
     parts = fit("parts", "--federation.rounds 2")
     for name in ("metrics.csv", "clients.csv"):
@@ -125,14 +151,27 @@ def test_broken_off_before_its_first_checkpoint_a_run_begins_again(
     table = Path("runs/parts/metrics.csv")
     rows = table.read_text()
     line = rows.splitlines()[1].split(",")
-    line[rows.splitlines()[0].split(",").index("seconds")] = "11.0"  # rounds as long as these are saved
-    table.write_text("\n".join([rows.splitlines()[0], ",".join(line), *rows.splitlines()[2:]]) + "\n")
+    # rounds as long as these are saved
+    line[rows.splitlines()[0].split(",").index("seconds")] = "11.0"
+    table.write_text(
+        "\n".join([rows.splitlines()[0], ",".join(line), *rows.splitlines()[2:]]) + "\n"
+    )
     with pytest.raises(AssertionError):
         fit("parts", BURSTING, "--federation.rounds 4 --resume")
     assert "the run has no checkpoint, and would begin again" in capsys.readouterr().err
     table.write_text(rows)
-    assert record(fit("parts", BURSTING, "--federation.rounds 4 --resume --callbacks.checkpoint.seconds 0")) == whole
-    assert "resume: the run was stopped before its first checkpoint; it begins again" in capsys.readouterr().err
+    assert (
+        record(
+            fit(
+                "parts", BURSTING, "--federation.rounds 4 --resume --callbacks.checkpoint.seconds 0"
+            )
+        )
+        == whole
+    )
+    assert (
+        "resume: the run was stopped before its first checkpoint; it begins again"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_run_that_keeps_no_checkpoints_begins_again(
@@ -151,11 +190,17 @@ def test_a_run_that_keeps_no_checkpoints_begins_again(
     assert len(Path("runs/parts/metrics.csv").read_text().splitlines()) == 2
     capsys.readouterr()
     assert record(fit("parts", flags, "--resume")) == whole
-    assert "resume: the run keeps no checkpoints; it begins again, with the same numbers" in capsys.readouterr().err
+    assert (
+        "resume: the run keeps no checkpoints; it begins again, with the same numbers"
+        in capsys.readouterr().err
+    )
 
 
-def test_rounds_after_the_last_checkpoint_are_run_again(fit: Callable[..., Path], record: Any) -> None:
-    """A checkpoint every other round: what was written of round 3 is forgotten and written again, once."""
+def test_rounds_after_the_last_checkpoint_are_run_again(
+    fit: Callable[..., Path], record: Any
+) -> None:
+    """A checkpoint every other round: what was written of round 3 is forgotten and written again,
+    once."""
     flags = "--callbacks.checkpoint.every 2 --callbacks.checkpoint.seconds 0 " + BURSTING
     import fl_own_models
 

@@ -1,7 +1,8 @@
 """On a real SLURM cluster: what a job computes, arrays, limits, preemption.
 
-The cluster is started by the script that FL_SLURM names, or `shared/slurm/slurm-up.sh` beside the project; it stands on
-this machine, with two virtual nodes and the partitions `main` and `urgent`, whose jobs preempt those of `main`.
+The cluster is started by the script that FL_SLURM names, or `shared/slurm/slurm-up.sh` beside the
+project; it stands on this machine, with two virtual nodes and the partitions `main` and `urgent`,
+whose jobs preempt those of `main`.
 """
 
 from __future__ import annotations
@@ -41,14 +42,21 @@ def cluster() -> Iterator[str]:
         pytest.skip("no SLURM cluster: starting one takes root")
     stood = Path("/tmp/slurm/run/slurmctld.pid").exists()
     try:
-        started = subprocess.run(["bash", SCRIPT], capture_output=True, text=True, timeout=180, check=False)
+        started = subprocess.run(
+            ["bash", SCRIPT], capture_output=True, text=True, timeout=180, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         pytest.skip(f"no SLURM cluster: {SCRIPT.name} failed ({type(error).__name__})")
     if started.returncode or not started.stdout.strip():
         pytest.skip(f"no SLURM cluster: {SCRIPT.name} failed: {started.stderr.strip()[-200:]}")
     yield started.stdout.split()[-1]
     if not stood:
-        subprocess.run(["bash", SCRIPT.with_name("slurm-down.sh")], capture_output=True, timeout=180, check=False)
+        subprocess.run(
+            ["bash", SCRIPT.with_name("slurm-down.sh")],
+            capture_output=True,
+            timeout=180,
+            check=False,
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +67,9 @@ def at_cluster(cluster: str, workplace: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def submit(small: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def submit(
+    small: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
     """Submits a small run; gives the job's number."""
 
     def run(name: str, *flags: str) -> str:
@@ -81,11 +91,15 @@ def _wait(what: str, holds: Callable[[], bool], said: Callable[[], str]) -> None
 
 def _state(job: str) -> dict[str, str]:
     """Of the first task of a job."""
-    return dict(re.findall(r"(\w+)=(\S+)", _said("scontrol", "-o", "show", "job", job).partition("\n")[0]))
+    return dict(
+        re.findall(r"(\w+)=(\S+)", _said("scontrol", "-o", "show", "job", job).partition("\n")[0])
+    )
 
 
 def _logs(folder: Path) -> str:
-    return "\n".join(file.read_text()[-2000:] for file in sorted((folder / "runs" / "jobs").glob("*.out")))
+    return "\n".join(
+        file.read_text()[-2000:] for file in sorted((folder / "runs" / "jobs").glob("*.out"))
+    )
 
 
 def _finished(folder: Path, job: str, *names: str) -> None:
@@ -93,8 +107,12 @@ def _finished(folder: Path, job: str, *names: str) -> None:
 
     def done() -> bool:
         state = _state(job).get("JobState", "")
-        assert state not in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"), f"{state}\n{_logs(folder)}"
-        return state == "COMPLETED" and all((folder / "runs" / n / "summary.json").exists() for n in names)
+        assert state not in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"), (
+            f"{state}\n{_logs(folder)}"
+        )
+        return state == "COMPLETED" and all(
+            (folder / "runs" / n / "summary.json").exists() for n in names
+        )
 
     _wait(f"job {job}", done, lambda: f"{_state(job)}\n{_logs(folder)}")
 
@@ -106,7 +124,12 @@ def _rounds(folder: Path, name: str) -> int:
 
 @pytest.mark.parametrize(("nodes", "tasks"), [(1, 2), (2, 1)])
 def test_tasks_on_nodes_give_what_one_process_gives(
-    nodes: int, tasks: int, fit: Callable[..., Path], submit: Callable[..., str], workplace: Path, record: Any
+    nodes: int,
+    tasks: int,
+    fit: Callable[..., Path],
+    submit: Callable[..., str],
+    workplace: Path,
+    record: Any,
 ) -> None:
     job = submit("several", f"--nodes {nodes} --tasks-per-node {tasks}")
     one = fit("one")
@@ -149,8 +172,17 @@ def test_a_job_that_an_urgent_one_pushes_out_goes_on_after_it(
 ) -> None:
     job = submit("pushed", SLOW)
     _wait("rounds", lambda: _rounds(workplace, "pushed") >= 2, lambda: _logs(workplace))
-    urgent = ["sbatch", "--wait", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 1"]
-    subprocess.run([*urgent, "--output=/dev/null"], check=True, timeout=300, stdout=subprocess.DEVNULL)
+    urgent = [
+        "sbatch",
+        "--wait",
+        "--partition=urgent",
+        "--nodes=2",
+        "--exclusive",
+        "--wrap=sleep 1",
+    ]
+    subprocess.run(
+        [*urgent, "--output=/dev/null"], check=True, timeout=300, stdout=subprocess.DEVNULL
+    )
     _finished(workplace, job, "pushed")
     assert int(_state(job)["Restarts"]) >= 1
     assert record(workplace / "runs" / "pushed") == record(fit("unbroken", SLOW))

@@ -1,8 +1,10 @@
-"""`fl-train` in real processes that are forked from one which has imported everything: starting one costs no start-up.
+"""`fl-train` in real processes that are forked from one which has imported everything: starting one
+costs no start-up.
 
-A process can be told to strike at a named point, `WHAT WHEN WHERE`: WHAT is fsync, replace or unlink, WHEN before,
-half (a write that was cut short: fsync only) or after, WHERE the kind of file: row, server, initial, manifest, part of
-a table's name, or a folder's. Nothing in the package knows of it.
+A process can be told to strike at a named point, `WHAT WHEN WHERE`: WHAT is fsync, replace or
+unlink, WHEN before, half (a write that was cut short: fsync only) or after, WHERE the kind of file:
+row, server, initial, manifest, part of a table's name, or a folder's. Nothing in the package knows
+of it.
 """
 
 from __future__ import annotations
@@ -22,17 +24,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-KINDS = ("client-", "server-", "initial", "manifest-", "metrics.csv", "clients.csv", "relation", "traffic")
+KINDS = (
+    "client-",
+    "server-",
+    "initial",
+    "manifest-",
+    "metrics.csv",
+    "clients.csv",
+    "relation",
+    "traffic",
+)
 
 
 class Attempt:
     """One process; what it writes to stdout and stderr is in `err`."""
 
-    def __init__(self, argv: list[str], said: Path, prepare: Callable[[], None], env: dict[str, str]) -> None:
+    def __init__(
+        self, argv: list[str], said: Path, prepare: Callable[[], None], env: dict[str, str]
+    ) -> None:
         self.said = said
         self.code: int | None = None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on threads; torch has none here
+            # Python 3.12 on threads; torch has none here
+            warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid:
             return
@@ -98,22 +112,31 @@ def forked(argv: list[str], said: Path, prepare: Callable[[], None] = nothing) -
 def ranks(
     count: int, argv: list[str], said: Path, prepare: Callable[[], None] = nothing, rank: int = 0
 ) -> list[Attempt]:
-    """`fl-train argv` in `count` processes that are started as torchrun starts them; `rank` is prepared (-1: all)."""
+    """`fl-train argv` in `count` processes that are started as torchrun starts them; `rank` is
+    prepared (-1: all)."""
     port = free_port()
-    shared = {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0"}
+    shared = {
+        "TORCHELASTIC_RUN_ID": "x",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GROUP_RANK": "0",
+    }
     shared |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     line = [*argv, "--fabric.devices", str(count)]
     return [
         Attempt(
-            line, said.with_name(f"{said.name}-{r}"), prepare if rank in (r, -1) else nothing,
+            line,
+            said.with_name(f"{said.name}-{r}"),
+            prepare if rank in (r, -1) else nothing,
             {**shared, "RANK": str(r), "LOCAL_RANK": str(r)},
         )
         for r in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def free_port() -> int:
-    """A port below those that the system gives to outgoing connections: nobody takes it before the ranks meet there."""
+    """A port below those that the system gives to outgoing connections: nobody takes it before the
+    ranks meet there."""
     while True:
         port = random.randrange(15000, 30000)
         with socket.socket() as taken, contextlib.suppress(OSError):
@@ -133,7 +156,8 @@ def refuse() -> None:
 
 
 def strike(point: str, nth: int, blow: Callable[[], None] = die) -> Callable[[], None]:
-    """What prepares a process to suffer `blow` when it comes to `point` for the `nth` time (from 1)."""
+    """What prepares a process to suffer `blow` when it comes to `point` for the `nth` time (from
+    1)."""
 
     def prepare() -> None:
         what, when, where = point.split()
@@ -142,7 +166,11 @@ def strike(point: str, nth: int, blow: Callable[[], None] = die) -> Callable[[],
 
         def hooked(*args: Any, **kwargs: Any) -> Any:
             target = args[1] if what == "replace" else args[0]
-            path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else os.fspath(target)
+            path = (
+                os.readlink(f"/proc/self/fd/{target}")
+                if isinstance(target, int)
+                else os.fspath(target)
+            )
             due = False
             if kind(path) == where:
                 seen[0] += 1

@@ -1,9 +1,9 @@
 """Kill runs, resume them, compare: `uv run python tests/faults/kills.py --kills 100`.
 
-A run is killed (kill -9) again and again, at named points of writing or at random moments after training has begun, and
-resumed each time, until it is done; then all its tables, relations and weights must equal those of a run that was never
-killed. Every kill is a line of the log. On two ranks the processes are started as torchrun starts them, and one of them
-is killed, or both.
+A run is killed (kill -9) again and again, at named points of writing or at random moments after
+training has begun, and resumed each time, until it is done; then all its tables, relations and
+weights must equal those of a run that was never killed. Every kill is a line of the log. On two
+ranks the processes are started as torchrun starts them, and one of them is killed, or both.
 """
 
 from __future__ import annotations
@@ -37,19 +37,47 @@ SMALL = f"""
 --callbacks.checkpoint.seconds 0
 """
 RUNS = {
-    "kapc": "--optimizer.momentum 0.5 --optimizer.keep_state true --callbacks layerselection,quantize",
+    "kapc": "--optimizer.momentum 0.5 --optimizer.keep_state true --callbacks "
+    "layerselection,quantize",
     "fedavg": "--method fedavg --callbacks.checkpoint.keep 1 --callbacks.checkpoint.best false",
-    "rare": "--method fedavg --callbacks.checkpoint.seconds 10",  # the default: tables run ahead of checkpoints
+    # the default: tables run ahead of checkpoints
+    "rare": "--method fedavg --callbacks.checkpoint.seconds 10",
 }
 WRITING = [  # within the writing of a checkpoint
-    "fsync half row", "fsync before row", "fsync after row", "replace before row", "replace after row",
-    "fsync before rows", "fsync after rows", "fsync half server", "fsync after server", "replace before server",
-    "replace after server", "fsync before checkpoints", "fsync after checkpoints", "fsync half manifest",
-    "fsync before manifest", "replace before manifest", "replace after manifest", "unlink before row",
-    "unlink after row", "unlink before server", "unlink before manifest", "unlink after manifest",
-]  # fmt: skip
-ON_RANK_1 = [point for point in WRITING if point.endswith((" row", " rows")) and not point.startswith("unlink")]
-TABLES = ["fsync half metrics.csv", "fsync after metrics.csv", "fsync half clients.csv", "replace after relation"]
+    "fsync half row",
+    "fsync before row",
+    "fsync after row",
+    "replace before row",
+    "replace after row",
+    "fsync before rows",
+    "fsync after rows",
+    "fsync half server",
+    "fsync after server",
+    "replace before server",
+    "replace after server",
+    "fsync before checkpoints",
+    "fsync after checkpoints",
+    "fsync half manifest",
+    "fsync before manifest",
+    "replace before manifest",
+    "replace after manifest",
+    "unlink before row",
+    "unlink after row",
+    "unlink before server",
+    "unlink before manifest",
+    "unlink after manifest",
+]
+ON_RANK_1 = [
+    point
+    for point in WRITING
+    if point.endswith((" row", " rows")) and not point.startswith("unlink")
+]
+TABLES = [
+    "fsync half metrics.csv",
+    "fsync after metrics.csv",
+    "fsync half clients.csv",
+    "replace after relation",
+]
 
 
 @dataclass
@@ -62,17 +90,28 @@ class Log:
 
     def counts(self) -> dict[str, Any]:
         """Kills by ranks and sort, rounds lost, seconds until a surviving rank stopped."""
-        sorts = Counter(f"{line['ranks']} rank{'s' * (line['ranks'] > 1)}, {line['sort']}" for line in self.lines)
-        waits = sorted(line["survivor_seconds"] for line in self.lines if line.get("survivor_seconds") is not None)
+        sorts = Counter(
+            f"{line['ranks']} rank{'s' * (line['ranks'] > 1)}, {line['sort']}"
+            for line in self.lines
+        )
+        waits = sorted(
+            line["survivor_seconds"]
+            for line in self.lines
+            if line.get("survivor_seconds") is not None
+        )
         return {
             "kills": len(self.lines),
             **dict(sorted(sorts.items())),
-            "points": dict(sorted(Counter(line["point"] for line in self.lines if line["point"]).items())),
+            "points": dict(
+                sorted(Counter(line["point"] for line in self.lines if line["point"]).items())
+            ),
             "resumed": sum(line["resumed_from"] is not None for line in self.lines),
             "rounds lost": dict(sorted(Counter(line["lost"] for line in self.lines).items())),
             "runs compared": self.compared,
             "survivors that named the lost rank": len(waits),
-            "seconds until a survivor stopped": [waits[0], waits[len(waits) // 2], waits[-1]] if waits else None,
+            "seconds until a survivor stopped": [waits[0], waits[len(waits) // 2], waits[-1]]
+            if waits
+            else None,
             "failures": self.failures,
         }
 
@@ -80,10 +119,21 @@ class Log:
 class Chain:
     """One run, killed and resumed until it is done."""
 
-    def __init__(self, folder: Path, name: str, flags: str, count: int, draws: random.Random) -> None:
+    def __init__(
+        self, folder: Path, name: str, flags: str, count: int, draws: random.Random
+    ) -> None:
         self.folder, self.name, self.count, self.draws = folder, name, count, draws
         self.run = folder / "runs" / name
-        self.argv = ["fit", *SMALL.split(), *flags.split(), "--name", name, "--resume", "--out", str(folder / "runs")]
+        self.argv = [
+            "fit",
+            *SMALL.split(),
+            *flags.split(),
+            "--name",
+            name,
+            "--resume",
+            "--out",
+            str(folder / "runs"),
+        ]
         self.said = folder / f"{name}.said"
         self.begun = folder / f"{name}.begun"
 
@@ -107,7 +157,8 @@ class Chain:
             return [forked(self.argv, self.said, prepared)]
         if rank == 0:
             return ranks(self.count, self.argv, self.said, prepared, 0)
-        # Rank 0 tells where it begins, rank 1 is struck: the hook for telling does nothing on other ranks.
+        # Rank 0 tells where it begins, rank 1 is struck: the hook for telling does nothing on other
+        # ranks.
         return ranks(self.count, self.argv, self.said, prepared, -1)
 
     def rows(self) -> int:
@@ -133,7 +184,8 @@ def both(first: Callable[[], None], rank: int, count: int) -> Callable[[], None]
 
 
 def campaign(kills: int, seed: int, folder: Path, say: Callable[[str], None] = print) -> Log:
-    """Strike `kills` times: a third on two ranks, half of them at named points of writing a checkpoint."""
+    """Strike `kills` times: a third on two ranks, half of them at named points of writing a
+    checkpoint."""
     draws, log = random.Random(seed), Log()
     whole: dict[str, Any] = {}
     for name, flags in RUNS.items():
@@ -186,7 +238,9 @@ def _resumed(chain: Chain, log: Log) -> None:
 
 def record(folder: Path) -> Any:
     """What of a run folder must be equal between equal runs: as the tests of whole runs see it."""
-    spec = importlib.util.spec_from_file_location("whole_runs", Path(__file__).parents[1] / "e2e" / "conftest.py")
+    spec = importlib.util.spec_from_file_location(
+        "whole_runs", Path(__file__).parents[1] / "e2e" / "conftest.py"
+    )
     assert spec is not None and spec.loader is not None
     module = sys.modules.setdefault("whole_runs", importlib.util.module_from_spec(spec))
     if not hasattr(module, "Record"):
@@ -208,7 +262,11 @@ def _attempt(chain: Chain, sort: str, log: Log, seconds: float, say: Callable[[s
         processes = chain.start(lambda: None, 0)
         both_die = draws.random() < 0.5
         deadline = time.monotonic() + 120
-        while chain.resumed_from() is None and not processes[0].ended() and time.monotonic() < deadline:
+        while (
+            chain.resumed_from() is None
+            and not processes[0].ended()
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.002)
         moment = time.monotonic() + draws.uniform(0, 0.7 * seconds)
         while time.monotonic() < moment and not processes[0].ended():
@@ -219,7 +277,9 @@ def _attempt(chain: Chain, sort: str, log: Log, seconds: float, say: Callable[[s
     try:
         victim.wait()
     except TimeoutError as error:
-        raise TimeoutError(f"{error}; the others: {[(p.ended(), p.code, p.err) for p in processes]}") from None
+        raise TimeoutError(
+            f"{error}; the others: {[(p.ended(), p.code, p.err) for p in processes]}"
+        ) from None
     fell = time.monotonic()
     others = [p for p in processes if p is not victim]
     codes = [p.wait() for p in others]
@@ -228,17 +288,29 @@ def _attempt(chain: Chain, sort: str, log: Log, seconds: float, say: Callable[[s
     if victim.code == 0 and not any(codes):
         return "finished"
     line: dict[str, Any] = {
-        "run": chain.name, "ranks": chain.count, "sort": sort, "point": point, "nth": nth, "rank": rank,
-        "both": both_die, "rows": chain.rows(), "resumed_from": None, "lost": None,
-    }  # fmt: skip
+        "run": chain.name,
+        "ranks": chain.count,
+        "sort": sort,
+        "point": point,
+        "nth": nth,
+        "rank": rank,
+        "both": both_die,
+        "rows": chain.rows(),
+        "resumed_from": None,
+        "lost": None,
+    }
     if victim.code != -signal.SIGKILL:
-        log.failures.append(f"{chain.name} {point} {nth}: exit code {victim.code}: {victim.err[-500:]}")
+        log.failures.append(
+            f"{chain.name} {point} {nth}: exit code {victim.code}: {victim.err[-500:]}"
+        )
         return "failed"
     if others and not both_die:
         named = [f"rank {rank} " in p.err or p.code == 0 for p in others]
         line["survivor_seconds"] = round(waited, 1)
         if not all(named) or any("Traceback" in p.err for p in others):
-            log.failures.append(f"{chain.name} {point} {nth}: rank {rank} was not named: {others[0].err[-500:]}")
+            log.failures.append(
+                f"{chain.name} {point} {nth}: rank {rank} was not named: {others[0].err[-500:]}"
+            )
     log.lines.append(line)
     say(json.dumps(line))
     return "struck"
@@ -255,7 +327,8 @@ def _compare(chain: Chain, whole: dict[str, Any], log: Log, say: Callable[[str],
 
 
 def main() -> int:
-    """Run a campaign; 1 if a run could not be resumed, lost more than a round, or ended in other numbers."""
+    """Run a campaign; 1 if a run could not be resumed, lost more than a round, or ended in other
+    numbers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
@@ -271,7 +344,9 @@ def main() -> int:
     print(json.dumps(counts, indent=1))
     if args.log:
         kills = ",\n  ".join(json.dumps(line) for line in log.lines)
-        args.log.write_text(f'{{"counts": {json.dumps(counts, indent=1)},\n "kills": [\n  {kills}\n ]}}\n')
+        args.log.write_text(
+            f'{{"counts": {json.dumps(counts, indent=1)},\n "kills": [\n  {kills}\n ]}}\n'
+        )
     return 1 if log.failures else 0
 
 

@@ -1,4 +1,5 @@
-"""What clusters do to a run, done to real processes: every run ends in one line, and goes on to the same numbers."""
+"""What clusters do to a run, done to real processes: every run ends in one line, and goes on to the
+same numbers."""
 
 from __future__ import annotations
 
@@ -57,7 +58,15 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def line(name: str, flags: str = "") -> list[str]:
     """A small run that goes on if it was begun."""
-    return ["fit", *SMALL.split(), *RUNS["kapc"].split(), *flags.split(), "--name", name, "--resume"]
+    return [
+        "fit",
+        *SMALL.split(),
+        *RUNS["kapc"].split(),
+        *flags.split(),
+        "--name",
+        name,
+        "--resume",
+    ]
 
 
 NOTICES = ("relation: ", "resume: there is no run", "round ")
@@ -90,7 +99,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def until(holds: Callable[[], bool], *attempts: Attempt) -> None:
     deadline = time.monotonic() + 180  # on a busy machine
     while not holds():
-        assert time.monotonic() < deadline and not any(a.ended() for a in attempts), [a.err for a in attempts]
+        assert time.monotonic() < deadline and not any(a.ended() for a in attempts), [
+            a.err for a in attempts
+        ]
         time.sleep(0.01)
 
 
@@ -111,10 +122,17 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 @pytest.mark.sampled("[15")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_lets_the_checkpoint_be_finished(number: int, code: int, whole: Any) -> None:
-    attempt = forked(line("a"), Path("said"), strike("fsync before server", 3, lambda: os.kill(os.getpid(), number)))
+    attempt = forked(
+        line("a"),
+        Path("said"),
+        strike("fsync before server", 3, lambda: os.kill(os.getpid(), number)),
+    )
     assert attempt.wait() == code
     assert "Traceback" not in attempt.err
-    assert sorted(p.name for p in Path("runs/a/checkpoints").glob("manifest*"))[-1] == "manifest-round-00003.json"
+    assert (
+        sorted(p.name for p in Path("runs/a/checkpoints").glob("manifest*"))[-1]
+        == "manifest-round-00003.json"
+    )
     assert not list(Path("runs/a").rglob("*.part"))
     assert resumed("a") == whole
 
@@ -130,7 +148,9 @@ def test_two_runs_in_one_folder() -> None:
     second = forked(line("a", SLOW), Path("second"))
     assert second.wait() == 2
     assert time.monotonic() - started < 10
-    assert told(second).startswith(f"name: 'a' is not allowed; a run is going on in runs/a (process {first.pid} on ")
+    assert told(second).startswith(
+        f"name: 'a' is not allowed; a run is going on in runs/a (process {first.pid} on "
+    )
     first.send(signal.SIGKILL)
     first.wait()
     third = forked(line("a", SLOW), Path("third"))
@@ -165,7 +185,9 @@ def powerless() -> None:
 
 
 @pytest.mark.sampled("before row")
-@pytest.mark.parametrize("point", ["fsync before row", "fsync half manifest", "fsync half metrics.csv"])
+@pytest.mark.parametrize(
+    "point", ["fsync before row", "fsync half manifest", "fsync half metrics.csv"]
+)
 def test_a_disk_that_is_full(point: str, whole: Any) -> None:
     attempt = forked(line("a"), Path("said"), strike(point, 4, refuse))
     assert attempt.wait() == 1
@@ -187,14 +209,20 @@ def test_a_table_that_outgrows_what_the_system_allows(whole: Any) -> None:
     done = max(int(p.stem.rpartition("-")[2]) for p in Path("runs/a/checkpoints").glob("manifest*"))
     again = resumed("a", f"--federation.rounds {done + 2}")
     assert [int(row["round"]) for row in again.metrics] == list(range(1, done + 3))
-    assert len({(row["round"], row["client"]) for row in again.clients}) == len(again.clients) == 3 * (done + 2)
+    assert (
+        len({(row["round"], row["client"]) for row in again.clients})
+        == len(again.clients)
+        == 3 * (done + 2)
+    )
 
 
 # ---------------------------------------------------------------- the checkpoint
 
 
 @pytest.mark.sampled("flipped-server")
-@pytest.mark.parametrize("what", ["rows/client-*-round-00006*", "server-round-00006*", "manifest-round-00006*"])
+@pytest.mark.parametrize(
+    "what", ["rows/client-*-round-00006*", "server-round-00006*", "manifest-round-00006*"]
+)
 @pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
 def test_a_damaged_checkpoint_is_passed_over(what: str, how: str, whole: Any) -> None:
     assert forked(line("a", "--federation.rounds 6"), Path("said")).wait() == 0
@@ -206,7 +234,9 @@ def test_a_damaged_checkpoint_is_passed_over(what: str, how: str, whole: Any) ->
         flipped = held[:-40] + bytes([held[-40] ^ 4]) + held[-39:]
         file.write_bytes(held[: len(held) // 2] if how == "cut" else flipped)
     assert resumed("a") == whole
-    (said,) = [text for text in Path("resumed.said").read_text().splitlines() if "checkpoint" in text] or [""]
+    (said,) = [
+        text for text in Path("resumed.said").read_text().splitlines() if "checkpoint" in text
+    ] or [""]
     if how == "gone" and "manifest" in what:
         assert said == ""  # nobody knows that there was one
     else:
@@ -238,7 +268,11 @@ def test_a_table_with_a_hole_is_not_continued() -> None:
     assert forked(line("a", "--federation.rounds 3"), Path("said")).wait() == 0
     file = Path("runs/a/metrics.csv")
     rows = file.read_text().splitlines(keepends=True)
-    for text, what in ((rows[:2] + rows[3:], "lacks"), ([*rows[:3], "x,y\n"], "lacks"), ([*rows, rows[1]], "twice")):
+    for text, what in (
+        (rows[:2] + rows[3:], "lacks"),
+        ([*rows[:3], "x,y\n"], "lacks"),
+        ([*rows, rows[1]], "twice"),
+    ):
         file.write_text("".join(text))
         attempt = forked(line("a"), Path("said"))
         assert attempt.wait() == 2
@@ -278,7 +312,9 @@ def test_a_rank_that_hangs_is_named(rank: int) -> None:
         several[rank].send(signal.SIGKILL)
     assert 4 < time.monotonic() - start < 30
     said = told(other)
-    assert said == f"rank {rank} gave no sign of life for 5 s; the run can be continued with --resume"
+    assert (
+        said == f"rank {rank} gave no sign of life for 5 s; the run can be continued with --resume"
+    )
 
 
 @pytest.mark.slow
@@ -293,11 +329,18 @@ def test_a_rank_with_a_full_disk_is_told_from_one_that_died() -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_fl_train_has_started_is_lost(number: int) -> None:
-    words = [str(Path(sys.executable).with_name("fl-train")), *line("a", f"{SLOW} --fabric.devices 2")]
+    words = [
+        str(Path(sys.executable).with_name("fl-train")),
+        *line("a", f"{SLOW} --fabric.devices 2"),
+    ]
     words += ["--fabric.timeout", "5"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         until(has_rounds("a", 1))
-        signs = [p for p in _children(process.pid) if b"spawn_main" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        signs = [
+            p
+            for p in _children(process.pid)
+            if b"spawn_main" in Path(f"/proc/{p}/cmdline").read_bytes()
+        ]
         assert len(signs) == 2
         os.kill(max(signs), number)
         start = time.monotonic()
@@ -306,10 +349,18 @@ def test_a_rank_that_fl_train_has_started_is_lost(number: int) -> None:
     assert process.returncode == 1, err
     assert time.monotonic() - start < 45
     silent = "rank 1 gave no sign of life for 5 s"  # a busy machine may find this out first
-    reasons = [silent] if number == signal.SIGSTOP else [silent, "rank 1 died (killed by SIGKILL)", "rank 1 is gone"]
-    assert said in [[f"fl-train: error: {reason}; the run can be continued with --resume"] for reason in reasons]
+    reasons = (
+        [silent]
+        if number == signal.SIGSTOP
+        else [silent, "rank 1 died (killed by SIGKILL)", "rank 1 is gone"]
+    )
+    assert said in [
+        [f"fl-train: error: {reason}; the run can be continued with --resume"] for reason in reasons
+    ]
     assert not any(Path(f"/proc/{p}").exists() for p in signs)
-    done = subprocess.run([*words, "--federation.rounds", "5"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*words, "--federation.rounds", "5"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -345,12 +396,19 @@ def test_data_that_cannot_be_read_in_the_middle(whole: Any) -> None:
 @pytest.mark.slow
 def test_wandb_that_is_lost_midway() -> None:
     flags = f"{SLOW} --federation.rounds 12 --loggers.wandb.mode offline"
-    # A command of its own, told nothing of the helper of an earlier test: W&B leaves word in the environment.
+    # A command of its own, told nothing of the helper of an earlier test: W&B leaves word in the
+    # environment.
     alone = {k: v for k, v in os.environ.items() if "WANDB" not in k or k == "WANDB_MODE"}
     words = [str(Path(sys.executable).with_name("fl-train")), *line("a", flags)]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=alone) as process:
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=alone
+    ) as process:
         until(has_rounds("a", 2))
-        helpers = [p for p in _descendants(process.pid) if b"wandb" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        helpers = [
+            p
+            for p in _descendants(process.pid)
+            if b"wandb" in Path(f"/proc/{p}/cmdline").read_bytes()
+        ]
         assert helpers
         for pid in helpers:
             os.kill(pid, signal.SIGKILL)
@@ -381,8 +439,14 @@ def test_the_wandb_key_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = forked(line("a", logged), Path("said"))
     assert attempt.wait() == 0, attempt.err
     assert "wandb" in {p.name for p in Path("runs/a").iterdir()}
-    for place in (f"--loggers.wandb.project {KEY}", f"--loggers.wandb.tags [{KEY}]", f"--model.hidden {KEY}",
-                  f"--loggers.wandb.api_key {KEY}", f"--{KEY} 1", f"--config {KEY}"):  # fmt: skip
+    for place in (
+        f"--loggers.wandb.project {KEY}",
+        f"--loggers.wandb.tags [{KEY}]",
+        f"--model.hidden {KEY}",
+        f"--loggers.wandb.api_key {KEY}",
+        f"--{KEY} 1",
+        f"--config {KEY}",
+    ):
         attempt = forked(line("b", place), Path("said-2"))
         assert attempt.wait() == 2, place
         assert "***" in told(attempt) and KEY not in attempt.err
@@ -402,7 +466,8 @@ def test_a_key_that_only_looks_like_one_is_refused_too() -> None:
     attempt = forked(line("a", f"--loggers.wandb.group {KEY}"), Path("said"))
     assert attempt.wait() == 2
     assert told(attempt) == (
-        "loggers.wandb.group: '***' is not allowed; it holds a W&B key, whose place is the environment: WANDB_API_KEY"
+        "loggers.wandb.group: '***' is not allowed; it holds a W&B key, whose place is the "
+        "environment: WANDB_API_KEY"
     )
 
 

@@ -2,9 +2,10 @@
 
     python tests/fuzz/fuzz.py --runs 2000 --commands 50 --seed 0
 
-Each input is a shipped config or none, and one to four edits: keys that exist or do not, values that fit, that lie on
-the edge, that are of another type or are nonsense, as flags or in YAML, sometimes damaged YAML. Sizes are capped, so
-that every run is a matter of seconds. Prints what was tried, and every input whose outcome is not allowed:
+Each input is a shipped config or none, and one to four edits: keys that exist or do not, values
+that fit, that lie on the edge, that are of another type or are nonsense, as flags or in YAML,
+sometimes damaged YAML. Sizes are capped, so that every run is a matter of seconds. Prints what was
+tried, and every input whose outcome is not allowed:
 
     ran       exit code 0
     refused   exit code 2 and one line on stderr, nothing left on the disk
@@ -44,10 +45,17 @@ from fl_lightning.configuration import catalogue
 PATIENCE = 120
 """Seconds until a run counts as one that hangs; the slowest take some 3 on a quiet core."""
 SMALL = {
-    "federation.rounds": "1", "federation.clients": "4", "federation.local_epochs": "1", "data.fraction": "0.3",
-    "model": "{name: mlp, hidden: [8]}", "loggers": "null", "fabric.accelerator": "cpu", "fabric.threads": "1",
-    "callbacks.progress": "null", "data.download": "false",
-}  # fmt: skip
+    "federation.rounds": "1",
+    "federation.clients": "4",
+    "federation.local_epochs": "1",
+    "data.fraction": "0.3",
+    "model": "{name: mlp, hidden: [8]}",
+    "loggers": "null",
+    "fabric.accelerator": "cpu",
+    "fabric.threads": "1",
+    "callbacks.progress": "null",
+    "data.download": "false",
+}
 """Under all edits: what makes a run small."""
 COSTLY = {"federation.rounds", "model.hidden", "model.channels", "fabric.devices"}
 COUNTS = ("_epochs", "steps")
@@ -55,18 +63,80 @@ COUNTS = ("_epochs", "steps")
 LEFT_OUT = {"config", "out", "print_config", "smoke", "loggers", "data.download"}
 """`out` says where OUT is; downloads and loggers reach for the network."""
 NUMBERS = ["0", "1", "2", "3", "0.5", "0.1", "1e-3", "1.0", "-1", "-0.0", "1e-300", "0.9999999"]
-WILD = ["1e30", "1e308", "nan", "inf", "-inf", ".nan", ".inf", "1e999", "99999999999999999999", "-5", "1_000", "0x10"]
+WILD = [
+    "1e30",
+    "1e308",
+    "nan",
+    "inf",
+    "-inf",
+    ".nan",
+    ".inf",
+    "1e999",
+    "99999999999999999999",
+    "-5",
+    "1_000",
+    "0x10",
+]
 WORDS = [
-    "", " ", "null", "~", "true", "false", "yes", "[]", "{}", "[1, 2]", "{a: 1}", "[[1]]", "{name: x}", "!!python/x y",
-    "None", "a.b.C", "os.system", "torch.nn.Linear", "../up", "/", "é☃\u202e", "x" * 3000, "%s%n", "a,b", ",", "-",
-    "*", "&a", "'", '"', "2026-01-01", "1:30", "{", "]", "\t", "a: b: c", "\x07", "fl_lightning.run.fit",
-]  # fmt: skip
-DAMAGE = ["\t", ": :", "[", "{", "- a\n- b", "\x00", "&a *a", "key", "? x", "!!python/object:os.system {}", "..", "é"]
+    "",
+    " ",
+    "null",
+    "~",
+    "true",
+    "false",
+    "yes",
+    "[]",
+    "{}",
+    "[1, 2]",
+    "{a: 1}",
+    "[[1]]",
+    "{name: x}",
+    "!!python/x y",
+    "None",
+    "a.b.C",
+    "os.system",
+    "torch.nn.Linear",
+    "../up",
+    "/",
+    "é☃\u202e",
+    "x" * 3000,
+    "%s%n",
+    "a,b",
+    ",",
+    "-",
+    "*",
+    "&a",
+    "'",
+    '"',
+    "2026-01-01",
+    "1:30",
+    "{",
+    "]",
+    "\t",
+    "a: b: c",
+    "\x07",
+    "fl_lightning.run.fit",
+]
+DAMAGE = [
+    "\t",
+    ": :",
+    "[",
+    "{",
+    "- a\n- b",
+    "\x00",
+    "&a *a",
+    "key",
+    "? x",
+    "!!python/object:os.system {}",
+    "..",
+    "é",
+]
 
 
 @dataclass
 class Case:
-    """One input: the words after `fl-train fit`, and what the file `edits.yaml` holds (None: there is none)."""
+    """One input: the words after `fl-train fit`, and what the file `edits.yaml` holds (None: there
+    is none)."""
 
     words: list[str]
     text: bytes | None = None
@@ -74,7 +144,8 @@ class Case:
 
 @dataclass
 class Key:
-    """A key that may be edited, values that suit it, and what must be said beside it for it to mean something."""
+    """A key that may be edited, values that suit it, and what must be said beside it for it to mean
+    something."""
 
     values: list[str]
     beside: dict[str, str]
@@ -94,8 +165,18 @@ def choices() -> dict[str, Key]:
             prefix = f"{key}.{entry.name}" if kind == "callbacks" else key
             parameters = inspect.signature(_import(kind, key, entry.class_path)).parameters.values()
             fitting = {p.name: _literals(str(p.annotation)) or NUMBERS for p in parameters}
-            needed = {f"{prefix}.{p.name}": fitting[p.name][-1] for p in parameters if p.default is p.empty}
-            beside = {key: entry.name} if kind == "methods" else {"method": "fedavg", **needed} if needed else {}
+            needed = {
+                f"{prefix}.{p.name}": fitting[p.name][-1]
+                for p in parameters
+                if p.default is p.empty
+            }
+            beside = (
+                {key: entry.name}
+                if kind == "methods"
+                else {"method": "fedavg", **needed}
+                if needed
+                else {}
+            )
             found |= {f"{prefix}.{name}": Key(values, beside) for name, values in fitting.items()}
     found["data.partition"].values = list(catalogue.table("partitions"))
     found["data.source"].values = ["digits", "mnist", "arrays", "images", "cifar10"]
@@ -108,7 +189,11 @@ def _literals(annotation: str) -> list[str]:
     """The choices that a type lists; true and false for a switch."""
     if "bool" in annotation:
         return ["true", "false"]
-    return [word for word in annotation.split("'") if word.isidentifier()] if "Literal" in annotation else []
+    return (
+        [word for word in annotation.split("'") if word.isidentifier()]
+        if "Literal" in annotation
+        else []
+    )
 
 
 def at_odds(beside: dict[str, str], edits: dict[str, str]) -> bool:
@@ -123,7 +208,10 @@ def case(draw: random.Random, known: dict[str, Key]) -> Case:
         key = draw.choice([key for key in known if not at_odds(known[key].beside, edits)])
         fitting = known[key].values
         values = (
-            draw.choice([fitting] * 7 + [NUMBERS, [] if key in COSTLY or key.endswith(COUNTS) else WILD, WORDS])
+            draw.choice(
+                [fitting] * 7
+                + [NUMBERS, [] if key in COSTLY or key.endswith(COUNTS) else WILD, WORDS]
+            )
             or fitting
         )
         edits |= known[key].beside if draw.random() < 0.9 else {}
@@ -138,7 +226,9 @@ def case(draw: random.Random, known: dict[str, Key]) -> Case:
     text = None
     if draw.random() < 0.5:
         words += [
-            word for key, value in edits.items() for word in draw.choice([(f"--{key}={value}",), (f"--{key}", value)])
+            word
+            for key, value in edits.items()
+            for word in draw.choice([(f"--{key}={value}",), (f"--{key}", value)])
         ]
     else:
         content: dict[str, Any] = {}
@@ -232,7 +322,8 @@ def report(seed: int, runs: int, commands: int) -> int:
         counts[kind, "command" if as_command else "in process"] += 1
         if kind == "BUG":
             print(
-                f"\n--- input {k} of seed {seed}\nfl-train fit {shlex.join(one.words)}\n{one.text!r}\n{found}",
+                f"\n--- input {k} of seed {seed}\nfl-train fit "
+                f"{shlex.join(one.words)}\n{one.text!r}\n{found}",
                 flush=True,
             )
     for (kind, how), count in sorted(counts.items()):
@@ -241,7 +332,9 @@ def report(seed: int, runs: int, commands: int) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--commands", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)

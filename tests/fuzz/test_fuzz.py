@@ -1,4 +1,5 @@
-"""A slice of the fuzz run (`python tests/fuzz/fuzz.py` is the whole), and that it would see what is not allowed."""
+"""A slice of the fuzz run (`python tests/fuzz/fuzz.py` is the whole), and that it would see what is
+not allowed."""
 
 from __future__ import annotations
 

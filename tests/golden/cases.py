@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from fl_lightning.configuration import catalogue
 
-# ---------------------------------------------------------------- models, which a config names by cases.NAME
+# ------------------------------------------------------- models, which a config names by cases.NAME
 
 
 class Interruptible(nn.Module):
-    """Raises KeyboardInterrupt, as Ctrl-C does, in training step `at` of this process (0: never)."""
+    """Raises KeyboardInterrupt, as Ctrl-C does, in training step `at` of this process (0:
+    never)."""
 
     at = 0
     steps = 0
@@ -47,7 +48,8 @@ class Small(nn.Module):
 
 
 class Touchy(nn.Module):
-    """Fails at the `at`-th batch (and `after`: at all later ones) that holds the sample of `bad_data`."""
+    """Fails at the `at`-th batch (and `after`: at all later ones) that holds the sample of
+    `bad_data`."""
 
     head = "out"
     seen = 0
@@ -71,7 +73,9 @@ class Lit(LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 10))
+        self.net = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 10)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
@@ -93,7 +97,9 @@ def bad_data(file: Path) -> None:
     draws = np.random.default_rng(0)
     centres = draws.uniform(0, 1, (10, 64))
     labels = {"train": np.arange(240) % 10, "test": np.arange(80) % 10}
-    held = {f"x_{part}": centres[y] + draws.normal(0, 0.3, (len(y), 64)) for part, y in labels.items()}
+    held = {
+        f"x_{part}": centres[y] + draws.normal(0, 0.3, (len(y), 64)) for part, y in labels.items()
+    }
     held["x_train"][0, 0] = 100.0
     np.savez(file, **held, **{f"y_{part}": y for part, y in labels.items()})
 
@@ -103,7 +109,13 @@ def bad_data(file: Path) -> None:
 CLIENTS = 4
 SETTINGS: dict[str, Any] = {
     "model": "cases.Small",
-    "federation": {"rounds": 3, "clients": CLIENTS, "participation": 0.75, "local_epochs": 2, "batch_size": 32},
+    "federation": {
+        "rounds": 3,
+        "clients": CLIENTS,
+        "participation": 0.75,
+        "local_epochs": 2,
+        "batch_size": 32,
+    },
     "data": {"source": "digits", "fraction": 0.2, "alpha": 0.5, "validation": 0.1},
     "optimizer": {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.001},
     "evaluation": {"models": ["before", "after", "finetuned"]},
@@ -151,14 +163,27 @@ DISTIL = ("fedmd", "simpfd", "topkpfd", "ktpfl", "feddf", "pfeddf")
 OWN_STEPS = ("pfedme", "apfl", "perfedavg", "flayer")
 """They take plain steps only."""
 PLAIN = {"optimizer": {"momentum": 0.0, "weight_decay": 0.0}}
-SINGLE = ("crosskapc", "crosskapc-full", "dbe", "fedgen", "fedpac", "pfedfda", "pfedhn", "pfedla", "selfkapc")
+SINGLE = (
+    "crosskapc",
+    "crosskapc-full",
+    "dbe",
+    "fedgen",
+    "fedpac",
+    "pfedfda",
+    "pfedhn",
+    "pfedla",
+    "selfkapc",
+)
 """They keep networks, means or squared norms in 32 bits whatever the run's precision."""
 RESUMED = (
     *("fedora", "ktpfl", "kapc-kept", "kapc-selected", "fedavg-mixed", "fedhkd"),
     *("ditto", "apfl", "scaffold", "pfedhn", "fedala", "cfl", "crosskapc-full"),
 )
 """They are interrupted in round 2 or 3, and taken up again."""
-MIXED = [{"name": "mlp", "count": 2, "init_args": {"hidden": [27]}}, {"class_path": "cases.Small", "count": 2}]
+MIXED = [
+    {"name": "mlp", "count": 2, "init_args": {"hidden": [27]}},
+    {"class_path": "cases.Small", "count": 2},
+]
 ADAPTED = ("fedsalora", "ffalora")
 """They want adapters."""
 ADAPTERS = {"model": {"name": "mlp", "init_args": {"hidden": [8]}, "adapters": {"rank": 2}}}
@@ -187,7 +212,8 @@ class Run:
     bits_only: bool = False
     """Its numbers depend on the machine: they are compared on the same one alone."""
     single: bool = False
-    """Parts of it are computed in 32 bits: on another machine it is compared within `golden.SINGLE`."""
+    """Parts of it are computed in 32 bits: on another machine it is compared within
+    `golden.SINGLE`."""
 
 
 def methods() -> dict[str, dict[str, Any]]:
@@ -202,25 +228,54 @@ def methods() -> dict[str, dict[str, Any]]:
 
 
 def runs() -> dict[str, Run]:
-    """Every golden run by name: each method of the project with a part of its clients, and more than that."""
+    """Every golden run by name: each method of the project with a part of its clients, and more
+    than that."""
     of = methods()
-    exact = {"method": {"name": "kapc", "init_args": {"solver": "exact", "beta": 0.3, "rho_units": "spread"}}}
-    tried = {"method": {"init_args": {"guard": 0.0}}, "federation": {"rounds": 8, "local_epochs": 1}}
-    code = {"name": "ktpfl", "init_args": {"samples": 24, "update": "code", "temperature": 10.0, "lam": 0.1}}
-    adam = {"optimizer": {"name": "adam", "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "keep_state": True}}
+    exact = {
+        "method": {
+            "name": "kapc",
+            "init_args": {"solver": "exact", "beta": 0.3, "rho_units": "spread"},
+        }
+    }
+    tried = {
+        "method": {"init_args": {"guard": 0.0}},
+        "federation": {"rounds": 8, "local_epochs": 1},
+    }
+    code = {
+        "name": "ktpfl",
+        "init_args": {"samples": 24, "update": "code", "temperature": 10.0, "lam": 0.1},
+    }
+    adam = {
+        "optimizer": {
+            "name": "adam",
+            "lr": 0.01,
+            "momentum": 0.0,
+            "weight_decay": 0.0,
+            "keep_state": True,
+        }
+    }
     own = {"name": "module", "momentum": 0.0, "weight_decay": 0.0}
     more: dict[str, dict[str, Any]] = {
-        **{f"{name}-full": merged(of[name], FULL) for name in ("fedavg", "kapc", "fedora", "ktpfl", "fedhkd")},
+        **{
+            f"{name}-full": merged(of[name], FULL)
+            for name in ("fedavg", "kapc", "fedora", "ktpfl", "fedhkd")
+        },
         "kapc-exact": exact,
         "kapc-kept": merged(exact, {"optimizer": {"momentum": 0.9, "keep_state": True}}),
         "crosskapc-full": merged(of["crosskapc"], FULL, tried),
         "fedprox-adam": merged(of["fedprox"], adam),
-        "kapc-selected": merged(of["kapc"], {"callbacks": {"layerselection": {"mu": 0.5}, "quantize": {}}}),
+        "kapc-selected": merged(
+            of["kapc"], {"callbacks": {"layerselection": {"mu": 0.5}, "quantize": {}}}
+        ),
         "fedavg-adapters": merged(of["fedavg"], ADAPTERS),
         "fedavg-topk": merged(of["fedavg"], {"callbacks": {"topk": {}}}),
         "ktpfl-code": {"method": code, "data": {"public": "held_back"}},
-        "fedavg-trimmed": merged(of["fedavg"], FULL, {"callbacks": {"trimmedmean": {"share": 0.25}}}),
-        "fedavg-krum": merged(of["fedavg"], FULL, {"callbacks": {"krum": {"attackers": 0, "keep": 2}}}),
+        "fedavg-trimmed": merged(
+            of["fedavg"], FULL, {"callbacks": {"trimmedmean": {"share": 0.25}}}
+        ),
+        "fedavg-krum": merged(
+            of["fedavg"], FULL, {"callbacks": {"krum": {"attackers": 0, "keep": 2}}}
+        ),
         "fedavg-clipped": merged(of["fedavg"], {"callbacks": {"normbound": {"bound": 0.5}}}),
         "fedavg-mixed": merged(of["fedavg"], {"model": MIXED}),
         "fedproto-mixed": merged(of["fedproto"], {"model": MIXED}),
@@ -229,16 +284,25 @@ def runs() -> dict[str, Run]:
         **{f"{name}-mlp": merged(of[name], {"model": MLP}) for name in ("ditto", "scaffold")},
         "kapc-mlp": merged(exact, {"model": MLP}),
         "fedavg-skip": merged(of["fedavg"], BADLY, {"federation": {"on_bad_client": "skip"}}),
-        "kapc-skip": merged(exact, BADLY, {"federation": {"on_bad_client": "skip"}},
-                            {"model": {"init_args": {"at": 3, "after": True}}}),
-        "kapc-good": merged(exact, BADLY, {"federation": {"on_bad_client": "retry"}},
-                            {"model": {"init_args": {"at": 0}}}),
-    }  # fmt: skip
+        "kapc-skip": merged(
+            exact,
+            BADLY,
+            {"federation": {"on_bad_client": "skip"}},
+            {"model": {"init_args": {"at": 3, "after": True}}},
+        ),
+        "kapc-good": merged(
+            exact,
+            BADLY,
+            {"federation": {"on_bad_client": "retry"}},
+            {"model": {"init_args": {"at": 0}}},
+        ),
+    }
     found = {name: Run(settings, single=name in SINGLE) for name, settings in (of | more).items()}
     for name in ("kapc", "fedavg"):
         single = merged(more.get(f"{name}-exact", of[name]), {"fabric": {"precision": "32-true"}})
         found[f"{name}-32"] = Run(single, bits_only=True)
-    # Adam divides a gradient by its own size: one that is 0 but for rounding gives a step that is the machine's.
+    # Adam divides a gradient by its own size: one that is 0 but for rounding gives a step that is
+    # the machine's.
     found["fedprox-adam"] = Run(more["fedprox-adam"], bits_only=True)
     vmap = {"fabric": {"executor": "vmap"}}
     for name in ("kapc", "ditto", "scaffold"):
@@ -246,11 +310,23 @@ def runs() -> dict[str, Run]:
     retried = merged(more["kapc-good"], {"model": {"init_args": {"at": 8}}})
     found["kapc-retry"] = Run(retried, equals="kapc-good", without=("failures.csv",))
     for bank in ("host", "disk"):
-        found[f"kapc-{bank}"] = Run(merged(more["kapc-kept"], {"fabric": {"bank": bank}}), equals="kapc-kept")
-    found["scaffold-host"] = Run(merged(of["scaffold"], {"fabric": {"bank": "host"}}), equals="scaffold")
+        found[f"kapc-{bank}"] = Run(
+            merged(more["kapc-kept"], {"fabric": {"bank": bank}}), equals="kapc-kept"
+        )
+    found["scaffold-host"] = Run(
+        merged(of["scaffold"], {"fabric": {"bank": "host"}}), equals="scaffold"
+    )
     for name in RESUMED:
         found[f"{name}-resumed"] = Run(found[name].settings, interrupted=35, equals=name)
-    for name in (*of, "crosskapc-full", "kapc-kept", "kapc-selected", "fedavg-mixed", "kapc-vmap", "kapc-32"):
+    for name in (
+        *of,
+        "crosskapc-full",
+        "kapc-kept",
+        "kapc-selected",
+        "fedavg-mixed",
+        "kapc-vmap",
+        "kapc-32",
+    ):
         found[f"{name}-two-ranks"] = Run(found[name].settings, ranks=2, equals=name)
     return found
 
@@ -261,5 +337,7 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     for layer in layers:
         for key, value in layer.items():
             old = found.get(key)
-            found[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+            found[key] = (
+                merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+            )
     return found

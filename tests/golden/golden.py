@@ -1,21 +1,23 @@
 """Golden runs: small whole runs of `fl-train`, and every number that they leave behind.
 
-Only what a user can see is read: the tables, relation/, traffic/ and summary.json of the run folder, and each client's
-model as `fl-train export` writes it. So the engine may be rebuilt under them.
+Only what a user can see is read: the tables, relation/, traffic/ and summary.json of the run
+folder, and each client's model as `fl-train export` writes it. So the engine may be rebuilt under
+them.
 
     python tests/golden/golden.py [NAME ...]            compare with what is kept, and print every difference
     python tests/golden/golden.py --write [NAME ...]    the same, and keep the new numbers in golden.json
     python tests/golden/golden.py --out FILE [NAME ...] write every number of the runs, with all its digits
     python tests/golden/golden.py --compare A B [--tolerance 1e-9]    name what differs between two such files
 
-To compare two commits on one machine, write a file with each and compare the two; with this file, another working tree
-runs by `PYTHONPATH=TREE python tests/golden/golden.py --out FILE`.
+To compare two commits on one machine, write a file with each and compare the two; with this file,
+another working tree runs by `PYTHONPATH=TREE python tests/golden/golden.py --out FILE`.
 
-The same machine must give the same bits: same kind of processor, same versions of torch and numpy (`machine`). Runs
-that were written by name on another machine than the rest name theirs; `also`: the bits of a second host that is the
-same machine by all that `machine` looks at. On any
-other, float64 sums may be added up in another order, and numbers are compared within `TOLERANCE`, those of runs with
-parts in 32 bits within `SINGLE`; runs wholly in 32 bits are compared on the same machine alone.
+The same machine must give the same bits: same kind of processor, same versions of torch and numpy
+(`machine`). Runs that were written by name on another machine than the rest name theirs; `also`:
+the bits of a second host that is the same machine by all that `machine` looks at. On any other,
+float64 sums may be added up in another order, and numbers are compared within `TOLERANCE`, those of
+runs with parts in 32 bits within `SINGLE`; runs wholly in 32 bits are compared on the same machine
+alone.
 """
 
 from __future__ import annotations
@@ -50,20 +52,25 @@ from forked import ranks
 
 KEPT = Path(__file__).with_name("golden.json")
 TOLERANCE = 1e-9
-"""Relative. Another order of float64 sums changes some 1e-14 here, a factor of 1 + 1e-6 in a formula 1e-7 and more."""
+"""Relative. Another order of float64 sums changes some 1e-14 here, a factor of 1 + 1e-6 in a
+formula 1e-7 and more."""
 SINGLE = 1e-5
-"""The same for runs with parts in 32 bits: two kinds of processors were 2e-7 apart in pFedLA's relation."""
+"""The same for runs with parts in 32 bits: two kinds of processors were 2e-7 apart in pFedLA's
+relation."""
 FEW = 3
 """Up to so many numbers of a column are kept one by one; of more, a weighted sum."""
 
 Numbers = dict[str, list[Any]]
-"""All numbers of a run: by file and column (metrics.csv/mean_accuracy), array, or client and tensor, in their order."""
+"""All numbers of a run: by file and column (metrics.csv/mean_accuracy), array, or client and
+tensor, in their order."""
 
 
 # ---------------------------------------------------------------- carrying them out
 
 
-def numbers(names: Iterable[str], known: Mapping[str, Run] | None = None, models: bool = True) -> dict[str, Numbers]:
+def numbers(
+    names: Iterable[str], known: Mapping[str, Run] | None = None, models: bool = True
+) -> dict[str, Numbers]:
     """Carry out the named runs, those on several ranks last, and give what they leave behind.
 
     Args:
@@ -80,7 +87,8 @@ def numbers(names: Iterable[str], known: Mapping[str, Run] | None = None, models
             for name in names:
                 settings = merged(SETTINGS, known[name].settings)
                 Path(f"{name}.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-            for name in sorted(names, key=lambda name: known[name].ranks):  # forks cost least when all is imported
+            # forks cost least when all is imported
+            for name in sorted(names, key=lambda name: known[name].ranks):
                 if known[name].ranks > 1:
                     _on_ranks(name, known[name].ranks)
                 else:
@@ -111,7 +119,9 @@ def _quietly(line: list[str], code: int) -> None:
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
         ended = fl_train(line)
     if ended != code:
-        raise RuntimeError(f"fl-train {' '.join(line)} ended with {ended}, not {code}:\n{told.getvalue()}")
+        raise RuntimeError(
+            f"fl-train {' '.join(line)} ended with {ended}, not {code}:\n{told.getvalue()}"
+        )
 
 
 def _on_ranks(name: str, count: int) -> None:
@@ -128,7 +138,8 @@ MEASURED = ("seconds", "wall_seconds", "memory", "version", "world_size", "best_
 
 
 def _tables(folder: Path) -> Numbers:
-    """Every number of the run folder's tables, arrays and summary; of failures who, when, and what came of it."""
+    """Every number of the run folder's tables, arrays and summary; of failures who, when, and what
+    came of it."""
     found: Numbers = {}
     for name in ("metrics.csv", "clients.csv", "final.csv", "failures.csv"):
         if not (folder / name).exists():
@@ -143,7 +154,10 @@ def _tables(folder: Path) -> Numbers:
     for file_ in sorted([*folder.glob("relation/*.npz"), *folder.glob("traffic/*.npz")]):
         with np.load(file_) as held:
             for key in held.files:
-                found[f"{file_.parent.name}/{file_.stem}/{key}"] = [*held[key].shape, *held[key].ravel().tolist()]
+                found[f"{file_.parent.name}/{file_.stem}/{key}"] = [
+                    *held[key].shape,
+                    *held[key].ravel().tolist(),
+                ]
     return found
 
 
@@ -169,7 +183,8 @@ def _value(cell: str) -> Any:
 
 
 def machine() -> str:
-    """What two machines must share to give the same bits: processor, versions of what computes, and its threads."""
+    """What two machines must share to give the same bits: processor, versions of what computes, and
+    its threads."""
     facts = [platform.machine(), platform.python_version(), torch.__version__, np.__version__]
     facts += [torch.backends.cpu.get_cpu_capability(), torch.__config__.show()]
     about = Path("/proc/cpuinfo")
@@ -185,9 +200,11 @@ def bits(found: Numbers) -> str:
 
 
 def facts(found: Numbers) -> Numbers:
-    """What is kept of `found`, to 12 digits: few numbers as they are, of many a sum with weights that no two share.
+    """What is kept of `found`, to 12 digits: few numbers as they are, of many a sum with weights
+    that no two share.
 
-    Each column of a table has its own; the arrays of a file, and the tensors of a client, have one together.
+    Each column of a table has its own; the arrays of a file, and the tensors of a client, have one
+    together.
     """
     columns: Numbers = {}
     for name, values in found.items():
@@ -219,62 +236,92 @@ def differences(old: Numbers, new: Numbers, tolerance: float = TOLERANCE) -> Ite
             apart = [pair for pair in pairs if not _alike(*pair, tolerance)]
             if apart:
                 first = f"first {apart[0][0]!r} -> {apart[0][1]!r}"
-                yield f"{name}: {len(apart)} of {len(pairs)} differ, {first}, relative change {_change(apart):.1e}"
+                yield (
+                    f"{name}: {len(apart)} of {len(pairs)} differ, {first}, relative change "
+                    f"{_change(apart):.1e}"
+                )
 
 
 def _alike(old: Any, new: Any, tolerance: float) -> bool:
     if not (isinstance(old, int | float) and isinstance(new, int | float)) or tolerance == 0:
         return repr(old) == repr(new)
-    return old == new or (old != old and new != new) or math.isclose(old, new, rel_tol=tolerance, abs_tol=1e-12)
+    return (
+        old == new
+        or (old != old and new != new)
+        or math.isclose(old, new, rel_tol=tolerance, abs_tol=1e-12)
+    )
 
 
 def _change(apart: list[tuple[Any, Any]]) -> float:
-    numeric = [(a, b) for a, b in apart if isinstance(a, int | float) and isinstance(b, int | float)]
+    numeric = [
+        (a, b) for a, b in apart if isinstance(a, int | float) and isinstance(b, int | float)
+    ]
     return max((abs(b - a) / max(abs(a), 1e-300) for a, b in numeric), default=math.inf)
 
 
 def kept() -> dict[str, Any]:
-    """What is kept: the `machine`, and by run its `bits`, `numbers` and, if it is not that one, its own `machine`."""
-    found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {"machine": "", "runs": {}}
+    """What is kept: the `machine`, and by run its `bits`, `numbers` and, if it is not that one, its
+    own `machine`."""
+    found: dict[str, Any] = (
+        json.loads(KEPT.read_text()) if KEPT.exists() else {"machine": "", "runs": {}}
+    )
     return found
 
 
 def changes(name: str, run: Run, found: Numbers, held: Mapping[str, Any]) -> list[str]:
-    """How a run's numbers differ from those that are kept: to the bit on the same machine, else within a tolerance."""
+    """How a run's numbers differ from those that are kept: to the bit on the same machine, else
+    within a tolerance."""
     if name not in held["runs"]:
         return ["nothing is kept of it"]
     old = held["runs"][name]
     same = old.get("machine", held["machine"]) == machine()
     if (run.bits_only and not same) or (same and bits(found) in (old["bits"], old.get("also"))):
         return []
-    lines = list(differences(old["numbers"], facts(found), 1e-11 if same else SINGLE if run.single else TOLERANCE))
-    return lines or (["bits differ, beyond the digits that are kept: compare two files of --out"] if same else [])
+    lines = list(
+        differences(
+            old["numbers"], facts(found), 1e-11 if same else SINGLE if run.single else TOLERANCE
+        )
+    )
+    return lines or (
+        ["bits differ, beyond the digits that are kept: compare two files of --out"] if same else []
+    )
 
 
 def unlike(name: str, run: Run, all_: Mapping[str, Numbers]) -> list[str]:
-    """How a run's numbers differ from those of the run that it must equal (to the bit) or come near to."""
+    """How a run's numbers differ from those of the run that it must equal (to the bit) or come near
+    to."""
     other = run.equals or run.near
     if not other or other not in all_:
         return []
 
     def compared(found: Numbers) -> Numbers:
-        return {key: value for key, value in found.items() if not key.startswith(run.without or ("\0",))}
+        return {
+            key: value for key, value in found.items() if not key.startswith(run.without or ("\0",))
+        }
 
-    return list(differences(compared(all_[other]), compared(all_[name]), 0 if run.equals else TOLERANCE))
+    return list(
+        differences(compared(all_[other]), compared(all_[name]), 0 if run.equals else TOLERANCE)
+    )
 
 
 def rewritten(found: Mapping[str, Numbers], held: Mapping[str, Any], *, all_: bool) -> str:
-    """The text of golden.json with `found` in it, a line for each name; unless these are `all_`, in place of theirs in
-    what is `held`."""
+    """The text of golden.json with `found` in it, a line for each name; unless these are `all_`, in
+    place of theirs in what is `held`."""
     known, here = runs(), machine()
     header = here if all_ else held["machine"]
     own = {} if header == here else {"machine": here}
-    new = {n: {**own, "bits": bits(v), "numbers": facts(v)} for n, v in found.items() if not known[n].equals}
+    new = {
+        n: {**own, "bits": bits(v), "numbers": facts(v)}
+        for n, v in found.items()
+        if not known[n].equals
+    }
     kept_ = {} if all_ else held["runs"]
     lines = []
     for name in [name for name in known if name in kept_ or name in new]:
         run = dict((kept_ | new)[name])
-        text = ",\n   ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in run.pop("numbers").items())
+        text = ",\n   ".join(
+            f"{json.dumps(key)}: {json.dumps(value)}" for key, value in run.pop("numbers").items()
+        )
         lines.append(f'  "{name}": {json.dumps(run)[:-1]}, "numbers": {{\n   {text}}}}}')
     return f'{{"machine": "{header}", "runs": {{\n' + ",\n".join(lines) + "\n}}\n"
 
@@ -315,7 +362,9 @@ def compare(first: Path, second: Path, tolerance: float) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """The command; returns its exit code: 1 where runs differ."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="runs; none: all")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--out", type=Path)
@@ -335,7 +384,10 @@ def main(argv: list[str] | None = None) -> int:
     report = Report()
     for name, values in found.items():
         run = known[name]
-        report.say(name, unlike(name, run, found) + ([] if run.equals else changes(name, run, values, held)))
+        report.say(
+            name,
+            unlike(name, run, found) + ([] if run.equals else changes(name, run, values, held)),
+        )
     if given.write:
         KEPT.write_text(rewritten(found, held, all_=not given.names))
     print(f"{report.differ} of {len(found)} runs differ" + ("; written" if given.write else ""))

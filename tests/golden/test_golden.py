@@ -1,6 +1,8 @@
-"""Every golden run gives the numbers that it gave, and runs that must be equal are, to the bit (see golden.py).
+"""Every golden run gives the numbers that it gave, and runs that must be equal are, to the bit (see
+golden.py).
 
-Numbers that are meant to change are looked at and kept with `python tests/golden/golden.py --write`.
+Numbers that are meant to change are looked at and kept with `python tests/golden/golden.py
+--write`.
 """
 
 from __future__ import annotations
@@ -29,11 +31,20 @@ RESUMED = (
     *("ditto", "apfl", "scaffold", "pfedhn", "fedala", "cfl"),
 )
 TWINS = [
-    *("kapc-vmap", "ditto-vmap", "scaffold-vmap", "kapc-retry", "kapc-host", "kapc-disk", "scaffold-host"),
+    *(
+        "kapc-vmap",
+        "ditto-vmap",
+        "scaffold-vmap",
+        "kapc-retry",
+        "kapc-host",
+        "kapc-disk",
+        "scaffold-host",
+    ),
     *(f"{name}-resumed" for name in RESUMED),
 ]
 RANKED = [
-    f"{name}-two-ranks" for name in (*METHODS, "kapc-kept", "kapc-selected", "fedavg-mixed", "kapc-vmap", "kapc-32")
+    f"{name}-two-ranks"
+    for name in (*METHODS, "kapc-kept", "kapc-selected", "fedavg-mixed", "kapc-vmap", "kapc-32")
 ]
 QUICK = (
     "kapc ktpfl fedora fedhkd fedproto scaffold ditto fedrep cfl pfedhn fedpac feddf "
@@ -66,7 +77,9 @@ def ran(golden: ModuleType) -> Callable[..., dict[str, Any]]:
 
 def test_every_run_is_kept_or_equals_one_that_is(golden: ModuleType) -> None:
     runs = golden.runs()
-    assert sorted(HELD["runs"]) == sorted(name for name, run in runs.items() if not run.equals), HINT
+    assert sorted(HELD["runs"]) == sorted(name for name, run in runs.items() if not run.equals), (
+        HINT
+    )
     assert [name for name, run in runs.items() if run.ranks == 1 and (run.equals or run.near)] == [
         name for name in runs if name in TWINS
     ]
@@ -84,7 +97,8 @@ def test_the_numbers_are_those_that_are_kept(name: str, golden: ModuleType, ran:
 @pytest.mark.sampled("kapc-vmap", "kapc-retry", "ditto-resumed")
 @pytest.mark.parametrize("name", TWINS)
 def test_another_way_gives_the_same(name: str, golden: ModuleType, ran: Any) -> None:
-    """Interrupted and resumed, another bank, a client that was tried again: to the bit; stacked: within 1e-9."""
+    """Interrupted and resumed, another bank, a client that was tried again: to the bit; stacked:
+    within 1e-9."""
     run = golden.runs()[name]
     assert not golden.unlike(name, run, ran(name, run.equals or run.near))
 
@@ -100,29 +114,62 @@ def test_the_bad_clients_did_fail(ran: Any) -> None:
     """Else the runs with failures would show nothing."""
     found = ran("fedavg-skip", "kapc-skip", "kapc-retry")
     outcomes = {name: numbers["failures.csv/outcome"] for name, numbers in found.items()}
-    assert outcomes == {"fedavg-skip": ["skipped"], "kapc-skip": ["skipped"] * 2, "kapc-retry": ["retried"]}
+    assert outcomes == {
+        "fedavg-skip": ["skipped"],
+        "kapc-skip": ["skipped"] * 2,
+        "kapc-retry": ["retried"],
+    }
 
 
 # ---------------------------------------------------------------- a millionth more is seen
 
 SLIGHTLY = 1 + 1e-6
 ARGUMENTS = {
-    "fedprox": ("mu",), "fedamp": ("lam", "alpha"), "fedhkd": ("lam", "gamma"), "fedora": ("alpha",),
-    "fedproto": ("lam",), "kapc": ("lam", "eta_r"), "kapc-exact": ("lam", "beta"), "ktpfl": ("step", "rho"),
-    "ktpflmodels": ("rho",), "fedmd": ("lam",), "fedavg-clipped": ("bound",), "ditto": ("lam",),
-    "pfedme": ("lam", "personal_lr", "beta"), "apfl": ("alpha",), "scaffold": ("server_lr",), "fedala": ("eta",),
-    "pfedhn": ("hyper_lr", "hyper_momentum"), "moon": ("mu", "tau"), "dbe": ("kappa", "momentum"), "fedcp": ("lam",),
-    "gpfl": ("lam", "mu"), "fedpac": ("lam",), "fedalign": ("mu",), "perfedavg": ("alpha",),
-    "fedgen": ("alpha", "beta", "generator_lr"), "fedas": ("align_lr",), "feddf": ("server_lr",), "fedu": ("gamma",),
-    "pfedgraph": ("alpha", "lam"), "heurfedamp": ("lam", "sigma", "self_weight"), "pfedla": ("hyper_lr",),
-    "pfedfda": ("ridge",), "fedtgp": ("lam",), "fedapa": ("eta",), "confree": ("c",), "fpl": ("tau",),
+    "fedprox": ("mu",),
+    "fedamp": ("lam", "alpha"),
+    "fedhkd": ("lam", "gamma"),
+    "fedora": ("alpha",),
+    "fedproto": ("lam",),
+    "kapc": ("lam", "eta_r"),
+    "kapc-exact": ("lam", "beta"),
+    "ktpfl": ("step", "rho"),
+    "ktpflmodels": ("rho",),
+    "fedmd": ("lam",),
+    "fedavg-clipped": ("bound",),
+    "ditto": ("lam",),
+    "pfedme": ("lam", "personal_lr", "beta"),
+    "apfl": ("alpha",),
+    "scaffold": ("server_lr",),
+    "fedala": ("eta",),
+    "pfedhn": ("hyper_lr", "hyper_momentum"),
+    "moon": ("mu", "tau"),
+    "dbe": ("kappa", "momentum"),
+    "fedcp": ("lam",),
+    "gpfl": ("lam", "mu"),
+    "fedpac": ("lam",),
+    "fedalign": ("mu",),
+    "perfedavg": ("alpha",),
+    "fedgen": ("alpha", "beta", "generator_lr"),
+    "fedas": ("align_lr",),
+    "feddf": ("server_lr",),
+    "fedu": ("gamma",),
+    "pfedgraph": ("alpha", "lam"),
+    "heurfedamp": ("lam", "sigma", "self_weight"),
+    "pfedla": ("hyper_lr",),
+    "pfedfda": ("ridge",),
+    "fedtgp": ("lam",),
+    "fedapa": ("eta",),
+    "confree": ("c",),
+    "fpl": ("tau",),
     "flayer": ("top_rate",),
-}  # fmt: skip
-"""Numbers of a formula, by run. A millionth of pFedHN's decay is lost in the tolerance, and it never clips."""
+}
+"""Numbers of a formula, by run. A millionth of pFedHN's decay is lost in the tolerance, and it
+never clips."""
 
 
 def seen(name: str, golden: ModuleType, **changed: Any) -> list[str]:
-    """What differs from the numbers kept, within the tolerance of another machine, if `changed` of a run is so."""
+    """What differs from the numbers kept, within the tolerance of another machine, if `changed` of
+    a run is so."""
     run = golden.runs()[name]
     run = dataclasses.replace(run, settings=golden.merged(run.settings, changed))
     models = name == "apfl"  # whose mixture no table but the accuracies sees
@@ -140,8 +187,12 @@ def test_a_millionth_more_of_the_learning_rate_is_seen(name: str, golden: Module
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "argument"), [(name, a) for name, found in ARGUMENTS.items() for a in found])
-def test_a_millionth_more_in_a_formula_is_seen(name: str, argument: str, golden: ModuleType) -> None:
+@pytest.mark.parametrize(
+    ("name", "argument"), [(name, a) for name, found in ARGUMENTS.items() for a in found]
+)
+def test_a_millionth_more_in_a_formula_is_seen(
+    name: str, argument: str, golden: ModuleType
+) -> None:
     settings = golden.runs()[name].settings
     if name == "fedavg-clipped":
         assert seen(name, golden, callbacks={"normbound": {"bound": 0.5 * SLIGHTLY}})
@@ -170,14 +221,19 @@ def samples(patch: pytest.MonkeyPatch) -> None:
 FORMULAS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "sample weights": ("fedavg", samples),
     "kapc's step": ("kapc", lambda m: m.setattr(cube, "gradient", more(cube.gradient))),
-    "trimmed mean": ("fedavg-trimmed", lambda m: m.setattr(robust, "trimmed_mean", more(robust.trimmed_mean))),
+    "trimmed mean": (
+        "fedavg-trimmed",
+        lambda m: m.setattr(robust, "trimmed_mean", more(robust.trimmed_mean)),
+    ),
 }
 """What no setting reaches."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", FORMULAS)
-def test_a_millionth_more_inside_is_seen(what: str, golden: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_millionth_more_inside_is_seen(
+    what: str, golden: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, mutate = FORMULAS[what]
     mutate(monkeypatch)
     assert seen(name, golden)
@@ -196,30 +252,47 @@ def test_differences_are_named(golden: ModuleType) -> None:
     assert not list(golden.differences(old, near))
     assert golden.bits(old) != golden.bits(near)
     assert list(golden.differences(old, {"a/x": [1.0], "b": []})) == [
-        "a/x: 2 -> 1 values", "a/y: is gone", "a/z: is gone", "b: is new"
-    ]  # fmt: skip
+        "a/x: 2 -> 1 values",
+        "a/y: is gone",
+        "a/z: is gone",
+        "b: is new",
+    ]
 
 
 def test_bits_are_asked_for_on_the_same_machine_alone(golden: ModuleType) -> None:
     found = {"t/x": [1.0, 2.0, 3.0, 4.0]}
     other = {"t/x": [1.0, 2.0, 3.0, 4.0 + 1e-14]}
     for machine, told in ((golden.machine(), 1), ("another", 0)):
-        held = {"machine": machine, "runs": {"r": {"bits": golden.bits(found), "numbers": golden.facts(found)}}}
+        held = {
+            "machine": machine,
+            "runs": {"r": {"bits": golden.bits(found), "numbers": golden.facts(found)}},
+        }
         assert not golden.changes("r", golden.Run({}), found, held)
         assert len(golden.changes("r", golden.Run({}), other, held)) == told
         assert golden.changes("r", golden.Run({}), {"t/x": [1.0, 2.0, 3.0, 4.1]}, held)
         assert golden.changes("new", golden.Run({}), found, held)
 
 
-def test_runs_with_parts_in_32_bits_have_a_wider_tolerance_on_another_machine(golden: ModuleType) -> None:
+def test_runs_with_parts_in_32_bits_have_a_wider_tolerance_on_another_machine(
+    golden: ModuleType,
+) -> None:
     found, other = ({"t/x": [1.0, 2.0 + off]} for off in (0, 1e-6))
-    for machine, single, differ in (("another", True, 0), ("another", False, 1), (golden.machine(), True, 1)):
-        held = {"machine": machine, "runs": {"r": {"bits": golden.bits(found), "numbers": golden.facts(found)}}}
+    for machine, single, differ in (
+        ("another", True, 0),
+        ("another", False, 1),
+        (golden.machine(), True, 1),
+    ):
+        held = {
+            "machine": machine,
+            "runs": {"r": {"bits": golden.bits(found), "numbers": golden.facts(found)}},
+        }
         assert len(golden.changes("r", golden.Run({}, single=single), other, held)) == differ
         assert golden.changes("r", golden.Run({}, single=single), {"t/x": [1.0, 2.1]}, held)
 
 
-def test_a_run_is_written_alone_and_names_its_machine(golden: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_written_alone_and_names_its_machine(
+    golden: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All others stay to the letter; bits of another machine are not asked for."""
     old, text = (FOLDER / "golden.json").read_text(), golden.rewritten({}, HELD, all_=False)
     assert text == old
@@ -227,20 +300,32 @@ def test_a_run_is_written_alone_and_names_its_machine(golden: ModuleType, monkey
     monkeypatch.setattr(golden, "machine", lambda: "here")
     new = json.loads(golden.rewritten({"dbe": found, "dbe-two-ranks": found}, HELD, all_=False))
     assert new["machine"] == HELD["machine"] and new["runs"]["dbe"]["machine"] == "here"
-    assert {n: r for n, r in new["runs"].items() if n != "dbe"} == {n: r for n, r in HELD["runs"].items() if n != "dbe"}
+    assert {n: r for n, r in new["runs"].items() if n != "dbe"} == {
+        n: r for n, r in HELD["runs"].items() if n != "dbe"
+    }
     other = {"t/x": [1.0, 2.0, 3.0, 4.0 + 1e-14]}
-    assert not golden.changes("dbe", golden.Run({}), found, new) and golden.changes("dbe", golden.Run({}), other, new)
+    assert not golden.changes("dbe", golden.Run({}), found, new) and golden.changes(
+        "dbe", golden.Run({}), other, new
+    )
     monkeypatch.setattr(golden, "machine", lambda: HELD["machine"])
     assert not golden.changes("dbe", golden.Run({}), other, new)
     all_ = json.loads(golden.rewritten({"dbe": found}, HELD, all_=True))
-    assert all_["machine"] == HELD["machine"] and [*all_["runs"]] == ["dbe"] and "machine" not in all_["runs"]["dbe"]
+    assert (
+        all_["machine"] == HELD["machine"]
+        and [*all_["runs"]] == ["dbe"]
+        and "machine" not in all_["runs"]["dbe"]
+    )
 
 
 @pytest.mark.slow
 def test_the_command_writes_and_compares(
-    golden: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    golden: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """All digits of two runs of one commit, which must be equal to the bit, and the end of a comparison.
+    """All digits of two runs of one commit, which must be equal to the bit, and the end of a
+    comparison.
 
     As a program, and in this process.
     """
@@ -255,11 +340,15 @@ def test_the_command_writes_and_compares(
     line = [sys.executable, str(FOLDER / "golden.py"), "--out", "a", *names]
     done = subprocess.run(line, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("0 of 3 runs differ\n") and said("--out", "b", *names).endswith("0 of 3 runs differ\n")
+    assert done.stdout.endswith("0 of 3 runs differ\n") and said("--out", "b", *names).endswith(
+        "0 of 3 runs differ\n"
+    )
     assert said("--compare", "a", "b").endswith("0 of 3 runs differ (to the bit)\n")
     changed = json.loads((tmp_path / "a").read_text())
     changed["runs"]["kapc"]["metrics.csv/train_loss"][1] *= 1 + 1e-15
     (tmp_path / "b").write_text(json.dumps(changed))
     assert "  metrics.csv/train_loss: 1 of 3 differ" in said("--compare", "a", "b", code=1)
-    assert said("--compare", "a", "b", "--tolerance", "1e-9").endswith("0 of 3 runs differ (within 1e-09)\n")
+    assert said("--compare", "a", "b", "--tolerance", "1e-9").endswith(
+        "0 of 3 runs differ (within 1e-09)\n"
+    )
     assert before == (FOLDER / "golden.json").read_bytes()

@@ -1,4 +1,5 @@
-"""All golden methods in one study, on a network that stacks: the same bits alone and among all the others."""
+"""All golden methods in one study, on a network that stacks: the same bits alone and among all the
+others."""
 
 from __future__ import annotations
 
@@ -19,16 +20,22 @@ FEW = ("fedavg", "fedproto", "apfl")
 
 
 @pytest.mark.parametrize(
-    "names", [FEW, pytest.param(tuple(catalogue.table("methods")), marks=pytest.mark.slow)], ids=["few", "all"]
+    "names",
+    [FEW, pytest.param(tuple(catalogue.table("methods")), marks=pytest.mark.slow)],
+    ids=["few", "all"],
 )
 def test_methods_have_the_same_bits_alone_and_among_others(
-    names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    names: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     cases, results = importlib.import_module("cases"), importlib.import_module("test_study").results
     monkeypatch.chdir(tmp_path)
     of = cases.methods()
-    names = tuple(name for name in names if name not in cases.ADAPTED)  # a study has one base, and they want adapters
+    # a study has one base, and they want adapters
+    names = tuple(name for name in names if name not in cases.ADAPTED)
 
     def entry(name: str) -> dict[str, Any]:
         settings = of[name]
@@ -37,9 +44,18 @@ def test_methods_have_the_same_bits_alone_and_among_others(
 
     base = cases.merged(
         cases.SETTINGS,
-        {"model": cases.MLP, "data": {"public": "held_back"}, "fabric": {"executor": "vmap", "precision": "32-true"}},
+        {
+            "model": cases.MLP,
+            "data": {"public": "held_back"},
+            "fabric": {"executor": "vmap", "precision": "32-true"},
+        },
     )
-    study = {"base": base, "methods": [entry(name) for name in names], "seeds": [0], "forced": False}
+    study = {
+        "base": base,
+        "methods": [entry(name) for name in names],
+        "seeds": [0],
+        "forced": False,
+    }
     Path("study.yaml").write_text(yaml.safe_dump(study))
     for out, at_once in (("alone", 1), ("together", len(names))):
         line = ["study", "study.yaml", "--out", out, "--workers", "1", "--together", str(at_once)]

@@ -1,4 +1,5 @@
-"""Every method by name, made as the command line makes it, on data and a network on which a round takes no time."""
+"""Every method by name, made as the command line makes it, on data and a network on which a round
+takes no time."""
 
 from __future__ import annotations
 
@@ -27,12 +28,16 @@ BESIDE = {"fedalign": {"block": "body.1"}}
 
 
 def method_of(name: str, **arguments: str) -> Method:
-    """The method called `name` with the arguments that flags say: `--method NAME --method.ARGUMENT VALUE ...`.
+    """The method called `name` with the arguments that flags say: `--method NAME --method.ARGUMENT
+    VALUE ...`.
 
     Raises:
         BadInput: as the command does.
     """
-    flags = [f"--method={name}", *(f"--method.{key}={value}" for key, value in (FEW.get(name, {}) | arguments).items())]
+    flags = [
+        f"--method={name}",
+        *(f"--method.{key}={value}" for key, value in (FEW.get(name, {}) | arguments).items()),
+    ]
     made: Any = instantiate("method", complete(plan(read_line(flags).layers)).method)
     assert isinstance(made, Method)
     return made

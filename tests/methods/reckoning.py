@@ -1,4 +1,5 @@
-"""Hand computations that the tests of methods compare with: losses and gradients by torch.func, not by the engine."""
+"""Hand computations that the tests of methods compare with: losses and gradients by torch.func, not
+by the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from fl_lightning.engine.federation import Federation
 from fl_lightning.methods import Method
 
 WHOLE = {"batch_size": 10_000, "precision": "64-true"}
-"""One step an epoch, on all of a client's data, in float64: what a round does can be computed by hand."""
+"""One step an epoch, on all of a client's data, in float64: what a round does can be computed by
+hand."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Methods whose clients make a model of their own of the global one when it is scored: Per-FedAvg (card 1.21), kNN-Per
-(6.11), FedEM (6.15) and pFedFDA (6.14).
+"""Methods whose clients make a model of their own of the global one when it is scored: Per-FedAvg
+(card 1.21), kNN-Per (6.11), FedEM (6.15) and pFedFDA (6.14).
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ from reckoning import WHOLE, PlainMean, batch_of, scores_at, slope
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
-from watching import Make, client_of, global_model, models, module_of, payload_of, run_all, server_of, train
+from watching import (
+    Make,
+    client_of,
+    global_model,
+    models,
+    module_of,
+    payload_of,
+    run_all,
+    server_of,
+    train,
+)
 
 from fl_lightning.core import Client, Phase
 from fl_lightning.engine.federation import Federation
@@ -48,13 +58,18 @@ def test_perfedavg_without_an_own_step_is_fedavg(federation: Make, net: str, var
     """INV1: bit for bit, of plain means; with alpha above 0 it is not."""
     changes: dict[str, Any] = {"net": net, "rounds": 3, "participation": 0.5}
     other = global_model(run_all(federation(PlainMean(), **changes)))
-    assert torch.equal(global_model(run_all(federation(PerFedAvg(alpha=0.0, variant=variant), **changes))), other)
-    assert not torch.equal(global_model(run_all(federation(PerFedAvg(variant=variant), **changes))), other)
+    assert torch.equal(
+        global_model(run_all(federation(PerFedAvg(alpha=0.0, variant=variant), **changes))), other
+    )
+    assert not torch.equal(
+        global_model(run_all(federation(PerFedAvg(variant=variant), **changes))), other
+    )
 
 
 @pytest.mark.parametrize("variant", ["fo", "hf"])
 def test_perfedavgs_step_by_hand(federation: Make, variant: Any) -> None:
-    """On three batches, of which the second is the phase's; the loss that is recorded is that at w~."""
+    """On three batches, of which the second is the phase's; the loss that is recorded is that at
+    w~."""
     method = PerFedAvg(alpha=0.3, variant=variant, delta=1e-4)
     client = client_of(federation(method, precision="64-true", batch_size=16), 1)
     [phase] = method.phases(client, payload_of(client))
@@ -65,7 +80,10 @@ def test_perfedavgs_step_by_hand(federation: Make, variant: Any) -> None:
     inner = w - 0.3 * slope(client, w, D)
     g = slope(client, inner, batch)
     if variant == "hf":
-        g = g - 0.3 * (slope(client, w + 1e-4 * g, apart) - slope(client, w - 1e-4 * g, apart)) / 2e-4
+        g = (
+            g
+            - 0.3 * (slope(client, w + 1e-4 * g, apart) - slope(client, w - 1e-4 * g, apart)) / 2e-4
+        )
     assert phase.step is not None
     loss = phase.step(client, batch)
     torch.testing.assert_close(client["model"], w - 0.05 * g, rtol=0, atol=1e-10)
@@ -77,22 +95,29 @@ def test_perfedavgs_hessian_is_exact_where_the_loss_is_quadratic(federation: Mak
     method = PerFedAvg(alpha=0.2, variant="hf", delta=0.1)
     fed = federation(method, precision="64-true")
     client, module = client_of(fed, 0), module_of(fed)
-    a = torch.rand(client.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    a = torch.rand(
+        client.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     parts = [a[b.start : b.stop].view(b.shape) for b in client.layout.blocks]
     module.task_loss = lambda batch, k=0: sum(  # type: ignore[method-assign]
         (0.5 * c * p.square()).sum() for c, p in zip(parts, module.binding.parameters, strict=True)
     )
     w = client["model"].clone()
     method.step(torch.Generator(), client, batch_of(client, 8))
-    torch.testing.assert_close(client["model"], w - 0.05 * (1 - 0.2 * a) * a * (w - 0.2 * a * w), **EXACT)
+    torch.testing.assert_close(
+        client["model"], w - 0.05 * (1 - 0.2 * a) * a * (w - 0.2 * a * w), **EXACT
+    )
 
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
 def test_perfedavg_scores_a_copy_that_has_taken_a_step(federation: Make, net: str) -> None:
-    """INV3: w stays what it is, bit for bit; the step is down the mean over all training data, in parts too."""
+    """INV3: w stays what it is, bit for bit; the step is down the mean over all training data, in
+    parts too."""
     method = PerFedAvg(alpha=0.4)
     for size in (500, 11):
-        client = client_of(federation(method, net=net, precision="64-true", evaluation={"batch_size": size}), 2)
+        client = client_of(
+            federation(method, net=net, precision="64-true", evaluation={"batch_size": size}), 2
+        )
         w, module = client["model"].clone(), client.bind()
         found = method.personal(client)
         assert torch.equal(client["model"], w)
@@ -122,7 +147,8 @@ def test_what_perfedavgs_own_steps_would_pass_over_is_refused(federation: Make) 
 
 
 def test_the_vote_by_hand() -> None:
-    """Three of four known samples vote, the two nearest alike: by a gaussian, and by an exponential of distances."""
+    """Three of four known samples vote, the two nearest alike: by a gaussian, and by an exponential
+    of distances."""
     known = torch.tensor([[0.0, 1.0], [0.0, -1.0], [3.0, 0.0], [50.0, 0.0]])
     labels, z = torch.tensor([2, 0, 2, 1]), torch.zeros(1, 2)
     for kernel, energy in (
@@ -133,35 +159,46 @@ def test_the_vote_by_hand() -> None:
         weights /= weights.sum()
         found = vote(z, known, labels, 3, k=3, scale=4.0, kernel=kernel)
         np.testing.assert_allclose(found[0], [weights[1], 0, weights[0] + weights[2]], rtol=1e-6)
-    far = vote(z + 1e6, known, labels, 3, k=2, scale=1e-3, kernel="gaussian")  # every weight would be 0
+    # every weight would be 0
+    far = vote(z + 1e6, known, labels, 3, k=2, scale=1e-3, kernel="gaussian")
     torch.testing.assert_close(far.sum(1), torch.ones(1))
 
 
 def test_all_samples_at_any_distance_vote_for_the_shares_of_labels(federation: Make) -> None:
     """INV3: k = n, s without bound."""
     labels = torch.tensor([0, 0, 1, 3])
-    found = vote(torch.randn(5, 7), torch.randn(4, 7), labels, 4, k=9, scale=1e12, kernel="gaussian")
+    found = vote(
+        torch.randn(5, 7), torch.randn(4, 7), labels, 4, k=9, scale=1e12, kernel="gaussian"
+    )
     torch.testing.assert_close(found, torch.tensor([0.5, 0.25, 0.0, 0.25]).expand(5, 4))
 
 
 def test_knnper_without_the_vote_is_fedavg(federation: Make) -> None:
-    """INV1: bit for bit, whatever is scored; with it only what is scored differs, and the global model's score not."""
+    """INV1: bit for bit, whatever is scored; with it only what is scored differs, and the global
+    model's score not."""
     records = {}
     for name, method in {"avg": FedAvg(), "zero": KNNPer(lam=0.0), "half": KNNPer(lam=0.5)}.items():
         fed = federation(method, evaluation={"judge": "before"})
-        records[name] = [fed.round(t).metrics for t in (1, 2)][-1], global_model(fed), fed.evaluator.everyone()
+        records[name] = (
+            [fed.round(t).metrics for t in (1, 2)][-1],
+            global_model(fed),
+            fed.evaluator.everyone(),
+        )
     scores = [name for name in records["avg"][0] if "accuracy" in name]
     assert "accuracy_before" in scores and "accuracy_global" in scores
     assert {k: records["zero"][0][k] for k in scores} == {k: records["avg"][0][k] for k in scores}
     assert all(torch.equal(model, records["avg"][1]) for _, model, _ in records.values())
     assert records["half"][0]["accuracy_global"] == records["avg"][0]["accuracy_global"]
     assert records["half"][0]["accuracy_before"] > records["avg"][0]["accuracy_before"] + 0.1
-    assert records["half"][2]["final_mean_accuracy"] > records["zero"][2]["final_mean_accuracy"] + 0.1
+    assert (
+        records["half"][2]["final_mean_accuracy"] > records["zero"][2]["final_mean_accuracy"] + 0.1
+    )
     assert records["half"][2]["final_model"] == "personal"
 
 
 def test_its_nearest_sample_tells_a_training_samples_label(federation: Make) -> None:
-    """INV2: lam 1, k 1: no error on training data. What is scored is the mixture at the model's own features."""
+    """INV2: lam 1, k 1: no error on training data. What is scored is the mixture at the model's own
+    features."""
     method = KNNPer(lam=1.0, k=1)
     client = client_of(federation(method), 1)
     client.ready("before", client["model"])
@@ -177,8 +214,11 @@ def test_its_nearest_sample_tells_a_training_samples_label(federation: Make) -> 
     torch.testing.assert_close(half.outputs(client, x, "before").exp(), expected)
 
 
-def test_knnper_prepares_once_for_a_scoring(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of test and validation data and the test set of all; the features are those of the model that is scored."""
+def test_knnper_prepares_once_for_a_scoring(
+    federation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of test and validation data and the test set of all; the features are those of the model that
+    is scored."""
     seen: list[tuple[str, Tensor]] = []
     prepare = KNNPer.prepare
 
@@ -233,18 +273,29 @@ class Equal(FedEM):
 def parts(fed: Federation, vector: Tensor) -> list[Tensor]:
     """The numbers of each component of a model."""
     layout, count = fed.run.groups[0].layout, fed.run.method.components
-    found = [[b for b in layout.blocks if b.name.startswith(f"components.{k}.")] for k in range(count)]
+    found = [
+        [b for b in layout.blocks if b.name.startswith(f"components.{k}.")] for k in range(count)
+    ]
     return [torch.cat([vector[b.start : b.stop] for b in blocks]) for blocks in found]
 
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
 def test_fedem_of_one_model_is_fedavg(federation: Make, net: str) -> None:
     """INV1: bit for bit."""
-    changes: dict[str, Any] = {"net": net, "rounds": 3, "participation": 0.5, "optimizer": {"momentum": 0.9}}
-    one, other = run_all(federation(FedEM(components=1), **changes)), run_all(federation(FedAvg(), **changes))
+    changes: dict[str, Any] = {
+        "net": net,
+        "rounds": 3,
+        "participation": 0.5,
+        "optimizer": {"momentum": 0.9},
+    }
+    one, other = (
+        run_all(federation(FedEM(components=1), **changes)),
+        run_all(federation(FedAvg(), **changes)),
+    )
     blocks = other.run.groups[0].layout.blocks
     assert torch.equal(
-        parts(one, global_model(one))[0], torch.cat([global_model(other)[b.start : b.stop] for b in blocks])
+        parts(one, global_model(one))[0],
+        torch.cat([global_model(other)[b.start : b.stop] for b in blocks]),
     )
 
 
@@ -259,18 +310,23 @@ def test_equal_models_stay_equal(federation: Make) -> None:
     assert torch.equal(begins[0], parts(fed, fed.run.groups[0].initial)[0])  # the run's first model
     assert not torch.equal(begins[0], begins[1]) and not torch.equal(begins[1], begins[2])
     assert torch.equal(apart.run.groups[0].initial, again.run.groups[0].initial)
-    assert not torch.equal(apart.run.groups[0].initial, federation(FedEM(), seed=1).run.groups[0].initial)
+    assert not torch.equal(
+        apart.run.groups[0].initial, federation(FedEM(), seed=1).run.groups[0].initial
+    )
 
 
 def test_fedems_steps_by_hand(federation: Make) -> None:
-    """q ~ pi_k p_k(y|x), pi = mean q (INV3: it sums to 1), theta_k <- theta_k - lr grad sum q_k CE / B."""
+    """q ~ pi_k p_k(y|x), pi = mean q (INV3: it sums to 1), theta_k <- theta_k - lr grad sum q_k CE
+    / B."""
     fed = federation(FedEM(components=2), rounds=1, **WHOLE)
     client = client_of(fed, 1)
     client.memory["pi"] = torch.tensor([0.8, 0.2], dtype=torch.float64)
     x, y = first(client.data.train)
     leaf = client["model"].clone().requires_grad_()
     net = client.module.model
-    blocks = [[b for b in client.layout.blocks if b.name.startswith(f"components.{k}.")] for k in (0, 1)]
+    blocks = [
+        [b for b in client.layout.blocks if b.name.startswith(f"components.{k}.")] for k in (0, 1)
+    ]
     tensors = [{b.name[13:]: leaf[b.start : b.stop].view(b.shape) for b in some} for some in blocks]
     scores = [functional_call(net.components[k], tensors[k], x) for k in (0, 1)]
     losses = torch.stack([cross_entropy(z, y, reduction="none") for z in scores], 1)
@@ -299,14 +355,23 @@ def test_fedem_mixes_probabilities_by_the_clients_weights(federation: Make) -> N
 
 
 def test_fedem_learns_whose_data_are_alike(federation: Make) -> None:
-    """Two groups that disagree about labels: in the end their weights differ, and the mixtures beat FedAvg."""
+    """Two groups that disagree about labels: in the end their weights differ, and the mixtures beat
+    FedAvg."""
     data = {"partition": "iid", "planted": "labels", "groups": 2}
-    changes: dict[str, Any] = {"rounds": 8, "local_epochs": 3, "data": data, "optimizer": {"lr": 0.1}}
+    changes: dict[str, Any] = {
+        "rounds": 8,
+        "local_epochs": 3,
+        "data": data,
+        "optimizer": {"lr": 0.1},
+    }
     fed = federation(FedEM(components=2), **changes)
     records = [fed.round(t) for t in range(1, 9)]
     pis = torch.stack([fed.run.states[c].memory["pi"] for c in range(4)])
     torch.testing.assert_close(pis.sum(1), torch.ones(4, dtype=torch.float64))
-    same, other = [c for c in range(4) if fed.run.data.groups[c] == 0], [c for c in range(4) if fed.run.data.groups[c]]
+    same, other = (
+        [c for c in range(4) if fed.run.data.groups[c] == 0],
+        [c for c in range(4) if fed.run.data.groups[c]],
+    )
     assert (pis[same].mean(0) - pis[other].mean(0)).abs().max() > 0.5
     assert records[-1].metrics["mean_accuracy"] > records[-1].metrics["accuracy_global"] + 0.1
     assert fed.evaluator.everyone()["final_model"] == "personal"
@@ -325,7 +390,8 @@ def some(C: int = 3, d: int = 4, seed: int = 0) -> Gaussians:
     draws = torch.Generator().manual_seed(seed)
     A = torch.randn(d, d, generator=draws, dtype=torch.float64)
     return Gaussians(
-        torch.randn(C, d, generator=draws, dtype=torch.float64), A @ A.T + torch.eye(d, dtype=torch.float64)
+        torch.randn(C, d, generator=draws, dtype=torch.float64),
+        A @ A.T + torch.eye(d, dtype=torch.float64),
     )
 
 
@@ -333,10 +399,19 @@ def test_the_discriminant_is_bayes_rule_for_gaussians() -> None:
     """Its scores differ from log densities plus log prior by what is the same for all classes."""
     from scipy.stats import multivariate_normal
 
-    found, z, prior = some(), torch.randn(6, 4, dtype=torch.float64), torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    found, z, prior = (
+        some(),
+        torch.randn(6, 4, dtype=torch.float64),
+        torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64),
+    )
     weight, bias = found.classifier(prior)
-    S = (1 - gaussians.SHRINK) * found.covariance + gaussians.SHRINK * found.covariance.trace() / 4 * torch.eye(4)
-    density = np.stack([multivariate_normal(m, S).logpdf(z) for m in found.means.numpy()], 1) + prior.log().numpy()
+    S = (
+        1 - gaussians.SHRINK
+    ) * found.covariance + gaussians.SHRINK * found.covariance.trace() / 4 * torch.eye(4)
+    density = (
+        np.stack([multivariate_normal(m, S).logpdf(z) for m in found.means.numpy()], 1)
+        + prior.log().numpy()
+    )
     scores = (z @ weight.T + bias).numpy()
     np.testing.assert_allclose(scores - scores[:, :1], density - density[:, :1], atol=1e-9)
 
@@ -350,7 +425,8 @@ def test_without_a_covariance_the_nearest_mean_wins() -> None:
 
 
 def test_estimates_by_hand() -> None:
-    """A class of two samples scatters about its own mean; only one without any has the mean that is known."""
+    """A class of two samples scatters about its own mean; only one without any has the mean that is
+    known."""
     known, z = some(3, 3), torch.randn(7, 3, dtype=torch.float64)
     y = torch.tensor([0, 0, 0, 0, 0, 1, 1])
     found = gaussians.estimated(z, y, known, ridge=0.5)
@@ -358,7 +434,9 @@ def test_estimates_by_hand() -> None:
         torch.testing.assert_close(found.means[k], rows.mean(0))
     assert torch.equal(found.means[2], known.means[2])
     away = torch.cat([z[:5] - z[:5].mean(0), z[5:] - z[5:].mean(0)])
-    torch.testing.assert_close(found.covariance, away.T @ away / 6 + 0.5 * torch.eye(3, dtype=torch.float64))
+    torch.testing.assert_close(
+        found.covariance, away.T @ away / 6 + 0.5 * torch.eye(3, dtype=torch.float64)
+    )
 
 
 def test_a_small_class_is_scored_by_the_servers_mean_and_told_by_its_own(federation: Make) -> None:
@@ -377,7 +455,9 @@ def test_a_small_class_is_scored_by_the_servers_mean_and_told_by_its_own(federat
         return Client.passes(client, Few(), vector)  # type: ignore[arg-type]
 
     client.passes = passes  # type: ignore[method-assign]
-    told, scored = (gaussians.adapted(client, client["model"], 0.1, 1.0, least=n) for n in (1, gaussians.LEAST))
+    told, scored = (
+        gaussians.adapted(client, client["model"], 0.1, 1.0, least=n) for n in (1, gaussians.LEAST)
+    )
     assert torch.equal(told.covariance, scored.covariance)
     assert torch.equal(scored.means[small], known.means[small])
     assert not torch.equal(told.means[small], known.means[small])
@@ -396,23 +476,41 @@ def test_folds_hold_every_second_sample_of_each_class() -> None:
     y = torch.tensor([2, 0, 2, 1, 0, 2, 2, 0])
     (fit, test), (other, tried) = gaussians.halves(y)
     assert torch.equal(fit, tried) and torch.equal(test, other)
-    assert sorted([*fit.tolist(), *test.tolist()]) == [0, 1, 2, 4, 5, 6, 7]  # the lone sample of class 1 is in none
-    assert abs(len(fit) - len(test)) <= 1 and set(y[fit].tolist()) == set(y[test].tolist()) == {0, 2}
-    assert gaussians.halves(torch.tensor([3, 1])) == [] == gaussians.halves(torch.zeros(0, dtype=torch.int64))
+    # the lone sample of class 1 is in none
+    assert sorted([*fit.tolist(), *test.tolist()]) == [0, 1, 2, 4, 5, 6, 7]
+    assert abs(len(fit) - len(test)) <= 1 and set(y[fit].tolist()) == set(y[test].tolist()) == {
+        0,
+        2,
+    }
+    assert (
+        gaussians.halves(torch.tensor([3, 1]))
+        == []
+        == gaussians.halves(torch.zeros(0, dtype=torch.int64))
+    )
 
 
 @pytest.mark.parametrize("useful", [True, False])
 def test_own_estimates_are_trusted_as_far_as_they_hold(useful: bool) -> None:
-    """Where the server's means are wrong, beta goes up; where they are right and own samples few, down."""
+    """Where the server's means are wrong, beta goes up; where they are right and own samples few,
+    down."""
     draws, C, d = torch.Generator().manual_seed(1), 4, 6
     true = 2 * torch.randn(C, d, generator=draws, dtype=torch.float64)
     y = torch.arange(C).repeat(30 if useful else 8)
-    z = true[y] + (1.0 if useful else 4.0) * torch.randn(len(y), d, generator=draws, dtype=torch.float64)
-    known = Gaussians(true.flip(0) if useful else true, (1.0 if useful else 16.0) * torch.eye(d, dtype=torch.float64))
+    z = true[y] + (1.0 if useful else 4.0) * torch.randn(
+        len(y), d, generator=draws, dtype=torch.float64
+    )
+    known = Gaussians(
+        true.flip(0) if useful else true,
+        (1.0 if useful else 16.0) * torch.eye(d, dtype=torch.float64),
+    )
     beta = gaussians.trusted(z, y, known, torch.full((C,), 1 / C, dtype=torch.float64), 1e-4)
     assert ((beta >= 0) & (beta <= 1)).all()
     assert beta[0] > 0.9 if useful else beta[0] < 0.4
-    grid = [_value(z, y, known, torch.tensor([a, b], dtype=torch.float64)) for a in (0, 0.5, 1) for b in (0, 0.5, 1)]
+    grid = [
+        _value(z, y, known, torch.tensor([a, b], dtype=torch.float64))
+        for a in (0, 0.5, 1)
+        for b in (0, 0.5, 1)
+    ]
     assert _value(z, y, known, beta) <= min(grid) + 0.02
 
 
@@ -420,7 +518,9 @@ def _value(z: Tensor, y: Tensor, known: Gaussians, beta: Tensor) -> float:
     """The cross entropy of both folds at beta."""
     total, prior = 0.0, torch.full((len(known.means),), 1 / len(known.means), dtype=torch.float64)
     for fit, test in gaussians.halves(y):
-        weight, bias = known.towards(gaussians.estimated(z[fit], y[fit], known, 1e-4), beta).classifier(prior)
+        weight, bias = known.towards(
+            gaussians.estimated(z[fit], y[fit], known, 1e-4), beta
+        ).classifier(prior)
         total += float(cross_entropy(z[test] @ weight.T + bias, y[test]))
     return total
 
@@ -448,7 +548,8 @@ def test_pfedfda_trains_the_body_under_the_received_classifier(federation: Make)
 
 
 def test_pfedfda_that_trusts_itself_ignores_the_server(federation: Make) -> None:
-    """INV1: with beta 1, where all classes are held. INV3: with beta 0 classifiers differ by log shares alone."""
+    """INV1: with beta 1, where all classes are held. INV3: with beta 0 classifiers differ by log
+    shares alone."""
     fed = federation(PFedFDA(beta=1.0), data={"partition": "iid"}, precision="64-true")
     client, other = client_of(fed, 0), client_of(fed, 1)
     held = torch.from_numpy(fed.run.data.class_counts[0] >= 3)
@@ -468,14 +569,16 @@ def test_pfedfda_that_trusts_itself_ignores_the_server(federation: Make) -> None
 
 
 def test_pfedfdas_server_takes_means_by_samples(federation: Make) -> None:
-    """Of bodies and of what is told; the first Gaussians are not sent, later ones are, as many numbers as they have."""
+    """Of bodies and of what is told; the first Gaussians are not sent, later ones are, as many
+    numbers as they have."""
     fed = federation(PFedFDA(), rounds=2)
     watched: list[dict[str, Tensor]] = []
     collect = server_of(fed).__class__.collect
     try:
         server_of(fed).__class__.collect = lambda self, a, s: (  # type: ignore[method-assign]
-            watched.extend(s.values()), collect(self, a, s),
-        )[-1]  # fmt: skip
+            watched.extend(s.values()),
+            collect(self, a, s),
+        )[-1]
         records = [fed.round(1)]
         shares = torch.tensor(fed.run.data.train_sizes).double() / sum(fed.run.data.train_sizes)
         for name in ("means", "covariance"):
@@ -498,7 +601,9 @@ def test_pfedfda_is_scored_by_adapted_classifiers(federation: Make) -> None:
     assert summary["final_mean_accuracy"] > 0.8
     kind, vector, _ = fed.evaluator.final_model(2)
     client = fed.evaluator.at_rest(2)
-    assert kind == "before" and not torch.equal(headless(client, vector)[0], headless(client, models(fed)[2])[0])
+    assert kind == "before" and not torch.equal(
+        headless(client, vector)[0], headless(client, models(fed)[2])[0]
+    )
     assert torch.equal(headless(client, vector)[1], headless(client, global_model(fed))[1])
 
 
@@ -512,8 +617,12 @@ def test_pfedfda_wants_a_classifier_with_a_bias(federation: Make) -> None:
 # ---------------------------------------------------------------- all of them
 
 
-@pytest.mark.parametrize("method", [PerFedAvg(alpha=0.5), KNNPer(), FedEM(), PFedFDA()], ids=lambda m: type(m).__name__)
-def test_who_joins_without_labels_is_not_adapted_to_made_up_ones(federation: Make, method: Method) -> None:
+@pytest.mark.parametrize(
+    "method", [PerFedAvg(alpha=0.5), KNNPer(), FedEM(), PFedFDA()], ids=lambda m: type(m).__name__
+)
+def test_who_joins_without_labels_is_not_adapted_to_made_up_ones(
+    federation: Make, method: Method
+) -> None:
     """It is scored by what the server has; with labels it is not."""
     fed = run_all(federation(method, rounds=1))
     new = fed.run.data.client(1, fed.run.device, fed.run.dtype)
@@ -540,7 +649,9 @@ def test_responsibilities_are_found_in_evaluation_mode(federation: Make) -> None
     """Nothing is written to running statistics, and parts make no difference."""
     found = []
     for size in (500, 7):
-        fed = federation(FedEM(components=2), net="norm", precision="64-true", evaluation={"batch_size": size})
+        fed = federation(
+            FedEM(components=2), net="norm", precision="64-true", evaluation={"batch_size": size}
+        )
         client = client_of(fed, 0)
         before = client["model"].clone()
         found.append(mixture.responsibilities(client, torch.tensor([0.5, 0.5])))

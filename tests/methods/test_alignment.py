@@ -11,7 +11,19 @@ import torch
 from reckoning import WHOLE, batch_of, scores_at, slope
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from watching import Make, Watch, client_of, global_model, models, payload_of, run_all, same, server_of, train, trained
+from watching import (
+    Make,
+    Watch,
+    client_of,
+    global_model,
+    models,
+    payload_of,
+    run_all,
+    same,
+    server_of,
+    train,
+    trained,
+)
 
 from fl_lightning.core import Client
 from fl_lightning.foundation.errors import BadInput
@@ -37,27 +49,40 @@ def test_fedas_without_alignment_and_fisher_is_fedper(federation: Make, net: str
 
 def features(client: Client, vector: Tensor, x: Tensor) -> Tensor:
     """What the classifier sees."""
-    W, b = (vector[block.start : block.stop].view(block.shape) for block in client.layout.blocks[:2])
+    W, b = (
+        vector[block.start : block.stop].view(block.shape) for block in client.layout.blocks[:2]
+    )
     return (x.flatten(1) @ W.T + b).relu()
 
 
 def test_fedass_alignment_by_hand(federation: Make) -> None:
-    """The received body goes down sum_k MSE(z_k, mu_k), with mu the old body's class means; the classifier stays."""
+    """The received body goes down sum_k MSE(z_k, mu_k), with mu the old body's class means; the
+    classifier stays."""
     method = FedAS(align_lr=0.3, align_batch_size=10_000)
     fed = federation(method, **WHOLE)
     client = client_of(fed, 1)
     draws = torch.Generator().manual_seed(0)
     noise = torch.randn(client.layout.size, generator=draws, dtype=torch.float64)
     received = client["model"] + 0.1 * noise * client.columns(lambda b: True)
-    payload, own, head = payload_of(client, received), client["model"].clone(), client.columns(lambda b: b.head)
+    payload, own, head = (
+        payload_of(client, received),
+        client["model"].clone(),
+        client.columns(lambda b: b.head),
+    )
     x, y = batch_of(client)
     mu = torch.stack(
-        [features(client, own, x[y == k]).mean(0) if (y == k).any() else torch.zeros(16) for k in range(10)]
+        [
+            features(client, own, x[y == k]).mean(0) if (y == k).any() else torch.zeros(16)
+            for k in range(10)
+        ]
     )
     start = torch.where(head, own, received)
     leaf = start.clone().requires_grad_()
     z = features(client, leaf, x)
-    loss = sum(torch.nn.functional.mse_loss(z[y == k], mu[k].expand_as(z[y == k])) for k in y.unique().tolist())
+    loss = sum(
+        torch.nn.functional.mse_loss(z[y == k], mu[k].expand_as(z[y == k]))
+        for k in y.unique().tolist()
+    )
     [gradient] = torch.autograd.grad(loss, leaf)
     client.payload = payload
     phases = method.receive(client, payload)
@@ -79,7 +104,8 @@ def test_the_servers_model_is_not_aligned(federation: Make) -> None:
 
 
 def test_fedas_weighs_by_the_slope_that_is_left(federation: Make) -> None:
-    """t_i = sum over batches of ||grad||^2 after training, in evaluation mode, the classifier's numbers too."""
+    """t_i = sum over batches of ||grad||^2 after training, in evaluation mode, the classifier's
+    numbers too."""
     fed = federation(FedAS(), precision="64-true", rounds=1)
     fed.round(1)
     t = []
@@ -94,11 +120,14 @@ def test_fedas_weighs_by_the_slope_that_is_left(federation: Make) -> None:
     weights = torch.tensor(t, dtype=torch.float64) / sum(t)
     assert weights.std() > 0.01
     body = client_of(fed, 0).columns(lambda b: not b.head)
-    torch.testing.assert_close(global_model(fed)[body], (weights @ torch.stack(models(fed)))[body], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        global_model(fed)[body], (weights @ torch.stack(models(fed)))[body], rtol=0, atol=1e-12
+    )
 
 
 def test_an_incomplete_batch_may_be_left_out_of_fishers_sum(federation: Make) -> None:
-    """As the authors' loaders drop it; where it is the only one, it stays: else nobody's slope would be 0."""
+    """As the authors' loaders drop it; where it is the only one, it stays: else nobody's slope
+    would be 0."""
     fed = federation(FedAS(batches="whole"), precision="64-true")
     client = client_of(fed, 0)
     n, w = len(client.data.train), client["model"].clone()
@@ -107,7 +136,9 @@ def test_an_incomplete_batch_may_be_left_out_of_fishers_sum(federation: Make) ->
         batches = [b for b in client.data.train.batches(size) if len(b[1]) == min(size, n)]
         assert sum(len(b[1]) for b in batches) == (n if size >= n else n // size * size)
         told = fed.run.method.upload(client, payload_of(client)).statistics["fisher"]
-        assert float(told) == pytest.approx(sum(float(slope(client, w, b).square().sum()) for b in batches), rel=1e-9)
+        assert float(told) == pytest.approx(
+            sum(float(slope(client, w, b).square().sum()) for b in batches), rel=1e-9
+        )
         every = FedAS().upload(client, payload_of(client)).statistics["fisher"]
         assert (float(every) > float(told)) == (n % min(size, n) > 0)
 
@@ -120,18 +151,23 @@ def test_fishers_pass_leaves_running_statistics_alone(federation: Make) -> None:
 
 
 @pytest.mark.parametrize(("told", "expected"), [([2.0, 2.0, 2.0], 1 / 3), ([0.0, 0.0, 0.0], 1 / 3)])
-def test_equal_or_no_slopes_weigh_equally(federation: Make, told: list[float], expected: float) -> None:
+def test_equal_or_no_slopes_weigh_equally(
+    federation: Make, told: list[float], expected: float
+) -> None:
     """INV3, and no 0/0."""
     fed = federation(FedAS(), clients=3)
     fed.round(1)
     server = server_of(fed)
-    server.collect([0, 1, 2], {c: {"fisher": torch.tensor(t, dtype=torch.float64)} for c, t in enumerate(told)})
+    server.collect(
+        [0, 1, 2], {c: {"fisher": torch.tensor(t, dtype=torch.float64)} for c, t in enumerate(told)}
+    )
     FedAS().aggregate(server)
     np.testing.assert_allclose(server.relation_view().rows[:, 0], expected, rtol=1e-6)
 
 
 def test_the_alignments_operations_are_counted(federation: Make) -> None:
-    """Features have a way back although no score has; beside the epochs there is a pass for class means."""
+    """Features have a way back although no score has; beside the epochs there is a pass for class
+    means."""
     names, found = ("flops_forward", "flops_backward", "flops_extra"), []
     for epochs in (0, 1, 2):
         fed = federation(FedAS(align_epochs=epochs))
@@ -141,7 +177,10 @@ def test_the_alignments_operations_are_counted(federation: Make) -> None:
     trainer, samples = fed.worker.trainers[0], sum(fed.run.data.train_sizes)
     cost = trainer.cost_of(client_of(fed, 0).mask(lambda b: not b.head))
     assert cost is not None
-    epoch, forward = [cost.forward * samples, cost.backward * samples, 0], [0, 0, cost.forward * samples]
+    epoch, forward = (
+        [cost.forward * samples, cost.backward * samples, 0],
+        [0, 0, cost.forward * samples],
+    )
     np.testing.assert_allclose(np.subtract(found[2], found[1]), epoch)
     np.testing.assert_allclose(np.subtract(found[1], found[0]), np.add(epoch, forward))
 
@@ -150,7 +189,9 @@ def test_fedas_is_scored_after_training_and_sends_a_body(federation: Make) -> No
     fed = federation(FedAS())
     record = fed.round(1)
     body = 4 * 4 * (64 * 16 + 16)
-    assert record.metrics["download_bytes"] == body and record.metrics["upload_bytes"] == body + 4 * 8
+    assert (
+        record.metrics["download_bytes"] == body and record.metrics["upload_bytes"] == body + 4 * 8
+    )
     assert record.metrics["mean_accuracy"] == record.metrics["accuracy_after"]
     with pytest.raises(BadInput, match="regression"):
         federation(FedAS(), data={"task": "regression"}).prepare()
@@ -168,7 +209,9 @@ def test_critical_numbers_are_each_tensors_greatest(federation: Make) -> None:
         mine, inside = found[b.start : b.stop], importance[b.start : b.stop]
         assert int(mine.sum()) == int(0.3 * b.size)
         assert inside[mine].min() >= inside[~mine].max()
-    assert int(masks.critical(layout, torch.zeros(layout.size), 0.5).sum()) == sum(b.size // 2 for b in layout.blocks)
+    assert int(masks.critical(layout, torch.zeros(layout.size), 0.5).sum()) == sum(
+        b.size // 2 for b in layout.blocks
+    )
     assert not masks.critical(layout, importance, 0.0).any()
 
 
@@ -194,7 +237,8 @@ def test_overlaps_are_those_of_the_formula() -> None:
 
 
 def test_who_is_alike_by_the_threshold() -> None:
-    """Mean and greatest overlap over pairs; the threshold rises from one to the other, and beyond."""
+    """Mean and greatest overlap over pairs; the threshold rises from one to the other, and
+    beyond."""
     overlap = torch.tensor(
         [[1.0, 0.9, 0.2], [0.8, 1.0, 0.3], [0.2, 0.6, 1.0]], dtype=torch.float64
     )  # mean 0.5, greatest 0.9
@@ -204,17 +248,26 @@ def test_who_is_alike_by_the_threshold() -> None:
         list(torch.tensor([[half, half, 0], [half, half, 0], [0, half, half]]).double()),
     )
     assert same(
-        list(masks.alike(overlap, 0.7)), list(torch.tensor([[half, half, 0], [half, half, 0], [0, 0, 1]]).double())
+        list(masks.alike(overlap, 0.7)),
+        list(torch.tensor([[half, half, 0], [half, half, 0], [0, 0, 1]]).double()),
     )
-    assert same(list(masks.alike(overlap, 1.0)), list(torch.tensor([[half, half, 0], [0, 1, 0], [0, 0, 1]]).double()))
+    assert same(
+        list(masks.alike(overlap, 1.0)),
+        list(torch.tensor([[half, half, 0], [0, 1, 0], [0, 0, 1]]).double()),
+    )
     assert torch.equal(masks.alike(overlap, 1.1), torch.eye(3, dtype=torch.float64))
     lifted = 0
     for n, value in itertools.product((3, 4, 5, 7), (0.1, 0.3, 0.7, 0.9)):
         equal = torch.full((n, n), value, dtype=torch.float64)
-        torch.testing.assert_close(masks.alike(equal, 0.0), torch.full((n, n), 1 / n, dtype=torch.float64))
+        torch.testing.assert_close(
+            masks.alike(equal, 0.0), torch.full((n, n), 1 / n, dtype=torch.float64)
+        )
         lifted += int(equal[~torch.eye(n, dtype=torch.bool)].mean() > value)
     assert lifted  # by rounding
-    assert torch.equal(masks.alike(torch.ones(1, 1, dtype=torch.float64), 0.5), torch.ones(1, 1, dtype=torch.float64))
+    assert torch.equal(
+        masks.alike(torch.ones(1, 1, dtype=torch.float64), 0.5),
+        torch.ones(1, 1, dtype=torch.float64),
+    )
 
 
 # ---------------------------------------------------------------- FedCAC: rounds
@@ -244,7 +297,8 @@ def test_fedcac_long_after_beta_is_local_where_all_is_critical(federation: Make)
 
 
 def test_what_fedcac_sends_by_hand(federation: Make) -> None:
-    """M_i u_i + (1 - M_i) w: masks from |change times value|, u_i the mean of those alike, w weighted by samples."""
+    """M_i u_i + (1 - M_i) w: masks from |change times value|, u_i the mean of those alike, w
+    weighted by samples."""
     watch = Watch()
     fed = federation(FedCAC(tau=0.4, beta=1), callbacks=[watch], precision="64-true", rounds=2)
     fed.round(1)
@@ -268,9 +322,12 @@ def test_what_fedcac_sends_by_hand(federation: Make) -> None:
 
 
 def test_fedcacs_running_statistics_may_stay_at_home(federation: Make) -> None:
-    """As in the authors' code: parameters are composed as ever, statistics are those of the client's own passes."""
+    """As in the authors' code: parameters are composed as ever, statistics are those of the
+    client's own passes."""
     watch = Watch()
-    fed = federation(FedCAC(statistics_of="client", beta=1), net="norm", callbacks=[watch], rounds=2)
+    fed = federation(
+        FedCAC(statistics_of="client", beta=1), net="norm", callbacks=[watch], rounds=2
+    )
     fed.round(1)
     w, blocks = [v.clone() for v in models(fed)], fed.run.groups[0].layout.blocks
     fed.round(2)
@@ -281,7 +338,9 @@ def test_fedcacs_running_statistics_may_stay_at_home(federation: Make) -> None:
         client = client_of(fed, c)
         client["model"].copy_(w[c])
         client.overwrite(payload_of(client, vector))
-        assert torch.equal(client["model"][home], w[c][home]) and not torch.equal(client["model"], w[c])
+        assert torch.equal(client["model"][home], w[c][home]) and not torch.equal(
+            client["model"], w[c]
+        )
 
 
 def test_equal_clients_receive_the_mean(federation: Make) -> None:
@@ -301,7 +360,9 @@ def test_who_has_not_uploaded_receives_the_mean(federation: Make) -> None:
     server = server_of(fed, [0, 3])
     sent = FedCAC().broadcast(server)
     shares = torch.tensor(fed.run.data.train_sizes[:2]).double()
-    torch.testing.assert_close(sent[3].vector, (shares / shares.sum()) @ torch.stack(last), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        sent[3].vector, (shares / shares.sum()) @ torch.stack(last), rtol=0, atol=1e-12
+    )
     view = server.relation_view()
     assert (view.receivers, view.sources) == ([0], [0, 1])
     assert not torch.equal(sent[0].vector, sent[3].vector)
@@ -324,7 +385,8 @@ def test_a_single_client_trains_on(federation: Make) -> None:
 
 
 def test_fedcac_begins_where_it_was_judged(federation: Make) -> None:
-    """Judged before training, the final model is what a client began its last round with, not the mean."""
+    """Judged before training, the final model is what a client began its last round with, not the
+    mean."""
     fed = federation(FedCAC(), evaluation={"judge": "before"}, rounds=2)
     records = [fed.round(t) for t in (1, 2)]
     assert fed.evaluator.everyone()["final_mean_accuracy"] == records[-1].metrics["accuracy_before"]
@@ -335,5 +397,7 @@ def test_losses_are_those_of_the_hand(federation: Make) -> None:
     client = client_of(federation(FedAS(), precision="64-true"), 0)
     batch = batch_of(client, 8)
     loss, gradient = client.gradient(client["model"], batch, training=False)
-    torch.testing.assert_close(loss, cross_entropy(scores_at(client, client["model"], batch[0]), batch[1]))
+    torch.testing.assert_close(
+        loss, cross_entropy(scores_at(client, client["model"], batch[0]), batch[1])
+    )
     torch.testing.assert_close(gradient, slope(client, client["model"], batch))

@@ -1,4 +1,5 @@
-"""Each argument of each method with values that cannot work: refused in one line that names it, or a sound run."""
+"""Each argument of each method with values that cannot work: refused in one line that names it, or
+a sound run."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from fl_lightning.foundation.errors import BadInput, RunFailed
 BAD = ("-1", "0", "1.5", "nan", "inf", "-inf", "1e39", "-1e39", "x", "", "[1]", "{}")
 """As they are typed."""
 WILD = ("3e38", "1.6e38", "1e-30")
-"""Numbers of 32 bits that no optimiser may bear: a run may also end in one line that says that it has diverged."""
+"""Numbers of 32 bits that no optimiser may bear: a run may also end in one line that says that it
+has diverged."""
 DATA = {"fraction": 0.2, "validation": 0.25, "public": "held_back"}
 
 
@@ -37,7 +39,10 @@ def test_it_is_refused_or_harmless(federation: Make, name: str, argument: str) -
         "steps",
         "relation_steps",
     )  # they do as they are asked
-    found = {value: outcome(federation, name, argument, value) for value in (*BAD, *(() if endless else WILD))}
+    found = {
+        value: outcome(federation, name, argument, value)
+        for value in (*BAD, *(() if endless else WILD))
+    }
     assert {value: said for value, said in found.items() if said} == {}
 
 
@@ -45,14 +50,21 @@ def outcome(federation: Make, name: str, argument: str, value: str) -> str:
     """What is wrong with what came of it; empty: nothing."""
     try:
         fed = federation(
-            method_of(name, **(BESIDE.get(name, {}) | {argument: value})), data=DATA, clients=3, rounds=2, batch_size=16
+            method_of(name, **(BESIDE.get(name, {}) | {argument: value})),
+            data=DATA,
+            clients=3,
+            rounds=2,
+            batch_size=16,
         )
         fed.prepare()
         numbers = [x for t in (1, 2) for x in fed.round(t).metrics.values()]
         numbers += fed.evaluator.everyone()["final_accuracies"]
     except BadInput as error:
-        named = error.key.startswith("method.") and argument in str(error) and "\n" not in str(error)
-        chosen = error.key != f"method.{argument}" or value == ""  # FedAlign's empty block: it names the one it chose
+        named = (
+            error.key.startswith("method.") and argument in str(error) and "\n" not in str(error)
+        )
+        # FedAlign's empty block: it names the one it chose
+        chosen = error.key != f"method.{argument}" or value == ""
         shown = chosen or str(error.value) == value or equal(error.value, value)
         return "" if named and shown else f"refused: {error}"
     except RunFailed as error:
@@ -68,14 +80,17 @@ def equal(value: Any, typed: str) -> bool:
         number = float(typed)
     except ValueError:
         return False
-    return value == number or (math.isnan(number) and isinstance(value, float) and math.isnan(value))
+    return value == number or (
+        math.isnan(number) and isinstance(value, float) and math.isnan(value)
+    )
 
 
 @pytest.mark.parametrize("name", ["fedala", "fedas", "feddf", "pfeddf", "pfedme", "scaffold"])
 def test_unscaled_gradients_are_refused_beside_scaled_losses(
     name: str, federation: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """16-mixed scales losses and leaves steps out: what a method makes of gradients itself would be lost, or wrong."""
+    """16-mixed scales losses and leaves steps out: what a method makes of gradients itself would be
+    lost, or wrong."""
     run = federation().run
     monkeypatch.setattr(run.config.fabric, "precision", "16-mixed")
     with pytest.raises(BadInput, match=r"fabric.precision: '16-mixed' .*bf16-mixed"):

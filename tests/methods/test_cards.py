@@ -1,4 +1,5 @@
-"""What the cards say of methods whose own test files leave it open: scores of copies, payloads, bytes that add up."""
+"""What the cards say of methods whose own test files leave it open: scores of copies, payloads,
+bytes that add up."""
 
 from __future__ import annotations
 
@@ -39,13 +40,15 @@ def last(fed: Federation) -> dict[str, float]:
     return [fed.round(t).metrics for t in (1, 2)][-1]
 
 
-# ---------------------------------------------------------------- FedAvg+FT and FedProx+FT (1.3, 1.5)
+# -------------------------------------------------------------- FedAvg+FT and FedProx+FT (1.3, 1.5)
 
 
 def test_fine_tuned_copies_of_fedprox_without_its_pull_are_fedavgs(federation: Make) -> None:
-    """1.5 INV2: the same scores; with the pull they are others. 1.3 INV3: fine-tuning sends nothing."""
+    """1.5 INV2: the same scores; with the pull they are others. 1.3 INV3: fine-tuning sends
+    nothing."""
     fedavg, none, some = (
-        last(federation(method, evaluation=TUNED)) for method in (FedAvg(), FedProx(mu=0.0), FedProx(mu=5.0))
+        last(federation(method, evaluation=TUNED))
+        for method in (FedAvg(), FedProx(mu=0.0), FedProx(mu=5.0))
     )
     kept = [name for name in fedavg if not name.startswith(("seconds", "memory"))]
     assert [none[name] for name in kept] == [fedavg[name] for name in kept]
@@ -55,7 +58,8 @@ def test_fine_tuned_copies_of_fedprox_without_its_pull_are_fedavgs(federation: M
 
 
 def test_fine_tuning_knows_no_pull(federation: Make) -> None:
-    """1.5: a strong pull holds the model that is trained, not the copy, which moves as FedAvg's would."""
+    """1.5: a strong pull holds the model that is trained, not the copy, which moves as FedAvg's
+    would."""
     fed = federation(FedProx(mu=1e3), evaluation=TUNED, optimizer={"lr": 1e-3})
     other = federation(FedAvg(), optimizer={"lr": 1e-3})
     for each in (fed, other):
@@ -71,23 +75,30 @@ def test_heurfedamp_of_equal_models_hears_itself(federation: Make) -> None:
     """1.6 INV2, bit for bit: in round 1 all models are the initial one."""
     watch = Watch()
     fed = run_all(federation(HeurFedAMP(), callbacks=[watch], rounds=1))
-    assert all(torch.equal(received, fed.run.groups[0].initial) for _, received, _ in watch.downloads)
+    assert all(
+        torch.equal(received, fed.run.groups[0].initial) for _, received, _ in watch.downloads
+    )
 
 
 def test_fedbn_sends_all_of_resnet18_but_normalisation() -> None:
-    """1.10 INV1 and INV4: by type, where the one of the shortcut is called downsample.1: 11,172,042 numbers."""
+    """1.10 INV1 and INV4: by type, where the one of the shortcut is called downsample.1: 11,172,042
+    numbers."""
     with torch.device("meta"):
         net = ResNet18(num_classes=10, input_shape=(3, 32, 32))
     layout = Layout(net, head_of(net))
     sent = layout.mask(lambda b: FedBN().scope(b) == "shared")
     assert int(layout.numbers[sent].sum()) == 11_172_042
     kept = [b.name for b, travels in zip(layout.blocks, sent, strict=True) if not travels]
-    assert any(".downsample.1." in name for name in kept) and any(name.endswith("running_var") for name in kept)
-    assert int(layout.numbers[~sent].sum()) == 2 * 9600  # scale and shift, and as many running statistics
+    assert any(".downsample.1." in name for name in kept) and any(
+        name.endswith("running_var") for name in kept
+    )
+    # scale and shift, and as many running statistics
+    assert int(layout.numbers[~sent].sum()) == 2 * 9600
 
 
 def test_fedbn_leaves_a_clients_normalisation_alone(federation: Make) -> None:
-    """1.10 INV3: what comes down does not touch it, in the second round either; the rest is the server's."""
+    """1.10 INV3: what comes down does not touch it, in the second round either; the rest is the
+    server's."""
     fed = run_all(federation(FedBN(), net="norm", rounds=1))
     client = client_of(fed, 2, t=2)
     own, columns = client["model"].clone(), client.columns(lambda b: b.normalisation)
@@ -135,7 +146,10 @@ class Counting(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.asked = []
-        self.body, self.out = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()), nn.Linear(8, 10)
+        self.body, self.out = (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()),
+            nn.Linear(8, 10),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.body(x))
@@ -146,12 +160,23 @@ class Counting(LightningModule):
 
 
 @pytest.mark.parametrize(
-    "method", [FedAvg(), FedProto(lam=1.0), PFedMe(inner_steps=1)], ids=["plain", "own loss", "own step"]
+    "method",
+    [FedAvg(), FedProto(lam=1.0), PFedMe(inner_steps=1)],
+    ids=["plain", "own loss", "own step"],
 )
-def test_it_is_told_which_batch_it_is(federation: Make, monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
+def test_it_is_told_which_batch_it_is(
+    federation: Make, monkeypatch: pytest.MonkeyPatch, method: Method
+) -> None:
     """Under a loss and a step of the method's own, too; outside of training it is 0."""
     monkeypatch.setitem(nets(federation), "plain", Counting)
-    fed = federation(method, clients=2, rounds=2, batch_size=64, data={"fraction": 0.3}, evaluation={"models": []})
+    fed = federation(
+        method,
+        clients=2,
+        rounds=2,
+        batch_size=64,
+        data={"fraction": 0.3},
+        evaluation={"models": []},
+    )
     model = fed.worker.trainers[0].module.model
     batches = [-(-n // 64) for n in fed.run.data.train_sizes]
     assert max(batches) > 1
@@ -170,7 +195,9 @@ def nets(make: Callable[..., Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("build", [TwoHeads, lambda model: Mixture(model, 2)], ids=["fedrod", "fedem"])
+@pytest.mark.parametrize(
+    "build", [TwoHeads, lambda model: Mixture(model, 2)], ids=["fedrod", "fedem"]
+)
 def test_a_step_that_would_be_passed_by_is_refused(build: Callable[[nn.Module], nn.Module]) -> None:
     with pytest.raises(BadInput, match=r"^model: 'Counting' .*(fedrod|fedem) .* training_step"):
         build(Counting())

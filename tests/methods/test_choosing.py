@@ -15,7 +15,12 @@ from watching import Make, Watch, client_of, models, payload_of, run_all, same, 
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.core import Client
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.common.candidates import epsilon_greedy, first_order_gains, positive_shares, towards
+from fl_lightning.methods.common.candidates import (
+    epsilon_greedy,
+    first_order_gains,
+    positive_shares,
+    towards,
+)
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedfomo import FedFomo
 from fl_lightning.methods.lgfedavg import LGFedAvg
@@ -35,7 +40,8 @@ def validation_loss(client: Client, vector: Tensor) -> float:
 
 
 def test_gains_are_first_order_and_shares_positive(federation: Make) -> None:
-    """INV1 of the formula: by hand, in float64; equal models and losses that are not finite gain nothing."""
+    """INV1 of the formula: by hand, in float64; equal models and losses that are not finite gain
+    nothing."""
     fed = federation(FedFomo(), precision="64-true", **VALIDATION)
     client = client_of(fed, 0)
     start = client["model"].clone()
@@ -45,13 +51,17 @@ def test_gains_are_first_order_and_shares_positive(federation: Make) -> None:
     gains = first_order_gains(client, client.data.validation, start, candidates)
     base = validation_loss(client, start)
     for gain, model in zip(gains[:4].tolist(), others, strict=True):
-        assert gain == pytest.approx((base - validation_loss(client, model)) / float((model - start).norm()), rel=1e-9)
+        assert gain == pytest.approx(
+            (base - validation_loss(client, model)) / float((model - start).norm()), rel=1e-9
+        )
     assert gains[4:].tolist() == [0.0, 0.0]
     absolutes = first_order_gains(client, client.data.validation, start, candidates, 1)
     for k, model in enumerate(others):
         ratio = float((model - start).norm() / (model - start).abs().sum())
         assert float(absolutes[k]) == pytest.approx(float(gains[k]) * ratio, rel=1e-9)
-    shares = positive_shares(torch.tensor([[1.0, -5.0, 3.0], [-1.0, 0.0, -2.0]], dtype=torch.float64))
+    shares = positive_shares(
+        torch.tensor([[1.0, -5.0, 3.0], [-1.0, 0.0, -2.0]], dtype=torch.float64)
+    )
     assert shares.tolist() == [[0.25, 0.0, 0.75], [0.0, 0.0, 0.0]]
     assert torch.equal(towards(start, others, torch.zeros(4)), start)
     mixed = towards(start, others[:2], torch.tensor([0.25, 0.75]))
@@ -59,7 +69,8 @@ def test_gains_are_first_order_and_shares_positive(federation: Make) -> None:
 
 
 def test_the_best_are_fetched_first() -> None:
-    """Without exploring: in the order of their scores, ties drawn; with it: all alike, nobody twice."""
+    """Without exploring: in the order of their scores, ties drawn; with it: all alike, nobody
+    twice."""
     scores, rng = torch.tensor([9.0, 1.0, 3.0, 3.0, 2.0]), np.random.default_rng(0)
     found = [epsilon_greedy(scores, [1, 2, 3, 4], 3, 0.0, rng) for _ in range(20)]
     assert {tuple(f) for f in found} == {(2, 3, 4), (3, 2, 4)}
@@ -71,10 +82,16 @@ def test_the_best_are_fetched_first() -> None:
 
 
 def test_what_a_client_fetches_and_makes_of_it(federation: Make) -> None:
-    """INV4: M models down. It goes from the model before its last training, towards the others' and its own."""
+    """INV4: M models down. It goes from the model before its last training, towards the others' and
+    its own."""
     watch, still = Watch(), {"lr": 0.05, "lr_decay": 1e-30}  # in round 2 nobody moves any more
     fed = federation(
-        FedFomo(models=2), clients=5, callbacks=[watch], precision="64-true", optimizer=still, **VALIDATION
+        FedFomo(models=2),
+        clients=5,
+        callbacks=[watch],
+        precision="64-true",
+        optimizer=still,
+        **VALIDATION,
     )
     first = fed.round(1)
     assert first.metrics["download_bytes"] == 0
@@ -93,7 +110,9 @@ def test_what_a_client_fetches_and_makes_of_it(federation: Make) -> None:
         assert len(fetched) == 2 and c not in fetched
         names = [*fetched, c]
         base = validation_loss(client, initial)
-        gains = [(base - validation_loss(client, w[j])) / float((w[j] - initial).norm()) for j in names]
+        gains = [
+            (base - validation_loss(client, w[j])) / float((w[j] - initial).norm()) for j in names
+        ]
         worth = torch.tensor(gains, dtype=torch.float64)
         torch.testing.assert_close(moved[c, fetched], worth[:2], rtol=1e-6, atol=1e-9)
         shares = worth.clamp_min(0) / worth.clamp_min(0).sum()
@@ -104,7 +123,8 @@ def test_what_a_client_fetches_and_makes_of_it(federation: Make) -> None:
 
 
 def test_fedfomos_sums_by_the_authors_code(federation: Make) -> None:
-    """A round's gains over the absolute value of their sum, one's own model's among them; what is mixed is the same."""
+    """A round's gains over the absolute value of their sum, one's own model's among them; what is
+    mixed is the same."""
     told = {0: [3.0, -1.0, 2.0], 1: [-4.0, 1.0, 1.0]}  # of two others, then of one's own
     for gains in ("paper", "code"):
         fed = federation(FedFomo(gains=gains), clients=3, **VALIDATION)
@@ -114,20 +134,27 @@ def test_fedfomos_sums_by_the_authors_code(federation: Make) -> None:
         server.collect(
             [0, 1],
             {
-                c: {"candidates": torch.tensor(of[c], dtype=torch.int32), "gains": torch.tensor(g, dtype=torch.float64)}
+                c: {
+                    "candidates": torch.tensor(of[c], dtype=torch.int32),
+                    "gains": torch.tensor(g, dtype=torch.float64),
+                }
                 for c, g in told.items()
             },
         )
         fed.run.method.aggregate(server)
-        scale = 1.0 if gains == "paper" else torch.tensor([[4.0], [2.0], [1.0]])  # |3 - 1 + 2|, |-4 + 1 + 1|
-        want = torch.tensor([[0, 3.0, -1.0], [-4.0, 0, 1.0], [0, 0, 0]], dtype=torch.float64) / scale
+        # |3 - 1 + 2|, |-4 + 1 + 1|
+        scale = 1.0 if gains == "paper" else torch.tensor([[4.0], [2.0], [1.0]])
+        want = (
+            torch.tensor([[0, 3.0, -1.0], [-4.0, 0, 1.0], [0, 0, 0]], dtype=torch.float64) / scale
+        )
         torch.testing.assert_close(server.memory["affinity"] - before, want)
         rows = server.relation_view().rows[:, 0]
         np.testing.assert_allclose(rows, [[0.4, 0.6, 0], [0, 0.5, 0.5]], atol=1e-7)
 
 
 def test_where_nothing_helps_a_client_stays(federation: Make) -> None:
-    """INV1, INV2: bit for bit where it was before its last training; candidates equal to that change nothing."""
+    """INV1, INV2: bit for bit where it was before its last training; candidates equal to that
+    change nothing."""
     fed = federation(FedFomo(), **VALIDATION)
     client = client_of(fed, 0)
     client["previous"].normal_(generator=torch.Generator().manual_seed(0)).mul_(0.01)
@@ -154,7 +181,8 @@ def test_fedfomo_without_models_is_no_worse_on_validation_data(federation: Make)
     fed, local = federation(FedFomo(models=0), **VALIDATION), federation(Local(), **VALIDATION)
     fed.round(1), local.round(1)
     better = [
-        validation_loss(client_of(fed, c), w) < validation_loss(client_of(fed, c), fed.run.groups[0].initial)
+        validation_loss(client_of(fed, c), w)
+        < validation_loss(client_of(fed, c), fed.run.groups[0].initial)
         for c, w in enumerate(models(local))
     ]
     assert all(better)
@@ -166,7 +194,9 @@ def test_fedfomo_without_models_is_no_worse_on_validation_data(federation: Make)
 def test_transforms_see_every_model_that_travels(federation: Make) -> None:
     """Quantised candidates take fewer bytes, and are other numbers."""
     watch = Watch()
-    fed = federation(FedFomo(models=2), callbacks=[Quantize(direction="download"), watch], **VALIDATION)
+    fed = federation(
+        FedFomo(models=2), callbacks=[Quantize(direction="download"), watch], **VALIDATION
+    )
     fed.round(1)
     w = dict(watch.models)
     record = fed.round(2)
@@ -178,7 +208,11 @@ def test_transforms_see_every_model_that_travels(federation: Make) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "key"),
-    [({"models": -1}, "models"), ({"epsilon": 1.5}, "epsilon"), ({"epsilon_decay": float("nan")}, "epsilon_decay")],
+    [
+        ({"models": -1}, "models"),
+        ({"epsilon": 1.5}, "epsilon"),
+        ({"epsilon_decay": float("nan")}, "epsilon_decay"),
+    ],
 )
 def test_bad_arguments_are_refused(arguments: Any, key: str) -> None:
     with pytest.raises(BadInput, match=rf"^method\.{key}: "):
@@ -199,7 +233,8 @@ def test_lgfedavg_between_fedavg_and_local(federation: Make, net: str) -> None:
     """INV2: with all layers global FedAvg, with none local, bit for bit."""
     changes: dict[str, Any] = {"net": net, "participation": 0.75, "evaluation": {"judge": "after"}}
     whole, fedavg, none, local = (
-        models(run_all(federation(m, **changes))) for m in (LGFedAvg(9), FedAvg(), LGFedAvg(0), Local())
+        models(run_all(federation(m, **changes)))
+        for m in (LGFedAvg(9), FedAvg(), LGFedAvg(0), Local())
     )
     assert same(whole, fedavg) and same(none, local) and not same(whole, none)
 
@@ -209,16 +244,24 @@ def test_lgfedavg_sends_the_last_layers_alone(federation: Make) -> None:
     watch = Watch()
     fed = federation(LGFedAvg(2), net="norm", callbacks=[watch], rounds=2)
     record = fed.round(1)
-    assert record.metrics["upload_bytes"] == record.metrics["download_bytes"] == 4 * 4 * (36 * 16 + 16 + 170)
+    assert (
+        record.metrics["upload_bytes"]
+        == record.metrics["download_bytes"]
+        == 4 * 4 * (36 * 16 + 16 + 170)
+    )
     names = [b.name.partition(".")[0] for b in fed.run.groups[0].layout.blocks]
-    assert all([n for n, s in zip(names, sent, strict=True) if s] == ["hidden"] * 2 + ["classifier"] * 2
-               for _, _, sent in watch.downloads)  # fmt: skip
+    assert all(
+        [n for n, s in zip(names, sent, strict=True) if s] == ["hidden"] * 2 + ["classifier"] * 2
+        for _, _, sent in watch.downloads
+    )
     before = fed.run.states[3].vectors["model"].clone()
     fed.round(2, [0, 1])
     assert torch.equal(fed.run.states[3].vectors["model"], before)
 
 
-def test_lgfedavg_is_scored_with_its_own_representation_under_the_global_head(federation: Make) -> None:
+def test_lgfedavg_is_scored_with_its_own_representation_under_the_global_head(
+    federation: Make,
+) -> None:
     fed = run_all(federation(LGFedAvg(1, "uniform")))
     assert fed.run.judge == "before"
     head = slice(64 * 16 + 16, None)

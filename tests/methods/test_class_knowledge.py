@@ -36,7 +36,8 @@ THREE = {"rounds": 3}
 
 
 def pooled(fed: Federation) -> tuple[Tensor, Tensor]:
-    """Mean feature of each class over all clients' samples, each client's by its own model; and which classes exist."""
+    """Mean feature of each class over all clients' samples, each client's by its own model; and
+    which classes exist."""
     features, labels = [], []
     for c in range(fed.run.clients):
         module = client_of(fed, c).bind()
@@ -47,7 +48,9 @@ def pooled(fed: Federation) -> tuple[Tensor, Tensor]:
             features.append(module.features)
             labels.append(y)
     x, y = torch.cat(features), torch.cat(labels)
-    return torch.stack([x[y == j].mean(0) if (y == j).any() else torch.zeros(x.shape[1]) for j in range(10)]), y
+    return torch.stack(
+        [x[y == j].mean(0) if (y == j).any() else torch.zeros(x.shape[1]) for j in range(10)]
+    ), y
 
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
@@ -59,7 +62,10 @@ def test_fedproto_without_its_pull_is_local(federation: Make, net: str) -> None:
 
 @pytest.mark.parametrize("distance", ["means", "squared", "norm"])
 def test_the_first_round_knows_nothing(federation: Make, distance: Any) -> None:
-    assert same(trained(federation, FedProto(distance=distance), rounds=1), trained(federation, Local(), rounds=1))
+    assert same(
+        trained(federation, FedProto(distance=distance), rounds=1),
+        trained(federation, Local(), rounds=1),
+    )
 
 
 def test_prototypes_weighted_by_samples_are_pooled_means(federation: Make) -> None:
@@ -75,7 +81,8 @@ def test_prototypes_weighted_by_samples_are_pooled_means(federation: Make) -> No
 
 
 def test_who_is_not_in_the_cohort_counts_with_what_it_told_last(federation: Make) -> None:
-    """A round without training: each client's means are those of its model, whenever it told them."""
+    """A round without training: each client's means are those of its model, whenever it told
+    them."""
     fed = federation(FedProto(lam=0.0), participation=0.5, rounds=3, optimizer={"lr": 1e-12})
     counts = np.asarray(fed.run.data.class_counts)
     for t, cohort in ((1, [0, 1]), (2, [2, 3]), (3, [1, 2])):
@@ -84,7 +91,8 @@ def test_who_is_not_in_the_cohort_counts_with_what_it_told_last(federation: Make
         assert known.tolist() == (counts[: 2 if t == 1 else 4].sum(0) > 0).tolist()
     want, _ = pooled(fed)
     torch.testing.assert_close(fed.run.server.memory["means.features"], want, rtol=1e-4, atol=1e-5)
-    assert "last.counts" not in federation(FedProto()).run.server.memory  # all take part: there is nothing to keep
+    # all take part: there is nothing to keep
+    assert "last.counts" not in federation(FedProto()).run.server.memory
 
 
 def test_no_model_travels_and_every_byte_is_a_class_mean(federation: Make) -> None:
@@ -95,7 +103,8 @@ def test_no_model_travels_and_every_byte_is_a_class_mean(federation: Make) -> No
         held = int((np.asarray(fed.run.data.class_counts[k]) > 0).sum())
         up, down = record.traffic[k, 1], record.traffic[k, 0]
         assert up[:-1].sum() == down[:-1].sum() == 0
-        assert up[-1].tolist() == [0, 0, 2 * 4 * held, 4 * 16 * held]  # class and count; 16 features
+        # class and count; 16 features
+        assert up[-1].tolist() == [0, 0, 2 * 4 * held, 4 * 16 * held]
         assert down[-1].tolist() == [0, 0, 4 * 10, 4 * 16 * 10]
 
 
@@ -111,7 +120,11 @@ def resident() -> Any:
 
 def tables(known: list[bool]) -> dict[str, Tensor]:
     torch.manual_seed(1)
-    return {"features": torch.randn(3, 4), "predictions": torch.rand(3, 3).softmax(1), "known": torch.tensor(known)}
+    return {
+        "features": torch.randn(3, 4),
+        "predictions": torch.rand(3, 3).softmax(1),
+        "known": torch.tensor(known),
+    }
 
 
 @pytest.mark.parametrize("distance", ["means", "squared", "norm"])
@@ -148,7 +161,9 @@ def test_the_nearest_prototype_judges(federation: Make) -> None:
     fed = federation(FedProto(distance="squared"), rounds=6, optimizer={"lr": 0.1})
     scores = [fed.round(t).metrics["mean_accuracy"] for t in range(1, 7)]
     assert scores[-1] > 0.6
-    own = federation(FedProto(distance="squared", predict="classifier"), rounds=6, optimizer={"lr": 0.1})
+    own = federation(
+        FedProto(distance="squared", predict="classifier"), rounds=6, optimizer={"lr": 0.1}
+    )
     assert [own.round(t).metrics["mean_accuracy"] for t in range(1, 7)] != scores
 
 
@@ -174,7 +189,9 @@ def test_scores_by_prototypes_are_distances_to_those_that_are_known(federation: 
 
 
 def test_hyper_knowledge_without_noise_is_the_pooled_mean(federation: Make) -> None:
-    fed = federation(FedHKD(sigma=0.0, nu=0.0, lam=0.0, gamma=0.0), rounds=1, evaluation={"judge": "after"})
+    fed = federation(
+        FedHKD(sigma=0.0, nu=0.0, lam=0.0, gamma=0.0), rounds=1, evaluation={"judge": "after"}
+    )
     # Keep the clients' models, to compute the pooled means.
     fed.run.policy = replace(fed.run.policy, starts_from_server=False, keeps_clients=True)
     fed.round(1)
@@ -192,7 +209,8 @@ def test_without_its_terms_fedhkd_is_fedavg(federation: Make) -> None:
 
 
 def test_beside_the_model_travel_the_shared_classes_alone(federation: Make) -> None:
-    """Card 1.32 (d): d + C + 1 numbers for each class told, d + C for each known; and the class itself, counted too."""
+    """Card 1.32 (d): d + C + 1 numbers for each class told, d + C for each known; and the class
+    itself, counted too."""
     fed = federation(FedHKD(nu=0.1), rounds=2)
     told = [int((np.asarray(c) >= 0.1 * sum(c)).sum()) for c in fed.run.data.class_counts]
     assert 0 < sum(told) < sum(int((np.asarray(c) > 0).sum()) for c in fed.run.data.class_counts)
@@ -205,10 +223,15 @@ def test_beside_the_model_travel_the_shared_classes_alone(federation: Make) -> N
         assert second.traffic[k, 0, -1].tolist() == [0, 0, 4 * known, 4 * (16 + 10) * known]
 
 
-def test_a_threshold_that_shuts_everyone_out_is_fedavg_and_says_so(federation: Make, capsys) -> None:
+def test_a_threshold_that_shuts_everyone_out_is_fedavg_and_says_so(
+    federation: Make, capsys
+) -> None:
     counts = federation(FedAvg()).run.data.class_counts
-    assert all((np.asarray(c) > 0).sum() > 1 for c in counts)  # so that nobody's data is all one class
-    assert same(trained(federation, FedHKD(nu=1.0), **THREE), trained(federation, FedAvg(), **THREE))
+    # so that nobody's data is all one class
+    assert all((np.asarray(c) > 0).sum() > 1 for c in counts)
+    assert same(
+        trained(federation, FedHKD(nu=1.0), **THREE), trained(federation, FedAvg(), **THREE)
+    )
     assert "round 1: no client uploaded the mean of any class" in capsys.readouterr().err
 
 
@@ -216,31 +239,47 @@ def test_the_noise_has_the_variance_of_the_mechanism(federation: Make) -> None:
     nothing, counts = torch.zeros(10, 5000), torch.full((10,), 256)
     noise = noisy(nothing, counts, 7.0, 3.0, generator(0, "noise"))
     assert float(noise.var()) == pytest.approx((2 * 3 * 7 / 256) ** 2, rel=0.03)  # 0.0269
-    # What a client tells: other noise in every round, and other than anybody else's; the same once more.
-    fed = federation(FedHKD(zeta=1e-9), rounds=1)  # features of hardly any size: the noise is what is left
-    told = [FedHKD(zeta=1e-9).means(client_of(fed, c, t))[0] for c, t in ((0, 1), (0, 1), (0, 2), (1, 1))]
+    # What a client tells: other noise in every round, and other than anybody else's; the same once
+    # more.
+    # features of hardly any size: the noise is what is left
+    fed = federation(FedHKD(zeta=1e-9), rounds=1)
+    told = [
+        FedHKD(zeta=1e-9).means(client_of(fed, c, t))[0]
+        for c, t in ((0, 1), (0, 1), (0, 2), (1, 1))
+    ]
     counts = torch.from_numpy(fed.run.data.class_counts[0]).clamp_min(1)
     assert float((told[0] * counts[:, None]).var()) == pytest.approx((2e-9 * 7) ** 2, rel=0.3)
-    assert torch.equal(told[0], told[1]) and not torch.equal(told[0], told[2]) and not torch.equal(told[0], told[3])
+    assert (
+        torch.equal(told[0], told[1])
+        and not torch.equal(told[0], told[2])
+        and not torch.equal(told[0], told[3])
+    )
 
 
 def test_features_are_brought_within_zeta_before_the_mean() -> None:
     x = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
     bounded = FedHKD(zeta=1.0).bounded(x)
     torch.testing.assert_close(bounded, torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
-    each = FedHKD(zeta=0.35, bound="coordinate").bounded(-x)  # the paper's: coordinate by coordinate
+    # the paper's: coordinate by coordinate
+    each = FedHKD(zeta=0.35, bound="coordinate").bounded(-x)
     torch.testing.assert_close(each, -torch.tensor([[0.35, 0.35], [0.3, 0.35], [0.0, 0.0]]))
     assert torch.equal(FedHKD(zeta=1.0, clip=False).bounded(x), x)
     assert torch.equal(FedHKD(zeta=1.0, sigma=0.0).bounded(x), x)
 
 
-def added(method: FedHKD, means: dict[str, Tensor], module: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+def added(
+    method: FedHKD, means: dict[str, Tensor], module: Any, batch: tuple[Tensor, Tensor]
+) -> Tensor:
     """What `means` add to the task loss."""
     return method.loss(means, module, batch) - module.task_loss(batch)
 
 
 def test_matching_knowledge_costs_nothing() -> None:
-    module, means, method = resident(), tables([True, True, False]), FedHKD(temperature=0.5, lam=1.0, gamma=0.0)
+    module, means, method = (
+        resident(),
+        tables([True, True, False]),
+        FedHKD(temperature=0.5, lam=1.0, gamma=0.0),
+    )
     batch = torch.randn(2, 6), torch.tensor([0, 1])
     means["predictions"] = (module.head(means["features"]) / 0.5).softmax(1).detach()
     assert float(added(method, means, module, batch).detach()) == pytest.approx(0.0, abs=1e-6)
@@ -254,20 +293,29 @@ def test_the_terms_are_worth_their_formulas_and_the_classifiers_spares_the_featu
     plain = module.task_loss((x, y))
     loss = FedHKD(temperature=0.5, lam=0.3, gamma=0.0).loss(means, module, (x, y))
     G = module.head
-    want = sum(((G(means["features"][j]) / 0.5).softmax(0) - means["predictions"][j]).norm() for j in (0, 2))
+    want = sum(
+        ((G(means["features"][j]) / 0.5).softmax(0) - means["predictions"][j]).norm()
+        for j in (0, 2)
+    )
     torch.testing.assert_close(loss - plain, 0.3 * want / 3)
     body = module.model[0].weight
     assert torch.equal(*(torch.autograd.grad(f, body, retain_graph=True)[0] for f in (plain, loss)))
     head = G.weight
-    assert not torch.equal(*(torch.autograd.grad(f, head, retain_graph=True)[0] for f in (plain, loss)))
+    assert not torch.equal(
+        *(torch.autograd.grad(f, head, retain_graph=True)[0] for f in (plain, loss))
+    )
     both = added(FedHKD(temperature=0.5, lam=0.3, gamma=0.7), means, module, (x, y))
     f = module.features
     pull = sum((f[k] - means["features"][y[k]]).norm() for k in (0, 2, 3)) / 4
     torch.testing.assert_close(both, 0.3 * want / 3 + 0.7 * pull)
 
 
-@pytest.mark.parametrize(("method", "known"), [(FedProto(), [2, 5]), (FedHKD(lam=0.0, gamma=0.0), [2])])
-def test_a_class_that_nobody_told_is_forgotten_or_kept(federation: Make, method: Any, known: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("method", "known"), [(FedProto(), [2, 5]), (FedHKD(lam=0.0, gamma=0.0), [2])]
+)
+def test_a_class_that_nobody_told_is_forgotten_or_kept(
+    federation: Make, method: Any, known: list[int]
+) -> None:
     fed = federation(method, rounds=1)
     fed.run.server.memory["means.known"][5] = True
     rows = {name: torch.ones(1, {"features": 16, "predictions": 10}[name]) for name in method.names}
@@ -278,9 +326,12 @@ def test_a_class_that_nobody_told_is_forgotten_or_kept(federation: Make, method:
     assert (server.memory["means.features"][2] == 1).all()
 
 
-@pytest.mark.parametrize("method", [FedProto(), FedHKD(sigma=0.0, nu=0.0)], ids=["fedproto", "fedhkd"])
+@pytest.mark.parametrize(
+    "method", [FedProto(), FedHKD(sigma=0.0, nu=0.0)], ids=["fedproto", "fedhkd"]
+)
 def test_what_is_sent_is_laid_out_by_class_for_the_loss(federation: Make, method: Any) -> None:
-    """What a client's loss sees after a round is what the server knows, whichever classes are known."""
+    """What a client's loss sees after a round is what the server knows, whichever classes are
+    known."""
     fed = run_all(federation(method, rounds=1))
     memory = fed.run.server.memory
     memory["means.known"][[0, 3]] = False
@@ -299,7 +350,8 @@ def test_what_is_sent_is_laid_out_by_class_for_the_loss(federation: Make, method
 
 
 def test_the_privacy_report_is_the_gaussian_mechanisms(federation: Make) -> None:
-    """Against the exact condition of Balle and Wang (ICML 2018), Theorem 8, for the composed noise sigma / sqrt(T)."""
+    """Against the exact condition of Balle and Wang (ICML 2018), Theorem 8, for the composed noise
+    sigma / sqrt(T)."""
 
     def delta(epsilon: float, sigma: float) -> float:
         a, b = 1 / (2 * sigma), epsilon * sigma
@@ -316,7 +368,8 @@ def test_the_privacy_report_is_the_gaussian_mechanisms(federation: Make) -> None
 
 
 def test_bounds_on_coordinates_and_on_norms_promise_different_things(federation: Make) -> None:
-    """A vector of d bounded coordinates is d mechanisms at once: an accountant composes coordinates and rounds."""
+    """A vector of d bounded coordinates is d mechanisms at once: an accountant composes coordinates
+    and rounds."""
 
     def report(**changes: Any) -> dict[str, Any]:
         method = FedHKD(**changes)
@@ -331,10 +384,16 @@ def test_bounds_on_coordinates_and_on_norms_promise_different_things(federation:
     for name, rounds in (("privacy_epsilon_round", 1), ("privacy_epsilon", 3)):
         one = name.replace("epsilon", "epsilon_coordinate")
         assert whole[name] == each[one] == pytest.approx(composed(rounds), rel=1e-4)
-        assert each[name] == pytest.approx(composed(16 * rounds), rel=1e-4)  # sigma / sqrt(16), not sigma
+        # sigma / sqrt(16), not sigma
+        assert each[name] == pytest.approx(composed(16 * rounds), rel=1e-4)
         assert one not in whole
-    beside = "not the model, the mean predictions and the class counts that the client uploads beside it"
-    assert whole["privacy_covers"] == f"one sample's part in its class's mean feature, all 16 coordinates; {beside}"
+    beside = (
+        "not the model, the mean predictions and the class counts that the client uploads beside it"
+    )
+    assert (
+        whole["privacy_covers"]
+        == f"one sample's part in its class's mean feature, all 16 coordinates; {beside}"
+    )
     assert "privacy_epsilon_coordinate a single one" in each["privacy_covers"]
     none = report(bound="coordinate", sigma=0.0)
     assert none["privacy_epsilon"] == none["privacy_epsilon_coordinate"] == math.inf
@@ -343,7 +402,8 @@ def test_bounds_on_coordinates_and_on_norms_promise_different_things(federation:
 
 @pytest.mark.parametrize("bound", ["norm", "coordinate"])
 def test_no_sample_moves_a_class_mean_further_than_its_bound(bound: Any) -> None:
-    """The sensitivity behind the report, met by the worst pair of samples: 2 zeta / N, sqrt(d) times it for corners."""
+    """The sensitivity behind the report, met by the worst pair of samples: 2 zeta / N, sqrt(d)
+    times it for corners."""
     method, n, width = FedHKD(bound=bound, zeta=3.0), 8, 16
     rest, corner = torch.randn(n - 1, width), torch.full((1, width), 100.0)
     means = [method.bounded(torch.cat([rest, end])).mean(0) for end in (corner, -corner)]
@@ -368,8 +428,13 @@ def test_a_regression_has_no_classes_to_tell_of(federation: Make) -> None:
 
 
 def test_a_client_may_predict_among_its_own_classes_alone(federation: Make) -> None:
-    """With `among own`: of all known prototypes the nearest of those classes of which it has training samples."""
-    fed = run_all(federation(FedProto(), data={"partition": "pathological", "classes_per_client": 2}, rounds=1))
+    """With `among own`: of all known prototypes the nearest of those classes of which it has
+    training samples."""
+    fed = run_all(
+        federation(
+            FedProto(), data={"partition": "pathological", "classes_per_client": 2}, rounds=1
+        )
+    )
     assert fed.run.server.memory["means.known"].sum() > 2
     for c in range(4):
         client = client_of(fed, c)

@@ -56,7 +56,8 @@ def test_ifca_with_one_cluster_is_fedavg(federation: Make, net: str) -> None:
 
 
 def test_ifca_takes_the_model_of_the_least_loss(federation: Make) -> None:
-    """INV4, by losses worked out by hand; all models travel down, one of them up, with its number."""
+    """INV4, by losses worked out by hand; all models travel down, one of them up, with its
+    number."""
     watch = Watch()
     fed = federation(IFCA(3), callbacks=[watch], rounds=1)
     numbers = 4 * (64 * 16 + 16 + 160 + 10)
@@ -104,7 +105,9 @@ def test_ifca_with_its_clusters_renamed(federation: Make) -> None:
     vectors["model"], vectors["model.1"] = vectors["model.1"], vectors["model"]
     run_all(one), run_all(other)
     assert [1 - k for k in cluster(one)] == cluster(other)
-    assert torch.equal(centre(one, 0), centre(other, 1)) and torch.equal(centre(one, 1), centre(other, 0))
+    assert torch.equal(centre(one, 0), centre(other, 1)) and torch.equal(
+        centre(one, 1), centre(other, 0)
+    )
 
 
 def test_ifcas_models_come_of_the_seed(federation: Make) -> None:
@@ -135,21 +138,29 @@ def test_fesem_with_a_centre_for_each_is_local(federation: Make) -> None:
 
 
 @pytest.mark.parametrize("distance", ["model", "head"])
-def test_fesem_assigns_to_the_nearest_centre_and_both_steps_descend(federation: Make, distance: Any) -> None:
-    """INV2, INV3: sum of ||w_i - W_r||^2 never rises by E, nor by M; over the head alone with `head`."""
+def test_fesem_assigns_to_the_nearest_centre_and_both_steps_descend(
+    federation: Make, distance: Any
+) -> None:
+    """INV2, INV3: sum of ||w_i - W_r||^2 never rises by E, nor by M; over the head alone with
+    `head`."""
     watch = Watch()
     fed = federation(FeSEM(2, distance=distance), clients=6, rounds=3, callbacks=[watch])
     fed.round(1)
     head = slice(64 * 16 + 16, None) if distance == "head" else slice(None)
     for t in (2, 3):
-        old, centres = torch.tensor(cluster(fed)), torch.stack([centre(fed, k) for k in range(2)]).double()
+        old, centres = (
+            torch.tensor(cluster(fed)),
+            torch.stack([centre(fed, k) for k in range(2)]).double(),
+        )
         fed.round(t)
         w, new = torch.stack([v for _, v in watch.models[-6:]]).double(), torch.tensor(cluster(fed))
         squares = (w[:, None, head] - centres[:, head]).square().sum(2)
         assert new.tolist() == squares.argmin(1).tolist()
         after = torch.stack([centre(fed, k) for k in range(2)]).double()
         moved = (w[:, None, head] - after[:, head]).square().sum(2)
-        sums = [float(s[range(6), of].sum()) for s, of in ((squares, old), (squares, new), (moved, new))]
+        sums = [
+            float(s[range(6), of].sum()) for s, of in ((squares, old), (squares, new), (moved, new))
+        ]
         assert sums[0] >= sums[1] > sums[2]
 
 
@@ -158,7 +169,11 @@ def test_what_fesem_measures(federation: Make, distance: Any, nearest: int) -> N
     """One centre is near but for its head, which is far; the other has a near head alone."""
     fed = federation(FeSEM(2, distance=distance))
     fed.round(1)
-    mean, head, vectors = torch.stack(models(fed)).mean(0), slice(64 * 16 + 16, None), fed.run.groups[0].vectors
+    mean, head, vectors = (
+        torch.stack(models(fed)).mean(0),
+        slice(64 * 16 + 16, None),
+        fed.run.groups[0].vectors,
+    )
     vectors["model"], vectors["model.1"] = mean.clone(), mean + 5
     vectors["model"][head] += 5
     vectors["model.1"][head] = mean[head]
@@ -169,7 +184,8 @@ def test_what_fesem_measures(federation: Make, distance: Any, nearest: int) -> N
 
 
 def test_fesem_counts_the_last_upload_of_who_is_away(federation: Make) -> None:
-    """A cluster's centre is the mean of all its clients that have uploaded; who has not keeps the initial model."""
+    """A cluster's centre is the mean of all its clients that have uploaded; who has not keeps the
+    initial model."""
     watch = Watch()
     fed = federation(FeSEM(2), clients=6, callbacks=[watch], rounds=2)
     fed.round(1, [0, 1, 2])
@@ -200,7 +216,10 @@ def test_distances_from_points(federation: Make) -> None:
     found = distances(group, [0, 3], [point, group.initial], blocks)
     for row, vector in zip(found, (models(fed)[0], group.initial), strict=True):
         parts = [slice(b.start, b.stop) for b in group.layout.blocks if b.head]
-        away = [[(vector[s] - p[s]).double().square().sum() for s in parts] for p in (point, group.initial)]
+        away = [
+            [(vector[s] - p[s]).double().square().sum() for s in parts]
+            for p in (point, group.initial)
+        ]
         expected = [float(sum(squares)) for squares in away]
         torch.testing.assert_close(row, torch.tensor(expected, dtype=torch.float64))
     assert found[1, 1] == 0 < found[0, 1]

@@ -31,7 +31,8 @@ def test_the_guidance_vector_by_hand() -> None:
             if i != j and D[i] @ D[j] < 0:
                 want[i] -= (D[i] @ D[j]) / D[j].square().sum() * D[j]
     torch.testing.assert_close(guidance(D @ D.T) @ D, want.mean(0), rtol=0, atol=1e-12)
-    two = torch.tensor([[1.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)  # orthogonal to each other then
+    # orthogonal to each other then
+    two = torch.tensor([[1.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
     parts = torch.stack([two[0] + 0.5 * two[1], two[1] + two[0]])
     assert parts[0] @ two[1] == parts[1] @ two[0] == 0
     torch.testing.assert_close(guidance(two @ two.T) @ two, parts.mean(0))
@@ -39,7 +40,8 @@ def test_the_guidance_vector_by_hand() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_step_is_the_best_for_the_worst_off(seed: int) -> None:
-    """Of all steps within c ||d|| of d: its least <step, D_j> is the dual's value, and no random step reaches it."""
+    """Of all steps within c ||d|| of d: its least <step, D_j> is the dual's value, and no random
+    step reaches it."""
     D, c = updates(seed=seed), 0.5
     G = D @ D.T
     d = guidance(G) @ D
@@ -57,7 +59,8 @@ def test_the_step_is_the_best_for_the_worst_off(seed: int) -> None:
 
 @pytest.mark.parametrize(("n", "d"), [(10, 1), (10, 2), (20, 3), (20, 8), (60, 8)])
 def test_more_updates_than_numbers(n: int, d: int) -> None:
-    """As in a small layer: the step lies c ||d|| from d, and its least <step, D_j> is the dual's value."""
+    """As in a small layer: the step lies c ||d|| from d, and its least <step, D_j> is the dual's
+    value."""
     for seed in range(5):
         D, c = updates(n, d, seed) + 1.0, 0.5
         G = D @ D.T
@@ -73,13 +76,18 @@ def test_more_updates_than_numbers(n: int, d: int) -> None:
 def test_scale_order_and_equal_updates() -> None:
     D = updates()
     step = conflict_free(D @ D.T, 0.4, rescaled=False)
-    torch.testing.assert_close(conflict_free(1e6 * D @ D.T, 0.4, rescaled=False), step, rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        conflict_free(1e6 * D @ D.T, 0.4, rescaled=False), step, rtol=0, atol=1e-8
+    )
     order = torch.tensor([2, 0, 3, 1])
     moved = conflict_free(D[order] @ D[order].T, 0.4, rescaled=False)
     torch.testing.assert_close(moved, step[order], rtol=0, atol=1e-6)
     same = torch.ones(3, 3, dtype=torch.float64)
     assert float(conflict_free(same, 0.4, rescaled=False).sum()) == pytest.approx(1.4)
-    assert conflict_free(torch.zeros(2, 2, dtype=torch.float64), 0.4, rescaled=False).tolist() == [0.5, 0.5]
+    assert conflict_free(torch.zeros(2, 2, dtype=torch.float64), 0.4, rescaled=False).tolist() == [
+        0.5,
+        0.5,
+    ]
     with pytest.raises(RunFailed, match="no longer finite"):
         conflict_free(same / 0, 0.4, rescaled=False)
 
@@ -102,7 +110,9 @@ def test_the_servers_step_by_hand(federation: Make, by: Any, classifier: Any) ->
         torch.testing.assert_close(new[index], old[index] + step, rtol=0, atol=1e-8)
     for b in blocks:
         if b.kind == "buffer":
-            torch.testing.assert_close(new[b.start : b.stop], w[:, b.start : b.stop].mean(0), rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                new[b.start : b.stop], w[:, b.start : b.stop].mean(0), rtol=0, atol=1e-12
+            )
         elif b.head and classifier == "own":
             assert torch.equal(new[b.start : b.stop], old[b.start : b.stop])
 
@@ -116,10 +126,13 @@ def test_the_classifier_stays_at_home(federation: Make) -> None:
 
 def test_with_no_radius_and_no_conflict_it_is_the_plain_mean() -> None:
     D = updates().abs()
-    torch.testing.assert_close(conflict_free(D @ D.T, 0.0, rescaled=False), torch.full((4,), 0.25, dtype=torch.float64))
+    torch.testing.assert_close(
+        conflict_free(D @ D.T, 0.0, rescaled=False), torch.full((4,), 0.25, dtype=torch.float64)
+    )
     ends = [conflict_free(D @ D.T, c, rescaled=False) @ D for c in (0.0, 0.3, 0.6, 0.9)]
     least = [float((D @ end).min()) for end in ends]
-    assert all(a < b for a, b in pairwise(least))  # the further it may go, the better for the one worst off
+    # the further it may go, the better for the one worst off
+    assert all(a < b for a, b in pairwise(least))
 
 
 def test_who_has_next_to_no_update_is_in_conflict_with_nobody() -> None:
@@ -130,5 +143,7 @@ def test_who_has_next_to_no_update_is_in_conflict_with_nobody() -> None:
     G = D @ D.T
     assert G[0, 2] < 0
     steps = conflict_free(G, 0.5, rescaled=False)
-    torch.testing.assert_close(guidance(G) @ D, (guidance(G[[0, 1, 3]][:, [0, 1, 3]]) @ D[[0, 1, 3]]) * 3 / 4)
+    torch.testing.assert_close(
+        guidance(G) @ D, (guidance(G[[0, 1, 3]][:, [0, 1, 3]]) @ D[[0, 1, 3]]) * 3 / 4
+    )
     assert float(steps.abs().sum()) < 10

@@ -1,4 +1,5 @@
-"""crosskapc: groups by steps, their trial by held-out losses, the rows that follow, and shrunk steps."""
+"""crosskapc: groups by steps, their trial by held-out losses, the rows that follow, and shrunk
+steps."""
 
 from __future__ import annotations
 
@@ -41,7 +42,13 @@ CONFLICT: dict[str, Any] = {
     "clients": N,
     "rounds": LAST + 2,
     "local_epochs": 3,
-    "data": {"source": "digits", "partition": "iid", "planted": "labels", "groups": 2, "fraction": 0.5},
+    "data": {
+        "source": "digits",
+        "partition": "iid",
+        "planted": "labels",
+        "groups": 2,
+        "fraction": 0.5,
+    },
     "optimizer": {"lr": 0.2},
 }
 ALIKE = CONFLICT | {"data": {"source": "digits", "partition": "iid", "fraction": 0.5}}
@@ -72,7 +79,13 @@ def planted(effects: tuple[float, float, float], noise: float = 0.0) -> Tensor:
     clients, rounds = torch.arange(8), torch.arange(3)
     drawn = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     tried = torch.stack([candidate(clients, COMPARED + 1 + int(t)) for t in rounds])
-    return 1 + 0.1 * clients + 0.2 * rounds[:, None] + torch.tensor(effects).double()[tried] + noise * drawn
+    return (
+        1
+        + 0.1 * clients
+        + 0.2 * rounds[:, None]
+        + torch.tensor(effects).double()[tried]
+        + noise * drawn
+    )
 
 
 def test_gains_without_error_are_as_planted() -> None:
@@ -121,7 +134,9 @@ def rows_of(stage: int, choice: int, near: Tensor, t: int = LAST) -> Tensor:
     cube._layers = {HEAD: [2], FIRST: [0]}
     memory = {"cross.state": torch.tensor([t, stage, choice, COMPARED]), "cross.near": near}
     samples = torch.arange(1, n + 1).double()
-    return cube.weights(RelationInputs(list(range(n)), list(range(n)), samples, 3, n, memory, lambda: None))  # type: ignore
+    return cube.weights(
+        RelationInputs(list(range(n)), list(range(n)), samples, 3, n, memory, lambda: None)
+    )  # type: ignore
 
 
 NEAR = torch.tensor([[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
@@ -160,7 +175,8 @@ def test_groups_are_connected_clients() -> None:
 
 
 def test_planted_groups_are_found(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the steps of three rounds, exactly; one layer is mixed within them, the other among all."""
+    """By the steps of three rounds, exactly; one layer is mixed within them, the other among
+    all."""
     fed = federation(CrossKAPC(), **CONFLICT)
     fed.prepare()
     records = [fed.round(t) for t in range(1, fed.run.rounds + 1)]
@@ -182,8 +198,11 @@ def test_planted_groups_are_found(federation: Make, capsys: pytest.CaptureFixtur
     assert max(metrics["groups_z_last"], metrics["groups_z_first"]) > 2
 
 
-def test_without_conflict_it_is_fedavg(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    """From the second round on all receive what FedAvg would send: the mean of uploads, to the bit, one for all."""
+def test_without_conflict_it_is_fedavg(
+    federation: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the second round on all receive what FedAvg would send: the mean of uploads, to the bit,
+    one for all."""
     watch, after = Watch(), list[Tensor]()
     fed = federation(CrossKAPC(), callbacks=[watch], **ALIKE)
     fed.prepare()
@@ -207,14 +226,26 @@ def test_from_round_7_on_it_trains_as_fedavg(federation: Make) -> None:
     for t in range(LAST + 1, ours.run.rounds + 1):
         ours.round(t)
         theirs.round(t)
-        assert torch.equal(ours.run.groups[0].vectors["model"], theirs.run.groups[0].vectors["model"])
+        assert torch.equal(
+            ours.run.groups[0].vectors["model"], theirs.run.groups[0].vectors["model"]
+        )
 
 
 def test_what_travels(federation: Make) -> None:
-    """Models as FedAvg's; 2 L numbers up in the first round, L down in the second, and in a trial 1 down and 2 up."""
+    """Models as FedAvg's; 2 L numbers up in the first round, L down in the second, and in a trial 1
+    down and 2 up."""
     fed, plain = federation(CrossKAPC(guard=0.0), **CONFLICT), federation(FedAvg(), **CONFLICT)
     L = len(fed.run.layer_names)
-    beside = {1: (2 * L, 0), 2: (0, L), 3: (0, 0), 4: (2, 1), 5: (2, 1), 6: (2, 1), 7: (0, 0), 8: (0, 0)}
+    beside = {
+        1: (2 * L, 0),
+        2: (0, L),
+        3: (0, 0),
+        4: (2, 1),
+        5: (2, 1),
+        6: (2, 1),
+        7: (0, 0),
+        8: (0, 0),
+    }
     for t, numbers in beside.items():
         ours, theirs = fed.round(t).metrics, plain.round(t).metrics
         for way, count in zip(("upload", "download"), numbers, strict=True):
@@ -222,7 +253,8 @@ def test_what_travels(federation: Make) -> None:
 
 
 def test_the_judged_step_is_shrunk_by_its_noise(federation: Make) -> None:
-    """start + (1 - share)^1/2 (model - start) by layer; share = s^2 / n_i, s^2 from the halves of round 1."""
+    """start + (1 - share)^1/2 (model - start) by layer; share = s^2 / n_i, s^2 from the halves of
+    round 1."""
     fed = run_all(federation(CrossKAPC(), **(ALIKE | {"rounds": 2})))
     sums, count = fed.run.server.memory["cross.noise"]
     client, layout = client_of(fed, 3), fed.run.groups[0].layout
@@ -238,13 +270,18 @@ def test_the_judged_step_is_shrunk_by_its_noise(federation: Make) -> None:
 
 def test_exponent_0_judges_the_trained_model(federation: Make) -> None:
     fed = run_all(federation(CrossKAPC(exponent=0.0), **(ALIKE | {"rounds": 2})))
-    assert all(torch.equal(fed.run.method.personal(client_of(fed, c)), w) for c, w in enumerate(models(fed)))
+    assert all(
+        torch.equal(fed.run.method.personal(client_of(fed, c)), w)
+        for c, w in enumerate(models(fed))
+    )
 
 
 def test_all_noise_judges_what_was_received(federation: Make) -> None:
     fed = run_all(federation(CrossKAPC(), **(ALIKE | {"rounds": 2})))
     client = client_of(fed, 0)
-    nothing = shrunk(client, client["start"], client["model"], torch.zeros(len(fed.run.layer_names)))
+    nothing = shrunk(
+        client, client["start"], client["model"], torch.zeros(len(fed.run.layer_names))
+    )
     assert torch.equal(nothing[client.layout.parameters], client["start"][client.layout.parameters])
 
 
@@ -268,7 +305,9 @@ def test_a_line_says_why_no_groups_are_looked_for(
     run_all(fed)
     said = capsys.readouterr().err
     assert said.count(why) == 1 and said.count("all receive FedAvg's model") == 1
-    assert not fed.run.server.memory["cross.near"].any() and not fed.run.relation.own_mixes(server_of(fed))
+    assert not fed.run.server.memory["cross.near"].any() and not fed.run.relation.own_mixes(
+        server_of(fed)
+    )
 
 
 def test_a_model_of_one_layer(fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,7 +317,8 @@ def test_a_model_of_one_layer(fit: Callable[..., Path], capsys: pytest.CaptureFi
 
 
 def test_one_sample_a_client(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    """No halves, no losses: all of a step counts as noise, what was received is judged, and a line says so."""
+    """No halves, no losses: all of a step counts as noise, what was received is judged, and a line
+    says so."""
     few = prepare(DataConfig(source="digits", partition="iid"), 5, 0)
     train, *others = few._shares
     few._shares, few.train_sizes = ([index[:1] for index in train], *others), [1] * 5
@@ -301,13 +341,15 @@ def test_a_client_that_was_never_there_keeps_the_rest_out_of_groups(federation: 
 
 
 FLAGS = (
-    "--method crosskapc --method.guard 0 --federation.clients 5 --federation.rounds 7 --data.partition iid "
+    "--method crosskapc --method.guard 0 --federation.clients 5 --federation.rounds 7 "
+    "--data.partition iid "
     "--data.planted labels --data.groups 2 --callbacks checkpoint --callbacks.checkpoint.seconds 0"
 )
 
 
 def test_resumed_in_the_trial(fit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped in round 5, which has seen the losses of round 4; the same bits, and the same groups."""
+    """Stopped in round 5, which has seen the losses of round 4; the same bits, and the same
+    groups."""
     whole = RunFolder(fit("whole", FLAGS))
     broadcast = CrossKAPC.broadcast
 
@@ -336,7 +378,9 @@ def test_a_run_that_goes_on_for_longer_looks_for_groups_then(
 
 @pytest.mark.slow
 def test_equal_bits_on_two_ranks(fit: Callable[..., Path]) -> None:
-    one, two = (RunFolder(fit(f"on{k}", FLAGS, f"--fabric.threads 1 --fabric.devices {k}")) for k in (1, 2))
+    one, two = (
+        RunFolder(fit(f"on{k}", FLAGS, f"--fabric.threads 1 --fabric.devices {k}")) for k in (1, 2)
+    )
     assert one.read("final") == two.read("final")
     assert np.array_equal(one.read_relation(7).rows, two.read_relation(7).rows)
 

@@ -1,4 +1,5 @@
-"""FedMD, Sim-pFD, TopK-pFD and KT-pFL: invariants of the cards 1.12 and 1.17 to 1.20, and what may go wrong."""
+"""FedMD, Sim-pFD, TopK-pFD and KT-pFL: invariants of the cards 1.12 and 1.17 to 1.20, and what may
+go wrong."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ from fl_lightning.methods.topkpfd import TopKPFD
 
 SMALL: dict[str, Any] = {"samples": 40, "batch_size": 16}
 PUBLIC = {"data": {"public": "held_back"}}
-METHODS = [FedMD(**SMALL), SimPFD(**SMALL), TopKPFD(k=2, **SMALL), KTPFL(**SMALL), KTPFL(update="code", **SMALL)]
+METHODS = [
+    FedMD(**SMALL),
+    SimPFD(**SMALL),
+    TopKPFD(k=2, **SMALL),
+    KTPFL(**SMALL),
+    KTPFL(update="code", **SMALL),
+]
 
 
 def predictions(m: int = 4, samples: int = 6, classes: int = 3, seed: int = 0) -> Tensor:
@@ -73,7 +80,9 @@ def test_similarity_is_the_cosine_of_flat_predictions_and_the_least_alike_gets_n
 
 def test_equal_predictions_weigh_equally() -> None:
     P = predictions(1).expand(5, -1, -1)
-    torch.testing.assert_close(d.shifted(d.cosines(P)), torch.full((5, 5), 0.2, dtype=torch.float64))
+    torch.testing.assert_close(
+        d.shifted(d.cosines(P)), torch.full((5, 5), 0.2, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 9])
@@ -108,13 +117,29 @@ def test_the_papers_step() -> None:
     """Eq. 7 by hand for two clients with one sample of two classes."""
     P = torch.tensor([[[0.8, 0.2]], [[0.4, 0.6]]], dtype=torch.float64)
     c = torch.tensor([[0.5, 0.5], [0.3, 0.7]], dtype=torch.float64)
-    found = d.paper_step(c, P, torch.tensor([0.25, 0.75], dtype=torch.float64), lam=2.0, rho=0.1, step=0.01, prior=0.5)
+    found = d.paper_step(
+        c,
+        P,
+        torch.tensor([0.25, 0.75], dtype=torch.float64),
+        lam=2.0,
+        rho=0.1,
+        step=0.01,
+        prior=0.5,
+    )
     t = [0.5 * 0.8 + 0.5 * 0.4, 0.5 * 0.2 + 0.5 * 0.6]
-    gradient = sum(p * (np.log(tk / s) + 1) for p, tk, s in zip([0.4, 0.6], t, [0.8, 0.2], strict=True))
-    assert found[0, 1].item() == pytest.approx(0.5 - 0.01 * 2 * 0.25 * gradient - 2 * 0.01 * 0.1 * (0.5 - 0.5))
+    gradient = sum(
+        p * (np.log(tk / s) + 1) for p, tk, s in zip([0.4, 0.6], t, [0.8, 0.2], strict=True)
+    )
+    assert found[0, 1].item() == pytest.approx(
+        0.5 - 0.01 * 2 * 0.25 * gradient - 2 * 0.01 * 0.1 * (0.5 - 0.5)
+    )
     t = [0.3 * 0.8 + 0.7 * 0.4, 0.3 * 0.2 + 0.7 * 0.6]
-    gradient = sum(p * (np.log(tk / s) + 1) for p, tk, s in zip([0.8, 0.2], t, [0.4, 0.6], strict=True))
-    assert found[1, 0].item() == pytest.approx(0.3 - 0.01 * 2 * 0.75 * gradient - 2 * 0.01 * 0.1 * (0.3 - 0.5))
+    gradient = sum(
+        p * (np.log(tk / s) + 1) for p, tk, s in zip([0.8, 0.2], t, [0.4, 0.6], strict=True)
+    )
+    assert found[1, 0].item() == pytest.approx(
+        0.3 - 0.01 * 2 * 0.75 * gradient - 2 * 0.01 * 0.1 * (0.3 - 0.5)
+    )
 
 
 def test_the_codes_step_descends_its_objective_before_the_softmax() -> None:
@@ -131,7 +156,9 @@ def test_the_codes_step_descends_its_objective_before_the_softmax() -> None:
         g = g - g.mean()
         power = float((moved @ g) / (g @ g))
         torch.testing.assert_close(moved, power * g, atol=1e-9, rtol=1e-6)
-        assert np.log(power) / np.log(5) == pytest.approx(round(np.log(power) / np.log(5)), abs=1e-6)
+        assert np.log(power) / np.log(5) == pytest.approx(
+            round(np.log(power) / np.log(5)), abs=1e-6
+        )
         assert 0.01 <= step * power < 0.05  # the authors' loop ends there
     assert (found > 0).all()
     torch.testing.assert_close(found.sum(1), torch.ones(3, dtype=torch.float64))
@@ -144,16 +171,20 @@ def test_the_codes_step_is_rescaled_five_times_at_most() -> None:
     G = 1e-6 * P.flatten(1) @ (1e-6 * P.flatten(1)).T
     gradient = 2 * (c @ G - G) / P[0].numel()
     expected = -(5.0**5) * gradient
-    torch.testing.assert_close(moved - moved.mean(1, True), expected - expected.mean(1, True), atol=1e-12, rtol=1e-6)
+    torch.testing.assert_close(
+        moved - moved.mean(1, True), expected - expected.mean(1, True), atol=1e-12, rtol=1e-6
+    )
 
 
 def test_the_codes_step_is_at_least_as_long_as_asked_for_and_less_than_five_times() -> None:
-    """As the authors' loop leaves it: five passes, each divides a mean above 0.01 by 5 and multiplies one below it."""
+    """As the authors' loop leaves it: five passes, each divides a mean above 0.01 by 5 and
+    multiplies one below it."""
     P, start = predictions(3), torch.full((3, 3), 1 / 3, dtype=torch.float64)
     flat = P.flatten(1)
     gradient = 2 * (start @ flat @ flat.T - flat @ flat.T) / flat.shape[1]
     unit = float(gradient.abs().mean(1)[0])
-    for factor in (1e-5, 0.003, 0.3, 0.45, 0.9, 1.01, 2.3, 4.9, 5.1, 40.0, 1e5):  # of the mean gradient
+    # of the mean gradient
+    for factor in (1e-5, 0.003, 0.3, 0.45, 0.9, 1.01, 2.3, 4.9, 5.1, 40.0, 1e5):
         mean, scale, size = unit, 1.0, factor * unit
         for _ in range(5):
             if mean > size:
@@ -162,7 +193,8 @@ def test_the_codes_step_is_at_least_as_long_as_asked_for_and_less_than_five_time
                 mean, scale = mean * 5, scale * 5
         found = d.code_step(start, P, rho=0.0, size=size)[0]
         torch.testing.assert_close(found, torch.softmax(5 * (start[0] - scale * gradient[0]), 0))
-    assert torch.equal(d.code_step(start, P, rho=0.0, size=0.0), torch.softmax(5 * start, 1))  # no step at all
+    # no step at all
+    assert torch.equal(d.code_step(start, P, rho=0.0, size=0.0), torch.softmax(5 * start, 1))
 
 
 @pytest.mark.parametrize("update", ["paper", "code"])
@@ -180,7 +212,8 @@ def test_identical_clients_keep_uniform_coefficients(federation: Make, update: A
 
 @pytest.mark.parametrize("update", ["paper", "code"])
 def test_coefficients_outside_those_who_told_stay(federation: Make, update: Any) -> None:
-    """INV3 of 1.20, for predictions; a row's mass stays too, and others learn from those who told."""
+    """INV3 of 1.20, for predictions; a row's mass stays too, and others learn from those who
+    told."""
     fed = federation(KTPFL(update=update, step=0.5, **SMALL), **PUBLIC)
     before = fed.run.server.memory["coefficients"].clone()
     rows = weigh(fed, predictions(2, 40, 10), [1, 3])
@@ -198,24 +231,33 @@ def test_without_a_projection_the_step_is_eq_7_whatever_the_rows_sum_to(federati
     c, P = fed.run.server.memory["coefficients"].clone(), predictions(4, 40, 10)
     sizes = torch.tensor(fed.run.data.train_sizes, dtype=torch.float64)
     for _ in range(5):
-        c = c - 0.1 * (2.0 * (sizes / sizes.sum())[:, None] * d.kl_gradient(c, P) + 2 * 0.3 * (c - 0.25))
+        c = c - 0.1 * (
+            2.0 * (sizes / sizes.sum())[:, None] * d.kl_gradient(c, P) + 2 * 0.3 * (c - 0.25)
+        )
         rows = weigh(fed, P, [0, 1, 2, 3])
         torch.testing.assert_close(rows, c)
     assert not torch.allclose(c.sum(1), torch.ones(4, dtype=torch.float64), atol=1e-3)
     part = weigh(fed, P[:2], [0, 1])
     shares = sizes[:2] / sizes[:2].sum()
-    step = 0.1 * (2.0 * shares[:, None] * d.kl_gradient(c[:2, :2], P[:2]) + 2 * 0.3 * (c[:2, :2] - 0.25))
+    step = 0.1 * (
+        2.0 * shares[:, None] * d.kl_gradient(c[:2, :2], P[:2]) + 2 * 0.3 * (c[:2, :2] - 0.25)
+    )
     torch.testing.assert_close(part[:2], c[:2, :2] - step)
 
 
 @pytest.mark.parametrize("projection", ["simplex", "none"])
 def test_the_sum_of_eq_2_is_as_many_times_as_steep(federation: Make, projection: Any) -> None:
-    """Of 40 public samples: the KL's gradient is 40 times the mean's, the pull to 1/N is the same."""
-    fed = federation(KTPFL(divergence="sum", projection=projection, step=0.001, rho=0.3, **SMALL), **PUBLIC)
+    """Of 40 public samples: the KL's gradient is 40 times the mean's, the pull to 1/N is the
+    same."""
+    fed = federation(
+        KTPFL(divergence="sum", projection=projection, step=0.001, rho=0.3, **SMALL), **PUBLIC
+    )
     P, c = predictions(4, 40, 10), torch.full((4, 4), 0.25, dtype=torch.float64)
     sizes = torch.tensor(fed.run.data.train_sizes, dtype=torch.float64)
     for _ in range(2):
-        c = c - 0.001 * (40 * (sizes / sizes.sum())[:, None] * d.kl_gradient(c, P) + 2 * 0.3 * (c - 0.25))
+        c = c - 0.001 * (
+            40 * (sizes / sizes.sum())[:, None] * d.kl_gradient(c, P) + 2 * 0.3 * (c - 0.25)
+        )
         c = to_simplex(c) if projection == "simplex" else c
         torch.testing.assert_close(weigh(fed, P, [0, 1, 2, 3]), c)
     with pytest.raises(BadInput, match=r"method\.divergence: 'sum' .*update paper"):
@@ -238,7 +280,11 @@ def test_a_row_whose_weight_has_all_gone_can_come_back(federation: Make) -> None
     weigh(fed, predictions(2, 40, 10), [0, 1])
     after = fed.run.server.memory["coefficients"]
     torch.testing.assert_close(after.sum(1), torch.ones(4, dtype=torch.float64))
-    assert float(after[0, :2].sum()) == pytest.approx(0.5) and after[0, 3] == 0.5 and torch.equal(after[2:], c[2:])
+    assert (
+        float(after[0, :2].sum()) == pytest.approx(0.5)
+        and after[0, 3] == 0.5
+        and torch.equal(after[2:], c[2:])
+    )
 
 
 def test_a_row_teaches_its_own_client(federation: Make) -> None:
@@ -246,7 +292,11 @@ def test_a_row_teaches_its_own_client(federation: Make) -> None:
     fed = federation(KTPFL(**SMALL), clients=2, **PUBLIC)
     P = predictions(2, 40, 10).float()
     rows = torch.tensor([[0.9, 0.1], [0.4, 0.6]], dtype=torch.float64)
-    fed.run.server.memory |= {"public.predictions": P, "public.told": torch.tensor([0, 1]), "public.rows": rows}
+    fed.run.server.memory |= {
+        "public.predictions": P,
+        "public.told": torch.tensor([0, 1]),
+        "public.rows": rows,
+    }
     sent = fed.run.method.broadcast(server_of(fed))
     torch.testing.assert_close(sent[0].extra["teacher"], 0.9 * P[0] + 0.1 * P[1])
     torch.testing.assert_close(sent[1].extra["teacher"], 0.4 * P[0] + 0.6 * P[1])
@@ -271,7 +321,9 @@ def gap(fed: Federation, teacher: Tensor, t: int = 1) -> Tensor:
     module, method = client_of(fed, 0).bind(), fed.run.method
     module.model.train()
     with torch.no_grad():
-        found: Tensor = method.gap({}, module, (d.public_subset(fed.run, t, method.samples), teacher))
+        found: Tensor = method.gap(
+            {}, module, (d.public_subset(fed.run, t, method.samples), teacher)
+        )
     return found
 
 
@@ -291,8 +343,12 @@ def test_ones_own_predictions_teach_nothing(federation: Make, loss: Any) -> None
 @pytest.mark.parametrize("net", ["plain", "norm"])
 def test_a_step_goes_towards_the_teacher(federation: Make, loss: Any, net: Any) -> None:
     """INV4 of 1.12: the sign."""
-    fed = federation(FedMD(loss=loss, samples=32, batch_size=32), net=net, precision="64-true", **PUBLIC)
-    teacher = predictions(1, 32, 10)[0] if loss == "kl" else torch.randn(32, 10, dtype=torch.float64)
+    fed = federation(
+        FedMD(loss=loss, samples=32, batch_size=32), net=net, precision="64-true", **PUBLIC
+    )
+    teacher = (
+        predictions(1, 32, 10)[0] if loss == "kl" else torch.randn(32, 10, dtype=torch.float64)
+    )
     first = gap(fed, teacher)
     distilled(fed, teacher)
     assert gap(fed, teacher) < first
@@ -308,13 +364,19 @@ def test_the_loss_is_kl_of_teacher_and_student_at_the_temperature(federation: Ma
 
 
 def test_the_distil_phase_is_what_the_method_says(federation: Make) -> None:
-    """So many epochs in batches of that size, on the inputs that the teacher's predictions are of."""
+    """So many epochs in batches of that size, on the inputs that the teacher's predictions are
+    of."""
     fed = federation(FedMD(samples=40, epochs=2, batch_size=7), **PUBLIC)
     client, teacher = client_of(fed, 0, 3), predictions(1, 40, 10)[0]
     payload = payload_of(client)
     payload.extra["teacher"] = teacher
     first, second = fed.run.method.phases(client, payload)
-    assert (first.epochs, first.batch_size, first.scores, first.purpose) == (2, 7, "distilled", "distil")
+    assert (first.epochs, first.batch_size, first.scores, first.purpose) == (
+        2,
+        7,
+        "distilled",
+        "distil",
+    )
     ((x, y),) = first.part.batches(40)
     assert torch.equal(x, d.public_subset(fed.run, 2, 40)) and torch.equal(y, teacher)
     assert (second.part, second.purpose) == (None, "train")
@@ -344,14 +406,17 @@ def test_uniform_coefficients_that_never_move_are_fedmd(federation: Make) -> Non
     consensus = models(run_all(federation(FedMD(loss="kl", **SMALL), rounds=3, **PUBLIC)))
     for method in (KTPFL(step=0.0, **SMALL), TopKPFD(k=4, **SMALL)):
         assert same(models(run_all(federation(method, rounds=3, **PUBLIC))), consensus)
-    assert not torch.equal(models(run_all(federation(Local(), rounds=3, **PUBLIC)))[0], consensus[0])
+    assert not torch.equal(
+        models(run_all(federation(Local(), rounds=3, **PUBLIC)))[0], consensus[0]
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_distilled_model_is_judged_before_it_trains_on(
     federation: Make, method: FedMD, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Round t scores what the predictions of round t - 1 made of the models: the end of the paper's round t - 1."""
+    """Round t scores what the predictions of round t - 1 made of the models: the end of the paper's
+    round t - 1."""
     found: dict[tuple[int, int], list[Tensor]] = {}
     phases = FedMD.phases
 
@@ -371,7 +436,9 @@ def test_the_distilled_model_is_judged_before_it_trains_on(
         assert not torch.equal(before, distilled)
         assert not torch.equal(distilled, client["model"])  # it has trained since
         client.bind(distilled)
-        assert float(scoring.score("distilled", client, client.data.test)) == row["accuracy_distilled"]
+        assert (
+            float(scoring.score("distilled", client, client.data.test)) == row["accuracy_distilled"]
+        )
     mean = np.mean([row["accuracy_distilled"] for row in second.clients])
     assert second.metrics["accuracy_distilled"] == pytest.approx(mean)
     unasked = federation(method, evaluation={"models": ["after"]}, **PUBLIC)
@@ -445,7 +512,9 @@ def test_who_was_away_learns_from_those_who_told(federation: Make, method: FedMD
     for t in range(1, 5):
         record = fed.round(t)
         rows = rows_of(fed)
-        assert rows.shape == (4, 2) and fed.run.server.memory["public.told"].tolist() == record.cohort
+        assert (
+            rows.shape == (4, 2) and fed.run.server.memory["public.told"].tolist() == record.cohort
+        )
         torch.testing.assert_close(rows.sum(1), torch.ones(4, dtype=torch.float64))
 
 
@@ -454,7 +523,13 @@ def test_no_public_data_or_too_few(federation: Make) -> None:
         federation(FedMD(**SMALL)).fit()
     with pytest.raises(BadInput, match=r"method\.samples.*30 public samples"):
         federation(FedMD(**SMALL), data={"public": "held_back", "public_samples": 30}).fit()
-    for wrong in ({"samples": 0}, {"batch_size": 0}, {"epochs": -1}, {"temperature": 0.0}, {"lam": -1.0}):
+    for wrong in (
+        {"samples": 0},
+        {"batch_size": 0},
+        {"epochs": -1},
+        {"temperature": 0.0},
+        {"lam": -1.0},
+    ):
         with pytest.raises(BadInput, match=next(iter(wrong))):
             FedMD(**wrong)
     with pytest.raises(BadInput, match="k"):
@@ -476,7 +551,9 @@ class Tells(Transform):
 
 def test_predictions_that_are_not_finite_are_their_clients_fault(federation: Make) -> None:
     bad = Tells(lambda extra: extra["predictions"].fill_(float("nan")))
-    with pytest.raises(BadClient, match="client 1 failed in round 1, stage upload: what it tells is not finite"):
+    with pytest.raises(
+        BadClient, match="client 1 failed in round 1, stage upload: what it tells is not finite"
+    ):
         federation(FedMD(**SMALL), callbacks=[bad], **PUBLIC).round(1)
     fed = federation(FedMD(**SMALL), callbacks=[bad], on_bad_client="skip", **PUBLIC)
     assert [row["client"] for row in fed.round(1).clients] == [0, 2, 3]
@@ -484,16 +561,24 @@ def test_predictions_that_are_not_finite_are_their_clients_fault(federation: Mak
 
 
 def test_a_hook_may_leave_predictions_out(federation: Make) -> None:
-    fed = federation(KTPFL(**SMALL), callbacks=[Tells(lambda extra: extra.pop("predictions"))], **PUBLIC)
+    fed = federation(
+        KTPFL(**SMALL), callbacks=[Tells(lambda extra: extra.pop("predictions"))], **PUBLIC
+    )
     fed.round(1)
     assert fed.run.server.memory["public.told"].tolist() == [0, 2, 3]
     assert fed.round(2).relation.sources == [0, 2, 3]
     aggregate(fed, {0: {}})
-    assert not len(fed.run.server.memory["public.told"]) and fed.round(3).relation.sources == [0, 1, 2, 3]
+    assert not len(fed.run.server.memory["public.told"]) and fed.round(3).relation.sources == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 def test_a_second_attempt_receives_the_same_teacher(federation: Make) -> None:
-    """A transform that puts another tensor beside the model has not changed what the next attempt receives."""
+    """A transform that puts another tensor beside the model has not changed what the next attempt
+    receives."""
     seen: list[Tensor] = []
 
     class Doubles(Transform):
@@ -534,7 +619,9 @@ def test_models_without_a_pull_to_the_mean_hear_themselves(federation: Make) -> 
 
 
 @pytest.mark.parametrize("method", [KTPFLModels(), KTPFLModels(solver="step", eta=1e-4)])
-def test_the_matrix_of_models_keeps_what_is_not_of_the_cohort(federation: Make, method: KTPFLModels) -> None:
+def test_the_matrix_of_models_keeps_what_is_not_of_the_cohort(
+    federation: Make, method: KTPFLModels
+) -> None:
     """INV3 and INV4 of 1.20."""
     fed = federation(method, participation=0.5, rounds=3)
     for t in (1, 2, 3):

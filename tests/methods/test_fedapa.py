@@ -38,7 +38,9 @@ def rows_of(memory: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize(("momentum", "classifier"), [(0.0, "mixed"), (0.9, "own")])
 def test_rows_step_as_autograd_says(federation: Make, momentum: float, classifier: Any) -> None:
     """In two rounds, on the half of the squared distance of the mix from what it was trained to."""
-    fed = federation(FedAPA(eta=0.03, momentum=momentum, classifier=classifier), net="norm", **EXACT)
+    fed = federation(
+        FedAPA(eta=0.03, momentum=momentum, classifier=classifier), net="norm", **EXACT
+    )
     fed.round(1)
     others(fed)
     blocks = fed.run.groups[0].layout.blocks
@@ -47,7 +49,10 @@ def test_rows_step_as_autograd_says(federation: Make, momentum: float, classifie
         sent[b.start : b.stop] = b.kind == "parameter" and (classifier == "mixed" or not b.head)
     moment = fed.run.server.memory["weights.moment"].clone()
     for t in (2, 3):
-        w, rows = torch.stack(uploads(fed))[:, sent], rows_of(fed.run.server.memory).requires_grad_()
+        w, rows = (
+            torch.stack(uploads(fed))[:, sent],
+            rows_of(fed.run.server.memory).requires_grad_(),
+        )
         fed.round(t)
         mine = torch.stack(uploads(fed))[:, sent]
         [slope] = torch.autograd.grad((rows @ w - mine).square().sum() / 2, rows)
@@ -71,7 +76,9 @@ def test_a_client_receives_the_mix_and_only_who_answered_steps(federation: Make)
             mix = rows[c] @ w[:, b.start : b.stop]
             torch.testing.assert_close(models(fed)[c][b.start : b.stop], mix, rtol=0, atol=1e-12)
     after = fed.run.server.memory["weights"]
-    assert torch.equal(after[[0, 2]], before[[0, 2]]) and not torch.equal(after[[1, 3]], before[[1, 3]])
+    assert torch.equal(after[[0, 2]], before[[0, 2]]) and not torch.equal(
+        after[[1, 3]], before[[1, 3]]
+    )
 
 
 def test_rows_are_shares_of_which_ones_own_is_greatest(federation: Make) -> None:
@@ -81,7 +88,10 @@ def test_rows_are_shares_of_which_ones_own_is_greatest(federation: Make) -> None
         assert (rows >= 0).all() and abs(rows.sum(2) - 1).max() < 1e-6
         own = rows[range(4), :, range(4)]
         assert (own[:, :, None] >= rows - 1e-7).all()
-        assert fed.run.server.memory["weights"].min() >= 0 and fed.run.server.memory["weights"].max() <= 1
+        assert (
+            fed.run.server.memory["weights"].min() >= 0
+            and fed.run.server.memory["weights"].max() <= 1
+        )
 
 
 def test_bodies_alone_travel(federation: Make) -> None:

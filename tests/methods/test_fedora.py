@@ -38,12 +38,15 @@ VALIDATED = {"validation": 0.25}
 
 
 def trained(make: Make, method: Method, alone: bool = False, **changes: Any) -> list[Tensor]:
-    """Every client's model after each of its rounds; with `alone` nobody's data are like anybody else's."""
+    """Every client's model after each of its rounds; with `alone` nobody's data are like anybody
+    else's."""
 
     def made(*args: Any, **kwargs: Any) -> Federation:
         fed = make(*args, **kwargs)
         if alone:
-            fed.run.server.memory["fedora.rows"] = propagated(torch.eye(4, dtype=torch.float64), 1.0)
+            fed.run.server.memory["fedora.rows"] = propagated(
+                torch.eye(4, dtype=torch.float64), 1.0
+            )
         return fed
 
     return trained_of(made, method, rounds=3, **changes)
@@ -97,7 +100,9 @@ def test_similarity_lies_between_nothing_and_p_and_forgets_order_and_sign() -> N
     again = basis(part(x[order], y[order]), p, 3)
     torch.testing.assert_close(similarity(again[None] * -1, bases), S[:1], rtol=0, atol=1e-7)
     twin = torch.stack([bases[0], bases[0]])
-    torch.testing.assert_close(similarity(twin, twin), torch.full((2, 2), float(p), dtype=torch.float64))
+    torch.testing.assert_close(
+        similarity(twin, twin), torch.full((2, 2), float(p), dtype=torch.float64)
+    )
 
 
 def test_without_labels_none_is_read() -> None:
@@ -123,7 +128,9 @@ def test_the_closed_form_is_the_fixed_point_of_the_iteration(alpha: float) -> No
     W = graph()
     A, kappa = propagated(W, alpha), alpha / (1 + alpha)
     walk = W / W.sum(1, keepdim=True)
-    torch.testing.assert_close(A, kappa * walk @ A + (1 - kappa) * torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        A, kappa * walk @ A + (1 - kappa) * torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-9
+    )
     assert (A >= 0).all()
     torch.testing.assert_close(A.sum(1), torch.ones(6, dtype=torch.float64))
     errors = [float((propagated(W, alpha, steps) - A).abs().sum(1).max()) for steps in range(6)]
@@ -135,7 +142,9 @@ def test_equal_models_stay_equal_and_a_graph_of_loners_changes_nothing() -> None
     W = torch.randn(6, 50)
     equal = W[:1].expand(6, -1).contiguous()
     assert torch.equal(mixed(equal, propagated(graph(), 1.0), range(6)), equal)
-    assert torch.equal(propagated(torch.eye(6, dtype=torch.float64), 1.0), torch.eye(6, dtype=torch.float64))
+    assert torch.equal(
+        propagated(torch.eye(6, dtype=torch.float64), 1.0), torch.eye(6, dtype=torch.float64)
+    )
     assert torch.equal(mixed(W, propagated(torch.eye(6, dtype=torch.float64), 1.0), range(6)), W)
 
 
@@ -149,7 +158,9 @@ def test_everybody_alike_gives_ones_own_and_the_mean() -> None:
 
 
 def test_the_codes_neighbourhood_keeps_the_closest_others() -> None:
-    S = torch.tensor([[1.0, 0.9, 0.5, 0.9], [0.9, 1.0, 0.1, 0.2], [0.5, 0.1, 1.0, 0.3], [0.9, 0.2, 0.3, 1.0]]).double()
+    S = torch.tensor(
+        [[1.0, 0.9, 0.5, 0.9], [0.9, 1.0, 0.1, 0.2], [0.5, 0.1, 1.0, 0.3], [0.9, 0.2, 0.3, 1.0]]
+    ).double()
     W = neighbourhood(S, 10.0, 2)
     assert [row.nonzero()[:, 0].tolist() for row in W] == [[1, 3], [0, 3], [0, 3], [0, 2]]
     torch.testing.assert_close(W[0, 1], (10 * S[0, 1]).exp())
@@ -163,7 +174,8 @@ def test_the_codes_neighbourhood_keeps_the_closest_others() -> None:
 def test_loners_train_as_if_alone(make: Make) -> None:
     assert same(trained(make, FEDORA(epsilon=0.0), alone=True), trained(make, Local()))
     assert not same(trained(make, FEDORA(selection="always")), trained(make, Local()))
-    # In the authors' code a tie gives lambda = 1; but s is one's own model at the start, so the pull is not local.
+    # In the authors' code a tie gives lambda = 1; but s is one's own model at the start, so the
+    # pull is not local.
     assert not same(trained(make, FEDORA(selection="code"), alone=True), trained(make, Local()))
 
 
@@ -188,20 +200,30 @@ def test_the_strength_is_the_gain_on_validation_data(make: Make) -> None:
     client["model"].zero_()
     payload = payload_of(client, own)
     assert FEDORA().coefficient(client, payload) == pytest.approx(-gain)
-    assert FEDORA(selection="code").coefficient(client, payload) == pytest.approx(0.5 * np.exp(-gain / 2))
+    assert FEDORA(selection="code").coefficient(client, payload) == pytest.approx(
+        0.5 * np.exp(-gain / 2)
+    )
     [phase] = FEDORA().phases(client, payload)
-    assert set(phase.objective.proximal_weight[client.layout.is_parameter]) == {FEDORA().coefficient(client, payload)}
+    assert set(phase.objective.proximal_weight[client.layout.is_parameter]) == {
+        FEDORA().coefficient(client, payload)
+    }
 
 
 def test_constant_lambdas_are_table_5s(make: Make) -> None:
-    """`constant` is the number itself, without validation data; at 1 it is `always`, at 0 training alone."""
-    assert [FEDORA(selection="constant", lam=lam).coefficient(None, None) for lam in (0.01, 0.1, 10.0)] == [  # type: ignore[arg-type]
-        0.01, 0.1, 10.0,
-    ]  # fmt: skip
+    """`constant` is the number itself, without validation data; at 1 it is `always`, at 0 training
+    alone."""
+    assert [
+        FEDORA(selection="constant", lam=lam).coefficient(None, None) for lam in (0.01, 0.1, 10.0)
+    ] == [  # type: ignore[arg-type]
+        0.01,
+        0.1,
+        10.0,
+    ]
     runs = [
-        trained(make, FEDORA(selection="constant", lam=1.0)), trained(make, FEDORA(selection="always")),
+        trained(make, FEDORA(selection="constant", lam=1.0)),
+        trained(make, FEDORA(selection="always")),
         trained(make, FEDORA(selection="constant", lam=0.1)),
-    ]  # fmt: skip
+    ]
     assert same(runs[0], runs[1]) and not same(runs[0], runs[2])
     assert same(trained(make, FEDORA(selection="constant", lam=0.0)), trained(make, Local()))
     with pytest.raises(BadInput, match=r"method\.lam: 0\.1 .*selection constant"):
@@ -215,7 +237,8 @@ def test_random_similarity_is_table_4s(make: Make) -> None:
     S = random_graph(200, 3)
     assert torch.equal(S, S.T) and not S.diagonal().any()
     others = S[*torch.triu_indices(200, 200, 1)]
-    assert float((others == 0).double().mean()) == pytest.approx(0.125, abs=0.01)  # of two draws, both must be small
+    # of two draws, both must be small
+    assert float((others == 0).double().mean()) == pytest.approx(0.125, abs=0.01)
     assert 0.25 <= float(others[others > 0].min()) < 0.251
     assert float(others[others > 0].mean()) == pytest.approx(0.5476, abs=0.01)
     fed = make(FEDORA(similarity="random", selection="constant", lam=0.1))
@@ -227,7 +250,8 @@ def test_random_similarity_is_table_4s(make: Make) -> None:
     assert not record.traffic[:, 1, -1].any()
     np.testing.assert_allclose(record.relation.rows[:, 0], own.numpy(), rtol=1e-6)
     assert fed.run.relation.newcomer(fed.run, fed.run.data.client(0).train, labelled=True) is None
-    assert join(fed.worker, fed.run.data.client(0), True, 1).vector.isfinite().all()  # its similarities are drawn, too
+    # its similarities are drawn, too
+    assert join(fed.worker, fed.run.data.client(0), True, 1).vector.isfinite().all()
     with pytest.raises(BadInput, match=r"method\.similarity.*one of subspace, random"):
         FEDORA(similarity="gradient")  # type: ignore[arg-type]
 
@@ -243,7 +267,8 @@ def test_everybodys_model_counts_whoever_takes_part(make: Make) -> None:
     second = fed.round(3)
     for k, row in enumerate(second.clients):
         first_time = fed.run.states[row["client"]].rounds == 1
-        assert second.traffic[k, 1, -1, 3] == (basis_bytes if first_time else 0)  # ... and never again
+        # ... and never again
+        assert second.traffic[k, 1, -1, 3] == (basis_bytes if first_time else 0)
 
 
 def test_validation_data_are_asked_for(federation: Make) -> None:
@@ -269,23 +294,34 @@ def test_a_newcomer_like_one_client_only_hears_what_that_client_hears(make: Make
     fed.run.server.memory["fedora.bases"] = eye[torch.tensor([3, 4, 0, 5])][:, :, None]
     x = torch.zeros(6, 64)
     x[:, 0] = 1.0
-    fed.run.server.memory["fedora.feature_bases"] = torch.eye(64, dtype=torch.float64)[torch.tensor([3, 4, 0, 5])][
-        :, :, None
-    ]
+    fed.run.server.memory["fedora.feature_bases"] = torch.eye(64, dtype=torch.float64)[
+        torch.tensor([3, 4, 0, 5])
+    ][:, :, None]
     alike = relation.newcomer(fed.run, part(x), labelled=False)
     assert torch.equal(alike, fed.run.server.memory["fedora.rows"][2])
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
 
 
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("labelled", [True, False])
-def test_join_writes_a_model_and_touches_nobody_else(labelled: bool, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_join_writes_a_model_and_touches_nobody_else(
+    labelled: bool, tmp_path: Path, capsys, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = "--config kapc_exact_digits --method fedora --data.validation 0.2 --loggers null --callbacks.heatmaps null"
-    flags += " --federation.rounds 2 --federation.clients 4 --out runs --name a --fabric.accelerator cpu"
+    flags = (
+        "--config kapc_exact_digits --method fedora --data.validation 0.2 --loggers null "
+        "--callbacks.heatmaps null"
+    )
+    flags += (
+        " --federation.rounds 2 --federation.clients 4 --out runs --name a --fabric.accelerator cpu"
+    )
     assert main(["fit", *flags.split()]) == 0
     before = hashes(tmp_path / "runs")
     from sklearn.datasets import load_digits
@@ -300,7 +336,10 @@ def test_join_writes_a_model_and_touches_nobody_else(labelled: bool, tmp_path: P
     assert hashes(tmp_path / "runs") == before
     assert f"# labelled: {labelled}" in said
     assert ("# accuracy: " in said) == labelled
-    assert f"# rounds of local training before this score: {2 * labelled} (--rounds); the run had 2" in said
+    assert (
+        f"# rounds of local training before this score: {2 * labelled} (--rounds); the run had 2"
+        in said
+    )
     scope: dict[str, Any] = {}
     exec((tmp_path / "new.py").read_text(), scope)
     assert scope["model"](torch.zeros(2, 1, 8, 8)).shape == (2, 10)
@@ -314,14 +353,24 @@ def test_join_writes_a_model_and_touches_nobody_else(labelled: bool, tmp_path: P
     ("arrays", "said"),
     [
         ({"x_train": np.zeros((5, 9, 9), np.uint8)}, "shape"),
-        ({"x_train": np.zeros((5, 8, 8), np.uint8), "y_train": np.array([0, 1, 2, 3, 77])}, "classes"),
+        (
+            {"x_train": np.zeros((5, 8, 8), np.uint8), "y_train": np.array([0, 1, 2, 3, 77])},
+            "classes",
+        ),
         ({"y_train": np.arange(5)}, "x_train"),
     ],
 )
-def test_join_refuses_what_does_not_fit(arrays: Any, said: str, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_join_refuses_what_does_not_fit(
+    arrays: Any, said: str, tmp_path: Path, capsys, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = "--config kapc_exact_digits --method fedora --data.validation 0.2 --loggers null --callbacks.heatmaps null"
-    flags += " --federation.rounds 1 --federation.clients 3 --out runs --name a --fabric.accelerator cpu"
+    flags = (
+        "--config kapc_exact_digits --method fedora --data.validation 0.2 --loggers null "
+        "--callbacks.heatmaps null"
+    )
+    flags += (
+        " --federation.rounds 1 --federation.clients 3 --out runs --name a --fabric.accelerator cpu"
+    )
     assert main(["fit", *flags.split()]) == 0
     np.savez("new.npz", **arrays)
     capsys.readouterr()
@@ -332,7 +381,8 @@ def test_join_refuses_what_does_not_fit(arrays: Any, said: str, tmp_path: Path, 
 
 
 def test_a_newcomer_asks_anew_how_strongly_it_is_pulled(federation: Make, monkeypatch: Any) -> None:
-    """Before its first round it is what it has heard, and gains nothing; afterwards FEDORA's lambda is the gain."""
+    """Before its first round it is what it has heard, and gains nothing; afterwards FEDORA's lambda
+    is the gain."""
     fed = federation(FEDORA(), rounds=1, data={"validation": 0.3})
     fed.round(1)
     asked: list[tuple[float, torch.Tensor]] = []
@@ -356,23 +406,52 @@ def test_a_newcomer_asks_anew_how_strongly_it_is_pulled(federation: Make, monkey
     assert torch.equal(once, asked[1][1])
 
 
-def test_a_newcomer_to_fedavg_gets_the_global_model_and_local_says_no(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_a_newcomer_to_fedavg_gets_the_global_model_and_local_says_no(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    quick = " --loggers null --callbacks.heatmaps null --federation.rounds 1 --federation.clients 3 --out runs"
+    quick = (
+        " --loggers null --callbacks.heatmaps null --federation.rounds 1 --federation.clients 3 "
+        "--out runs"
+    )
     for method in ("fedavg", "local"):
-        assert main(f"fit --config kapc_exact_digits --method {method}{quick} --name {method}".split()) == 0
+        assert (
+            main(f"fit --config kapc_exact_digits --method {method}{quick} --name {method}".split())
+            == 0
+        )
     np.savez("new.npz", x_train=np.zeros((5, 8, 8), np.uint8))
-    assert main(["join", "--run", "runs/fedavg", "--data", "new.npz", "--out", "new.safetensors"]) == 0
-    assert main(["export", "--run", "runs/fedavg", "--client", "0", "--out", "old.safetensors"]) == 0
-    assert (tmp_path / "new.safetensors").read_bytes() == (tmp_path / "old.safetensors").read_bytes()
+    assert (
+        main(["join", "--run", "runs/fedavg", "--data", "new.npz", "--out", "new.safetensors"]) == 0
+    )
+    assert (
+        main(["export", "--run", "runs/fedavg", "--client", "0", "--out", "old.safetensors"]) == 0
+    )
+    assert (tmp_path / "new.safetensors").read_bytes() == (
+        tmp_path / "old.safetensors"
+    ).read_bytes()
     capsys.readouterr()
-    assert main(["join", "--run", "runs/local", "--data", "new.npz", "--out", "other.safetensors"]) == 2
+    assert (
+        main(["join", "--run", "runs/local", "--data", "new.npz", "--out", "other.safetensors"])
+        == 2
+    )
     assert "local gives a new client no model" in capsys.readouterr().err
 
 
 def test_every_round_is_judged_on_validation_data_too(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = "--config kapc_exact_digits --method fedora --data.validation 0.2 --loggers null --callbacks.heatmaps null"
-    assert main(["fit", *flags.split(), *["--federation.rounds", "2", "--federation.clients", "3", "--name", "a"]]) == 0
+    flags = (
+        "--config kapc_exact_digits --method fedora --data.validation 0.2 --loggers null "
+        "--callbacks.heatmaps null"
+    )
+    assert (
+        main(
+            [
+                "fit",
+                *flags.split(),
+                *["--federation.rounds", "2", "--federation.clients", "3", "--name", "a"],
+            ]
+        )
+        == 0
+    )
     with (tmp_path / "runs" / "a" / "metrics.csv").open() as file:
         assert all(0 <= float(row["validation_accuracy"]) <= 1 for row in csv.DictReader(file))

@@ -1,4 +1,5 @@
-"""FLAYER: own top layers by their accuracy, rates by layer, and uploads of what has changed most."""
+"""FLAYER: own top layers by their accuracy, rates by layer, and uploads of what has changed
+most."""
 
 from __future__ import annotations
 
@@ -47,27 +48,37 @@ class Lone:
 
 
 def test_rates_by_hand() -> None:
-    """1 in the first layer; in the second of three half the mean of ln(1 + 1/norm); the last as given."""
+    """1 in the first layer; in the second of three half the mean of ln(1 + 1/norm); the last as
+    given."""
     layout = Layout(Net(), "out")
     gradient = torch.zeros(layout.size)
     blocks = {b.name: b for b in layout.blocks}
-    for name, norm in (("body.weight", 2.0), ("body.bias", 0.5), ("conv.weight", 3.0), ("out.bias", 1.0)):
+    for name, norm in (
+        ("body.weight", 2.0),
+        ("body.bias", 0.5),
+        ("conv.weight", 3.0),
+        ("out.bias", 1.0),
+    ):
         gradient[blocks[name].start] = -norm
     rates = layer_rates(layout, gradient, 0.3)
     want = 1 + 0.5 * (torch.log(torch.tensor(1.5)) + torch.log(torch.tensor(3.0))) / 2
     for name, block in blocks.items():
         expected = {"conv": 1.0, "body": float(want), "out": 0.3}[name.partition(".")[0]]
-        torch.testing.assert_close(rates[block.start : block.stop], torch.full((block.size,), expected))
+        torch.testing.assert_close(
+            rates[block.start : block.stop], torch.full((block.size,), expected)
+        )
     greater = layer_rates(layout, gradient, 0.3, 20.0)
     factor = {"conv": 1.0, "body": 20.0, "out": 1.0}
     for name, block in blocks.items():
         columns = slice(block.start, block.stop)
-        torch.testing.assert_close(greater[columns], factor[name.partition(".")[0]] * rates[columns])
+        torch.testing.assert_close(
+            greater[columns], factor[name.partition(".")[0]] * rates[columns]
+        )
 
 
 def test_what_is_uploaded_by_hand() -> None:
-    """Of six parameters the first keeps 1 number in each kernel of four (a tenth at least), the bias 1 of 2, the
-    fourth half of its numbers; matrices and the classifier are whole."""
+    """Of six parameters the first keeps 1 number in each kernel of four (a tenth at least), the
+    bias 1 of 2, the fourth half of its numbers; matrices and the classifier are whole."""
     layout = Layout(Net(), "out")
     change = torch.zeros(layout.size)
     blocks = {b.name: b for b in layout.blocks}
@@ -114,7 +125,9 @@ def test_a_number_is_the_mean_of_those_who_uploaded_it(federation: Make) -> None
     want = torch.where(kept.sum(0) > 0, (kept * models).sum(0) / kept.sum(0).clamp_min(1e-9), old)
     assert (kept.sum(0) == 0).any() and (torch.stack(masks).all(0)).any()
     for b in fed.run.groups[0].layout.blocks:
-        torch.testing.assert_close(new[b.start : b.stop], want[b.start : b.stop], rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            new[b.start : b.stop], want[b.start : b.stop], rtol=0, atol=1e-12
+        )
 
 
 def test_uploads_of_all_numbers_are_fedavgs(federation: Make) -> None:
@@ -122,12 +135,15 @@ def test_uploads_of_all_numbers_are_fedavgs(federation: Make) -> None:
     news = []
     for method in (FLAYER(), FedAvg()):
         fed = federation(method, **PLAIN)
-        news.append(uploaded(fed, [torch.ones(fed.run.groups[0].layout.size, dtype=torch.bool)] * 4)[2])
+        news.append(
+            uploaded(fed, [torch.ones(fed.run.groups[0].layout.size, dtype=torch.bool)] * 4)[2]
+        )
     assert torch.equal(*news)
 
 
 def test_two_rounds_by_hand(federation: Make) -> None:
-    """One step each: of the top layer alone, then at rates by layer; the second round's mix is by the accuracy."""
+    """One step each: of the top layer alone, then at rates by layer; the second round's mix is by
+    the accuracy."""
     watch = Watch()
     settings = WHOLE | PLAIN | {"rounds": 2, "local_epochs": 1}
     fed = federation(FLAYER(top_rate=0.5), callbacks=[watch], **settings)
@@ -140,7 +156,11 @@ def test_two_rounds_by_hand(federation: Make) -> None:
         w, watch.models = global_model(fed).clone(), []
         fed.round(t)
         trained = dict(watch.models)
-        shares, total, moved = server_of(fed).shares(range(4)), torch.zeros_like(w), torch.zeros_like(w)
+        shares, total, moved = (
+            server_of(fed).shares(range(4)),
+            torch.zeros_like(w),
+            torch.zeros_like(w),
+        )
         for c in range(4):
             client = client_of(fed, c)
             x, y = batch = batch_of(client)
@@ -153,11 +173,15 @@ def test_two_rounds_by_hand(federation: Make) -> None:
             assert float(fed.run.states[c].memory["accuracy"]) == pytest.approx(accuracy[c])
             kept = most_changed(layout, own[c] - begun)
             total, moved = total + shares[c] * kept, moved + shares[c] * kept * (own[c] - w)
-        torch.testing.assert_close(global_model(fed), w + moved / total.clamp_min(1e-9), rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            global_model(fed), w + moved / total.clamp_min(1e-9), rtol=0, atol=1e-10
+        )
     assert max(accuracy) > 0
 
 
-def test_rates_are_set_anew_at_the_first_batch_of_each_epoch(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_set_anew_at_the_first_batch_of_each_epoch(
+    federation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With BatchNorm a lone last sample joins the batch before it: the epoch has one batch less."""
     set_anew: list[int] = []
     monkeypatch.setattr(layerwise, "layer_rates", lambda *_: set_anew.append(1) or 1.0)
@@ -174,5 +198,7 @@ def test_rates_are_set_anew_at_the_first_batch_of_each_epoch(federation: Make, m
 
 def test_steps_of_another_kind_are_refused(federation: Make) -> None:
     fed = federation(FLAYER(), optimizer={"momentum": 0.5})
-    with pytest.raises(BadInput, match=r"optimizer\.momentum.*flayer takes steps w - lr g of its own"):
+    with pytest.raises(
+        BadInput, match=r"optimizer\.momentum.*flayer takes steps w - lr g of its own"
+    ):
         FLAYER().check(fed.run)

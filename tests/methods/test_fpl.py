@@ -10,7 +10,12 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from watching import Make, client_of, global_model, payload_of, run_all, same, server_of, trained
 
-from fl_lightning.methods.common.cluster_prototypes import cluster_losses, cluster_prototypes, finch, linked
+from fl_lightning.methods.common.cluster_prototypes import (
+    cluster_losses,
+    cluster_prototypes,
+    finch,
+    linked,
+)
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fpl import FPL
 
@@ -22,7 +27,8 @@ def around(angles: list[float]) -> Tensor:
 
 
 def test_points_are_linked_to_their_first_neighbour() -> None:
-    """0-3, 7-3 | 90-94 | 180-181; then the two nearer pairs' means link, and the third to one of them."""
+    """0-3, 7-3 | 90-94 | 180-181; then the two nearer pairs' means link, and the third to one of
+    them."""
     points = around([0, 3, 7, 90, 94, 180, 181])
     assert linked(points).tolist() == [0, 0, 0, 1, 1, 2, 2]
     assert finch(points).tolist() == [0, 0, 0, 1, 1, 2, 2]  # the next partition has one cluster
@@ -49,7 +55,10 @@ def test_points_are_linked_by_their_directions_alone() -> None:
 def test_prototypes_are_the_clusters_means() -> None:
     a, b, c = around([0, 2]), around([20, 23]), around([180, 183, 200, 204])
     uploads = [{"classes": torch.tensor([7]), "features": p[None]} for p in torch.cat([a, b, c])]
-    uploads[0] = {"classes": torch.tensor([3, 7]), "features": torch.stack([torch.tensor([1.0, 2.0]), a[0]])}
+    uploads[0] = {
+        "classes": torch.tensor([3, 7]),
+        "features": torch.stack([torch.tensor([1.0, 2.0]), a[0]]),
+    }
     known, classes = cluster_prototypes(uploads, torch.zeros(10, 2, dtype=torch.float64))
     assert classes.tolist() == [3, 7, 7]
     torch.testing.assert_close(known[1:], torch.stack([torch.cat([a, b]).mean(0), c.mean(0)]))
@@ -68,7 +77,9 @@ def test_the_losses_by_hand() -> None:
         want += (one - known[classes == label].mean(0)).square().mean()
     torch.testing.assert_close(cluster_losses(z, y, known, classes, tau), want / 5)
     leaf = z.clone().requires_grad_()
-    [slope] = torch.autograd.grad(cluster_losses(leaf, torch.full((5,), 9), known, classes, tau), leaf)
+    [slope] = torch.autograd.grad(
+        cluster_losses(leaf, torch.full((5,), 9), known, classes, tau), leaf
+    )
     assert not slope.any()
 
 
@@ -88,7 +99,9 @@ def test_what_is_sent_is_what_the_loss_sees(federation: Make) -> None:
     module, batch = client.bind(), next(iter(client.data.train.batches(8)))
     module.model.eval()
     loss = phase.objective.loss(module, batch)
-    more = cluster_losses(module.features, batch[1], memory["clusters.prototypes"], memory["clusters.classes"], 0.02)
+    more = cluster_losses(
+        module.features, batch[1], memory["clusters.prototypes"], memory["clusters.classes"], 0.02
+    )
     torch.testing.assert_close(loss, module.task_loss(batch) + more)
     assert [p.objective.loss for p in method.phases(client, payload_of(client))] == [None]
 
@@ -115,4 +128,9 @@ def test_bytes(federation: Make, net: str) -> None:
     for k in range(4):
         classes_here = int((fed.run.data.class_counts[k] > 0).sum())
         assert record.traffic[k, 0, -1].tolist() == [0, 0, 4 * K, 4 * 16 * K]
-        assert record.traffic[k, 1, -1].tolist() == [0, 0, 2 * 4 * classes_here, 4 * 16 * classes_here]
+        assert record.traffic[k, 1, -1].tolist() == [
+            0,
+            0,
+            2 * 4 * classes_here,
+            4 * 16 * classes_here,
+        ]

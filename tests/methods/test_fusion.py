@@ -35,7 +35,10 @@ def scores(fed: Federation, vector: Tensor, x: Tensor) -> Tensor:
 def test_feddf_without_a_step_is_fedavg(federation: Make, net: Any) -> None:
     """INV1: bit for bit, of each architecture; with steps it is not."""
     changes: dict[str, Any] = {"net": net, "participation": 0.5, **PUBLIC}
-    still, other = run_all(federation(FedDF(steps=0), **changes)), run_all(federation(FedAvg(), **changes))
+    still, other = (
+        run_all(federation(FedDF(steps=0), **changes)),
+        run_all(federation(FedAvg(), **changes)),
+    )
     moved = run_all(federation(FedDF(**SMALL), **changes))
     for a, b, c in zip(still.run.groups, other.run.groups, moved.run.groups, strict=True):
         assert torch.equal(a.vectors["model"], b.vectors["model"])
@@ -44,10 +47,12 @@ def test_feddf_without_a_step_is_fedavg(federation: Make, net: Any) -> None:
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
 def test_a_student_that_equals_its_teachers_stays(federation: Make, net: Any) -> None:
-    """INV2: in evaluation mode the loss has no slope, whatever the normalisation. (Adam's further steps would blow up
-    what rounding leaves of it.)
+    """INV2: in evaluation mode the loss has no slope, whatever the normalisation. (Adam's further
+    steps would blow up what rounding leaves of it.)
     """
-    fed = federation(FedDF(**SMALL | {"steps": 1}), net=net, precision="64-true", local_epochs=0, **PUBLIC)
+    fed = federation(
+        FedDF(**SMALL | {"steps": 1}), net=net, precision="64-true", local_epochs=0, **PUBLIC
+    )
     fed.round(1)
     torch.testing.assert_close(global_model(fed), fed.run.groups[0].initial, rtol=0, atol=1e-9)
 
@@ -55,7 +60,9 @@ def test_a_student_that_equals_its_teachers_stays(federation: Make, net: Any) ->
 def test_feddf_sends_what_fedavg_sends(federation: Make) -> None:
     """INV3: public data and predictions stay on the server; what it computes is counted."""
     ours, theirs = (federation(m, **PUBLIC).round(1).metrics for m in (FedDF(**SMALL), FedAvg()))
-    assert {k: ours[k] for k in ours if "bytes" in k} == {k: theirs[k] for k in theirs if "bytes" in k}
+    assert {k: ours[k] for k in ours if "bytes" in k} == {
+        k: theirs[k] for k in theirs if "bytes" in k
+    }
     fed = federation(FedDF(**SMALL), **PUBLIC)
     fed.prepare()
     cost = fed.worker.trainers[0].cost
@@ -95,7 +102,8 @@ def models_of_round(federation: Make) -> list[Tensor]:
 
 
 def test_all_architectures_teach_each(federation: Make) -> None:
-    """A student learns from those that it cannot be averaged with; scores come in the order of clients."""
+    """A student learns from those that it cannot be averaged with; scores come in the order of
+    clients."""
     fed = federation(FedDF(**SMALL), net={"plain": 2, "norm": 2}, **PUBLIC)
     seen: list[Tensor] = []
     distilled = fusion.distilled
@@ -119,13 +127,18 @@ def test_distillation_lowers_the_gap(federation: Make) -> None:
         fed.round(1)
         x = public.public_subset(fed.run, 1, 60)
         z = torch.stack([scores(fed, w.float(), x) for w in models_of_round(federation)])
-        gaps.append(float(public.gap(scores(fed, global_model(fed), x), z.mean(0).softmax(1), "kl", 1.0)))
+        gaps.append(
+            float(public.gap(scores(fed, global_model(fed), x), z.mean(0).softmax(1), "kl", 1.0))
+        )
     assert gaps[1] < 0.5 * gaps[0]
 
 
 def test_the_students_running_statistics_are_the_means(federation: Make) -> None:
     changes: dict[str, Any] = {"net": "norm", "rounds": 1, **PUBLIC}
-    ours, theirs = run_all(federation(FedDF(**SMALL), **changes)), run_all(federation(FedAvg(), **changes))
+    ours, theirs = (
+        run_all(federation(FedDF(**SMALL), **changes)),
+        run_all(federation(FedAvg(), **changes)),
+    )
     buffers = slice(ours.run.groups[0].layout.parameters.stop, None)
     assert torch.equal(global_model(ours)[buffers], global_model(theirs)[buffers])
     assert not torch.equal(global_model(ours)[buffers], ours.run.groups[0].initial[buffers])
@@ -134,24 +147,40 @@ def test_the_students_running_statistics_are_the_means(federation: Make) -> None
 def test_batches_go_through_whole_orders() -> None:
     found = fusion._batches(10, 4, 7, torch.Generator().manual_seed(0))
     assert [len(i) for i in found] == [4, 4, 2, 4, 4, 2, 4]
-    assert sorted(torch.cat(found[:3]).tolist()) == list(range(10)) == sorted(torch.cat(found[3:6]).tolist())
+    assert (
+        sorted(torch.cat(found[:3]).tolist())
+        == list(range(10))
+        == sorted(torch.cat(found[3:6]).tolist())
+    )
     assert not torch.equal(found[0], found[3])
 
 
 def test_equal_weights_on_demand(federation: Make) -> None:
-    fed = federation(FedDF(steps=0, weighting="uniform"), precision="64-true", evaluation={"judge": "after"}, **PUBLIC)
+    fed = federation(
+        FedDF(steps=0, weighting="uniform"),
+        precision="64-true",
+        evaluation={"judge": "after"},
+        **PUBLIC,
+    )
     fed.round(1)
-    torch.testing.assert_close(global_model(fed), torch.stack(models(fed)).mean(0), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        global_model(fed), torch.stack(models(fed)).mean(0), rtol=0, atol=1e-12
+    )
 
 
 def test_pfeddf_is_feddf_whose_copies_are_tuned(federation: Make) -> None:
-    """1.16: INV1 without an epoch it scores FedDF's model; INV2 one start for all; INV3 the federation is untouched."""
+    """1.16: INV1 without an epoch it scores FedDF's model; INV2 one start for all; INV3 the
+    federation is untouched."""
     plain = run_all(federation(FedDF(**SMALL), **PUBLIC))
     tuned = federation(PFedDF(**SMALL), **PUBLIC)
     record = [tuned.round(t) for t in (1, 2)][-1]
     assert torch.equal(global_model(plain), global_model(tuned))
     assert tuned.run.judge == "finetuned"
-    assert record.metrics["mean_accuracy"] == record.metrics["accuracy_finetuned"] > record.metrics["accuracy_global"]
+    assert (
+        record.metrics["mean_accuracy"]
+        == record.metrics["accuracy_finetuned"]
+        > record.metrics["accuracy_global"]
+    )
     summary = tuned.evaluator.everyone()
     assert (summary["final_model"], summary["final_kinds"]) == ("finetuned", {"finetuned": 4})
     still = federation(PFedDF(**SMALL), local_epochs=0, **PUBLIC).round(1)

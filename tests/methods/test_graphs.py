@@ -1,4 +1,5 @@
-"""Methods whose clients mix by a graph: HeurFedAMP (card 1.6), FedU (1.31), pFedGraph (6.7) and pFedLA (1.11)."""
+"""Methods whose clients mix by a graph: HeurFedAMP (card 1.6), FedU (1.31), pFedGraph (6.7) and
+pFedLA (1.11)."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def test_cosines_are_those_of_torch() -> None:
 
 
 def test_heurfedamps_rows(federation: Make) -> None:
-    """INV1: one's own weight is given, the rest is a softmax of cosines over the others; rows sum to 1."""
+    """INV1: one's own weight is given, the rest is a softmax of cosines over the others; rows sum
+    to 1."""
     W = random_models()
     rows = CosineAttention(0.3, 2.0).weights(inputs_of(W))[0]
     others = torch.exp(2 * torch.cosine_similarity(W[:, None], W[None], dim=2)).fill_diagonal_(0)
@@ -71,7 +73,10 @@ def test_heurfedamp_alone_is_local(federation: Make) -> None:
     assert same(models(run_all(federation(HeurFedAMP(lam=0.0)))), local)
     watch = Watch()
     run_all(federation(HeurFedAMP(self_weight=1.0), callbacks=[watch]))
-    assert all(torch.equal(u, w) for (_, u, _), (_, w) in zip(watch.downloads[4:], watch.models[:4], strict=True))
+    assert all(
+        torch.equal(u, w)
+        for (_, u, _), (_, w) in zip(watch.downloads[4:], watch.models[:4], strict=True)
+    )
     assert not same(models(run_all(federation(HeurFedAMP()))), local)
 
 
@@ -86,7 +91,8 @@ def test_fedu_without_a_step_is_local(federation: Make, net: str) -> None:
 
 
 def test_fedus_step_is_the_papers(federation: Make) -> None:
-    """INV2: the sum of models is kept; every model is the formula's, from models that nobody has moved (INV4)."""
+    """INV2: the sum of models is kept; every model is the formula's, from models that nobody has
+    moved (INV4)."""
     watch = Watch()
     fed = federation(FedU(gamma=0.1), callbacks=[watch], precision="64-true")
     fed.round(1)
@@ -121,14 +127,16 @@ def test_fedus_graph(federation: Make) -> None:
     federation(FedU(gamma=1 / 3, graph="complete")).prepare()
     with pytest.raises(BadInput, match=r"method\.gamma: 0\.34 .*at most 0\.3333"):
         federation(FedU(gamma=0.34, graph="complete")).prepare()
-    federation(FedU(gamma=0.34, graph="complete"), participation=0.75).prepare()  # of a smaller cohort
+    # of a smaller cohort
+    federation(FedU(gamma=0.34, graph="complete"), participation=0.75).prepare()
 
 
 # ---------------------------------------------------------------- pFedGraph
 
 
 def test_pfedgraphs_rows_solve_their_problem() -> None:
-    """alpha ||r - p||^2 - cos r over the simplex: no nearby point of it is better; INV4: no order."""
+    """alpha ||r - p||^2 - cos r over the simplex: no nearby point of it is better; INV4: no
+    order."""
     W, n = random_models(), [1.0, 2.0, 3.0, 4.0, 5.0]
     relation, x = CollaborationGraph(0.8, 1.0), inputs_of(W, n)
     rows, p = relation.weights(x)[0], x.samples / 15
@@ -151,15 +159,22 @@ def test_pfedgraph_of_equal_changes_weighs_by_samples() -> None:
     """INV2; and cosines above `near` count as 1."""
     W, n = torch.ones(4, 3, dtype=torch.float64), [1.0, 2.0, 3.0, 4.0]
     shares = torch.tensor(n, dtype=torch.float64) / 10
-    torch.testing.assert_close(CollaborationGraph(0.8, 1.0).weights(inputs_of(W, n))[0], shares.expand(4, -1))
+    torch.testing.assert_close(
+        CollaborationGraph(0.8, 1.0).weights(inputs_of(W, n))[0], shares.expand(4, -1)
+    )
     W = torch.ones(4, 3, dtype=torch.float64) + 0.01 * random_models(4)[:, :3]
-    torch.testing.assert_close(CollaborationGraph(0.8, 0.9).weights(inputs_of(W, n))[0], shares.expand(4, -1))
-    assert not torch.allclose(CollaborationGraph(1e-6, 1.0).weights(inputs_of(W, n))[0], shares.expand(4, -1))
+    torch.testing.assert_close(
+        CollaborationGraph(0.8, 0.9).weights(inputs_of(W, n))[0], shares.expand(4, -1)
+    )
+    assert not torch.allclose(
+        CollaborationGraph(1e-6, 1.0).weights(inputs_of(W, n))[0], shares.expand(4, -1)
+    )
 
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
 def test_pfedgraph_between_fedavg_and_local(federation: Make, net: str) -> None:
-    """INV1: without the cosine and with a strong pull FedAvg's models; with none at all local's, bit for bit."""
+    """INV1: without the cosine and with a strong pull FedAvg's models; with none at all local's,
+    bit for bit."""
     graph, fedavg, alone, local = (
         run_all(federation(m, net=net, rounds=3, evaluation={"judge": "after"}))
         for m in (PFedGraph(1e9, 0.0), FedAvg(), PFedGraph(0.0, 0.0), Local())
@@ -182,7 +197,8 @@ def test_pfedgraph_sees_changes_since_the_initial_model(federation: Make) -> Non
 
 
 def test_who_has_not_uploaded_is_like_nobody(federation: Make) -> None:
-    """Its change is 0, whatever its inner products round to: it weighs by samples, with the initial model."""
+    """Its change is 0, whatever its inner products round to: it weighs by samples, with the initial
+    model."""
     fed = federation(PFedGraph(lam=0.0), clients=5)
     fed.round(1, [0, 1, 2])
     rows = fed.round(2, [2, 3]).relation.rows[:, 0]
@@ -192,7 +208,8 @@ def test_who_has_not_uploaded_is_like_nobody(federation: Make) -> None:
 
 
 def test_pfedgraphs_direction(federation: Make) -> None:
-    """u_i = sum_j r_ij w_j / ||w_j||, sent from the second round on beside the mix: P up, 2 P down."""
+    """u_i = sum_j r_ij w_j / ||w_j||, sent from the second round on beside the mix: P up, 2 P
+    down."""
     fed = federation(PFedGraph(), precision="64-true", rounds=3)
     first = fed.round(1)
     w = torch.stack(uploads(fed))
@@ -201,7 +218,9 @@ def test_pfedgraphs_direction(federation: Make) -> None:
     sent = fed.run.method.broadcast(server)
     rows = server.only.weighed.weights[0]  # type: ignore[union-attr]
     for c in range(4):
-        torch.testing.assert_close(sent[c].further[0].vector, rows[c] @ (w / w.norm(dim=1, keepdim=True)))
+        torch.testing.assert_close(
+            sent[c].further[0].vector, rows[c] @ (w / w.norm(dim=1, keepdim=True))
+        )
         torch.testing.assert_close(sent[c].vector, rows[c] @ w)
     second = fed.round(2)
     assert second.metrics["download_bytes"] == 2 * second.metrics["upload_bytes"]
@@ -225,7 +244,9 @@ def test_pfedgraphs_term_raises_the_cosine(federation: Make) -> None:
     [expected] = torch.autograd.grad(-0.5 * (leaf @ u) / leaf.norm(), leaf)
     blocks = fed.run.groups[0].layout.blocks
     for b, a, p in zip(blocks, with_term, plain, strict=True):
-        torch.testing.assert_close((a - p).flatten(), expected[b.start : b.stop], rtol=1e-6, atol=1e-12)
+        torch.testing.assert_close(
+            (a - p).flatten(), expected[b.start : b.stop], rtol=1e-6, atol=1e-12
+        )
     with torch.no_grad():
         before = float(alignment(module, u))
         client.bind(w - 0.1 * expected)
@@ -241,7 +262,8 @@ def _first(phases: Any) -> Any:
 
 
 def test_pfedlas_rows(federation: Make) -> None:
-    """INV1: every layer's weights are at least 0 and sum to 1; at first everybody weighs alike, nearly."""
+    """INV1: every layer's weights are at least 0 and sum to 1; at first everybody weighs alike,
+    nearly."""
     fed = federation(PFedLA(), rounds=2)
     fed.round(1)
     rows = fed.round(2).relation.rows
@@ -254,7 +276,10 @@ def test_pfedlas_rows(federation: Make) -> None:
 
 def test_pfedla_with_own_layers_alone_is_local(federation: Make) -> None:
     """INV2, INV4: bit for bit, and nothing is sent down; some own layers save their download."""
-    own, local = run_all(federation(PFedLA(local_layers=2), net="plain")), run_all(federation(Local()))
+    own, local = (
+        run_all(federation(PFedLA(local_layers=2), net="plain")),
+        run_all(federation(Local())),
+    )
     assert same(models(own), models(local))
     assert own.round(3).metrics["download_bytes"] == 0
     fed = federation(PFedLA(local_layers=1))
@@ -267,12 +292,18 @@ def test_pfedla_with_own_layers_alone_is_local(federation: Make) -> None:
 
 
 def test_pfedlas_networks_come_nearer_to_what_was_trained(federation: Make) -> None:
-    """INV3: the sign. With new rows of the same old models the mix is nearer to what the client made of it."""
+    """INV3: the sign. With new rows of the same old models the mix is nearer to what the client
+    made of it."""
     watch = Watch()
-    fed = federation(PFedLA(hyper_lr=1e-3), callbacks=[watch], precision="64-true", rounds=2, local_epochs=5)
+    fed = federation(
+        PFedLA(hyper_lr=1e-3), callbacks=[watch], precision="64-true", rounds=2, local_epochs=5
+    )
     fed.round(1)
     w, relation, memory = torch.stack(uploads(fed)), fed.run.relation, fed.run.server.memory
-    before = [relation.rows(relation.network(memory, c), 4, c, range(4)).detach().double() for c in range(4)]
+    before = [
+        relation.rows(relation.network(memory, c), 4, c, range(4)).detach().double()
+        for c in range(4)
+    ]
     fed.round(2)
     layer_of = torch.zeros(w.shape[1], dtype=torch.int64)
     for b in fed.run.groups[0].layout.blocks:
@@ -285,7 +316,8 @@ def test_pfedlas_networks_come_nearer_to_what_was_trained(federation: Make) -> N
 
 
 def test_pfedlas_step_is_down_the_jacobian(federation: Make) -> None:
-    """psi, v <- psi, v - lr J^T (mix - trained), against autograd through the mix itself; others' networks stay."""
+    """psi, v <- psi, v - lr J^T (mix - trained), against autograd through the mix itself; others'
+    networks stay."""
     fed = federation(PFedLA(hyper_lr=0.1, hidden=5, embedding=3), precision="64-true", rounds=2)
     fed.round(1)
     w, relation, memory = torch.stack(uploads(fed)), fed.run.relation, fed.run.server.memory
@@ -299,7 +331,9 @@ def test_pfedlas_step_is_down_the_jacobian(federation: Make) -> None:
         loss = loss + ((mix - trained[b.start : b.stop]).detach() * mix).sum()
     found = torch.autograd.grad(loss, list(network.parameters()))
     for (name, p), gradient in zip(network.named_parameters(), found, strict=True):
-        torch.testing.assert_close(memory[f"rows.1.{name}"], p - 0.1 * gradient, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            memory[f"rows.1.{name}"], p - 0.1 * gradient, rtol=1e-3, atol=1e-5
+        )
     assert all(torch.equal(v, kept[k]) for k, v in memory.items() if not k.startswith("rows.1."))
 
 
@@ -328,7 +362,11 @@ def test_products_of_changes_and_models(federation: Make) -> None:
         for b, j in enumerate((0, 1, 2)):
             change, model = w[i] - server.sent[i].vector, before.get(j, w[j])
             for layer in range(len(group.layout.layers)):
-                s = [slice(x.start, x.stop) for x in group.layout.blocks if x.layer == layer and x.kind == "parameter"]
+                s = [
+                    slice(x.start, x.stop)
+                    for x in group.layout.blocks
+                    if x.layer == layer and x.kind == "parameter"
+                ]
                 expected = sum(float(change[p] @ model[p]) for p in s)
                 assert float(found[layer, a, b]) == pytest.approx(expected, abs=1e-8)
 

@@ -1,4 +1,5 @@
-"""Every method on what federations are made of: BatchNorm, a client with one class, clients with hardly a sample."""
+"""Every method on what federations are made of: BatchNorm, a client with one class, clients with
+hardly a sample."""
 
 from __future__ import annotations
 
@@ -16,8 +17,11 @@ from fl_lightning.foundation.errors import BadInput
 
 @pytest.fixture(scope="module")
 def hard() -> FederatedData:
-    """Digits of five clients: all classes, one class, 3 samples, 17 samples (one more than two batches), 40 samples."""
-    found = prepare(DataConfig(partition="iid", fraction=0.5, validation=0.2, public="held_back"), 5, 0)
+    """Digits of five clients: all classes, one class, 3 samples, 17 samples (one more than two
+    batches), 40 samples."""
+    found = prepare(
+        DataConfig(partition="iid", fraction=0.5, validation=0.2, public="held_back"), 5, 0
+    )
     train, validation, test = found._shares
     labels = found._train.labels.numpy()
     for part, of in ((train, labels), (validation, labels), (test, found._test.labels.numpy())):
@@ -25,7 +29,12 @@ def hard() -> FederatedData:
     for k, most in ((2, 3), (3, 17), (4, 40)):
         train[k], validation[k], test[k] = train[k][:most], validation[k][:2], test[k][:5]
     return FederatedData(
-        found._train, found._test, (train, validation, test), found.class_names, [0.0] * 5, public=found._public
+        found._train,
+        found._test,
+        (train, validation, test),
+        found.class_names,
+        [0.0] * 5,
+        public=found._public,
     )
 
 
@@ -52,9 +61,16 @@ def single(make: Make, name: str, net: str) -> Federation:
     train, validation, test = loaded._shares
     train[2] = train[2][:1]
     alone = FederatedData(
-        loaded._train, loaded._test, (train, validation, test), loaded.class_names, [0.0] * 3, public=loaded._public
+        loaded._train,
+        loaded._test,
+        (train, validation, test),
+        loaded.class_names,
+        [0.0] * 3,
+        public=loaded._public,
     )
-    return make(method_of(name, **BESIDE.get(name, {})), net, data=alone, clients=3, batch_size=8, rounds=2)
+    return make(
+        method_of(name, **BESIDE.get(name, {})), net, data=alone, clients=3, batch_size=8, rounds=2
+    )
 
 
 @pytest.mark.sampled("fedhkd")
@@ -67,22 +83,34 @@ def test_a_single_sample(federation: Make, name: str) -> None:
 
 
 def test_batchnorm_cannot_train_on_a_single_sample(federation: Make) -> None:
-    with pytest.raises(BadInput, match=r"^data\.min_samples: 10 .*BatchNorm .* client 2: at least 2$"):
+    with pytest.raises(
+        BadInput, match=r"^data\.min_samples: 10 .*BatchNorm .* client 2: at least 2$"
+    ):
         single(federation, "fedavg", "norm")
 
 
 @pytest.mark.parametrize(
     ("name", "argument"),
-    [("fedas", "align_batch_size"), ("fedmd", "batch_size"), ("topkpfd", "samples"), ("ktpfl", "batch_size")],
+    [
+        ("fedas", "align_batch_size"),
+        ("fedmd", "batch_size"),
+        ("topkpfd", "samples"),
+        ("ktpfl", "batch_size"),
+    ],
 )
 def test_batches_of_a_methods_own_are_no_single_samples_under_batchnorm(
     federation: Make, hard: FederatedData, name: str, argument: str
 ) -> None:
     for net, arguments in (("plain", {argument: "1"}), ("norm", {argument: "2"})):
-        assert math.isfinite(run_two(federation(method_of(name, **arguments), net, data=hard, clients=5, batch_size=8)))
+        assert math.isfinite(
+            run_two(
+                federation(method_of(name, **arguments), net, data=hard, clients=5, batch_size=8)
+            )
+        )
     fed = federation(method_of(name, **{argument: "1"}), "norm", data=hard, clients=5, batch_size=8)
     with pytest.raises(
-        BadInput, match=rf"^method\.{argument}: 1 .*BatchNorm cannot train on single samples: at least 2$"
+        BadInput,
+        match=rf"^method\.{argument}: 1 .*BatchNorm cannot train on single samples: at least 2$",
     ):
         fed.prepare()
 

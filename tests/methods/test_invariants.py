@@ -1,4 +1,5 @@
-"""What must hold of every method, bit for bit where the cards say so (cards 1.1 to 1.6 and 1.35)."""
+"""What must hold of every method, bit for bit where the cards say so (cards 1.1 to 1.6 and
+1.35)."""
 
 from __future__ import annotations
 
@@ -88,7 +89,9 @@ def test_local_stops_when_its_epochs_are_spent(federation: Make) -> None:
         before = models_by_client(fed)
         cohort = fed.round(t).cohort
         for c in cohort:
-            changed[c] += not torch.equal(models_by_client(fed)[c], before.get(c, fed.run.groups[0].initial))
+            changed[c] += not torch.equal(
+                models_by_client(fed)[c], before.get(c, fed.run.groups[0].initial)
+            )
     states = fed.run.states
     assert sum(s.rounds for s in states.values()) == 8 > len(states)
     assert {c for c, n in changed.items() if n == 1} == set(states) and max(changed.values()) == 1
@@ -106,7 +109,9 @@ def test_a_client_that_is_not_drawn_does_not_change(federation: Make) -> None:
             cohort = fed.round(t).cohort
             assert len(cohort) == 2
             after = models_by_client(fed)
-            assert all(torch.equal(after[c], model) for c, model in before.items() if c not in cohort)
+            assert all(
+                torch.equal(after[c], model) for c, model in before.items() if c not in cohort
+            )
 
 
 # ---------------------------------------------------------------- FedAvg (1.2, 1.3)
@@ -119,16 +124,23 @@ def test_fedavg_of_one_client_is_local(federation: Make) -> None:
 
 
 def test_fedbn_without_batch_norm_is_fedavg(federation: Make) -> None:
-    """So the tables on the KAPC papers' CNN, which has none, need no run of it; with BatchNorm it is another method."""
+    """So the tables on the KAPC papers' CNN, which has none, need no run of it; with BatchNorm it
+    is another method."""
     assert same(trained(federation, FedBN()), trained(federation, FedAvg()))
-    assert not same(trained(federation, FedBN(), net="norm"), trained(federation, FedAvg(), net="norm"))
+    assert not same(
+        trained(federation, FedBN(), net="norm"), trained(federation, FedAvg(), net="norm")
+    )
 
 
 def test_fedavg_with_full_batches_is_gradient_descent(federation: Make) -> None:
     """INV2: w' = w - lr sum p_i grad f_i(w), in float64."""
     fed = federation(FedAvg(), batch_size=10_000, precision="64-true", rounds=1)
     before = global_model(fed).clone()
-    gradients, total, module = torch.zeros_like(before), sum(fed.run.data.train_sizes), module_of(fed)
+    gradients, total, module = (
+        torch.zeros_like(before),
+        sum(fed.run.data.train_sizes),
+        module_of(fed),
+    )
     for c in range(fed.run.clients):
         part = fed.run.data.client(c, "cpu", torch.float64).train
         module.binding.bind(before.clone(), [])
@@ -188,17 +200,25 @@ def test_fedprox_without_mu_is_fedavg(federation: Make) -> None:
 def test_the_first_step_feels_no_pull(federation: Make) -> None:
     """INV2: at the model it is pulled to, the pull is 0; one step a round equals FedAvg's."""
     one_step = {"batch_size": 10_000, "rounds": 1}
-    prox, plain = run_all(federation(FedProx(mu=5.0), **one_step)), run_all(federation(FedAvg(), **one_step))
+    prox, plain = (
+        run_all(federation(FedProx(mu=5.0), **one_step)),
+        run_all(federation(FedAvg(), **one_step)),
+    )
     assert torch.equal(global_model(prox), global_model(plain))
     two = {"batch_size": 10_000, "rounds": 1, "local_epochs": 2}
-    assert not torch.equal(global_model(run_all(federation(FedProx(mu=5.0), **two))), global_model(plain))
+    assert not torch.equal(
+        global_model(run_all(federation(FedProx(mu=5.0), **two))), global_model(plain)
+    )
 
 
 @pytest.mark.parametrize(
-    "method", [FedProx(mu=0.6), FedAMP(lam=0.3, alpha=0.25), KAPC(lam=0.3)], ids=lambda m: type(m).__name__
+    "method",
+    [FedProx(mu=0.6), FedAMP(lam=0.3, alpha=0.25), KAPC(lam=0.3)],
+    ids=lambda m: type(m).__name__,
 )
 def test_the_pull_has_the_slope_it_says(federation: Make, method: Method) -> None:
-    """The coaching term's gradient is 2 c (w - s), and its value c ||w - s||^2: mu (w - w_t), (lam/alpha)(w - u)."""
+    """The coaching term's gradient is 2 c (w - s), and its value c ||w - s||^2: mu (w - w_t),
+    (lam/alpha)(w - u)."""
     coefficient = {"FedProx": 0.3, "FedAMP": 0.6, "KAPC": 0.3}[type(method).__name__]
     fed = federation(method, precision="64-true")
     client, module = client_of(fed, 0), module_of(fed)
@@ -210,12 +230,16 @@ def test_the_pull_has_the_slope_it_says(federation: Make, method: Method) -> Non
     terms = module.coaching()
     assert terms is not None
     pieces = [slice(b.start, b.stop) for b in client.layout.blocks]
-    expected = coefficient * sum(float((vector[s] - received.vector[s]).square().sum()) for s in pieces)
+    expected = coefficient * sum(
+        float((vector[s] - received.vector[s]).square().sum()) for s in pieces
+    )
     assert abs(terms[0].item() - expected) < 1e-9 * expected
     for s, gradient in zip(pieces, terms[1], strict=True):
         away = vector[s] - received.vector[s]
         assert gradient is not None
-        torch.testing.assert_close(gradient.flatten(), 2 * coefficient * away, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            gradient.flatten(), 2 * coefficient * away, rtol=1e-12, atol=1e-12
+        )
 
 
 def test_without_a_task_gradient_fedprox_stays(federation: Make) -> None:
@@ -257,7 +281,9 @@ def test_fedamp_of_equal_models_hears_itself(federation: Make) -> None:
     watch = Watch()
     fed = federation(FedAMP(alpha=0.2), callbacks=[watch], rounds=1)
     run_all(fed)
-    assert all(torch.equal(received, fed.run.groups[0].initial) for _, received, _ in watch.downloads)
+    assert all(
+        torch.equal(received, fed.run.groups[0].initial) for _, received, _ in watch.downloads
+    )
 
 
 # ---------------------------------------------------------------- KAPC (1.35)
@@ -329,7 +355,9 @@ def test_kapc_uploads_normalisation_and_does_not_download_it(federation: Make) -
     layout = fed.run.groups[0].layout
     record = run_all(fed).round(3)
     parameters = int(layout.numbers[layout.is_parameter].sum())
-    normal = int(layout.numbers[layout.mask(lambda b: b.normalisation and b.kind == "parameter")].sum())
+    normal = int(
+        layout.numbers[layout.mask(lambda b: b.normalisation and b.kind == "parameter")].sum()
+    )
     assert normal == 8
     assert record.metrics["upload_bytes"] == 4 * 4 * parameters
     assert record.metrics["download_bytes"] == 4 * 4 * (parameters - normal)
@@ -358,7 +386,9 @@ def test_what_is_heard_is_the_drawn_relation_times_all_models(federation: Make) 
         for block in fed.run.groups[0].layout.blocks:
             r = torch.from_numpy(relation.rows[client, block.layer]).double()
             want = r @ models[:, block.start : block.stop]
-            torch.testing.assert_close(heard[block.start : block.stop].double(), want, rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                heard[block.start : block.stop].double(), want, rtol=0, atol=1e-5
+            )
 
 
 # ---------------------------------------------------------------- scopes and buffers
@@ -374,7 +404,8 @@ def test_fedavg_averages_running_statistics_and_counts_them_apart(federation: Ma
 
 
 def test_personal_tensors_stay_when_the_rest_is_heard(federation: Make) -> None:
-    """A classifier that is personal: the body is FedAvg's, the classifier each client's own, and both are scored."""
+    """A classifier that is personal: the body is FedAvg's, the classifier each client's own, and
+    both are scored."""
 
     @dataclass(frozen=True)
     class OwnHead(FedAvg):
@@ -390,7 +421,8 @@ def test_personal_tensors_stay_when_the_rest_is_heard(federation: Make) -> None:
     heads = [torch.cat([model[s.start : s.stop] for s in head]) for model in models(fed)]
     assert not torch.equal(heads[0], heads[1])
     kind, model, _ = fed.evaluator.final_model(next((c for c in range(4) if c not in states), 0))
-    assert kind == ("after" if len(states) == 4 else "before")  # of who never took part: what it begins with
+    # of who never took part: what it begins with
+    assert kind == ("after" if len(states) == 4 else "before")
     assert model.isfinite().all()
     scores = fed.evaluator.everyone()["final_accuracies"]
     assert len(scores) == 4
@@ -408,27 +440,42 @@ def test_a_row_of_records_has_the_same_columns_every_round(federation: Make) -> 
 @pytest.mark.sampled
 @pytest.mark.parametrize("method", [*every_method(), KAPC(classifier="own")], ids=repr)
 def test_traffic_adds_up_to_a_hand_count(federation: Make, method: Method) -> None:
-    """By layer and kind, for every method: 4 bytes for each number of the tensors whose scope says that they travel."""
+    """By layer and kind, for every method: 4 bytes for each number of the tensors whose scope says
+    that they travel."""
     public = {"public": "held_back"}  # for those that distil
     fed = federation(method, net="norm", participation=0.5, rounds=1, data=public)
     record = fed.round(1)
     layers, blocks = len(fed.run.layer_names), fed.run.groups[0].layout.blocks
-    drawn = 4 if method.everyone_first else 2  # then the first round tells the server of clients, and of no model
+    # then the first round tells the server of clients, and of no model
+    drawn = 4 if method.everyone_first else 2
     assert record.traffic.shape == (drawn, 2, layers + 1, 4)
-    further = sum(slot.exchanged for slot in method.slots().values())  # vectors beside the model, both ways
-    models = {"ifca": 4, "fedfomo": 0}.get(fed.run.method_name, 1)  # down: of all clusters; nobody's yet
-    for direction, scopes in ((0, ("shared",)), (1, () if method.everyone_first else ("shared", "uploaded"))):
+    # vectors beside the model, both ways
+    further = sum(slot.exchanged for slot in method.slots().values())
+    # down: of all clusters; nobody's yet
+    models = {"ifca": 4, "fedfomo": 0}.get(fed.run.method_name, 1)
+    for direction, scopes in (
+        (0, ("shared",)),
+        (1, () if method.everyone_first else ("shared", "uploaded")),
+    ):
         by_hand = np.zeros((layers + 1, 4), dtype=np.int64)
         for b in blocks:
-            times = (method.scope(b) in scopes) * (1 if direction else models) + further * (b.kind == "parameter")
+            times = (method.scope(b) in scopes) * (1 if direction else models) + further * (
+                b.kind == "parameter"
+            )
             by_hand[b.layer, int(b.kind == "buffer")] += times * 4 * int(np.prod(b.shape))
-        assert all(np.array_equal(table[:-1], by_hand[:-1]) for table in record.traffic[:, direction])
+        assert all(
+            np.array_equal(table[:-1], by_hand[:-1]) for table in record.traffic[:, direction]
+        )
         beside = record.traffic[:, direction, -1].sum()
-        tells = method.statistics or fed.run.relation.sources == "all"  # class means; a basis of the data
+        # class means; a basis of the data
+        tells = method.statistics or fed.run.relation.sources == "all"
         assert (beside > 0) == (tells and direction == 1)  # in round 1 the server knows nothing yet
         name = ("download", "upload")[direction]
         assert record.metrics[f"{name}_bytes"] == drawn * by_hand.sum() + beside
         assert record.metrics[f"{name}_parameter_bytes"] == drawn * by_hand[:, 0].sum()
-        travel = [any(method.scope(b) in scopes for b in blocks if b.layer == k and not b.normalisation)
-                  and (models > 0 or direction == 1) for k in range(layers)]  # fmt: skip
+        travel = [
+            any(method.scope(b) in scopes for b in blocks if b.layer == k and not b.normalisation)
+            and (models > 0 or direction == 1)
+            for k in range(layers)
+        ]
         assert record.sent[:, direction].tolist() == [travel] * drawn

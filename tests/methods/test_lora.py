@@ -26,7 +26,11 @@ DOUBLE: Any = {"precision": "64-true", "rounds": 2}
 
 def a_and_b(fed: Federation, vector: Tensor) -> tuple[Tensor, Tensor]:
     """The one adapter's matrices in a model's vector."""
-    blocks = {b.name.split(".lora_")[1][0]: b for b in fed.run.groups[0].layout.blocks if ".lora_" in b.name}
+    blocks = {
+        b.name.split(".lora_")[1][0]: b
+        for b in fed.run.groups[0].layout.blocks
+        if ".lora_" in b.name
+    }
     a, b = (vector[blocks[x].start : blocks[x].stop].reshape(blocks[x].shape) for x in "AB")
     return a, b
 
@@ -48,10 +52,14 @@ def test_b_never_travels_and_everybody_receives_the_mean_of_a(federation: Make) 
     fed = federation(FedSALoRA(), callbacks=[watch], **DOUBLE)
     names = [b.name for b in fed.run.groups[0].layout.blocks]
     fed.round(1)
-    mean = sum(p * a_and_b(fed, model)[0] for p, model in zip(shares(fed), models(fed), strict=True))
+    mean = sum(
+        p * a_and_b(fed, model)[0] for p, model in zip(shares(fed), models(fed), strict=True)
+    )
     metrics = fed.round(2).metrics
-    assert all([n for n, s in zip(names, sent, strict=True) if s] == ["body.1.lora_A.default.weight"]
-               for _, _, sent in watch.downloads)  # fmt: skip
+    assert all(
+        [n for n, s in zip(names, sent, strict=True) if s] == ["body.1.lora_A.default.weight"]
+        for _, _, sent in watch.downloads
+    )
     received = [a_and_b(fed, vector)[0] for _, vector, _ in watch.downloads[4:]]
     assert all(torch.equal(a, received[0]) for a in received)
     torch.testing.assert_close(received[0], mean, rtol=1e-12, atol=1e-14)
@@ -81,9 +89,12 @@ def test_b_and_classifier_are_as_they_were_left(federation: Make) -> None:
 
 
 def test_the_mean_of_products_is_the_product_of_means(federation: Make) -> None:
-    """A is everybody's first one, decay and momentum notwithstanding; so B's mean is the product's."""
+    """A is everybody's first one, decay and momentum notwithstanding; so B's mean is the
+    product's."""
     watch = Watch()
-    fed = federation(FFALoRA(), callbacks=[watch], optimizer={"momentum": 0.9, "weight_decay": 0.1}, **DOUBLE)
+    fed = federation(
+        FFALoRA(), callbacks=[watch], optimizer={"momentum": 0.9, "weight_decay": 0.1}, **DOUBLE
+    )
     run_all(fed)
     first, _ = a_and_b(fed, fed.run.groups[0].initial)
     uploaded = [a_and_b(fed, model) for _, model in watch.models[4:]]
@@ -112,7 +123,9 @@ def test_the_error_is_that_of_the_products_by_hand(federation: Make) -> None:
         error = fed.round(t).metrics["adapter_error"]
         pairs = [a_and_b(fed, model) for _, model in watch.models[-4:]]
         exact = sum(p * (b @ a) for p, (a, b) in zip(shares(fed), pairs, strict=True))
-        a, b = (sum(p * pair[k] for p, pair in zip(shares(fed), pairs, strict=True)) for k in (0, 1))
+        a, b = (
+            sum(p * pair[k] for p, pair in zip(shares(fed), pairs, strict=True)) for k in (0, 1)
+        )
         assert error == pytest.approx(float((exact - b @ a).norm() / exact.norm()), rel=1e-9)
         assert 0 < error < 1
 
@@ -138,7 +151,10 @@ def test_own_mixes_and_runs_without_adapters_have_none(federation: Make) -> None
 
 @pytest.mark.parametrize("method", [FedSALoRA(), FFALoRA()])
 def test_without_adapters_it_is_refused(federation: Make, method: Any) -> None:
-    said = r"model\.adapters: None .* needs low-rank adapters in plainnet, such as --model\.adapters\.rank 8"
+    said = (
+        r"model\.adapters: None .* needs low-rank adapters in plainnet, such as "
+        r"--model\.adapters\.rank 8"
+    )
     with pytest.raises(BadInput, match=said):
         federation(method, ranks=[0]).prepare()
 
@@ -146,8 +162,12 @@ def test_without_adapters_it_is_refused(federation: Make, method: Any) -> None:
 @pytest.mark.parametrize("method", [FedSALoRA(), FFALoRA(), FedAvg()])
 def test_mixed_ranks_are_refused(federation: Make, method: Any) -> None:
     """Of one network; who uploads no adapters may have any."""
-    nets = {"plain": 2, "norm": 2}  # two architectures, which the configuration of this fixture calls by one name
-    said = r"model\.adapters\.rank: \[2, 3\] .* upload adapters, which \w+ cannot mix: one rank for all"
+    # two architectures, which the configuration of this fixture calls by one name
+    nets = {"plain": 2, "norm": 2}
+    said = (
+        r"model\.adapters\.rank: \[2, 3\] .* upload adapters, which \w+ cannot mix: one rank for "
+        r"all"
+    )
     with pytest.raises(BadInput, match=said):
         federation(method, ranks=[2, 3], net=nets).prepare()
     federation(FedProto(), ranks=[2, 3], net=nets).prepare()

@@ -1,5 +1,5 @@
-"""Methods with a classifier apart or of their own: FedBABU (card 1.9), FedPAC (6.6), FedCP (6.8), GPFL (6.9), DBE
-(6.10).
+"""Methods with a classifier apart or of their own: FedBABU (card 1.9), FedPAC (6.6), FedCP (6.8),
+GPFL (6.9), DBE (6.10).
 """
 
 from __future__ import annotations
@@ -15,7 +15,19 @@ from reckoning import WHOLE, batch_of, uploads
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, normalize
-from watching import Make, Watch, client_of, global_model, models, payload_of, run_all, same, server_of, train, trained
+from watching import (
+    Make,
+    Watch,
+    client_of,
+    global_model,
+    models,
+    payload_of,
+    run_all,
+    same,
+    server_of,
+    train,
+    trained,
+)
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.simplex import simplex_minimum
@@ -58,7 +70,8 @@ def shaken(client: Client, size: float = 0.1) -> Tensor:
 
 
 def features(client: Client, vector: Tensor, x: Tensor) -> Tensor:
-    """What the body of the plain network makes of `x` where its parameters are `vector`, apart from the engine."""
+    """What the body of the plain network makes of `x` where its parameters are `vector`, apart from
+    the engine."""
     W, b = (block(client, vector, f"body.1.{name}") for name in ("weight", "bias"))
     return linear(x.flatten(1), W, b).relu()
 
@@ -118,14 +131,18 @@ class OwnStep(nn.Module):
 
 
 @pytest.mark.parametrize("method", [DBE(), FedCP(), GPFL()])
-@pytest.mark.parametrize(("net", "said"), [(TwoLayers, "one linear layer"), (OwnStep, "training_step")])
+@pytest.mark.parametrize(
+    ("net", "said"), [(TwoLayers, "one linear layer"), (OwnStep, "training_step")]
+)
 def test_networks_whose_classifier_cannot_be_replaced(method: Method, net: Any, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         method.build(net(), 10)
 
 
 @pytest.mark.parametrize("method", [DBE(), FedCP(), GPFL()])
-def test_own_parts_never_travel_and_are_those_that_are_told_apart(federation: Make, method: Method) -> None:
+def test_own_parts_never_travel_and_are_those_that_are_told_apart(
+    federation: Make, method: Method
+) -> None:
     watch = Watch()
     fed = run_all(federation(method, callbacks=[watch], rounds=3, net="norm"))
     client = client_of(fed, 0)
@@ -135,7 +152,8 @@ def test_own_parts_never_travel_and_are_those_that_are_told_apart(federation: Ma
     vectors = [w[client.columns(is_personal)] for w in models(fed)]
     assert len({tuple(v.tolist()) for v in vectors}) == 4
     assert torch.equal(
-        global_model(fed)[client.columns(is_personal)], client.group.initial[client.columns(is_personal)]
+        global_model(fed)[client.columns(is_personal)],
+        client.group.initial[client.columns(is_personal)],
     )
 
 
@@ -144,18 +162,26 @@ def test_own_parts_never_travel_and_are_those_that_are_told_apart(federation: Ma
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
 def test_fedbabu_is_fedrep_without_head_epochs(federation: Make, net: str) -> None:
-    """INV1: bit for bit, and the classifier is the initial one for all, whatever the optimiser keeps."""
+    """INV1: bit for bit, and the classifier is the initial one for all, whatever the optimiser
+    keeps."""
     changes: dict[str, Any] = {"net": net, "rounds": 3, **HALF, **KEPT}
     ours, theirs = (trained(federation, m, **changes) for m in (FedBABU(), FedRep(head_epochs=0)))
     assert same(ours, theirs)
     client = client_of(federation(FedBABU(), net=net), 0)
     initial = client.group.initial
-    assert all(torch.equal(part(client, w, head=True), part(client, initial, head=True)) for w in ours)
-    assert all(not torch.equal(part(client, w, head=False), part(client, initial, head=False)) for w in ours)  # INV4
+    assert all(
+        torch.equal(part(client, w, head=True), part(client, initial, head=True)) for w in ours
+    )
+    # INV4
+    assert all(
+        not torch.equal(part(client, w, head=False), part(client, initial, head=False))
+        for w in ours
+    )
 
 
 def test_fedbabu_sends_the_body_and_fine_tunes_everything(federation: Make) -> None:
-    """INV2 and INV3: `global` is the body under the first classifier, and it is judged by a copy that trains both."""
+    """INV2 and INV3: `global` is the body under the first classifier, and it is judged by a copy
+    that trains both."""
     evaluation = {"finetune_epochs": 3, "models": ["global", "after"]}
     fed = federation(FedBABU(), rounds=2, evaluation=evaluation)
     record = [fed.round(t) for t in (1, 2)][-1]
@@ -163,14 +189,22 @@ def test_fedbabu_sends_the_body_and_fine_tunes_everything(federation: Make) -> N
     layout = client.layout
     body = 4 * int(layout.numbers[layout.mask(lambda b: not b.head)].sum())
     assert record.metrics["upload_bytes"] == record.metrics["download_bytes"] == 4 * body
-    assert torch.equal(part(client, global_model(fed), head=True), part(client, client.group.initial, head=True))
+    assert torch.equal(
+        part(client, global_model(fed), head=True), part(client, client.group.initial, head=True)
+    )
     assert fed.evaluator.global_model(1) is global_model(fed)
     shares = server_of(fed).shares(range(4)).float()
     mean = sum(s * part(client, w, head=False) for s, w in zip(shares, models(fed), strict=True))
     torch.testing.assert_close(part(client, global_model(fed), head=False), mean)
-    assert record.metrics["mean_accuracy"] == record.metrics["accuracy_finetuned"] > record.metrics["accuracy_global"]
+    assert (
+        record.metrics["mean_accuracy"]
+        == record.metrics["accuracy_finetuned"]
+        > record.metrics["accuracy_global"]
+    )
     tuned, _ = fed.evaluator.finetune(2, 1)
-    assert not torch.equal(part(client, tuned, head=True), part(client, client.group.initial, head=True))
+    assert not torch.equal(
+        part(client, tuned, head=True), part(client, client.group.initial, head=True)
+    )
     assert fed.evaluator.everyone()["final_model"] == "finetuned"
 
 
@@ -178,7 +212,8 @@ def test_fedbabu_sends_the_body_and_fine_tunes_everything(federation: Make) -> N
 
 
 def test_the_minimum_on_the_simplex_is_one() -> None:
-    """KKT: where a weight is positive the slope is the least, and the sum of weights is 1; whatever the scale."""
+    """KKT: where a weight is positive the slope is the least, and the sum of weights is 1; whatever
+    the scale."""
     draws = torch.Generator().manual_seed(0)
     for n in (1, 2, 5, 9):
         root = torch.randn(n, n, generator=draws, dtype=torch.float64)
@@ -188,19 +223,24 @@ def test_the_minimum_on_the_simplex_is_one() -> None:
             a = simplex_minimum(scale * Q)
             slope = Q @ a
             assert (a >= 0).all() and float(a.sum()) == pytest.approx(1, abs=1e-12)
-            torch.testing.assert_close(slope[a > 0], slope.min().expand(int((a > 0).sum())), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                slope[a > 0], slope.min().expand(int((a > 0).sum())), rtol=1e-5, atol=1e-6
+            )
     assert (simplex_minimum(torch.zeros(3, 3, dtype=torch.float64)) == 1 / 3).all()
 
 
 def test_collaborators() -> None:
-    """INV2: without variance the own classifier costs nothing. INV3: equal clients count the same, far ones do not."""
+    """INV2: without variance the own classifier costs nothing. INV3: equal clients count the same,
+    far ones do not."""
     draws = torch.Generator().manual_seed(0)
     H = torch.randn(4, 6, generator=draws, dtype=torch.float64)
     V = torch.tensor([0.5, 0.1, 2.0, 0.3], dtype=torch.float64)
     for i in range(4):
         alone = collaborators(H, torch.zeros_like(V), i)
         assert float(alone @ ((H[i] - H) @ (H[i] - H).T) @ alone) == pytest.approx(0, abs=1e-9)
-    torch.testing.assert_close(collaborators(H[:1].expand(4, -1), V[:1].expand(4), 2), torch.full((4,), 0.25).double())
+    torch.testing.assert_close(
+        collaborators(H[:1].expand(4, -1), V[:1].expand(4), 2), torch.full((4,), 0.25).double()
+    )
     mixed = collaborators(H[:1].expand(4, -1), V, 2)  # inverse variances
     torch.testing.assert_close(mixed, (1 / V) / (1 / V).sum(), rtol=1e-6, atol=1e-9)
     assert collaborators(torch.stack([H[0], H[0], 100 * H[1]]), V[:3], 0)[2] < 1e-3
@@ -222,9 +262,13 @@ def test_feature_moments_are_the_papers(federation: Make) -> None:
     torch.testing.assert_close(found["moments.V"].double(), V / n, rtol=1e-6, atol=0)
 
 
-def test_fedpac_without_alignment_and_mixing_is_fedrep(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fedpac_without_alignment_and_mixing_is_fedrep(
+    federation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """INV1: bit for bit, with one learning rate for both parts."""
-    monkeypatch.setattr(collaboration, "collaborators", lambda H, V, i: torch.eye(len(H), dtype=torch.float64)[i])
+    monkeypatch.setattr(
+        collaboration, "collaborators", lambda H, V, i: torch.eye(len(H), dtype=torch.float64)[i]
+    )
     ours = trained(federation, FedPAC(lam=0.0, head_lr=None), rounds=3)
     assert same(ours, trained(federation, FedRep(head_epochs=1), rounds=3))
     assert not same(ours, trained(federation, FedPAC(lam=0.0, head_lr=0.1), rounds=3))
@@ -243,7 +287,9 @@ def test_fedpac_sends_the_mean_body_and_mixed_classifiers(federation: Make) -> N
     H, V = memory["moments.means"][:2].double().flatten(1), memory["moments.V"][:2].double()
     shares = server_of(fed).shares([0, 1]).float()
     body = sum(s * part(told[0], w, head=False) for s, w in zip(shares, uploaded, strict=True))
-    assert record.relation.layers == ["out"] and record.relation.receivers == record.relation.sources == [0, 1, 2]
+    assert record.relation.layers == [
+        "out"
+    ] and record.relation.receivers == record.relation.sources == [0, 1, 2]
     for c, vector, sent in watch.downloads[2:]:
         torch.testing.assert_close(part(told[0], vector, head=False), body)
         a = collaborators(H, V, c) if c < 2 else torch.zeros(2).double()
@@ -255,14 +301,18 @@ def test_fedpac_sends_the_mean_body_and_mixed_classifiers(federation: Make) -> N
         assert sent.all()
     held = int((fed.run.data.class_counts[0] > 0).sum())
     extra = record.traffic[0, 1, -1].tolist()
-    assert extra == [0, 0, 2 * 4 * held + 4, 2 * 4 * 16 * held]  # class and count, V; two tables of 16 features
+    # class and count, V; two tables of 16 features
+    assert extra == [0, 0, 2 * 4 * held + 4, 2 * 4 * 16 * held]
 
 
 def test_fedpac_leaves_out_small_weights(federation: Make) -> None:
     inputs: Any = type("Inputs", (), {})()
     H = torch.zeros(3, 1, 1)
     H[:, 0, 0] = torch.tensor([1.0, 1.05, 1.4])
-    inputs.memory, inputs.sources = {"moments.means": H, "moments.V": torch.full((3,), 0.05)}, [0, 1, 2]
+    inputs.memory, inputs.sources = (
+        {"moments.means": H, "moments.V": torch.full((3,), 0.05)},
+        [0, 1, 2],
+    )
     inputs.places = torch.arange(3)
     every, most = (collaboration.Collaboration(least).weights(inputs)[0] for least in (0.0, 0.3))
     assert (every[0] > 0).all() and float(every[0, 2]) < 0.3
@@ -318,7 +368,9 @@ def test_mmd_is_its_sum_over_pairs() -> None:
 
     def k(a: Tensor, b: Tensor) -> float:
         pairs = [(u - v).square().sum() for u in a for v in b]
-        return float(sum(torch.exp(-0.5 * d / w) for d in pairs for w in (10, 15, 20, 50)) / len(pairs))
+        return float(
+            sum(torch.exp(-0.5 * d / w) for d in pairs for w in (10, 15, 20, 50)) / len(pairs)
+        )
 
     assert float(mmd(x, y)) == pytest.approx(k(x, x) + k(y, y) - 2 * k(x, y), rel=1e-4)
     assert float(mmd(x, x)) == 0
@@ -327,9 +379,14 @@ def test_mmd_is_its_sum_over_pairs() -> None:
 def test_fedcps_first_step_feels_no_mmd(federation: Make) -> None:
     """INV3: under equal bodies it is 0, and so is its gradient; the second step feels it."""
     for epochs, equal in ((1, True), (2, False)):
-        one, other = (federation(FedCP(lam=lam), rounds=1, local_epochs=epochs, **WHOLE) for lam in (0.0, 50.0))
+        one, other = (
+            federation(FedCP(lam=lam), rounds=1, local_epochs=epochs, **WHOLE)
+            for lam in (0.0, 50.0)
+        )
         one.round(1), other.round(1)
-        gap = max(float((a - b).abs().max()) for a, b in zip(models(one), models(other), strict=True))
+        gap = max(
+            float((a - b).abs().max()) for a, b in zip(models(one), models(other), strict=True)
+        )
         assert (gap < 1e-12) == equal
 
 
@@ -342,10 +399,16 @@ def test_fedcp_uploads_the_mean_of_both_classifiers(federation: Make) -> None:
     [received] = [v for c, v, _ in watch.downloads[4:] if c == 2]
     sent, own = client.state.received["model"], client["model"]
     for name in ("weight", "bias"):
-        assert torch.equal(block(client, own, f"received.{name}"), block(client, received, f"received.{name}"))
-        half = (block(client, own, f"personal.{name}") + block(client, received, f"received.{name}")) / 2
+        assert torch.equal(
+            block(client, own, f"received.{name}"), block(client, received, f"received.{name}")
+        )
+        half = (
+            block(client, own, f"personal.{name}") + block(client, received, f"received.{name}")
+        ) / 2
         torch.testing.assert_close(block(client, sent, f"received.{name}"), half)
-        assert not torch.equal(block(client, own, f"personal.{name}"), block(client, received, f"personal.{name}"))
+        assert not torch.equal(
+            block(client, own, f"personal.{name}"), block(client, received, f"personal.{name}")
+        )
     rest = client.columns(lambda b: not (is_personal(b) or "received" in b.name))
     assert torch.equal(sent[rest], own[rest])
 
@@ -355,7 +418,8 @@ def test_fedcps_context_stands_still_while_it_trains(federation: Make) -> None:
     fed = federation(FedCP(lam=0.0), rounds=1, local_epochs=2, **WHOLE)
     client, draws = client_of(fed, 1), torch.Generator().manual_seed(0)
     shaken = torch.randn(client.layout.size, generator=draws, dtype=torch.float64)
-    client["model"].add_(shaken, alpha=0.1)  # equal classifiers would leave the gate nothing to learn
+    # equal classifiers would leave the gate nothing to learn
+    client["model"].add_(shaken, alpha=0.1)
     batch, w = batch_of(client), client["model"].clone()
     v = block(client, w, "personal.weight").sum(0)
     trains = client.columns(lambda b: "received" not in b.name)
@@ -390,7 +454,11 @@ def test_gpfls_step_by_hand(federation: Make, norm: Any) -> None:
     client = client_of(fed, 1)
     client["model"].copy_(shaken(client))
     (x, y), leaf = batch_of(client), client["model"].clone().requires_grad_()
-    get = {name: block(client, leaf, name) for b in client.layout.blocks for name in [b.name.removeprefix("model.")]}
+    get = {
+        name: block(client, leaf, name)
+        for b in client.layout.blocks
+        for name in [b.name.removeprefix("model.")]
+    }
 
     def layers(which: str, k: Tensor) -> Tensor:
         h = linear(k, get[f"out.{which}.0.weight"], get[f"out.{which}.0.bias"]).relu()
@@ -407,7 +475,11 @@ def test_gpfls_step_by_hand(federation: Make, norm: Any) -> None:
     guided = cross_entropy(normalize(f(g)) @ normalize(e).T, y)
     gaps = f(g) - e.detach()[y]
     apart = gaps.norm(dim=1).mean() if norm == "sample" else gaps.norm()
-    decayed = sum(get[name].square().sum() for name in get if "gamma" in name or "beta" in name or "embedding" in name)
+    decayed = sum(
+        get[name].square().sum()
+        for name in get
+        if "gamma" in name or "beta" in name or "embedding" in name
+    )
     [gradient] = torch.autograd.grad(own + guided + 0.7 * apart + 0.3 / 2 * decayed, leaf)
     expected = client["model"] - 0.05 * gradient
     [phase] = method.phases(client, payload_of(client))
@@ -465,10 +537,14 @@ def test_dbe_without_its_two_parts_is_fedavg(federation: Make, net: str) -> None
     changes: dict[str, Any] = {"net": net, "rounds": 4, **HALF, "optimizer": {"momentum": 0.9}}
     one, other = (run_all(federation(m, **changes)) for m in (Still(kappa=0.0), Waiting()))
     shared = one.run.groups[0].layout.blocks
-    theirs = {b.name: global_model(other)[b.start : b.stop] for b in other.run.groups[0].layout.blocks}
+    theirs = {
+        b.name: global_model(other)[b.start : b.stop] for b in other.run.groups[0].layout.blocks
+    }
     ours = {b.name: global_model(one)[b.start : b.stop] for b in shared if not is_personal(b)}
     plain = {name.removeprefix("model.").replace(".generic", ""): v for name, v in ours.items()}
-    assert plain.keys() == theirs.keys() and all(torch.equal(v, theirs[k]) for k, v in plain.items())
+    assert plain.keys() == theirs.keys() and all(
+        torch.equal(v, theirs[k]) for k, v in plain.items()
+    )
     assert not torch.equal(global_model(other), other.run.groups[0].initial)
 
 
@@ -511,7 +587,8 @@ def test_dbe_shifts_by_a_bias_of_the_clients_own() -> None:
 
 
 def test_dbes_running_mean_and_its_pull(federation: Make) -> None:
-    """INV3: u_k = rho sum_j (1 - rho)^(k - j) z_j; the loss gains kappa / 2 of its mean squared distance to u."""
+    """INV3: u_k = rho sum_j (1 - rho)^(k - j) z_j; the loss gains kappa / 2 of its mean squared
+    distance to u."""
     method = DBE(kappa=3.0, momentum=0.4)
     client = client_of(federation(method, **WHOLE | {"batch_size": 8}), 1, t=2)
     x, y = next(iter(client.data.train.batches(24)))
@@ -525,13 +602,16 @@ def test_dbes_running_mean_and_its_pull(federation: Make) -> None:
         found = loss(module, batch)
         z = features(client, client["model"], batch[0]).mean(0)
         u = 0.6 * u + 0.4 * z
-        torch.testing.assert_close(found, module.task_loss(batch) + 1.5 * (u - goal).square().mean())
+        torch.testing.assert_close(
+            found, module.task_loss(batch) + 1.5 * (u - goal).square().mean()
+        )
     assert next(phases, None) is None  # type: ignore[call-overload]
     torch.testing.assert_close(client.scratch["mean"].double(), u, rtol=1e-6, atol=1e-6)
 
 
 def test_dbes_mean_is_of_complete_batches_alone(federation: Make) -> None:
-    """With momentum 1 the last complete batch decides, not the remainder; what has no other batch has that one."""
+    """With momentum 1 the last complete batch decides, not the remainder; what has no other batch
+    has that one."""
     for size, batches in ((8, (8, 8, 1)), (1000, (0,))):
         method = DBE(kappa=3.0)
         client = client_of(federation(method, **WHOLE | {"batch_size": size}), 1, t=2)
@@ -548,7 +628,9 @@ def test_dbes_mean_is_of_complete_batches_alone(federation: Make) -> None:
             assert (float(added.detach()) > 0) is (k > 1)
         assert next(phases, None) is None  # type: ignore[call-overload]
         wanted = means[:2][-1]
-        torch.testing.assert_close(client.scratch["mean"].double(), wanted.double(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            client.scratch["mean"].double(), wanted.double(), rtol=1e-6, atol=1e-6
+        )
 
 
 def test_dbes_pull_reaches_the_body_alone(federation: Make) -> None:

@@ -1,4 +1,5 @@
-"""KAPC's objective and gradient norms as they are logged, and `sources: uploaded`: by autograd and by hand."""
+"""KAPC's objective and gradient norms as they are logged, and `sources: uploaded`: by autograd and
+by hand."""
 
 from __future__ import annotations
 
@@ -27,24 +28,38 @@ from fl_lightning.methods.local import Local
 
 DOUBLE: dict[str, Any] = {"precision": "64-true"}
 NAMES = {
-    "objective", "objective_coaching", "objective_relation", "gradient_norm_relation", "gradient_norm_models_proxy",
-}  # fmt: skip
+    "objective",
+    "objective_coaching",
+    "objective_relation",
+    "gradient_norm_relation",
+    "gradient_norm_models_proxy",
+}
 
 
 def layers_of(fed: Federation) -> list[list[slice]]:
     """The columns of each coached layer."""
     group = fed.run.groups[0]
     blocks = [b for b, sent in zip(group.layout.blocks, group.down_mask, strict=True) if sent]
-    return [[slice(b.start, b.stop) for b in blocks if b.layer == k] for k in range(len(fed.run.layer_names))]
+    return [
+        [slice(b.start, b.stop) for b in blocks if b.layer == k]
+        for k in range(len(fed.run.layer_names))
+    ]
 
 
-def f_per(fed: Federation, W: Tensor, R: Tensor, lam: float, beta: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Task losses, coaching and prior of KAPC's objective over all training data; W (N, D), R (N, L, N)."""
+def f_per(
+    fed: Federation, W: Tensor, R: Tensor, lam: float, beta: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Task losses, coaching and prior of KAPC's objective over all training data; W (N, D), R (N,
+    L, N)."""
     task, module = [], module_of(fed)
     for i in range(fed.run.clients):
         x, y = next(client_of(fed, i).data.train.batches(10_000))
         tensors = {b.name: W[i, b.start : b.stop].view(b.shape) for b in module.layout.blocks}
-        task.append(torch.nn.functional.cross_entropy(torch.func.functional_call(module.model, tensors, x), y))
+        task.append(
+            torch.nn.functional.cross_entropy(
+                torch.func.functional_call(module.model, tensors, x), y
+            )
+        )
     coaching = W.new_zeros(())
     for k, columns in enumerate(layers_of(fed)):
         layer = torch.cat([W[:, c] for c in columns], 1)
@@ -54,7 +69,8 @@ def f_per(fed: Federation, W: Tensor, R: Tensor, lam: float, beta: float) -> tup
 
 @pytest.mark.parametrize("solver", ["step", "exact"])
 def test_the_logged_objective_is_the_theorys(federation: Make, solver: Any) -> None:
-    """With one step a round on all data, the losses are those of the models that the round began from."""
+    """With one step a round on all data, the losses are those of the models that the round began
+    from."""
     lam, beta = 0.3, 0.4
     method = KAPC(lam=lam, beta=beta, eta_r=0.05, solver=solver)
     fed = federation(method, **DOUBLE, batch_size=10_000)
@@ -66,15 +82,18 @@ def test_the_logged_objective_is_the_theorys(federation: Make, solver: Any) -> N
     assert not torch.equal(before, after)
     task, coaching, prior = f_per(fed, W, after, lam, beta)
     assert metrics["objective"] == pytest.approx(float(task + coaching + prior), rel=1e-9)
-    assert metrics["objective_coaching"] == pytest.approx(float(coaching), rel=1e-9) and float(coaching) > 0
+    assert (
+        metrics["objective_coaching"] == pytest.approx(float(coaching), rel=1e-9)
+        and float(coaching) > 0
+    )
     assert metrics["objective_relation"] == pytest.approx(float(prior), rel=1e-9)
 
     R = before.requires_grad_()
     (slope,) = torch.autograd.grad(sum(f_per(fed, W, R, lam, beta)[1:]), R)
     assert metrics["gradient_norm_relation"] == pytest.approx(float(slope.norm()), rel=1e-9)
 
-    # The proxy of one plain step is the gradient of what the clients descend: their mixes are constant (journal
-    # version, Eq. 16).
+    # The proxy of one plain step is the gradient of what the clients descend: their mixes are
+    # constant (journal version, Eq. 16).
     V = W.clone().requires_grad_()
     pulls = V.new_zeros(())
     for k, columns in enumerate(layers_of(fed)):
@@ -95,9 +114,13 @@ class Received(Transform):
 
 
 @pytest.mark.parametrize("projection", ["simplex", "none"])
-def test_clients_receive_what_the_rows_say_whatever_their_sum(federation: Make, projection: Any) -> None:
+def test_clients_receive_what_the_rows_say_whatever_their_sum(
+    federation: Make, projection: Any
+) -> None:
     received = Received()
-    fed = federation(KAPC(lam=1.0, eta_r=1.0, projection=projection), callbacks=[received], **DOUBLE)
+    fed = federation(
+        KAPC(lam=1.0, eta_r=1.0, projection=projection), callbacks=[received], **DOUBLE
+    )
     fed.round(1)
     W = torch.stack(models(fed))
     fed.round(2)
@@ -110,7 +133,9 @@ def test_clients_receive_what_the_rows_say_whatever_their_sum(federation: Make, 
 
 
 @pytest.mark.parametrize("strength", [{"beta": 0.6}, {"rho": 0.6}], ids=["beta", "rho"])
-def test_units_of_spread_weigh_each_layers_prior(federation: Make, strength: dict[str, float]) -> None:
+def test_units_of_spread_weigh_each_layers_prior(
+    federation: Make, strength: dict[str, float]
+) -> None:
     """Beta is 2 lam rho: the prior weighs alike, whichever of the two is given."""
     method = KAPC(lam=0.5, solver="exact", rho_units="spread", **strength)  # type: ignore[arg-type]
     fed = federation(method, **DOUBLE)
@@ -122,7 +147,9 @@ def test_units_of_spread_weigh_each_layers_prior(federation: Make, strength: dic
         spread.append((layer - layer.mean(0)).square().sum(1).mean())
     metrics = fed.round(2).metrics
     away = (fed.run.server.memory["relation"] - 0.25).square().sum((0, 2))
-    assert metrics["objective_relation"] == pytest.approx(float((0.3 * torch.stack(spread) * away).sum()), rel=1e-9)
+    assert metrics["objective_relation"] == pytest.approx(
+        float((0.3 * torch.stack(spread) * away).sum()), rel=1e-9
+    )
 
 
 def test_only_a_learned_cube_has_an_objective(federation: Make) -> None:
@@ -153,9 +180,12 @@ def test_inner_products_among_some() -> None:
 
 
 def test_kapc_mixes_those_it_has_heard_and_oneself(federation: Make) -> None:
-    """Cohorts 0 and 1, then 1 and 2: client 1 hears 0 and 1, client 2 hears 0, 1 and its own initial model."""
+    """Cohorts 0 and 1, then 1 and 2: client 1 hears 0 and 1, client 2 hears 0, 1 and its own
+    initial model."""
     lam, beta, eta = 0.3, 0.4, 0.05
-    fed = federation(KAPC(lam=lam, beta=beta, eta_r=eta, sources="uploaded"), participation=0.5, **DOUBLE)
+    fed = federation(
+        KAPC(lam=lam, beta=beta, eta_r=eta, sources="uploaded"), participation=0.5, **DOUBLE
+    )
     initial = fed.run.groups[0].initial.clone()
     first = fed.round(1, [0, 1]).relation
     assert first.sources == [0, 1] and torch.equal(torch.from_numpy(first.rows[:, 0]), torch.eye(2))
@@ -168,14 +198,21 @@ def test_kapc_mixes_those_it_has_heard_and_oneself(federation: Make) -> None:
     for receiver, sources in ((1, [0, 1]), (2, [0, 1, 2])):
         for k, columns in enumerate(layers_of(fed)):
             rows = torch.stack([torch.cat([W[c][s] for s in columns]) for c in sources])
-            r = torch.full((len(sources),), 1 / len(sources), dtype=torch.float64, requires_grad=True)
+            r = torch.full(
+                (len(sources),), 1 / len(sources), dtype=torch.float64, requires_grad=True
+            )
             own = rows[sources.index(receiver)]
-            loss = lam * (r @ rows - own).square().sum() + beta / 2 * (r - 1 / len(sources)).square().sum()
+            loss = (
+                lam * (r @ rows - own).square().sum()
+                + beta / 2 * (r - 1 / len(sources)).square().sum()
+            )
             (slope,) = torch.autograd.grad(loss, r)
             r = to_simplex((r.detach() - eta * slope)[None])[0]
             heard = view.rows[view.receivers.index(receiver), k]
             wanted = torch.zeros(3, dtype=torch.float64).index_copy(0, torch.tensor(sources), r)
-            torch.testing.assert_close(torch.from_numpy(heard).double(), wanted, rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(
+                torch.from_numpy(heard).double(), wanted, rtol=1e-6, atol=1e-7
+            )
             mixed = torch.cat([sent[receiver].vector[s] for s in columns])
             torch.testing.assert_close(mixed, r @ rows)
 
@@ -189,14 +226,17 @@ def test_others_mix_those_they_have_heard_and_oneself(federation: Make, method: 
     view = fed.round(2, [1, 2]).relation
     rows = torch.from_numpy(view.rows[:, 0]).double()
     own = [view.sources.index(c) for c in (1, 2)]
-    assert rows[0, own[1]] == 0 and rows[1, own[1]] > 0  # client 2's initial model counts for itself alone
+    # client 2's initial model counts for itself alone
+    assert rows[0, own[1]] == 0 and rows[1, own[1]] > 0
     assert (rows[:, [view.sources.index(c) for c in (0, 1)]] > 0).all()
     torch.testing.assert_close(rows.sum(1), torch.ones(2, dtype=torch.float64))
     assert 3 not in view.sources
     relation = fed.run.relation
     if isinstance(relation, Propagation):
         known = fed.run.server.memory["fedora.rows"]
-        torch.testing.assert_close(rows[0, :2], known[1, :2] / known[1, :2].sum(), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(
+            rows[0, :2], known[1, :2] / known[1, :2].sum(), rtol=1e-6, atol=1e-7
+        )
         weights = relation.newcomer(fed.run, fed.run.data.client(3).train, True)
         assert weights[3] == 0 and float(weights.sum()) == pytest.approx(1)
     else:
@@ -207,9 +247,12 @@ def test_initial_models_in_a_mix_are_said_once(federation: Make, capsys: Any) ->
     fed = federation(KAPC(), rounds=3, participation=0.5)
     for t in (1, 2, 3):
         fed.round(t, [t - 1, t])
-    lines = [line for line in capsys.readouterr().err.splitlines() if "have not uploaded yet" in line]
+    lines = [
+        line for line in capsys.readouterr().err.splitlines() if "have not uploaded yet" in line
+    ]
     assert lines == [
-        "round 2: 1 of the 2 models that are mixed are of clients that have not uploaded yet: the initial model makes "
+        "round 2: 1 of the 2 models that are mixed are of clients that have not uploaded yet: the "
+        "initial model makes "
         "up 25% of what is received; --method.sources uploaded leaves them out"
     ]
     for method in (KAPC(sources="uploaded"), Local(), FedAvg()):

@@ -28,11 +28,13 @@ def test_the_margin_is_that_of_the_most_isolated_class() -> None:
     uploaded, classes = torch.tensor([[-1.0], [1.0], [3.0], [10.0]]), torch.tensor([4, 4, 0, 2])
     assert adaptive_margin(uploaded, classes, 100.0) == 7.0
     assert adaptive_margin(uploaded, classes, 5.0) == 5.0
-    assert adaptive_margin(uploaded[:2], classes[:2], 5.0) == 5.0  # of one class there is no distance
+    # of one class there is no distance
+    assert adaptive_margin(uploaded[:2], classes[:2], 5.0) == 5.0
 
 
 def test_the_losss_slope_by_hand() -> None:
-    """(1[c = y] - softmax_c) times the unit vector from the upload to prototype c, and the mean over uploads."""
+    """(1[c = y] - softmax_c) times the unit vector from the upload to prototype c, and the mean
+    over uploads."""
     torch.manual_seed(0)
     uploaded, y, margin = torch.randn(5, 3).double(), torch.tensor([0, 1, 1, 3, 0]), 0.7
     known = torch.randn(4, 3).double().requires_grad_()
@@ -51,11 +53,15 @@ def test_the_losss_slope_by_hand() -> None:
 
 def modules(memory: dict[str, Tensor]) -> tuple[nn.Embedding, nn.Sequential]:
     """The server's prototypes as torch's modules."""
-    embedding, inner, inner_bias, outer, outer_bias = (memory[f"prototypes.{name}"].clone() for name in LEARNED)
+    embedding, inner, inner_bias, outer, outer_bias = (
+        memory[f"prototypes.{name}"].clone() for name in LEARNED
+    )
     C, d = embedding.shape
     table, layers = nn.Embedding(C, d), nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, d))
     values = (inner, inner_bias, outer, outer_bias)
-    for parameter, value in zip((table.weight, *layers.parameters()), (embedding, *values), strict=True):
+    for parameter, value in zip(
+        (table.weight, *layers.parameters()), (embedding, *values), strict=True
+    ):
         parameter.data = value
     return table, layers
 
@@ -89,10 +95,14 @@ def test_a_servers_steps_are_torchs(federation: Make) -> None:
 
 
 def test_prototypes_tell_classes_apart_and_the_margin_widens_the_gap(federation: Make) -> None:
-    """Each upload is nearest to its own class's prototype; the nearest other is further off with a margin."""
+    """Each upload is nearest to its own class's prototype; the nearest other is further off with a
+    margin."""
     torch.manual_seed(0)
     centres = torch.randn(10, 16)
-    rows = {c: {"classes": torch.arange(10), "counts": torch.ones(10), "features": centres + 0.1 * c} for c in range(4)}
+    rows = {
+        c: {"classes": torch.arange(10), "counts": torch.ones(10), "features": centres + 0.1 * c}
+        for c in range(4)
+    }
     gaps = []
     for threshold in (1e-6, 100.0):
         fed = federation(FedTGP(server_lr=0.05, threshold=threshold))
@@ -109,12 +119,20 @@ def test_a_class_is_known_once_it_was_uploaded(federation: Make) -> None:
     fed = federation(FedTGP(server_epochs=1))
     server = server_of(fed, [])
     first = {name: t.clone() for name, t in server.memory.items()}
-    nothing = {"classes": torch.empty(0, dtype=torch.int64), "counts": torch.empty(0), "features": torch.empty(0, 16)}
+    nothing = {
+        "classes": torch.empty(0, dtype=torch.int64),
+        "counts": torch.empty(0),
+        "features": torch.empty(0, 16),
+    }
     server.collect([], {0: nothing})
     fed.run.method.aggregate(server)
     assert all(torch.equal(t, first[name]) for name, t in server.memory.items())
     for known in ([2], [2, 5]):
-        one = {"classes": torch.tensor(known[-1:]), "counts": torch.ones(1), "features": torch.ones(1, 16)}
+        one = {
+            "classes": torch.tensor(known[-1:]),
+            "counts": torch.ones(1),
+            "features": torch.ones(1, 16),
+        }
         server.collect([], {0: one})
         fed.run.method.aggregate(server)
         assert server.memory["means.known"].nonzero()[:, 0].tolist() == known

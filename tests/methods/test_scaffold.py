@@ -71,10 +71,14 @@ def test_c_is_the_mean_of_all_c_i(federation: Make, changes: dict[str, Any]) -> 
 
 
 def test_a_round_of_one_step_by_hand(federation: Make) -> None:
-    """w_i = w - lr (g - c_i + c), and c_i becomes g, the gradient at w; in the second round with controls at work."""
+    """w_i = w - lr (g - c_i + c), and c_i becomes g, the gradient at w; in the second round with
+    controls at work."""
     fed = federation(SCAFFOLD(server_lr=0.5), **WHOLE)
     for t in (1, 2, 3):
-        w, c = global_model(fed).clone(), torch.zeros_like(global_model(fed)) if t == 1 else control(fed).clone()
+        w, c = (
+            global_model(fed).clone(),
+            torch.zeros_like(global_model(fed)) if t == 1 else control(fed).clone(),
+        )
         known = [torch.zeros_like(w)] * 4 if t == 1 else uploads(fed, "control")
         fed.round(t)
         moved = []
@@ -82,7 +86,9 @@ def test_a_round_of_one_step_by_hand(federation: Make) -> None:
             client = client_of(fed, k)
             g = slope(client, w, batch_of(client))
             torch.testing.assert_close(client["control"], g, rtol=0, atol=1e-12)
-            torch.testing.assert_close(client["model"], w - 0.05 * (g - before + c), rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                client["model"], w - 0.05 * (g - before + c), rtol=0, atol=1e-12
+            )
             moved.append(client["model"])
         mean = torch.stack(moved).mean(0)
         torch.testing.assert_close(global_model(fed), w + 0.5 * (mean - w), rtol=0, atol=1e-12)
@@ -93,12 +99,17 @@ def test_a_round_of_one_step_by_hand(federation: Make) -> None:
     [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}],
     ids=["plain", "momentum", "nesterov"],
 )
-def test_a_constant_gradient_is_found_whatever_the_momentum(federation: Make, optimizer: dict[str, Any]) -> None:
-    """Down <a, w> all gradients are a, so c_i must be a; divided by K lr it would be several times that."""
+def test_a_constant_gradient_is_found_whatever_the_momentum(
+    federation: Make, optimizer: dict[str, Any]
+) -> None:
+    """Down <a, w> all gradients are a, so c_i must be a; divided by K lr it would be several times
+    that."""
     fed = federation(SCAFFOLD(), precision="64-true", local_epochs=3, optimizer=optimizer)
     module = module_of(fed)
     draws = torch.Generator().manual_seed(0)
-    pieces = [torch.randn(p.shape, generator=draws, dtype=p.dtype) for p in module.binding.parameters]
+    pieces = [
+        torch.randn(p.shape, generator=draws, dtype=p.dtype) for p in module.binding.parameters
+    ]
 
     def loss(batch: Any, k: int = 0) -> Tensor:
         pairs = zip(pieces, module.binding.parameters, strict=True)
@@ -112,7 +123,8 @@ def test_a_constant_gradient_is_found_whatever_the_momentum(federation: Make, op
 
 
 def test_it_costs_two_models_each_way(federation: Make) -> None:
-    """The model and a control variate, both as parameters; running statistics travel with the model alone."""
+    """The model and a control variate, both as parameters; running statistics travel with the model
+    alone."""
     ours, theirs = (federation(m, net="norm").round(1).metrics for m in (SCAFFOLD(), PlainMean()))
     for way in ("upload", "download"):
         assert ours[f"{way}_parameter_bytes"] == 2 * theirs[f"{way}_parameter_bytes"]
@@ -155,6 +167,8 @@ def test_stacked_clients_come_to_the_same(federation: Make) -> None:
     ],
     ids=["adam", "clipping", "kept momentum", "median"],
 )
-def test_what_would_spoil_the_controls_is_refused(federation: Make, changes: dict[str, Any], key: str) -> None:
+def test_what_would_spoil_the_controls_is_refused(
+    federation: Make, changes: dict[str, Any], key: str
+) -> None:
     with pytest.raises(BadInput, match=f"^{key}: "):
         federation(SCAFFOLD(), **changes).prepare()

@@ -31,7 +31,8 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def by_supports(H: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """The minimum of r H r / 2 - r q over the simplex, by the conditions of Karush, Kuhn and Tucker on each support."""
+    """The minimum of r H r / 2 - r q over the simplex, by the conditions of Karush, Kuhn and Tucker
+    on each support."""
     n, best, value = len(q), None, np.inf
     for support in chain.from_iterable(combinations(range(n), k) for k in range(1, n + 1)):
         K = np.zeros((len(support) + 1,) * 2)
@@ -56,9 +57,12 @@ def test_rows_on_the_simplex_against_all_supports(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_rows_from_products_of_32_bits(seed: int) -> None:
-    """They are symmetric, and not negative, only but for rounding; of fewer numbers than clients they are singular."""
+    """They are symmetric, and not negative, only but for rounding; of fewer numbers than clients
+    they are singular."""
     generator = torch.Generator().manual_seed(seed)
-    n, D = (int(torch.randint(low, high, (1,), generator=generator)) for low, high in ((2, 30), (1, 12)))
+    n, D = (
+        int(torch.randint(low, high, (1,), generator=generator)) for low, high in ((2, 30), (1, 12))
+    )
     W = torch.randn(n, D, generator=generator)
     W -= W.mean(0)
     G = (W @ W.T).double()
@@ -74,9 +78,13 @@ def test_rows_from_products_of_32_bits(seed: int) -> None:
 
 @pytest.mark.parametrize(("n", "D"), [(40, 8), (60, 20), (100, 1), (100, 40)])
 def test_rows_of_more_clients_than_numbers(n: int, D: int) -> None:
-    """As in a small layer, such as PReLU's one number: the conditions of Karush, Kuhn and Tucker hold."""
+    """As in a small layer, such as PReLU's one number: the conditions of Karush, Kuhn and Tucker
+    hold."""
     W = draw(n, D)
-    H, q = (W @ W.T) / D + 1e-7 * torch.eye(n).double(), W @ W.T / D - torch.diag(0.2 + draw(n, seed=1).abs())
+    H, q = (
+        (W @ W.T) / D + 1e-7 * torch.eye(n).double(),
+        W @ W.T / D - torch.diag(0.2 + draw(n, seed=1).abs()),
+    )
     rows = simplex_rows(H, q)
     assert float(rows.min()) >= 0 and torch.allclose(rows.sum(1), torch.ones(n).double())
     slope = rows @ H - q
@@ -99,13 +107,15 @@ def test_measured_rows_minimise_the_criterion(noise: float) -> None:
     H = (C[0] / scale + RIDGE * torch.eye(5)).numpy()
     for i, row in enumerate(rows):
         expected = by_supports(H, ((C[0] - 1.5 * Sigma)[i] / scale).numpy())
-        np.testing.assert_allclose(row, expected, atol=1e-8 if noise else 1e-7)  # without noise the ridge alone decides
+        # without noise the ridge alone decides
+        np.testing.assert_allclose(row, expected, atol=1e-8 if noise else 1e-7)
     if noise == 0:
         np.testing.assert_allclose(rows, np.eye(5), atol=1e-6)
 
 
 def test_the_criterion_is_unbiased_for_a_fixed_row() -> None:
-    """E||r W - theta_i||^2 = E||r W - w_i||^2 + 2 (r Sigma)_i - Sigma_ii, with correlated noises, within 1 %."""
+    """E||r W - theta_i||^2 = E||r W - w_i||^2 + 2 (r Sigma)_i - Sigma_ii, with correlated noises,
+    within 1 %."""
     theta, root, D = 0.3 * draw(4, 6), draw(4, 4, seed=2), 6
     Sigma = D * root @ root.T  # traces: each of the D numbers has the covariance root root'
     r, i = torch.tensor([0.5, 0.2, 0.3, 0.0], dtype=torch.float64), 1
@@ -116,14 +126,21 @@ def test_the_criterion_is_unbiased_for_a_fixed_row() -> None:
 
 
 def test_equal_models_and_a_single_source_keep_their_own() -> None:
-    zeros, noise = torch.zeros(2, 3, 3, dtype=torch.float64), torch.ones(2, 3, 3, dtype=torch.float64)
-    assert torch.equal(measured_rows(zeros, noise, torch.tensor([2]), 1.5)[0, 0], torch.tensor([0.0, 0, 1]).double())
+    zeros, noise = (
+        torch.zeros(2, 3, 3, dtype=torch.float64),
+        torch.ones(2, 3, 3, dtype=torch.float64),
+    )
+    assert torch.equal(
+        measured_rows(zeros, noise, torch.tensor([2]), 1.5)[0, 0],
+        torch.tensor([0.0, 0, 1]).double(),
+    )
     one = torch.ones(1, 1, 1, dtype=torch.float64)
     assert torch.equal(measured_rows(one, one, torch.tensor([0]), 1.5), one)
 
 
 def test_a_client_does_not_take_its_own_noise_back_through_others() -> None:
-    """Targets are equal. Upload 1 was mixed of upload 0's: it is the nearest to it, and has the least to give."""
+    """Targets are equal. Upload 1 was mixed of upload 0's: it is the nearest to it, and has the
+    least to give."""
     e = draw(4, 2000)
     e /= e.norm(dim=1, keepdim=True)
     A = torch.eye(4, dtype=torch.float64)
@@ -189,7 +206,12 @@ def test_noise_is_a_quarter_of_the_squared_distance_of_halves(federation: Make) 
         a, b = halves[c][:2]
         torch.testing.assert_close(w, (a + b) / 2)
         expected = [
-            sum(float((a - b)[k.start : k.stop].square().sum()) for k in layout.blocks if k.layer == layer) / 4
+            sum(
+                float((a - b)[k.start : k.stop].square().sum())
+                for k in layout.blocks
+                if k.layer == layer
+            )
+            / 4
             for layer in range(len(layout.layers))
         ]
         np.testing.assert_allclose(seen[c][0]["noise"], expected, rtol=1e-5)
@@ -203,13 +225,18 @@ def test_noise_follows_the_mixes_and_is_its_client_s_again(federation: Make) -> 
     fed.round(1)
     memory = {k: v.clone() for k, v in fed.run.server.memory.items()}
     A = memory["noise.loadings"]
-    assert torch.equal(A, torch.diag_embed(A.diagonal(dim1=1, dim2=2))) and bool((A.diagonal(dim1=1, dim2=2) > 0).all())
+    assert torch.equal(A, torch.diag_embed(A.diagonal(dim1=1, dim2=2))) and bool(
+        (A.diagonal(dim1=1, dim2=2) > 0).all()
+    )
     before = [s.received["model"].clone() for _, s in sorted(fed.run.states.items())]
     server = server_of(fed, [1, 3])
     sent = {c: p.vector.clone() for c, p in fed.run.method.broadcast(server).items()}
     rows = server.only.weighed.weights  # type: ignore[union-attr]
     fed.round(2, [1, 3])
-    layout, shares = fed.run.groups[0].layout, memory["noise.measured"][0] / memory["noise.measured"][1]
+    layout, shares = (
+        fed.run.groups[0].layout,
+        memory["noise.measured"][0] / memory["noise.measured"][1],
+    )
     n = fed.run.data.train_sizes
     for layer in range(len(layout.layers)):
         expected = A[layer].clone()
@@ -218,11 +245,18 @@ def test_noise_follows_the_mixes_and_is_its_client_s_again(federation: Make) -> 
             moved = fed.run.states[c].received["model"] - sent[c]
             step = float(layout.squared_norms(moved)[layer])
             expected[c, c] += (min(float(shares[layer]) / n[c], 1) * step) ** 0.5
-        torch.testing.assert_close(fed.run.server.memory["noise.loadings"][layer], expected, rtol=1e-5, atol=1e-12)
-    assert same([s.received["model"] for c, s in sorted(fed.run.states.items()) if c in (0, 2, 4)], before[::2])
+        torch.testing.assert_close(
+            fed.run.server.memory["noise.loadings"][layer], expected, rtol=1e-5, atol=1e-12
+        )
+    assert same(
+        [s.received["model"] for c, s in sorted(fed.run.states.items()) if c in (0, 2, 4)],
+        before[::2],
+    )
 
 
-def test_a_client_that_never_took_part_receives_the_mean_of_those_that_did(federation: Make) -> None:
+def test_a_client_that_never_took_part_receives_the_mean_of_those_that_did(
+    federation: Make,
+) -> None:
     fed = federation(SelfKAPC(), clients=5, rounds=3)
     fed.round(1, [0, 1])
     rows = fed.round(2, [1, 4]).relation.rows  # sources 0, 1, 4
@@ -235,11 +269,14 @@ def test_without_noise_every_client_trains_alone(federation: Make) -> None:
     """kappa 0: rows are the own models; but for the first round's halves that is local training."""
     fed = federation(SelfKAPC(kappa=0.0), rounds=2)
     fed.round(1)
-    np.testing.assert_allclose(fed.round(2).relation.rows, np.eye(4)[:, None] + np.zeros((1, 2, 1)), atol=1e-5)
+    np.testing.assert_allclose(
+        fed.round(2).relation.rows, np.eye(4)[:, None] + np.zeros((1, 2, 1)), atol=1e-5
+    )
 
 
 def test_one_sample_a_client(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    """No halves: local training as everybody's, all of a step counts as noise, and a line says so."""
+    """No halves: local training as everybody's, all of a step counts as noise, and a line says
+    so."""
     few = prepare(DataConfig(source="digits", partition="iid"), 4, 0)
     train, *others = few._shares
     few._shares, few.train_sizes = ([index[:1] for index in train], *others), [1, 1, 1, 1]
@@ -269,8 +306,11 @@ def test_halves_train_on_no_more_samples(federation: Make, batch_size: int) -> N
 
 
 @pytest.mark.parametrize("noise", [3e38, float("inf")])
-def test_a_client_whose_noise_has_no_bound(federation: Make, monkeypatch: pytest.MonkeyPatch, noise: float) -> None:
-    """All of a step counts as noise, for everybody, since noise is pooled; an infinite one is a client's failure."""
+def test_a_client_whose_noise_has_no_bound(
+    federation: Make, monkeypatch: pytest.MonkeyPatch, noise: float
+) -> None:
+    """All of a step counts as noise, for everybody, since noise is pooled; an infinite one is a
+    client's failure."""
     upload = SelfKAPC.upload
 
     def sent(self: SelfKAPC, client: Client, payload: Payload) -> Payload:
@@ -282,20 +322,28 @@ def test_a_client_whose_noise_has_no_bound(federation: Make, monkeypatch: pytest
     monkeypatch.setattr(SelfKAPC, "upload", sent)
     fed = federation(SelfKAPC(), rounds=3)
     if noise == float("inf"):
-        with pytest.raises(BadClient, match=r"client 0 failed in round 1, stage upload: .* is not finite"):
+        with pytest.raises(
+            BadClient, match=r"client 0 failed in round 1, stage upload: .* is not finite"
+        ):
             fed.round(1)
         return
     last = [fed.round(t) for t in (1, 2, 3)][-1]
     assert {last.metrics[f"noise_share_{name}"] for name in fed.run.layer_names} == {1.0}
     np.testing.assert_allclose(last.relation.rows.sum(-1), 1, rtol=1e-5)
-    assert (last.relation.rows[range(4), :, range(4)] < 0.1).all() and all(w.isfinite().all() for w in models(fed))
+    assert (last.relation.rows[range(4), :, range(4)] < 0.1).all() and all(
+        w.isfinite().all() for w in models(fed)
+    )
 
 
-def test_steps_too_small_to_see_leave_the_own_model(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_too_small_to_see_leave_the_own_model(
+    federation: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All models are equal: no noise, no line about it."""
     fed = run_all(federation(SelfKAPC(), rounds=2, optimizer={"lr": 1e-30}))
     assert same(models(fed), models(fed)[:1] * 4)
-    np.testing.assert_array_equal(fed.round(3).relation.rows, np.eye(4)[:, None] + np.zeros((1, 2, 1)))
+    np.testing.assert_array_equal(
+        fed.round(3).relation.rows, np.eye(4)[:, None] + np.zeros((1, 2, 1))
+    )
     assert "samples to measure" not in capsys.readouterr().err
 
 
@@ -313,9 +361,13 @@ def test_a_cohort_of_two(federation: Make) -> None:
 
 
 def test_layer_selection_on_top(fit: Callable[..., Path]) -> None:
-    """By the command: layers in which a client mostly keeps to itself do not travel to it; resumed to the bit."""
+    """By the command: layers in which a client mostly keeps to itself do not travel to it; resumed
+    to the bit."""
     flags = "--method selfkapc --data.partition iid --method.kappa 0.5 --callbacks checkpoint"
-    selection = "--callbacks layerselection --callbacks.layerselection.client false --callbacks.layerselection.mu 0.5"
+    selection = (
+        "--callbacks layerselection --callbacks.layerselection.client false "
+        "--callbacks.layerselection.mu 0.5"
+    )
     plain, run = RunFolder(fit("plain", flags)), RunFolder(fit("selected", flags, selection))
     rows, layers = run.read_relation(2).rows, run.read_relation(2).layers
     own = np.array([rows[c, :, c] for c in range(4)])

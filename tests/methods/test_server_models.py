@@ -35,7 +35,9 @@ def cluster(fed: Federation) -> list[int]:
 
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
-@pytest.mark.parametrize("method", [CFL(eps1=0.0, eps2=0.0, first_round=1), CFL(**(EAGER | {"first_round": 4}))])
+@pytest.mark.parametrize(
+    "method", [CFL(eps1=0.0, eps2=0.0, first_round=1), CFL(**(EAGER | {"first_round": 4}))]
+)
 def test_cfl_before_a_split_is_fedavg(federation: Make, net: str, method: CFL) -> None:
     """INV2: bit for bit, with a part of the clients, whatever holds the split back."""
     changes: dict[str, Any] = {"net": net, "rounds": 3, "participation": 0.75}
@@ -45,8 +47,12 @@ def test_cfl_before_a_split_is_fedavg(federation: Make, net: str, method: CFL) -
 
 
 def test_halves_of_opposed_updates() -> None:
-    """INV3: cosine 1 within and -1 across, of any lengths and in any order; where all are alike there are two, too."""
-    direction, signs = torch.randn(5, dtype=torch.float64), torch.tensor([1.0, -2.0, 3.0, 0.5, -0.1, -7.0])
+    """INV3: cosine 1 within and -1 across, of any lengths and in any order; where all are alike
+    there are two, too."""
+    direction, signs = (
+        torch.randn(5, dtype=torch.float64),
+        torch.tensor([1.0, -2.0, 3.0, 0.5, -0.1, -7.0]),
+    )
     updates = signs[:, None] * direction
     found = halves(updates @ updates.T)
     assert [h == found[0] for h in found] == [True, False, True, True, False, False]
@@ -56,7 +62,8 @@ def test_halves_of_opposed_updates() -> None:
 
 
 def test_halves_by_complete_linkage() -> None:
-    """By its farthest members: a chain at 0, 30, 61 and 93 degrees is cut in the middle, not at its widest gap."""
+    """By its farthest members: a chain at 0, 30, 61 and 93 degrees is cut in the middle, not at its
+    widest gap."""
     angles = torch.deg2rad(torch.tensor([0.0, 30.0, 61.0, 93.0], dtype=torch.float64))
     updates = torch.stack([angles.cos(), angles.sin()], 1)
     a, b, c, d = halves(updates @ updates.T)
@@ -64,7 +71,8 @@ def test_halves_by_complete_linkage() -> None:
 
 
 def test_two_splits_find_the_planted_groups(federation: Make) -> None:
-    """INV1: after the second split too, clusters are of clients, not of places within the cluster that was split."""
+    """INV1: after the second split too, clusters are of clients, not of places within the cluster
+    that was split."""
     fed = federation(CFL(**EAGER), clients=6, rounds=3, local_epochs=3, data=PLANTED)
     fed.round(1)
     first = cluster(fed)
@@ -76,7 +84,9 @@ def test_two_splits_find_the_planted_groups(federation: Make) -> None:
     assert cluster(fed) == found  # clusters of two stay
 
 
-def test_a_new_client_gets_the_only_model_or_the_one_that_suits_its_samples(federation: Make) -> None:
+def test_a_new_client_gets_the_only_model_or_the_one_that_suits_its_samples(
+    federation: Make,
+) -> None:
     fed = federation(CFL(**EAGER | {"first_round": 2}), clients=6, data=PLANTED)
     fed.round(1)
     new = fed.run.data.client(0)
@@ -84,19 +94,27 @@ def test_a_new_client_gets_the_only_model_or_the_one_that_suits_its_samples(fede
     assert torch.equal(model, global_model(fed))
     fed.round(2)
     client = fed.evaluator.at_rest(0)
-    suits = min((fed.evaluator.global_model(c) for c in range(6)), key=lambda v: client.loss(new.train, v))
+    suits = min(
+        (fed.evaluator.global_model(c) for c in range(6)), key=lambda v: client.loss(new.train, v)
+    )
     assert torch.equal(join(fed.worker, new, True, 0).vector, suits)
-    of = torch.tensor(cluster(fed)).bincount(weights=torch.tensor(fed.run.data.train_sizes).double())
+    of = torch.tensor(cluster(fed)).bincount(
+        weights=torch.tensor(fed.run.data.train_sizes).double()
+    )
     largest = fed.evaluator.global_model(cluster(fed).index(int(of.argmax())))
     assert torch.equal(join(fed.worker, new, False, 0).vector, largest)
 
 
 def test_each_cluster_has_the_mean_of_its_clients(federation: Make) -> None:
-    """By samples, of the new clusters in the round of the split already; that is what is sent and scored."""
+    """By samples, of the new clusters in the round of the split already; that is what is sent and
+    scored."""
     watch = Watch()
     fed = federation(CFL(**EAGER), clients=6, rounds=2, data=PLANTED, callbacks=[watch])
     record = fed.round(1)
-    of, samples = torch.tensor(cluster(fed)), torch.tensor(fed.run.data.train_sizes, dtype=torch.float64)
+    of, samples = (
+        torch.tensor(cluster(fed)),
+        torch.tensor(fed.run.data.train_sizes, dtype=torch.float64),
+    )
     uploaded = torch.stack([w for _, w in watch.models]).double()
     for c in range(6):
         share = samples * (of == of[c])
@@ -104,7 +122,9 @@ def test_each_cluster_has_the_mean_of_its_clients(federation: Make) -> None:
         found = fed.evaluator.global_model(c)
         assert found is not None
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
-        torch.testing.assert_close(torch.from_numpy(record.relation.rows[c, 0]).double(), share / share.sum())
+        torch.testing.assert_close(
+            torch.from_numpy(record.relation.rows[c, 0]).double(), share / share.sum()
+        )
     expected = [fed.evaluator.global_model(c) for c in range(6)]
     fed.round(2)
     assert all(torch.equal(w, expected[c]) for c, w, _ in watch.downloads[6:])
@@ -122,7 +142,9 @@ def test_who_has_not_answered_is_not_moved(federation: Make) -> None:
     assert not torch.equal(fed.run.groups[0].vectors["model"], moved[0])
 
 
-@pytest.mark.parametrize(("eps1", "eps2", "splits"), [(1.01, 0.99, True), (0.99, 0.99, False), (1.01, 1.01, False)])
+@pytest.mark.parametrize(
+    ("eps1", "eps2", "splits"), [(1.01, 0.99, True), (0.99, 0.99, False), (1.01, 1.01, False)]
+)
 def test_what_a_split_waits_for(federation: Make, eps1: float, eps2: float, splits: bool) -> None:
     """||sum p_i D_i|| < eps1 and max ||D_i|| > eps2, of the parameters' changes in this round."""
     watch = Watch()
@@ -130,7 +152,9 @@ def test_what_a_split_waits_for(federation: Make, eps1: float, eps2: float, spli
     group, n = fed.run.groups[0], torch.tensor(fed.run.data.train_sizes, dtype=torch.float64)
     parameters = [slice(b.start, b.stop) for b in group.layout.blocks if b.kind == "parameter"]
     second = zip(watch.models[4:], watch.downloads[4:], strict=True)
-    changes = torch.stack([torch.cat([(w - sent)[s] for s in parameters]) for (_, w), (_, sent, _) in second]).double()
+    changes = torch.stack(
+        [torch.cat([(w - sent)[s] for s in parameters]) for (_, w), (_, sent, _) in second]
+    ).double()
     mean, largest = float((n / n.sum() @ changes).norm()), float(changes.norm(dim=1).max())
     method = CFL(eps1=eps1 * mean, eps2=eps2 * largest, first_round=2)
     assert (len(set(cluster(run_all(federation(method, net="norm"))))) == 2) == splits
@@ -160,16 +184,22 @@ def test_a_step_is_down_the_jacobian(federation: Make) -> None:
     fed = federation(PFedHN(hidden=3, hidden_layers=1, **PLAIN))
     network = hyper(fed.run)
     weights = {name: p.detach() for name, p in network.named_parameters()}
-    jacobian = torch.func.jacrev(lambda w: torch.func.functional_call(network, w, torch.tensor(1)))(weights)
+    jacobian = torch.func.jacrev(lambda w: torch.func.functional_call(network, w, torch.tensor(1)))(
+        weights
+    )
     fed.round(1, [1])
     used = fed.run.groups[0].layout.parameters
     with torch.no_grad():
         gap = network(torch.tensor(1)) - models(fed)[0][used]
-    for b, after in zip(fed.run.groups[0].layout.blocks, fed.run.groups[0].layout.blocks[1:], strict=False):
+    for b, after in zip(
+        fed.run.groups[0].layout.blocks, fed.run.groups[0].layout.blocks[1:], strict=False
+    ):
         gap[b.stop : after.start] = 0
     for name, w in weights.items():
         step = torch.tensordot(gap, jacobian[name], 1)
-        torch.testing.assert_close(fed.run.server.memory[f"hypernetwork.{name}"], w - 0.01 * step, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            fed.run.server.memory[f"hypernetwork.{name}"], w - 0.01 * step, rtol=1e-4, atol=1e-6
+        )
 
 
 def test_a_small_step_brings_what_is_made_nearer_to_what_was_trained(federation: Make) -> None:
@@ -209,10 +239,12 @@ def test_the_hypernetwork_never_travels(federation: Make) -> None:
 
 
 def test_the_optimizer_goes_on_from_round_to_round(federation: Make) -> None:
-    """Momenta, weight decay and clipping are those of one SGD over all steps, one client after the other."""
+    """Momenta, weight decay and clipping are those of one SGD over all steps, one client after the
+    other."""
     fed = federation(PFedHN(clip=0.5), rounds=3)
     network = hyper(fed.run)
-    optimizer = torch.optim.SGD(network.parameters(), 0.01 / 4, 0.9, weight_decay=0.001)  # a cohort of four
+    # a cohort of four
+    optimizer = torch.optim.SGD(network.parameters(), 0.01 / 4, 0.9, weight_decay=0.001)
     used = fed.run.groups[0].layout.parameters
     for t in (1, 2, 3):
         sent = [fed.evaluator.global_model(c) for c in range(4)]
@@ -232,7 +264,9 @@ def test_the_optimizer_goes_on_from_round_to_round(federation: Make) -> None:
 def test_a_hypernetwork_is_found_again_by_its_tensors(last_relu: bool) -> None:
     """In whatever order they come back from a file, and with more than ten layers."""
     torch.manual_seed(0)
-    network = Hypernetwork(clients=3, numbers=7, embedding=2, hidden=4, layers=5, last_relu=last_relu)
+    network = Hypernetwork(
+        clients=3, numbers=7, embedding=2, hidden=4, layers=5, last_relu=last_relu
+    )
     assert sum(isinstance(layer, nn.ReLU) for layer in network) == 5 + last_relu
     memory = dict(sorted(network.tensors().items()))
     again = Hypernetwork.of(memory)
@@ -254,7 +288,13 @@ def test_pfedhns_models_come_of_the_seed_alone(federation: Make) -> None:
 
 def test_without_the_last_relu_two_linear_layers_follow_each_other(federation: Make) -> None:
     network = hyper(federation(PFedHN(hidden=3, hidden_layers=1, last_relu=False)).run)
-    assert [type(layer) for layer in network] == [nn.Embedding, nn.Linear, nn.ReLU, nn.Linear, nn.Linear]
+    assert [type(layer) for layer in network] == [
+        nn.Embedding,
+        nn.Linear,
+        nn.ReLU,
+        nn.Linear,
+        nn.Linear,
+    ]
     fed = run_all(federation(PFedHN(hidden=3, hidden_layers=0, last_relu=False)))
     assert [type(layer) for layer in hyper(fed.run)] == [nn.Embedding, nn.Linear, nn.Linear]
     assert all(torch.isfinite(model).all() for model in models(fed))

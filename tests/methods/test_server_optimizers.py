@@ -1,4 +1,5 @@
-"""Methods whose server takes a step of its own, or makes up for local steps: FedOpt's, FedNova, FedDyn."""
+"""Methods whose server takes a step of its own, or makes up for local steps: FedOpt's, FedNova,
+FedDyn."""
 
 from __future__ import annotations
 
@@ -24,13 +25,17 @@ EXACT: dict[str, Any] = {"precision": "64-true", "rounds": 3}
 
 
 def changes(make: Make, method: Method, **settings: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Uploaded models less the global one, round by round (4, D), and the global models (first: initial)."""
+    """Uploaded models less the global one, round by round (4, D), and the global models (first:
+    initial)."""
     fed = make(method, callbacks=[watch := Watch()], **(EXACT | settings))
     models, moved = [global_model(fed).clone()], []
     for t in range(1, fed.run.rounds + 1):
         watch.models.clear()
         fed.round(t)
-        moved.append(torch.stack([model for _, model in sorted(watch.models, key=lambda m: m[0])]) - models[-1])
+        moved.append(
+            torch.stack([model for _, model in sorted(watch.models, key=lambda m: m[0])])
+            - models[-1]
+        )
         models.append(global_model(fed).clone())
     return moved, models
 
@@ -72,7 +77,8 @@ def test_adagrad_is_torchs(federation: Make) -> None:
 
 
 def test_the_codes_adagrad_and_adam_are_torchs(federation: Make) -> None:
-    """Accumulators from 0; torch adds eps to sqrt(v / (1 - beta2^t)), so eps is chosen anew in each step."""
+    """Accumulators from 0; torch adds eps to sqrt(v / (1 - beta2^t)), so eps is chosen anew in each
+    step."""
     means, models = mean_changes(federation, FedAdagrad(server_lr=0.2, tau=0.01, update="code"))
     w = models[0].clone().requires_grad_()
     theirs: torch.optim.Optimizer = torch.optim.Adagrad([w], lr=0.2, eps=0.01)
@@ -100,7 +106,9 @@ def test_the_codes_yogi_by_hand(federation: Make) -> None:
         torch.testing.assert_close(new, old + rate * m / (v.sqrt() + 0.01), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", [FedAdam(server_lr=0.2, tau=0.01), FedYogi(server_lr=0.2, tau=0.01)])
+@pytest.mark.parametrize(
+    "method", [FedAdam(server_lr=0.2, tau=0.01), FedYogi(server_lr=0.2, tau=0.01)]
+)
 def test_adam_and_yogi_by_hand(federation: Make, method: FedAdam | FedYogi) -> None:
     means, models = mean_changes(federation, method)
     m, v = torch.zeros_like(models[0]), torch.full_like(models[0], 1e-4)
@@ -111,12 +119,16 @@ def test_adam_and_yogi_by_hand(federation: Make, method: FedAdam | FedYogi) -> N
         torch.testing.assert_close(new, old + 0.2 * m / (v.sqrt() + 0.01), rtol=0, atol=1e-12)
 
 
-def test_the_pages_optimiser_is_15_lines_and_steps_by_the_sign(federation: Make, tmp_path: Path) -> None:
+def test_the_pages_optimiser_is_15_lines_and_steps_by_the_sign(
+    federation: Make, tmp_path: Path
+) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "server-optimiser.md").read_text()
     code = page.partition("```python\n# my_optimizer.py\n")[2].partition("```")[0]
     assert 10 < len([line for line in code.splitlines() if line]) <= 15
     (tmp_path / "my_optimizer.py").write_text(code)
-    method = runpy.run_path(str(tmp_path / "my_optimizer.py"))["FedSignum"](server_lr=0.02, beta=0.6)
+    method = runpy.run_path(str(tmp_path / "my_optimizer.py"))["FedSignum"](
+        server_lr=0.02, beta=0.6
+    )
     means, models = mean_changes(federation, method)
     momentum = torch.zeros_like(models[0])
     for change, old, new in zip(means, models, models[1:], strict=False):
@@ -125,14 +137,17 @@ def test_the_pages_optimiser_is_15_lines_and_steps_by_the_sign(federation: Make,
 
 
 def test_normalised_by_steps(federation: Make) -> None:
-    """With momentum, so that what steps come to is not their number, and clients of unlike sizes."""
+    """With momentum, so that what steps come to is not their number, and clients of unlike
+    sizes."""
     settings: dict[str, Any] = {"optimizer": {"momentum": 0.5}, "rounds": 1}
     [moved], [old, new] = changes(federation, FedNova(), **settings)
     run = federation(FedNova(), **(EXACT | settings)).run
     batch, epochs = run.config.federation.batch_size, run.config.federation.local_epochs
     steps = [-(-n // batch) * epochs for n in run.data.train_sizes]
     assert len(set(steps)) > 1
-    a = torch.tensor([sum((1 - 0.5**k) / 0.5 for k in range(1, n + 1)) for n in steps], dtype=torch.float64)
+    a = torch.tensor(
+        [sum((1 - 0.5**k) / 0.5 for k in range(1, n + 1)) for n in steps], dtype=torch.float64
+    )
     p = shares(federation)
     torch.testing.assert_close(new, old + (p @ a) * ((p / a) @ moved), rtol=0, atol=1e-12)
     assert (new - old - p @ moved).norm() > 1e-3
@@ -153,20 +168,28 @@ def test_with_equal_steps_it_is_fedavg(federation: Make) -> None:
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_the_servers_correction_is_the_mean_gradient(federation: Make, participation: float) -> None:
+def test_the_servers_correction_is_the_mean_gradient(
+    federation: Make, participation: float
+) -> None:
     """h = sum_i g_i / N after every round; who has not taken part has none."""
     fed = federation(FedDyn(alpha=0.1), **(EXACT | {"participation": participation}))
     for t in (1, 2, 3):
         fed.round(t)
         h = 0.1 * fed.run.groups[0].vectors["correction"]
-        torch.testing.assert_close(h, torch.stack(uploads(fed, "gradient")).sum(0) / 4, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            h, torch.stack(uploads(fed, "gradient")).sum(0) / 4, rtol=0, atol=1e-12
+        )
         assert h.norm() > 1e-4
 
 
 @pytest.mark.parametrize("alphas", ["equal", "samples"])
 def test_dynamic_steps_by_hand(federation: Make, alphas: Any) -> None:
     """Of one step: w_i = w - lr (grad - g_i), and w = mean w_i - h / alpha."""
-    settings: dict[str, Any] = WHOLE | {"rounds": 2, "local_epochs": 1, "optimizer": {"momentum": 0.0}}
+    settings: dict[str, Any] = WHOLE | {
+        "rounds": 2,
+        "local_epochs": 1,
+        "optimizer": {"momentum": 0.0},
+    }
     fed = federation(FedDyn(alpha=0.1, alphas=alphas), **settings)
     sizes = torch.tensor(fed.run.data.train_sizes, dtype=torch.float64)
     alpha = torch.full((4,), 0.1) if alphas == "equal" else 0.1 * sizes.mean() / sizes
@@ -177,15 +200,22 @@ def test_dynamic_steps_by_hand(federation: Make, alphas: Any) -> None:
         w = global_model(fed).clone()
         fed.round(t)
         clients = [client_of(fed, c) for c in range(4)]
-        own = [w - lr * (slope(one, w, batch_of(one)) - g_i) for one, g_i in zip(clients, g, strict=True)]
+        own = [
+            w - lr * (slope(one, w, batch_of(one)) - g_i)
+            for one, g_i in zip(clients, g, strict=True)
+        ]
         g = [g_i - a * (w_i - w) for g_i, w_i, a in zip(g, own, alpha.tolist(), strict=True)]
         h = h - 0.1 * (torch.stack(own) - w).mean(0)
-        torch.testing.assert_close(global_model(fed), torch.stack(own).mean(0) - h / 0.1, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            global_model(fed), torch.stack(own).mean(0) - h / 0.1, rtol=0, atol=1e-12
+        )
 
 
 def test_the_mean_of_uploads_is_scored_and_the_servers_model_is_sent(federation: Make) -> None:
     """With `scored mean`, the rounds are the same, and the global model is one for all."""
-    fed, plain = (federation(FedDyn(alpha=0.1, scored=scored), **EXACT) for scored in ("mean", "server"))
+    fed, plain = (
+        federation(FedDyn(alpha=0.1, scored=scored), **EXACT) for scored in ("mean", "server")
+    )
     for t in (1, 2):
         record, other = fed.round(t), plain.round(t)
         assert torch.equal(global_model(fed), global_model(plain))

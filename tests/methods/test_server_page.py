@@ -1,4 +1,5 @@
-"""The server optimiser of docs/add-a-method.md is FedAvgM, and FedAvg without momentum; a stop changes nothing."""
+"""The server optimiser of docs/add-a-method.md is FedAvgM, and FedAvg without momentum; a stop
+changes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from fl_lightning.cli import main
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "add-a-method.md"
 SMALL = (
-    "--config kapc_digits --federation.local_epochs 1 --loggers null --callbacks checkpoint --evaluation.judge global"
+    "--config kapc_digits --federation.local_epochs 1 --loggers null --callbacks checkpoint "
+    "--evaluation.judge global"
 )
 
 
@@ -32,7 +34,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def model(name: str, flags: str, *more: str) -> dict[str, torch.Tensor]:
     for each in (flags, *more):
         assert main(["fit", *f"{SMALL} --name {name} {each}".split()]) == 0
-    assert main(["export", "--run", f"runs/{name}", "--client", "0", "--out", f"{name}.safetensors"]) == 0
+    assert (
+        main(["export", "--run", f"runs/{name}", "--client", "0", "--out", f"{name}.safetensors"])
+        == 0
+    )
     return load_file(f"{name}.safetensors")
 
 
@@ -50,5 +55,7 @@ def test_the_pages_optimiser(folder: Path) -> None:
         torch.testing.assert_close(none[name], fedavg[name], rtol=1e-4, atol=1e-5)
     assert any((ours[name] - fedavg[name]).abs().max() > 1e-3 for name in ours)
     begin = "--method my_server.Momentum --method.beta 0.5 --callbacks.checkpoint.seconds 0"
-    parts = model("parts", f"{begin} --federation.rounds 2", f"{begin} --federation.rounds 3 --resume")
+    parts = model(
+        "parts", f"{begin} --federation.rounds 2", f"{begin} --federation.rounds 3 --resume"
+    )
     assert all(torch.equal(parts[name], tensor) for name, tensor in ours.items())

@@ -1,4 +1,5 @@
-"""FedAvg with a term of a method's own in the local loss: MOON (card 1.7), FedGen (1.13) and FedAlign (1.14)."""
+"""FedAvg with a term of a method's own in the local loss: MOON (card 1.7), FedGen (1.13) and
+FedAlign (1.14)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,18 @@ from reckoning import WHOLE, batch_of
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, one_hot
 from torchvision.models.resnet import BasicBlock
-from watching import Make, client_of, global_model, module_of, payload_of, run_all, same, server_of, train, trained
+from watching import (
+    Make,
+    client_of,
+    global_model,
+    module_of,
+    payload_of,
+    run_all,
+    same,
+    server_of,
+    train,
+    trained,
+)
 
 from fl_lightning.core import Client
 from fl_lightning.foundation.errors import BadInput
@@ -27,7 +39,14 @@ from fl_lightning.methods.common.generator import (
     taught,
     uploaded_heads,
 )
-from fl_lightning.methods.common.lipschitz import kept, last_block, slimmed, stretch, stretch_gap, transmitting
+from fl_lightning.methods.common.lipschitz import (
+    kept,
+    last_block,
+    slimmed,
+    stretch,
+    stretch_gap,
+    transmitting,
+)
 from fl_lightning.methods.fedalign import FedAlign
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedgen import FedGen
@@ -72,7 +91,9 @@ def test_arguments_that_cannot_work(cls: Any, arguments: dict[str, Any], said: s
 
 
 @FedAvgs
-@pytest.mark.parametrize("method", [MOON(mu=0.0), FedAlign(mu=0.0), FedGen(alpha=0.0, beta=0.0, **SMALL)], ids=str)
+@pytest.mark.parametrize(
+    "method", [MOON(mu=0.0), FedAlign(mu=0.0), FedGen(alpha=0.0, beta=0.0, **SMALL)], ids=str
+)
 def test_without_their_term_they_are_fedavg(federation: Make, net: str, method: Method) -> None:
     """INV1 of each: bit for bit, running statistics included."""
     changes: dict[str, Any] = {"net": net, "rounds": 3, "participation": 0.5}
@@ -85,7 +106,8 @@ def test_without_their_term_they_are_fedavg(federation: Make, net: str, method: 
 
 @FedAvgs
 def test_a_pass_under_another_vector_leaves_no_trace(federation: Make, net: str) -> None:
-    """Features and scores are those of the model itself in evaluation mode; what is bound, and its statistics, stay."""
+    """Features and scores are those of the model itself in evaluation mode; what is bound, and its
+    statistics, stay."""
     fed = federation(MOON(), net=net)
     client = client_of(fed, 1)
     other = shaken(client, 0.3)
@@ -101,7 +123,9 @@ def test_a_pass_under_another_vector_leaves_no_trace(federation: Make, net: str)
     assert not scores.requires_grad and module.features is seen and module.model.training
     assert all(m.training for m in module.model.modules())
     assert same([client["model"], other], before)
-    assert torch.equal(next(iter(module.model.parameters())).reshape(-1), client["model"][: seen_size(module)])
+    assert torch.equal(
+        next(iter(module.model.parameters())).reshape(-1), client["model"][: seen_size(module)]
+    )
 
 
 def seen_size(module: Any) -> int:
@@ -113,7 +137,8 @@ def seen_size(module: Any) -> int:
 
 
 def test_the_contrast_is_what_it_says() -> None:
-    """INV2 and INV3: ln 2 without a gradient where both are equal; ln(1 + e^-4) where they are opposite."""
+    """INV2 and INV3: ln 2 without a gradient where both are equal; ln(1 + e^-4) where they are
+    opposite."""
     draws = torch.Generator().manual_seed(0)
     z, other = (torch.randn(5, 6, generator=draws) for _ in range(2))
     leaf = z.clone().requires_grad_()
@@ -121,7 +146,9 @@ def test_the_contrast_is_what_it_says() -> None:
     assert loss.item() == pytest.approx(math.log(2))
     assert not torch.autograd.grad(loss, leaf)[0].any()
     assert float(contrast(z, 3 * z, -z, 0.5)) == pytest.approx(math.log(1 + math.exp(-4)), rel=1e-5)
-    near, far = ((z * w).sum(1) / z.norm(dim=1) / w.norm(dim=1) / 0.7 for w in (other, other.flip(0)))
+    near, far = (
+        (z * w).sum(1) / z.norm(dim=1) / w.norm(dim=1) / 0.7 for w in (other, other.flip(0))
+    )
     want = -(near.exp() / (near.exp() + far.exp())).log().mean()
     torch.testing.assert_close(contrast(z, other, other.flip(0), 0.7), want)
 
@@ -174,14 +201,21 @@ def test_moon_remembers_the_client_as_it_last_was(federation: Make) -> None:
 def test_moons_projection_stands_before_the_classifier(federation: Make) -> None:
     fed = run_all(federation(MOON(projection=5), rounds=2, net="norm"))
     client = client_of(fed, 0)
-    sizes = {b.name: b.shape for b in client.layout.blocks if "classifier" in b.name and b.name.endswith("weight")}
+    sizes = {
+        b.name: b.shape
+        for b in client.layout.blocks
+        if "classifier" in b.name and b.name.endswith("weight")
+    }
     inner = "model.classifier"
     assert sizes == {
         f"{inner}.first.weight": (16, 16),
         f"{inner}.second.weight": (5, 16),
         f"{inner}.out.weight": (10, 5),
     }
-    assert [b.name for b in client.layout.blocks if b.head] == [f"{inner}.out.weight", f"{inner}.out.bias"]
+    assert [b.name for b in client.layout.blocks if b.head] == [
+        f"{inner}.out.weight",
+        f"{inner}.out.bias",
+    ]
     module = client.bind()
     module.model(batch_of(client, 7)[0])
     assert module.features.shape == (7, 5)
@@ -205,7 +239,9 @@ def test_the_stretch_is_the_greatest_singular_value(shapes: Any) -> None:
         assert float(found) == pytest.approx(np.linalg.svd(x @ y.T / x.shape[1])[1][0], rel=1e-3)
     leaf = torch.zeros(2, 3, requires_grad=True)  # a sample whose channels are all 0: no NaN
     found = stretch(leaf, torch.ones(2, 3))
-    assert found.max().item() < 1e-15 and not torch.autograd.grad(found.square().sum(), leaf)[0].any()
+    assert (
+        found.max().item() < 1e-15 and not torch.autograd.grad(found.square().sum(), leaf)[0].any()
+    )
 
 
 def test_a_block_is_slimmed_by_its_first_channels() -> None:
@@ -213,7 +249,9 @@ def test_a_block_is_slimmed_by_its_first_channels() -> None:
     torch.manual_seed(0)
     stride = nn.Sequential(nn.Conv2d(4, 8, 1, stride=2, bias=False), nn.BatchNorm2d(8))
     block, x = BasicBlock(4, 8, 2, stride), torch.randn(5, 4, 6, 6)
-    small = BasicBlock(1, 2, 2, nn.Sequential(nn.Conv2d(1, 2, 1, stride=2, bias=False), nn.BatchNorm2d(2)))
+    small = BasicBlock(
+        1, 2, 2, nn.Sequential(nn.Conv2d(1, 2, 1, stride=2, bias=False), nn.BatchNorm2d(2))
+    )
     for (name, p), q in zip(small.named_parameters(), block.parameters(), strict=True):
         p.data = q.data[: len(p), : p.shape[1]] if p.ndim > 1 else q.data[: len(p)]
         assert name and p.shape[0] == 2
@@ -242,7 +280,8 @@ def test_the_last_block() -> None:
 @FedAvgs
 @pytest.mark.parametrize("width", [0.25, 1.0])
 def test_fedaligns_term_weighs_as_the_task_loss(federation: Make, net: str, width: float) -> None:
-    """Its value is mu times CE (0 at full width: INV2); nothing before the block feels it (INV4)."""
+    """Its value is mu times CE (0 at full width: INV2); nothing before the block feels it
+    (INV4)."""
     method = FedAlign(mu=0.45, width=width, block=BLOCK[net])
     fed = federation(method, net=net, **WHOLE)
     client = client_of(fed, 1)
@@ -262,7 +301,9 @@ def test_fedaligns_term_weighs_as_the_task_loss(federation: Make, net: str, widt
         if g is not None and g.abs().max() > 1e-9
     }
     assert touched == ({BLOCK[net]} if width < 1 else set())
-    assert phase.objective.loss.flops > 0 and not module.model.get_submodule(BLOCK[net])._forward_hooks
+    assert (
+        phase.objective.loss.flops > 0 and not module.model.get_submodule(BLOCK[net])._forward_hooks
+    )
 
 
 def test_fedalign_trains(federation: Make) -> None:
@@ -272,7 +313,11 @@ def test_fedalign_trains(federation: Make) -> None:
 
 @pytest.mark.parametrize(
     ("block", "said"),
-    [(None, "a part of their channels"), ("nothing", "name a module"), ("body.0", "a part of their channels")],
+    [
+        (None, "a part of their channels"),
+        ("nothing", "name a module"),
+        ("body.0", "a part of their channels"),
+    ],
 )
 def test_blocks_that_cannot_be_slimmed(federation: Make, block: str | None, said: str) -> None:
     with pytest.raises(BadInput, match=rf"method\.block.*{said}"):
@@ -321,7 +366,9 @@ def test_the_generator_is_two_layers() -> None:
     W, b, V, c = theta.split([4 * 5, 4, 5 * 4, 5])
     y, eps = torch.tensor([0, 2]), torch.randn(2, 2)
     x = torch.cat([eps, one_hot(y, 3)], 1)
-    torch.testing.assert_close(G(theta, y, eps), (x @ W.view(4, 5).T + b).relu() @ V.view(5, 4).T + c)
+    torch.testing.assert_close(
+        G(theta, y, eps), (x @ W.view(4, 5).T + b).relu() @ V.view(5, 4).T + c
+    )
     assert float(W.abs().max()) <= 5**-0.5 and float(V.abs().max()) <= 0.5
 
 
@@ -336,18 +383,28 @@ def test_labels_that_nobody_has_are_never_drawn() -> None:
 
 
 def test_what_teaches_the_generator() -> None:
-    """The cross entropy of mean scores, or the clients' own by their shares of the class, which sum to 1 (INV4)."""
+    """The cross entropy of mean scores, or the clients' own by their shares of the class, which sum
+    to 1 (INV4)."""
     draws = torch.Generator().manual_seed(0)
     z, y = torch.randn(6, 4, generator=draws), torch.tensor([0, 1, 2, 0, 1, 2])
     W, b = torch.randn(2, 3, 4, generator=draws), torch.randn(2, 3, generator=draws)
     told = torch.tensor([[3.0, 0, 1], [1, 5, 1]])
     shares, made = told / told.sum(0), Drawn(z, y, z)
     scores = [linear(z, W[k], b[k]) for k in range(2)]
-    torch.testing.assert_close(ensemble_loss(made, (W, b), None), cross_entropy((scores[0] + scores[1]) / 2, y))
+    torch.testing.assert_close(
+        ensemble_loss(made, (W, b), None), cross_entropy((scores[0] + scores[1]) / 2, y)
+    )
     each = [cross_entropy(s, y, reduction="none") for s in scores]
     want = sum(shares[k, y[j]] * each[k][j] for k in range(2) for j in range(6)) / 6
     torch.testing.assert_close(ensemble_loss(made, (W, b), shares), want)
-    far = sum((z[i] - z[j]).square().mean() * (z[i] - z[j]).abs().mean() for i in range(6) for j in range(6)) / 36
+    far = (
+        sum(
+            (z[i] - z[j]).square().mean() * (z[i] - z[j]).abs().mean()
+            for i in range(6)
+            for j in range(6)
+        )
+        / 36
+    )
     torch.testing.assert_close(alike(made), torch.exp(-torch.as_tensor(far)))
     assert float(alike(Drawn(z[:1].expand(6, -1), y, z))) == 1
 
@@ -359,15 +416,24 @@ def test_the_generator_learns_and_goes_on_where_it_stopped() -> None:
     told, first = torch.tensor([[4, 0, 2], [1, 3, 2]]), G.at_first(draws)
     before = [t.clone() for t in (*first.values(), *heads)]
 
-    def go(memory: Any, steps: int, seed: torch.Generator, weighted: bool = False) -> dict[str, Tensor]:
+    def go(
+        memory: Any, steps: int, seed: torch.Generator, weighted: bool = False
+    ) -> dict[str, Tensor]:
         return taught(G, memory, heads, told, seed, weighted, 0.1, 0.05, steps, 16)
 
     one = go(first, 30, torch.Generator().manual_seed(1))
     seed = torch.Generator().manual_seed(1)
     two = go(go(first, 15, seed), 15, seed)
-    assert all(torch.equal(one[name], two[name]) for name in one) and one["labels"].tolist() == [5, 3, 4]
+    assert all(torch.equal(one[name], two[name]) for name in one) and one["labels"].tolist() == [
+        5,
+        3,
+        4,
+    ]
     assert same([*first.values(), *heads], before)
-    made = [G.draw(m["generator"], one["labels"], 200, torch.Generator().manual_seed(2)) for m in (first, one)]
+    made = [
+        G.draw(m["generator"], one["labels"], 200, torch.Generator().manual_seed(2))
+        for m in (first, one)
+    ]
     losses = [float(ensemble_loss(m, heads, None)) for m in made]
     assert losses[1] < 0.5 * losses[0]
     weighted = go(first, 30, torch.Generator().manual_seed(1), weighted=True)
@@ -375,12 +441,20 @@ def test_the_generator_learns_and_goes_on_where_it_stopped() -> None:
 
 
 def test_the_codes_generator_normalises_draws_evenly_and_decays() -> None:
-    """Against torch's own modules: two linear layers with BatchNorm and ReLU between, Adam with weight decay 0.01."""
+    """Against torch's own modules: two linear layers with BatchNorm and ReLU between, Adam with
+    weight decay 0.01."""
     G, seed = Generator(3, 5, 2, 8, code=True), torch.Generator().manual_seed(0)
     first, told = G.at_first(seed), torch.tensor([[40, 0, 2], [1, 0, 9]])
     heads = torch.randn(2, 3, 5, generator=seed), torch.randn(2, 3, generator=seed)
     net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 5))
-    layers: list[Any] = [net[0].weight, net[0].bias, net[3].weight, net[3].bias, net[1].weight, net[1].bias]
+    layers: list[Any] = [
+        net[0].weight,
+        net[0].bias,
+        net[3].weight,
+        net[3].bias,
+        net[1].weight,
+        net[1].bias,
+    ]
     sizes = [40, 8, 40, 5, 8, 8]
     for tensor, part in zip(layers, first["generator"].split([*sizes, 16]), strict=False):
         tensor.data.copy_(part.view_as(tensor))
@@ -398,11 +472,15 @@ def test_the_codes_generator_normalises_draws_evenly_and_decays() -> None:
             (loss + 0.1 * alike(Drawn(z, y, eps))).backward()
             optimizer.step()
     moved: list[Any] = [*layers, net[1].running_mean, net[1].running_var]
-    torch.testing.assert_close(memory["generator"], torch.cat([t.detach().flatten() for t in moved]))
+    torch.testing.assert_close(
+        memory["generator"], torch.cat([t.detach().flatten() for t in moved])
+    )
     assert memory["labels"].tolist() == [1, 0, 1]
     net.eval()  # a client's
     made = G.draw(memory["generator"], memory["labels"], 200, torch.Generator().manual_seed(2))
-    torch.testing.assert_close(made.features, net(torch.cat([made.eps, one_hot(made.y, 3)], 1)).detach())
+    torch.testing.assert_close(
+        made.features, net(torch.cat([made.eps, one_hot(made.y, 3)], 1)).detach()
+    )
     assert float(made.eps.min()) >= 0 and 0.99 < float(made.eps.max()) < 1
     assert torch.bincount(made.y, minlength=3).tolist()[1] == 0
     assert float((made.y == 0).float().mean()) == pytest.approx(0.5, abs=0.12)
@@ -414,7 +492,10 @@ def test_the_codes_generator_travels_with_its_statistics(federation: Make) -> No
     size = 8 * (4 + 10) + 8 + 16 * 8 + 16 + 4 * 8
     assert len(fed.run.server.memory["generator"]) == size
     assert fed.round(2).traffic[:, 0, -1].tolist() == [[0, 0, 4 * 10, 4 * size]] * 4
-    assert fed.run.server.memory["generator"][-8:].min() > 0 and torch.isfinite(global_model(fed)).all()
+    assert (
+        fed.run.server.memory["generator"][-8:].min() > 0
+        and torch.isfinite(global_model(fed)).all()
+    )
 
 
 def test_the_teachers_are_the_uploaded_classifiers(federation: Make) -> None:
@@ -427,7 +508,8 @@ def test_the_teachers_are_the_uploaded_classifiers(federation: Make) -> None:
 
 
 def test_what_the_generator_tells_a_client(federation: Make) -> None:
-    """alpha CE(head(G(y')), y') + beta KL(head(G(y)) || model(x)), the teacher constant; both drawn one by one."""
+    """alpha CE(head(G(y')), y') + beta KL(head(G(y)) || model(x)), the teacher constant; both drawn
+    one by one."""
     fed = federation(FedGen(**SMALL))
     G, module = Generator(10, 16, 4, 8), client_of(fed, 1).bind()
     theta = G.at_first(torch.Generator().manual_seed(0))["generator"]
@@ -444,8 +526,11 @@ def test_what_the_generator_tells_a_client(federation: Make) -> None:
         found = learned(G, theta, module, y, prior, (9, alpha), beta)
         torch.testing.assert_close(found, alpha * ce + beta * kl)
     wanted = 0.3 * ce + 0.7 * kl
-    for tensor in (module.model.body[1].weight, head.weight):  # the teacher is no way back to the classifier
-        ours, theirs = (torch.autograd.grad(term, tensor, retain_graph=True)[0] for term in (found, wanted))
+    # the teacher is no way back to the classifier
+    for tensor in (module.model.body[1].weight, head.weight):
+        ours, theirs = (
+            torch.autograd.grad(term, tensor, retain_graph=True)[0] for term in (found, wanted)
+        )
         assert ours.any()
         torch.testing.assert_close(ours, theirs)
 

@@ -1,4 +1,5 @@
-"""Methods whose clients have a second model of their own: Ditto (card 1.28), pFedMe (1.22) and APFL (1.27)."""
+"""Methods whose clients have a second model of their own: Ditto (card 1.28), pFedMe (1.22) and APFL
+(1.27)."""
 
 from __future__ import annotations
 
@@ -29,19 +30,28 @@ MOMENTUM = {"optimizer": {"momentum": 0.9, "weight_decay": 0.01}}
 @pytest.mark.parametrize("lam", [0.0, 1.0])
 def test_dittos_global_model_is_fedavgs(federation: Make, net: str, lam: float) -> None:
     """INV2, INV3: bit for bit, whatever the pull, and for the same bytes."""
-    one, other = (federation(m, net=net, rounds=3, participation=0.5, **MOMENTUM) for m in (Ditto(lam=lam), FedAvg()))
+    one, other = (
+        federation(m, net=net, rounds=3, participation=0.5, **MOMENTUM)
+        for m in (Ditto(lam=lam), FedAvg())
+    )
     for t in (1, 2, 3):
         ours, theirs = one.round(t).metrics, other.round(t).metrics
         assert torch.equal(global_model(one), global_model(other))
-        assert {k: ours[k] for k in ours if "bytes" in k} == {k: theirs[k] for k in theirs if "bytes" in k}
+        assert {k: ours[k] for k in ours if "bytes" in k} == {
+            k: theirs[k] for k in theirs if "bytes" in k
+        }
 
 
 @pytest.mark.parametrize(("net", "keep"), [("plain", False), ("norm", False), ("plain", True)])
 def test_ditto_without_a_pull_is_local(federation: Make, net: str, keep: bool) -> None:
-    """INV1: bit for bit, also with a part of the clients in each round; each model has a momentum of its own."""
+    """INV1: bit for bit, also with a part of the clients in each round; each model has a momentum
+    of its own."""
     memory = {"optimizer": {"momentum": 0.9, "keep_state": True}} if keep else MOMENTUM
     changes: dict[str, Any] = {"net": net, "rounds": 4, "participation": 0.5, **memory}
-    one, other = run_all(federation(Ditto(lam=0.0), **changes)), run_all(federation(Local(), **changes))
+    one, other = (
+        run_all(federation(Ditto(lam=0.0), **changes)),
+        run_all(federation(Local(), **changes)),
+    )
     alone = uploads(other)
     assert all(torch.equal(v, w) for v, w in zip(uploads(one, "personal"), alone, strict=True))
     pulled = uploads(run_all(federation(Ditto(), **changes)), "personal")
@@ -49,7 +59,8 @@ def test_ditto_without_a_pull_is_local(federation: Make, net: str, keep: bool) -
 
 
 def test_ditto_pulls_towards_what_was_received(federation: Make) -> None:
-    """v <- v - lr (grad f(v) + lam (v - w)), where w is the global model as it was sent, not as it has been trained."""
+    """v <- v - lr (grad f(v) + lam (v - w)), where w is the global model as it was sent, not as it
+    has been trained."""
     fed = federation(Ditto(lam=0.7), **WHOLE)
     fed.round(1)
     received, before = global_model(fed).clone(), uploads(fed, "personal")
@@ -61,7 +72,8 @@ def test_ditto_pulls_towards_what_was_received(federation: Make) -> None:
 
 
 def test_dittos_personal_epochs(federation: Make) -> None:
-    """As many as they are said to be: 2 of the personal model beside 1 of the other are local training of 2."""
+    """As many as they are said to be: 2 of the personal model beside 1 of the other are local
+    training of 2."""
     one = run_all(federation(Ditto(lam=0.0, personal_epochs=2), rounds=1))
     two = trained(federation, Local(), rounds=1, local_epochs=2)
     assert all(torch.equal(v, w) for v, w in zip(uploads(one, "personal"), two, strict=True))
@@ -92,17 +104,22 @@ def test_pfedmes_step_by_hand(federation: Make) -> None:
 def test_pfedme_of_one_inner_step_is_fedavg(federation: Make) -> None:
     """INV1: with K = 1 a step is one of plain descent with lr lam personal_lr."""
     changes: dict[str, Any] = {"rounds": 3, "precision": "64-true"}
-    one = federation(PFedMe(lam=4.0, inner_steps=1, personal_lr=0.1), optimizer={"lr": 0.2}, **changes)
+    one = federation(
+        PFedMe(lam=4.0, inner_steps=1, personal_lr=0.1), optimizer={"lr": 0.2}, **changes
+    )
     other = federation(PlainMean(), optimizer={"lr": 0.2 * 4.0 * 0.1}, **changes)
     run_all(one), run_all(other)
     torch.testing.assert_close(global_model(one), global_model(other), rtol=0, atol=1e-12)
 
 
 def test_pfedmes_server_step(federation: Make) -> None:
-    """INV2: w <- (1 - beta) w + beta mean: nothing moves at 0, and at 2 it goes as far beyond the mean."""
+    """INV2: w <- (1 - beta) w + beta mean: nothing moves at 0, and at 2 it goes as far beyond the
+    mean."""
     still = run_all(federation(PFedMe(beta=0.0), rounds=1))
     assert torch.equal(global_model(still), still.run.groups[0].initial)
-    mean, far = (run_all(federation(PFedMe(beta=beta), rounds=1, precision="64-true")) for beta in (1.0, 2.0))
+    mean, far = (
+        run_all(federation(PFedMe(beta=beta), rounds=1, precision="64-true")) for beta in (1.0, 2.0)
+    )
     first = mean.run.groups[0].initial
     plain = torch.stack(uploads(mean)).mean(0)
     torch.testing.assert_close(global_model(mean), plain, rtol=0, atol=1e-12)
@@ -118,7 +135,8 @@ def test_pfedme_without_lambda_does_not_move_the_local_model(federation: Make) -
 
 
 def test_pfedme_beyond_the_mean_keeps_running_statistics(federation: Make) -> None:
-    """A server step of 2 is not taken on them: a variance might turn negative. They do follow the data."""
+    """A server step of 2 is not taken on them: a variance might turn negative. They do follow the
+    data."""
     fed = run_all(federation(PFedMe(beta=2.0), net="norm", rounds=1))
     buffers = slice(fed.run.groups[0].layout.parameters.stop, None)
     mean = torch.stack(uploads(fed)).double().mean(0)[buffers]
@@ -142,7 +160,8 @@ def drawn(federation: Make, method: APFL) -> tuple[Any, Tensor, Tensor]:
 
 
 def test_apfls_step_by_hand(federation: Make) -> None:
-    """All three from the values before the step; INV4: the slope of alpha is that of the mixture's loss."""
+    """All three from the values before the step; INV4: the slope of alpha is that of the mixture's
+    loss."""
     method = APFL(alpha=0.3)
     client, w, v = drawn(federation, method)
     batch = batch_of(client, 16)
@@ -156,12 +175,16 @@ def test_apfls_step_by_hand(federation: Make) -> None:
     torch.testing.assert_close((ends[1] - ends[0]) / (2 * step), of_alpha, rtol=1e-6, atol=0)
 
     loss = method.step(client, batch)
-    torch.testing.assert_close(client["model"], w - 0.05 * slope(client, w, batch), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        client["model"], w - 0.05 * slope(client, w, batch), rtol=0, atol=1e-12
+    )
     torch.testing.assert_close(client["personal"], v - 0.05 * of_v, rtol=0, atol=1e-12)
     torch.testing.assert_close(client.memory["alpha"], 0.3 - 0.05 * of_alpha, rtol=0, atol=1e-12)
     torch.testing.assert_close(loss, _loss(client, w, batch))
     now = client.memory["alpha"]
-    torch.testing.assert_close(method.personal(client), now * client["personal"] + (1 - now) * client["model"])
+    torch.testing.assert_close(
+        method.personal(client), now * client["personal"] + (1 - now) * client["model"]
+    )
 
 
 def _loss(client: Any, vector: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -181,7 +204,9 @@ def test_alpha_stays_in_its_bounds(federation: Make, sign: float) -> None:
 
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
-@pytest.mark.parametrize("method", [APFL(), APFL(alpha=0.9, adaptive=False)], ids=["adaptive", "fixed"])
+@pytest.mark.parametrize(
+    "method", [APFL(), APFL(alpha=0.9, adaptive=False)], ids=["adaptive", "fixed"]
+)
 def test_apfls_global_model_is_fedavgs(federation: Make, net: str, method: Method) -> None:
     """INV1: bit for bit, for any alpha."""
     changes: dict[str, Any] = {"net": net, "rounds": 3, "participation": 0.5}
@@ -202,7 +227,9 @@ def test_apfl_with_alpha_0_is_fedavg_after_training(federation: Make) -> None:
     """INV3: v does not move, and what is scored is w_i."""
     fed = run_all(federation(APFL(alpha=0.0, adaptive=False), rounds=3))
     assert all(torch.equal(v, fed.run.groups[0].initial) for v in uploads(fed, "personal"))
-    assert all(torch.equal(APFL().personal(client_of(fed, c)), w) for c, w in enumerate(uploads(fed)))
+    assert all(
+        torch.equal(APFL().personal(client_of(fed, c)), w) for c, w in enumerate(uploads(fed))
+    )
 
 
 # ---------------------------------------------------------------- steps of their own

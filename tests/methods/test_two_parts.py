@@ -1,4 +1,5 @@
-"""Methods whose clients train parts of a model apart, or mix them: FedRep (card 6.3), FedRoD (6.4) and FedALA (6.5)."""
+"""Methods whose clients train parts of a model apart, or mix them: FedRep (card 6.3), FedRoD (6.4)
+and FedALA (6.5)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,18 @@ from reckoning import WHOLE, batch_of, slope, uploads
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
-from watching import Make, Watch, client_of, global_model, models, payload_of, run_all, same, train, trained
+from watching import (
+    Make,
+    Watch,
+    client_of,
+    global_model,
+    models,
+    payload_of,
+    run_all,
+    same,
+    train,
+    trained,
+)
 
 from fl_lightning.core import Client, Fit, Payload, Phase
 from fl_lightning.foundation.errors import BadInput
@@ -52,27 +64,34 @@ class FedBABU(Method):
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
 def test_fedrep_without_head_epochs_is_fedbabu(federation: Make, net: str) -> None:
-    """INV2: bit for bit, and the classifier stays what it was (not FedPer, whose classifiers train)."""
+    """INV2: bit for bit, and the classifier stays what it was (not FedPer, whose classifiers
+    train)."""
     changes: dict[str, Any] = {"net": net, "rounds": 3, "participation": 0.5, **KEPT}
     ours, theirs = (trained(federation, m, **changes) for m in (FedRep(head_epochs=0), FedBABU()))
     assert same(ours, theirs)
     fed = federation(FedRep(), net=net)
     client = client_of(fed, 0)
     assert all(
-        torch.equal(part(client, w, head=True), part(client, fed.run.groups[0].initial, head=True)) for w in ours
+        torch.equal(part(client, w, head=True), part(client, fed.run.groups[0].initial, head=True))
+        for w in ours
     )
 
 
 @pytest.mark.parametrize("head", [True, False])
 def test_fedreps_phases_leave_the_other_part_alone(federation: Make, head: bool) -> None:
-    """INV1: bit for bit, under momentum, weight decay and kept state, after a round in which both have trained."""
+    """INV1: bit for bit, under momentum, weight decay and kept state, after a round in which both
+    have trained."""
     fed = run_all(federation(FedRep(head_epochs=2), rounds=1, **KEPT))
     client = client_of(fed, 1, t=2)
     before = client["model"].clone()
     first, second = FedRep(head_epochs=2).phases(client, payload_of(client))
     train(fed, client, first if head else second)
-    assert torch.equal(part(client, client["model"], head=not head), part(client, before, head=not head))
-    assert not torch.equal(part(client, client["model"], head=head), part(client, before, head=head))
+    assert torch.equal(
+        part(client, client["model"], head=not head), part(client, before, head=not head)
+    )
+    assert not torch.equal(
+        part(client, client["model"], head=head), part(client, before, head=head)
+    )
 
 
 def test_fedrep_trains_the_classifier_first(federation: Make) -> None:
@@ -97,8 +116,10 @@ def test_fedrep_sends_no_classifier(federation: Make) -> None:
     assert record.metrics["upload_bytes"] == record.metrics["download_bytes"] == 4 * body
     heads = [part(client_of(fed, c), w, head=True) for c, w in enumerate(models(fed))]
     assert len({tuple(h.tolist()) for h in heads}) == 4
-    assert all(torch.equal(part(client_of(fed, c), v, head=True), h)
-               for (c, v), h in zip(watch.models[-4:], heads, strict=True))  # fmt: skip
+    assert all(
+        torch.equal(part(client_of(fed, c), v, head=True), h)
+        for (c, v), h in zip(watch.models[-4:], heads, strict=True)
+    )
 
 
 # ---------------------------------------------------------------- FedRoD
@@ -107,7 +128,10 @@ def test_fedrep_sends_no_classifier(federation: Make) -> None:
 def _scores(client: Client, vector: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Features z and generic scores g(z), computed apart from the engine."""
     net = client.module.model.model
-    tensors = {b.name.removeprefix("model."): vector[b.start : b.stop].view(b.shape) for b in client.layout.blocks}
+    tensors = {
+        b.name.removeprefix("model."): vector[b.start : b.stop].view(b.shape)
+        for b in client.layout.blocks
+    }
     body = {k.removeprefix("body."): v for k, v in tensors.items() if k.startswith("body.")}
     z: Tensor = functional_call(net.body, body, x)
     return z, z @ tensors["out.weight"].T + tensors["out.bias"]
@@ -126,7 +150,11 @@ def test_fedrods_gradients_by_hand(federation: Make) -> None:
     leaf = client["model"].clone().requires_grad_()
     z, g = _scores(client, leaf, x)
     balanced = (g + counts.double().log()).log_softmax(1)[torch.arange(len(y)), y].mean().neg()
-    h = {b.name: leaf[b.start : b.stop].view(b.shape) for b in client.layout.blocks if b.name.startswith("personal.")}
+    h = {
+        b.name: leaf[b.start : b.stop].view(b.shape)
+        for b in client.layout.blocks
+        if b.name.startswith("personal.")
+    }
     own = g.detach() + z.detach() @ h["personal.weight"].T + h["personal.bias"]
     [gradient] = torch.autograd.grad(balanced + cross_entropy(own, y), leaf)
     expected = client["model"] - 0.05 * gradient
@@ -143,7 +171,9 @@ def test_fedrod_takes_a_network_with_more_outputs_than_classes(federation: Make)
     batch = batch_of(client)
     module, pad = client.module, partial(nn.functional.pad, pad=(0, 2), value=-1e3)
     own = module.model.personal
-    wide = SimpleNamespace(model=Mock(side_effect=lambda x: pad(module.model(x)), personal=lambda z: pad(own(z))))
+    wide = SimpleNamespace(
+        model=Mock(side_effect=lambda x: pad(module.model(x)), personal=lambda z: pad(own(z)))
+    )
     wide.features = (module.model(batch[0]), module.features)[1]
     narrow = phase.objective.loss(module, batch)
     assert phase.objective.loss(wide, batch).item() == pytest.approx(narrow.item(), rel=1e-6)
@@ -167,7 +197,9 @@ def shared(fed: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
-def test_fedrods_global_model_is_independent_of_personal_classifiers(federation: Make, net: str) -> None:
+def test_fedrods_global_model_is_independent_of_personal_classifiers(
+    federation: Make, net: str
+) -> None:
     """INV1: bit for bit."""
     changes: dict[str, Any] = {"net": net, "rounds": 3, "optimizer": {"momentum": 0.9}}
     one, other = run_all(federation(FedRoD(), **changes)), run_all(federation(Shaken(), **changes))
@@ -183,7 +215,10 @@ def test_fedrod_on_equally_many_of_each_class_is_fedavg(federation: Make, net: s
     run_all(one)
     layout = other.run.groups[0].layout
     names = {b.name: global_model(one)[b.start : b.stop] for b in one.run.groups[0].layout.blocks}
-    assert all(torch.equal(names[f"model.{b.name}"], global_model(other)[b.start : b.stop]) for b in layout.blocks)
+    assert all(
+        torch.equal(names[f"model.{b.name}"], global_model(other)[b.start : b.stop])
+        for b in layout.blocks
+    )
 
 
 def test_fedrods_two_scores(federation: Make) -> None:
@@ -242,7 +277,10 @@ def test_fedalas_first_round_is_fedavgs(federation: Make, net: str) -> None:
 def test_fedala_that_does_not_learn_is_fedavg(federation: Make, net: str) -> None:
     """INV2: bit for bit with eta 0, since the mix is exact where a weight is 1."""
     changes: dict[str, Any] = {"net": net, "rounds": 4, "participation": 0.5}
-    one, other = run_all(federation(FedALA(eta=0.0), **changes)), run_all(federation(FedAvg(), **changes))
+    one, other = (
+        run_all(federation(FedALA(eta=0.0), **changes)),
+        run_all(federation(FedAvg(), **changes)),
+    )
     assert torch.equal(global_model(one), global_model(other))
 
 
@@ -262,9 +300,15 @@ def test_fedalas_weights_by_hand(federation: Make) -> None:
     noise = torch.randn(client.layout.size, generator=draws, dtype=torch.float64)
     received = client["model"] + 0.3 * noise * client.columns(lambda b: b.kind == "parameter")
     client["blend"].uniform_(0, 1, generator=draws)
-    own, weights, top = client["model"].clone(), client["blend"].clone(), client.columns(lambda b: b.head)
+    own, weights, top = (
+        client["model"].clone(),
+        client["blend"].clone(),
+        client.columns(lambda b: b.head),
+    )
     mix = torch.where(top, own + (received - own) * weights, received)
-    expected = (weights - 40.0 * slope(client, mix, batch_of(client)) * (received - own)).clamp(0, 1)
+    expected = (weights - 40.0 * slope(client, mix, batch_of(client)) * (received - own)).clamp(
+        0, 1
+    )
     assert ((expected == 0) & top).any() and ((expected == 1) & top).any()
     assert ((expected != weights) & (expected > 0) & (expected < 1) & top).any()
     client.payload = payload_of(client, received)
@@ -306,8 +350,11 @@ def test_fedala_learns_its_weights_until_they_rest(
 
 
 @pytest.mark.parametrize(("looks_at", "passes"), [("mean", 12), ("last", 4)])
-def test_fedala_may_look_at_the_last_batch_alone(federation: Make, looks_at: Any, passes: int) -> None:
-    """Of each pass the mean loss jumps to and fro, while that of the last batch rests (no step is taken, eta 0)."""
+def test_fedala_may_look_at_the_last_batch_alone(
+    federation: Make, looks_at: Any, passes: int
+) -> None:
+    """Of each pass the mean loss jumps to and fro, while that of the last batch rests (no step is
+    taken, eta 0)."""
     method = FedALA(window=3, most=12, eta=0.0, looks_at=looks_at)
     fed = federation(method, **WHOLE)
     client = client_of(fed, 0, t=2)
@@ -330,7 +377,11 @@ def test_fedala_mixes_as_many_layers_as_it_is_told(federation: Make) -> None:
         received = client["model"] + 1
         client.payload = payload_of(client, received)
         assert list(FedALA(layers=layers).receive(client, client.payload)) == []
-        own = {b.name.rpartition(".")[0] for b in client.layout.blocks if client["model"][b.start] != received[b.start]}
+        own = {
+            b.name.rpartition(".")[0]
+            for b in client.layout.blocks
+            if client["model"][b.start] != received[b.start]
+        }
         assert own == names
 
 
@@ -339,7 +390,11 @@ def test_fedala_is_scored_as_it_begins(federation: Make) -> None:
     fed = federation(FedALA(), rounds=3)
     record = [fed.round(t) for t in (1, 2, 3)][-1]
     summary = fed.evaluator.everyone()
-    assert summary["final_mean_accuracy"] == record.metrics["mean_accuracy"] == record.metrics["accuracy_before"]
+    assert (
+        summary["final_mean_accuracy"]
+        == record.metrics["mean_accuracy"]
+        == record.metrics["accuracy_before"]
+    )
     assert record.metrics["accuracy_before"] != record.metrics["accuracy_after"]
 
 

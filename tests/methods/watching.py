@@ -1,4 +1,5 @@
-"""What the tests of methods share: to watch a federation, and to ask its parts outside of a round."""
+"""What the tests of methods share: to watch a federation, and to ask its parts outside of a
+round."""
 
 from __future__ import annotations
 
@@ -75,12 +76,18 @@ def client_of(fed: Federation, id: int, t: int = 1) -> Client:
 def server_of(fed: Federation, cohort: list[int] | None = None) -> Server:
     """The server of the round that comes next."""
     everyone = list(range(fed.run.clients))
-    return Server(fed.run, fed.run.server.round + 1, everyone if cohort is None else cohort, fed.reducer)
+    return Server(
+        fed.run, fed.run.server.round + 1, everyone if cohort is None else cohort, fed.reducer
+    )
 
 
 def payload_of(client: Client, vector: Tensor | None = None) -> Payload:
     """`vector` (None: the initial model) as the server sends it."""
-    return Payload(client.layout, client.group.initial if vector is None else vector, client.group.down_mask.copy())
+    return Payload(
+        client.layout,
+        client.group.initial if vector is None else vector,
+        client.group.down_mask.copy(),
+    )
 
 
 def train(fed: Federation, client: Client, phase: Phase) -> None:

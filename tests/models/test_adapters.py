@@ -31,7 +31,8 @@ from fl_lightning.models.vit import ViT
 
 pytest.importorskip("peft")
 
-HERE = "fl_lightning.foundation.errors"  # an importable module into which the tests put their users' classes
+# an importable module into which the tests put their users' classes
+HERE = "fl_lightning.foundation.errors"
 MLP = "fl_lightning.models.mlp.MLP"
 VIT = "fl_lightning.models.vit.ViT"
 SMALL = {"depth": 2, "width": 16, "heads": 2}
@@ -52,7 +53,9 @@ def test_queries_and_values_of_every_layer_get_a_and_b() -> None:
     assert isinstance(model, ViT) and head_of(model) == "net.heads.head"
     names = trains(model)
     places = [
-        f"net.encoder.layers.encoder_layer_{k}.self_attention.{part}" for k in (0, 1) for part in ("query", "value")
+        f"net.encoder.layers.encoder_layer_{k}.self_attention.{part}"
+        for k in (0, 1)
+        for part in ("query", "value")
     ]
     ab = {f"{place}.lora_{x}.default.weight" for place in places for x in "AB"}
     assert {*names} == ab | {"net.heads.head.weight", "net.heads.head.bias"}
@@ -68,7 +71,10 @@ def test_it_begins_as_the_model_without_adapters() -> None:
 
 def test_what_an_adapter_adds_is_alpha_b_a_over_r() -> None:
     """Hu et al., section 4.1; in double precision, by hand."""
-    model, x = adapted(MLP, {"hidden": [5]}, rank=2, alpha=6.0).double(), torch.randn(3, 64).double()
+    model, x = (
+        adapted(MLP, {"hidden": [5]}, rank=2, alpha=6.0).double(),
+        torch.randn(3, 64).double(),
+    )
     layer = model.get_submodule("hidden.0")
     b = torch.nn.init.normal_(layer.lora_B.default.weight)  # type: ignore[union-attr, arg-type]
     a, w, bias = layer.lora_A.default.weight, layer.base_layer.weight, layer.base_layer.bias  # type: ignore[union-attr]
@@ -78,9 +84,17 @@ def test_what_an_adapter_adds_is_alpha_b_a_over_r() -> None:
 
 def test_targets_are_ends_of_names() -> None:
     chosen = adapted(MLP, {"hidden": [5, 6]}, targets=["1"])
-    assert {n.partition(".lora")[0] for n in trains(chosen)} == {"hidden.1", "classifier.weight", "classifier.bias"}
-    everything = adapted(MLP, {"hidden": [5, 6]})  # it names none itself: all linear layers but the classifier
-    assert {n.partition(".lora")[0] for n in trains(everything) if "lora" in n} == {"hidden.0", "hidden.1"}
+    assert {n.partition(".lora")[0] for n in trains(chosen)} == {
+        "hidden.1",
+        "classifier.weight",
+        "classifier.bias",
+    }
+    # it names none itself: all linear layers but the classifier
+    everything = adapted(MLP, {"hidden": [5, 6]})
+    assert {n.partition(".lora")[0] for n in trains(everything) if "lora" in n} == {
+        "hidden.0",
+        "hidden.1",
+    }
     assert head_of(everything) == "classifier"
 
 
@@ -99,7 +113,9 @@ class Torchs(nn.Module):
 def test_where_an_adapter_would_go_unused_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{HERE}.Torchs", Torchs, raising=False)
     for target in ("self_attn", "linear1", "out_proj"):
-        with pytest.raises(BadInput, match=r"model\.adapters\.targets.*torch's .* past their modules"):
+        with pytest.raises(
+            BadInput, match=r"model\.adapters\.targets.*torch's .* past their modules"
+        ):
             adapted(f"{HERE}.Torchs", {}, targets=[target])
     assert {n.partition(".")[0] for n in trains(adapted(f"{HERE}.Torchs", {}))} == {"free", "out"}
 
@@ -119,7 +135,9 @@ def test_what_cannot_be_adapted_is_said(adapters: dict[str, Any], said: str) -> 
 
 def test_without_peft_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(BadInput, match=r"it needs peft, which is not installed: .*pip install 'peft>="):
+    with pytest.raises(
+        BadInput, match=r"it needs peft, which is not installed: .*pip install 'peft>="
+    ):
         adapted()
 
 
@@ -151,17 +169,25 @@ def around(federation: Make) -> Make:
 
 
 def test_the_cube_and_selection_go_by_a_and_b(around: Make) -> None:
-    """A and B are layers: KAPC learns a relation for each, and layer selection leaves some of them out."""
+    """A and B are layers: KAPC learns a relation for each, and layer selection leaves some of them
+    out."""
     fed = around(KAPC(), [LayerSelection(mu=0.5)], rounds=2)
     layers = fed.run.layer_names
     assert len(layers) == 9 and layers[-1] == "net.heads.head"
     assert [n.rpartition(".self_attention.")[2] for n in layers[:4]] == [
-        "query.lora_A.default", "query.lora_B.default", "value.lora_A.default", "value.lora_B.default"
-    ]  # fmt: skip
+        "query.lora_A.default",
+        "query.lora_B.default",
+        "value.lora_A.default",
+        "value.lora_B.default",
+    ]
     frozen = {n: t.clone() for n, t in fed.run.groups[0].frozen.items()}
     record = fed.round(1)
     assert record.relation.rows.shape[1] == 9
-    assert 0 < record.metrics["upload_bytes"] < 4 * 4 * sum(b.size for b in fed.run.groups[0].layout.blocks)
+    assert (
+        0
+        < record.metrics["upload_bytes"]
+        < 4 * 4 * sum(b.size for b in fed.run.groups[0].layout.blocks)
+    )
     fed.round(2)
     assert all(torch.equal(t, frozen[n]) for n, t in fed.run.groups[0].frozen.items())
     moved = fed.run.states[0].vectors["model"] - fed.run.groups[0].initial
@@ -189,7 +215,9 @@ def test_stacked_clients_share_the_frozen_part(around: Make) -> None:
     """What `vmap` trains is what the loop trains, with one copy of the backbone for all."""
     found = []
     for name in ("loop", "vmap"):
-        fed = around(FedAvg(), precision="64-true", optimizer={"momentum": 0.5}, fabric={"executor": name})
+        fed = around(
+            FedAvg(), precision="64-true", optimizer={"momentum": 0.5}, fabric={"executor": name}
+        )
         fed.fit()
         assert fed.worker.trainers[0].executor.name == name
         found.append(fed.run.groups[0].vectors["model"])
@@ -206,14 +234,22 @@ def resolved(*flags: str) -> Any:
 def test_flags_and_configs_say_adapters() -> None:
     [model] = resolved("--model.adapters.rank=4", "--model.adapters.targets=[hidden.0]").models
     assert isinstance(model.component, Network)
-    assert model.component.adapters == {"rank": 4, "alpha": 8.0, "targets": ["hidden.0"], "dropout": 0.0, "head": True}
+    assert model.component.adapters == {
+        "rank": 4,
+        "alpha": 8.0,
+        "targets": ["hidden.0"],
+        "dropout": 0.0,
+        "head": True,
+    }
     config = resolved("--model.adapters=true", "--model.weights=w.safetensors")
     assert config.models[0].component.adapters == vars(AdaptersConfig())
     said = to_settings(config)["model"]
     assert said["weights"] == "w.safetensors" and said["adapters"] == vars(AdaptersConfig())
     layer = layer_of("again", {"model": said})
     assert complete(plan([layer])).models == config.models
-    off = complete(plan([layer, *read_line(["--model.adapters=null", "--model.weights=null"]).layers]))
+    off = complete(
+        plan([layer, *read_line(["--model.adapters=null", "--model.weights=null"]).layers])
+    )
     assert not isinstance(off.models[0].component, Network)
     assert config.by_key()["model"]["adapters"]["rank"] == 8
 
@@ -225,7 +261,10 @@ def test_flags_and_configs_say_adapters() -> None:
         (["--model.adapters.rank=two"], r"model\.adapters\.rank: 'two' .* whole number"),
         (["--model.adapters.dropout=1"], r"model\.adapters\.dropout"),
         (["--model.adapters.alpha=-1"], r"model\.adapters\.alpha: -1\.0 .* above 0"),
-        (["--model.adapters.rnk=2"], r"model\.adapters\.rnk: .* no such key \(did you mean model\.adapters\.rank"),
+        (
+            ["--model.adapters.rnk=2"],
+            r"model\.adapters\.rnk: .* no such key \(did you mean model\.adapters\.rank",
+        ),
         (["--model.adapters=lora"], r"model\.adapters: 'lora' .* a mapping, true, or null"),
         (["--model.weights=3"], r"model\.weights: 3 .* a safetensors file"),
     ],
@@ -235,12 +274,15 @@ def test_bad_adapters_are_named(flags: list[str], said: str) -> None:
         resolved(*flags)
 
 
-# ---------------------------------------------------------------- weights, and whoever makes networks
+# -------------------------------------------------------------- weights, and whoever makes networks
 
 
 def saved(path: Path, change: Callable[[dict[str, Tensor]], None] = lambda tensors: None) -> str:
     torch.manual_seed(1)
-    tensors = {n: t.contiguous() for n, t in build(Component(MLP, {"hidden": [5]}), *DIGITS).state_dict().items()}
+    tensors = {
+        n: t.contiguous()
+        for n, t in build(Component(MLP, {"hidden": [5]}), *DIGITS).state_dict().items()
+    }
     change(tensors)
     save_file(tensors, path)
     return str(path)
@@ -261,11 +303,21 @@ def test_weights_are_where_a_model_begins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [lambda w: w.update({"classifier.weight": torch.zeros(3, 5)}), lambda w: w.pop("classifier.bias")]
+    "change",
+    [
+        lambda w: w.update({"classifier.weight": torch.zeros(3, 5)}),
+        lambda w: w.pop("classifier.bias"),
+    ],
 )
 def test_a_classifier_of_other_classes_is_drawn(tmp_path: Path, change: Any) -> None:
-    model, plain = read(saved(tmp_path / "w.safetensors", change)), build(Component(MLP, {"hidden": [5]}), *DIGITS)
-    assert model.get_parameter("classifier.weight").shape == plain.get_parameter("classifier.weight").shape
+    model, plain = (
+        read(saved(tmp_path / "w.safetensors", change)),
+        build(Component(MLP, {"hidden": [5]}), *DIGITS),
+    )
+    assert (
+        model.get_parameter("classifier.weight").shape
+        == plain.get_parameter("classifier.weight").shape
+    )
     assert float(model.get_parameter("classifier.weight").detach().abs().min()) > 0
 
 
@@ -274,8 +326,14 @@ def test_a_classifier_of_other_classes_is_drawn(tmp_path: Path, change: Any) -> 
     [
         (lambda w: w.pop("hidden.0.bias"), r"it lacks hidden\.0\.bias, which the model has"),
         (lambda w: w.update(more=torch.zeros(1)), "it holds more, which the model has not"),
-        (lambda w: w.update({"hidden.0.bias": torch.zeros(7)}), r"hidden\.0\.bias of shape \(7,\), not \(5,\)"),
-        (lambda w: w.update({f"x{k}": torch.zeros(1) for k in range(5)}), "it holds x0, x1, x2 and 2 more"),
+        (
+            lambda w: w.update({"hidden.0.bias": torch.zeros(7)}),
+            r"hidden\.0\.bias of shape \(7,\), not \(5,\)",
+        ),
+        (
+            lambda w: w.update({f"x{k}": torch.zeros(1) for k in range(5)}),
+            "it holds x0, x1, x2 and 2 more",
+        ),
     ],
 )
 def test_weights_of_another_model_are_refused(tmp_path: Path, change: Any, said: str) -> None:
@@ -295,27 +353,39 @@ def test_functions_of_torchvision_get_the_classes() -> None:
     model = build(Component("torchvision.models.squeezenet1_1", {"dropout": 0.1}), (3, 32, 32), 7)
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
     path = "torchvision.models.squeezenet1_1"
-    found = resolved(f"--model={path}", "--model.dropout=0.25", "--model.weights=a.safetensors").models[0].component
+    found = (
+        resolved(f"--model={path}", "--model.dropout=0.25", "--model.weights=a.safetensors")
+        .models[0]
+        .component
+    )
     assert found == Network(path, {"dropout": 0.25}, "a.safetensors")
 
 
 def test_functions_of_timm_get_the_classes() -> None:
     pytest.importorskip("timm")
     args = {"model_name": "vit_tiny_patch16_224", "in_chans": 1, "img_size": 8, "patch_size": 4}
-    model = build(Network("timm.create_model", args, adapters={"targets": ["attn.qkv"]}), (1, 8, 8), 7)
+    model = build(
+        Network("timm.create_model", args, adapters={"targets": ["attn.qkv"]}), (1, 8, 8), 7
+    )
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 7)
-    assert {n.rpartition("lora_")[0].rpartition("attn.")[2] for n in trains(model) if "lora" in n} == {"qkv."}
+    assert {
+        n.rpartition("lora_")[0].rpartition("attn.")[2] for n in trains(model) if "lora" in n
+    } == {"qkv."}
 
 
 @pytest.mark.slow
 def test_a_run_with_adapters_goes_on_and_gives_its_models_away(
     fit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Taken up after its second round it ends as one that was never stopped; what is exported scores as it did."""
+    """Taken up after its second round it ends as one that was never stopped; what is exported
+    scores as it did."""
     flags = "--model.adapters.rank 2 --callbacks checkpoint --callbacks.checkpoint.seconds 0"
     whole, parts = fit("whole", flags), fit("parts", flags, "--federation.rounds 2")
     assert cli(["fit", "--name", "parts", "--resume", "--federation.rounds", "3"]) == 0
-    rows = [(folder / "metrics.csv").read_text().splitlines()[-1].split(",")[:4] for folder in (whole, parts)]
+    rows = [
+        (folder / "metrics.csv").read_text().splitlines()[-1].split(",")[:4]
+        for folder in (whole, parts)
+    ]
     assert rows[0] == rows[1]
     assert cli(["export", "--run", str(whole), "--client", "1", "--out", "one.safetensors"]) == 0
     assert "adapters={'rank': 2" in Path("one.py").read_text()

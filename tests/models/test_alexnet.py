@@ -11,7 +11,9 @@ from fl_lightning.models.alexnet import AlexNet
 @pytest.mark.parametrize("channels", [1, 3])
 def test_parameters_by_hand(side: int, left: int, channels: int) -> None:
     model = AlexNet((channels, side, side), 7, width=16)
-    convolutions = (9 * channels + 1) * 64 + (9 * 64 + 1) * 192 + (9 * 192 + 1) * 384 + (9 * 384 + 1) * 256
+    convolutions = (
+        (9 * channels + 1) * 64 + (9 * 64 + 1) * 192 + (9 * 192 + 1) * 384 + (9 * 384 + 1) * 256
+    )
     convolutions += (9 * 256 + 1) * 256
     top = (256 * left * left + 1) * 16 + 17 * 16 + 17 * 7
     assert sum(p.numel() for p in model.parameters()) == convolutions + top

@@ -43,7 +43,8 @@ class Net(nn.Module):
 
 
 class Chained(Net):
-    """A spectral normalisation behind another parametrisation, of a matrix whose columns come first."""
+    """A spectral normalisation behind another parametrisation, of a matrix whose columns come
+    first."""
 
     wrap = staticmethod(lambda layer: spectral_norm(weight_norm(layer), dim=1))
 
@@ -74,7 +75,9 @@ def norm(model: Any) -> float:
 
 @pytest.mark.parametrize("net", [Net, Hooked, Chained])
 def test_an_averaged_weight_is_divided_by_its_own_norm(made: Make, net: type[nn.Module]) -> None:
-    fed = made(net, FedAvg(), optimizer={"lr": 0.5}, evaluation={"models": ["before", "after", "global"]})
+    fed = made(
+        net, FedAvg(), optimizer={"lr": 0.5}, evaluation={"models": ["before", "after", "global"]}
+    )
     fed.prepare()
     for t in (1, 2):
         fed.round(t)
@@ -103,7 +106,9 @@ def test_buffers_follow_from_the_weight_alone(net: type[nn.Module]) -> None:
 def test_scores_in_between_change_no_spectral_norm_that_trains(made: Make) -> None:
     models = []
     for every in (1, 2):
-        fed = made(Net, FedPer(), evaluation={"every": every, "models": ["before", "after"]}, rounds=3)
+        fed = made(
+            Net, FedPer(), evaluation={"every": every, "models": ["before", "after"]}, rounds=3
+        )
         fed.prepare()
         for t in (1, 2, 3):
             fed.round(t)
@@ -121,7 +126,9 @@ def test_another_model_has_buffers_of_its_own_while_one_trains(made: Make) -> No
     trained, buffers = module.binding.vector, [b.clone() for b in client.state.buffers]
     x = torch.randn(3, 1, 8, 8)
     features = module.under(other, x)[0]
-    assert module.binding.vector is trained and all(map(torch.equal, buffers, module.binding.buffers))
+    assert module.binding.vector is trained and all(
+        map(torch.equal, buffers, module.binding.buffers)
+    )
     module.binding.bind(other, buffers)
     module.model.eval()
     module.model(x)
@@ -153,8 +160,11 @@ def test_statistics_are_averaged_and_counters_stay(monkeypatch: pytest.MonkeyPat
     model = build(Component(f"{HERE}.Counting"), (1, 8, 8), 10)
     layout = Layout(model, head_of(model))
     assert [b.name for b in layout.blocks if b.kind == "buffer"] == [
-        "norm.running_mean", "norm.running_var", "lazy.running_mean", "lazy.running_var"
-    ]  # fmt: skip
+        "norm.running_mean",
+        "norm.running_var",
+        "lazy.running_mean",
+        "lazy.running_var",
+    ]
     assert layout.own_names == ["norm.num_batches_tracked", "lazy.num_batches_tracked"]
 
 
@@ -190,6 +200,8 @@ class Synchronised(Net):
         (Synchronised, "'more' is not allowed; SyncBatchNorm would mix batches of clients"),
     ],
 )
-def test_buffers_that_nobody_can_average_are_refused(made: Make, net: type[nn.Module], message: str) -> None:
+def test_buffers_that_nobody_can_average_are_refused(
+    made: Make, net: type[nn.Module], message: str
+) -> None:
     with pytest.raises(BadInput, match=f"^model: {message}"):
         made(net, FedAvg())

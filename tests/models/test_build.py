@@ -16,7 +16,8 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.common.mixture import Mixture
 from fl_lightning.models import another, build, head_doubt, head_of
 
-HERE = "fl_lightning.foundation.errors"  # an importable module into which the tests put their users' classes
+# an importable module into which the tests put their users' classes
+HERE = "fl_lightning.foundation.errors"
 BUILT_IN = [
     "fl_lightning.models.cnn.CNN",
     "fl_lightning.models.mlp.MLP",
@@ -67,8 +68,12 @@ def test_built_in_models_fit_the_usual_data(path: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 28, 28), (3, 32, 32)])
-@pytest.mark.parametrize("component", KT_PFL, ids=lambda component: component.class_path.rpartition(".")[2])
-def test_the_architectures_of_kt_pfl_fit_its_images(component: Component, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "component", KT_PFL, ids=lambda component: component.class_path.rpartition(".")[2]
+)
+def test_the_architectures_of_kt_pfl_fit_its_images(
+    component: Component, shape: tuple[int, ...]
+) -> None:
     model = build(component, shape, 10)
     assert model.eval()(torch.zeros(3, *shape)).shape == (3, 10)
     assert model.get_submodule(head_of(model)).out_features == 10
@@ -108,7 +113,9 @@ def test_trying_a_model_out_leaves_no_trace(theirs: str) -> None:
     torch.manual_seed(0)
     model = build(Component(theirs), (1, 8, 8), 3)
     assert torch.equal(torch.get_rng_state(), state)
-    assert [module.training for module in model.modules()] == [module.training for module in plain.modules()]
+    assert [module.training for module in model.modules()] == [
+        module.training for module in plain.modules()
+    ]
     assert not model.get_submodule("norm").training
     for key, tensor in plain.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[key])
@@ -117,11 +124,21 @@ def test_trying_a_model_out_leaves_no_trace(theirs: str) -> None:
 @pytest.mark.parametrize(
     ("path", "init_args", "shape", "message"),
     [
-        (BUILT_IN[0], {"widths": 3}, (1, 8, 8), "building it failed: .* unexpected keyword argument 'widths'"),
+        (
+            BUILT_IN[0],
+            {"widths": 3},
+            (1, 8, 8),
+            "building it failed: .* unexpected keyword argument 'widths'",
+        ),
         (BUILT_IN[0], {"channels": [3]}, (1, 28, 28), "building it failed"),
         (BUILT_IN[0], {}, (20,), r"larger images than \(20,\)"),
         (BUILT_IN[0], {}, (1, 8, 8), r"larger images than \(1, 8, 8\)"),
-        (BUILT_IN[0], {"input_shape": [1, 32, 32]}, (1, 28, 28), r"shape \(1, 28, 28\) and 10 classes, on which"),
+        (
+            BUILT_IN[0],
+            {"input_shape": [1, 32, 32]},
+            (1, 28, 28),
+            r"shape \(1, 28, 28\) and 10 classes, on which",
+        ),
         (BUILT_IN[1], {"num_classes": 4}, (1, 8, 8), r"gives \(2, 4\) instead of \(2, 10\)"),
         (BUILT_IN[2], {"stem": "5x5"}, (1, 8, 8), "choose 7x7 or 3x3"),
         (BUILT_IN[2], {}, (20,), "it needs images"),
@@ -129,7 +146,9 @@ def test_trying_a_model_out_leaves_no_trace(theirs: str) -> None:
         ("torch.nn.Module", {}, (1, 8, 8), "forward"),
     ],
 )
-def test_bad_models_are_one_line(path: str, init_args: dict[str, Any], shape: tuple[int, ...], message: str) -> None:
+def test_bad_models_are_one_line(
+    path: str, init_args: dict[str, Any], shape: tuple[int, ...], message: str
+) -> None:
     with pytest.raises(BadInput, match=message) as caught:
         build(Component(path, init_args), shape, 10)
     assert caught.value.key.startswith("model")
@@ -229,7 +248,9 @@ class Tied(Traced):
 
 
 @pytest.mark.parametrize("net", [Traced, Probabilities, Pooled, Cosine, Frozen, Normed, Tied])
-def test_the_head_is_what_scores_come_from(net: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_is_what_scores_come_from(
+    net: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not what is defined last."""
     monkeypatch.setattr(f"{HERE}.Net", net, raising=False)
     model = build(Component(f"{HERE}.Net"), (1, 8, 8), 10)
@@ -263,9 +284,14 @@ def test_of_two_classifiers_one_is_taken_aloud_or_none(monkeypatch: pytest.Monke
     model = build(Component(f"{HERE}.Two"), (1, 8, 8), 10)
     assert head_of(model) == "gate"
     doubt = head_doubt(model)
-    assert doubt is not None and "its scores come from gate, top; gate is taken for its classifier" in doubt
+    assert (
+        doubt is not None
+        and "its scores come from gate, top; gate is taken for its classifier" in doubt
+    )
     other = build(Component(f"{HERE}.TwoAndMore"), (1, 8, 8), 10)
-    with pytest.raises(BadInput, match=r"its scores come from gate, top: name one of them .* attribute `head`"):
+    with pytest.raises(
+        BadInput, match=r"its scores come from gate, top: name one of them .* attribute `head`"
+    ):
         head_of(other)
     other.head = "top"
     assert head_of(other) == "top" and head_doubt(other) is None
@@ -353,15 +379,22 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("always", [False, True])
 @pytest.mark.parametrize("what", OUTPUTS)
-def test_what_is_no_class_scores_is_named(what: str, always: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_class_scores_is_named(
+    what: str, always: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(f"{HERE}.Branching", Branching, raising=False)
     when = "but for two samples" if always else "while it trains"
     line = rf"{when} it gives {re.escape(what)} instead of "
-    with pytest.raises(BadInput, match=rf"^model: 'fl_lightning.foundation.errors.Branching' is not allowed; .*{line}"):
+    with pytest.raises(
+        BadInput,
+        match=rf"^model: 'fl_lightning.foundation.errors.Branching' is not allowed; .*{line}",
+    ):
         build(Component(f"{HERE}.Branching", {"what": what, "always": always}), (1, 8, 8), 10)
 
 
-def test_a_training_step_takes_what_the_model_gives_while_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_step_takes_what_the_model_gives_while_it_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(f"{HERE}.Judged", Judged, raising=False)
     build(Component(f"{HERE}.Judged", {"what": "tuple of 2"}), (1, 8, 8), 10)
 
@@ -373,4 +406,6 @@ def test_trying_a_model_in_training_leaves_no_trace(theirs: str) -> None:
     torch.manual_seed(0)
     Theirs()
     assert torch.equal(drawn, torch.rand(1)) and not model.norm.training and model.training
-    assert model.norm.num_batches_tracked == 0 and torch.equal(model.norm.running_var, torch.ones(1))
+    assert model.norm.num_batches_tracked == 0 and torch.equal(
+        model.norm.running_var, torch.ones(1)
+    )

@@ -27,13 +27,22 @@ def test_five_layers() -> None:
 
 def test_parameters_by_hand() -> None:
     # 25*32+32 + 25*32*64+64 + 64*S*S*512+512 + 512*128+128 + 128*10+10, S pixels left along a side:
-    # 28 -> 24 -> 12 -> 8 -> 4 without padding; 28 -> 14 -> 7, 8 -> 4 -> 2, 32 -> 16 -> 8 with padding 2.
+    # 28 -> 24 -> 12 -> 8 -> 4 without padding; 28 -> 14 -> 7, 8 -> 4 -> 2, 32 -> 16 -> 8 with
+    # padding 2.
     convolutions, top = 832 + 51_264, 512 + 65_664 + 1_290
     assert parameters(CNN((1, 28, 28), 10)) == convolutions + 1024 * 512 + top == 643_850
-    assert parameters(CNN((1, 28, 28), 10, padding=2)) == convolutions + 3136 * 512 + top == 1_725_194
-    assert parameters(CNN((1, 28, 28), 10, hidden=(512,))) == convolutions + 1024 * 512 + 512 + 5130 == 582_026
+    assert (
+        parameters(CNN((1, 28, 28), 10, padding=2)) == convolutions + 3136 * 512 + top == 1_725_194
+    )
+    assert (
+        parameters(CNN((1, 28, 28), 10, hidden=(512,)))
+        == convolutions + 1024 * 512 + 512 + 5130
+        == 582_026
+    )
     assert parameters(CNN((1, 8, 8), 10, padding=2)) == convolutions + 256 * 512 + top
-    assert parameters(CNN((3, 32, 32), 10, channels=(4, 8), padding=2)) == 304 + 808 + 512 * 512 + top
+    assert (
+        parameters(CNN((3, 32, 32), 10, channels=(4, 8), padding=2)) == 304 + 808 + 512 * 512 + top
+    )
 
 
 def test_normalisation_counts_with_its_convolution_and_changes_no_first_weight() -> None:
@@ -45,7 +54,10 @@ def test_normalisation_counts_with_its_convolution_and_changes_no_first_weight()
     assert all(torch.equal(p, normed.state_dict()[name]) for name, p in plain.state_dict().items())
     layout = Layout(normed, head="classifier")
     assert layout.layers == ["conv1", "conv2", "fc1", "fc2", "classifier"]
-    assert {(b.name.split(".")[0], b.layer) for b in layout.blocks if b.normalisation} == {("norm1", 0), ("norm2", 1)}
+    assert {(b.name.split(".")[0], b.layer) for b in layout.blocks if b.normalisation} == {
+        ("norm1", 0),
+        ("norm2", 1),
+    }
     outputs = normed.eval()(torch.randn(4, 1, 16, 16))
     assert outputs.shape == (4, 10)
 
@@ -66,7 +78,8 @@ def test_images_that_are_too_small() -> None:
 
 
 def test_one_or_two_hidden_layers() -> None:
-    """Of one the logits are those of the layers put together by hand; none and three are refused by name."""
+    """Of one the logits are those of the layers put together by hand; none and three are refused by
+    name."""
     model = CNN((1, 28, 28), 10, channels=(2, 3), hidden=(7,))
     x = torch.randn(4, 1, 28, 28)
     maps = torch.nn.functional.max_pool2d(torch.relu(model.conv1(x)), 2)

@@ -19,7 +19,8 @@ def test_windows_of_any_length_become_logits() -> None:
 
 
 def test_it_looks_along_time_and_forgets_where() -> None:
-    """A pattern far from the borders gives the same logits wherever it stands, by steps of the pooling."""
+    """A pattern far from the borders gives the same logits wherever it stands, by steps of the
+    pooling."""
     torch.manual_seed(0)
     model = CNN1D((1, 64), 3).eval()
     x = torch.zeros(2, 1, 64)
@@ -31,5 +32,7 @@ def test_it_looks_along_time_and_forgets_where() -> None:
 
 @pytest.mark.parametrize("shape", [(64,), (1, 8, 8), (6, 3)])
 def test_what_is_no_window_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(BadInput, match=r"model: 'cnn1d' .*are no windows \(channels, samples\) of 4 or more"):
+    with pytest.raises(
+        BadInput, match=r"model: 'cnn1d' .*are no windows \(channels, samples\) of 4 or more"
+    ):
         build(Component(PATH, {}), shape, 7)

@@ -15,7 +15,10 @@ from fl_lightning.models.lenet import LeNet
 def test_parameters_by_hand(shape: tuple[int, ...], flat: int) -> None:
     model = LeNet(shape, 10)
     convolutions = (25 * shape[0] + 1) * 6 + (25 * 6 + 1) * 16
-    assert sum(p.numel() for p in model.parameters()) == convolutions + (flat + 1) * 120 + 121 * 84 + 85 * 10
+    assert (
+        sum(p.numel() for p in model.parameters())
+        == convolutions + (flat + 1) * 120 + 121 * 84 + 85 * 10
+    )
     assert model(torch.zeros(2, *shape)).shape == (2, 10)
 
 

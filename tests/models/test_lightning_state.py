@@ -1,4 +1,5 @@
-"""What a user's LightningModule reads of Lightning's state counts its client's training, or is refused by name."""
+"""What a user's LightningModule reads of Lightning's state counts its client's training, or is
+refused by name."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ class Lit(LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.out = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()), nn.Linear(8, 10)
+        self.body, self.out = (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()),
+            nn.Linear(8, 10),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.body(x))
@@ -94,7 +98,8 @@ def watching(seen: Seen, *names: str) -> Callable[..., Tensor]:
 
 
 def test_epochs_and_steps_count_through_the_rounds(made: Make) -> None:
-    """Also where a round is the first that is seen: after a resume, and for a client that joins in late."""
+    """Also where a round is the first that is seen: after a resume, and for a client that joins in
+    late."""
     names = ("current_epoch", "global_step", "trainer.current_epoch", "trainer.global_step")
     seen: Seen = []
     fed = made(watching(seen, *names), clients=1, local_epochs=2, batch_size=512)
@@ -116,12 +121,26 @@ def test_epochs_and_steps_count_through_the_rounds(made: Make) -> None:
 
 @pytest.mark.parametrize(
     ("length", "of_a_round", "epochs"),
-    [({"local_epochs": 2}, 6, 4), ({"local_epochs": 0.5}, 2, 2), ({"local_epochs": None, "local_steps": 5}, 5, 4)],
+    [
+        ({"local_epochs": 2}, 6, 4),
+        ({"local_epochs": 0.5}, 2, 2),
+        ({"local_epochs": None, "local_steps": 5}, 5, 4),
+    ],
 )
-def test_the_trainers_limits_are_those_of_the_run(made: Make, length: Any, of_a_round: int, epochs: int) -> None:
-    names = ("max_steps", "estimated_stepping_batches", "num_training_batches", "max_epochs", "training")
+def test_the_trainers_limits_are_those_of_the_run(
+    made: Make, length: Any, of_a_round: int, epochs: int
+) -> None:
+    names = (
+        "max_steps",
+        "estimated_stepping_batches",
+        "num_training_batches",
+        "max_epochs",
+        "training",
+    )
     seen: Seen = []
-    fed = made(watching(seen, *(f"trainer.{name}" for name in names)), clients=1, batch_size=512, **length)
+    fed = made(
+        watching(seen, *(f"trainer.{name}" for name in names)), clients=1, batch_size=512, **length
+    )
     fed.prepare()
     fed.round(1)
     total = 2 * of_a_round
@@ -130,7 +149,14 @@ def test_the_trainers_limits_are_those_of_the_run(made: Make, length: Any, of_a_
 
 def test_a_client_trains_in_one_process(made: Make) -> None:
     seen: Seen = []
-    names = ("global_rank", "trainer.world_size", "trainer.is_global_zero", "device", "dtype", "fabric")
+    names = (
+        "global_rank",
+        "trainer.world_size",
+        "trainer.is_global_zero",
+        "device",
+        "dtype",
+        "fabric",
+    )
     fed = made(watching(seen, *names), precision="64-true")
     fed.prepare()
     fed.round(1)
@@ -145,12 +171,17 @@ def test_a_client_trains_in_one_process(made: Make) -> None:
         (lambda self: self.manual_backward(torch.zeros(())), r"self\.manual_backward\(\)"),
         (lambda self: self.all_gather(torch.zeros(())), r"self\.all_gather\(\)"),
         (lambda self: self.local_rank, r"self\.trainer\.local_rank.*use self\.device"),
-        (lambda self: self.trainer.strategy, r"self\.trainer\.strategy.*: of self\.trainer there are .*max_epochs"),
+        (
+            lambda self: self.trainer.strategy,
+            r"self\.trainer\.strategy.*: of self\.trainer there are .*max_epochs",
+        ),
         (lambda self: self.trainer.callback_metrics, r"self\.trainer\.callback_metrics"),
         (lambda self: setattr(self.trainer, "should_stop", True), r"self\.trainer\.should_stop"),
     ],
 )
-def test_what_there_is_not_is_refused_by_name(made: Make, read: Callable[[Lit], Any], name: str) -> None:
+def test_what_there_is_not_is_refused_by_name(
+    made: Make, read: Callable[[Lit], Any], name: str
+) -> None:
     def then(self: Lit, loss: Tensor, batch_idx: int) -> Tensor:
         read(self)
         return loss
@@ -168,7 +199,9 @@ def test_counts_are_refused_outside_of_local_steps(made: Make) -> None:
 
     fed = made(Evaluated)
     fed.prepare()
-    with pytest.raises(BadInput, match=r"'Evaluated' is not allowed; it reads self\.current_epoch outside of local"):
+    with pytest.raises(
+        BadInput, match=r"'Evaluated' is not allowed; it reads self\.current_epoch outside of local"
+    ):
         fed.round(1)
 
 
@@ -186,15 +219,24 @@ def test_a_forward_pass_that_reads_them_is_not_stacked(
     assert "the model reads self.current_epoch" in capsys.readouterr().err
 
 
-def test_none_takes_no_step(made: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_none_takes_no_step(
+    made: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     steps: list[Tensor] = []
     step = FastSGD.step
-    monkeypatch.setattr(FastSGD, "step", lambda *values: steps.append(values[1].detach()) or step(*values))
-    fed = made(lambda self, loss, batch_idx: loss if batch_idx == 1 else None, clients=1, batch_size=512)
+    monkeypatch.setattr(
+        FastSGD, "step", lambda *values: steps.append(values[1].detach()) or step(*values)
+    )
+    fed = made(
+        lambda self, loss, batch_idx: loss if batch_idx == 1 else None, clients=1, batch_size=512
+    )
     fed.prepare()
     metrics = fed.round(1).metrics
     assert len(steps) == 1 and metrics["train_loss"] == pytest.approx(float(steps[0]))
-    assert capsys.readouterr().err.count("the training_step of Then returned None: no step is taken") == 1
+    assert (
+        capsys.readouterr().err.count("the training_step of Then returned None: no step is taken")
+        == 1
+    )
     fed = made(lambda self, loss, batch_idx: None, clients=1)
     fed.prepare()
     fed.round(1)
@@ -204,13 +246,19 @@ def test_none_takes_no_step(made: Make, monkeypatch: pytest.MonkeyPatch, capsys:
 def test_none_is_refused_where_the_loss_is_needed(made: Make) -> None:
     fed = made(lambda self, loss, batch_idx: None, PerFedAvg())
     fed.prepare()
-    with pytest.raises(Skipped, match=r"'Then' is not allowed; its training_step returned None.*: PerFedAvg needs"):
+    with pytest.raises(
+        Skipped, match=r"'Then' is not allowed; its training_step returned None.*: PerFedAvg needs"
+    ):
         fed.round(1)
 
 
 def test_a_loss_may_be_in_a_dict(made: Make) -> None:
     losses = []
-    for then in (Lit.then, lambda self, loss, k: {"loss": loss, "more": k}, lambda self, loss, k: loss[None]):
+    for then in (
+        Lit.then,
+        lambda self, loss, k: {"loss": loss, "more": k},
+        lambda self, loss, k: loss[None],
+    ):
         fed = made(then)
         fed.prepare()
         losses.append(fed.round(1).metrics["train_loss"])
@@ -230,14 +278,18 @@ def test_a_loss_may_be_in_a_dict(made: Make) -> None:
 def test_what_is_no_loss_is_refused(made: Make, then: Callable[..., Any], returned: str) -> None:
     fed = made(then)
     fed.prepare()
-    with pytest.raises(BadInput, match=f"^model: 'Then' is not allowed; its training_step returned {returned}"):
+    with pytest.raises(
+        BadInput, match=f"^model: 'Then' is not allowed; its training_step returned {returned}"
+    ):
         fed.round(1)
 
 
 def test_a_loss_without_a_gradient_is_refused(made: Make) -> None:
     fed = made(lambda self, loss, batch_idx: torch.zeros(()))
     fed.prepare()
-    with pytest.raises(BadInput, match=r"^model: 'Then' is not allowed; its training_step returned a loss of no"):
+    with pytest.raises(
+        BadInput, match=r"^model: 'Then' is not allowed; its training_step returned a loss of no"
+    ):
         fed.round(1)
 
 
@@ -254,10 +306,15 @@ def test_logs_are_accepted_and_a_line_says_that_they_are_not_kept(
     fed = made(then)
     fed.prepare()
     fed.round(1)
-    assert capsys.readouterr().err.count("model: what Then logs (self.log, self.logger) is not kept") == 1
+    assert (
+        capsys.readouterr().err.count("model: what Then logs (self.log, self.logger) is not kept")
+        == 1
+    )
 
 
-def test_hooks_that_are_not_called_are_named(made: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hooks_that_are_not_called_are_named(
+    made: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Whole(Lit):
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.05)
@@ -266,9 +323,13 @@ def test_hooks_that_are_not_called_are_named(made: Make, capsys: pytest.CaptureF
             return []
 
     made(Whole).prepare()
-    loaders, optimizer = [line for line in capsys.readouterr().err.splitlines() if line.startswith("model:")]
+    loaders, optimizer = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("model:")
+    ]
     assert loaders == "model: train_dataloader of Whole: not called, data come from data.source"
-    assert optimizer.startswith("model: configure_optimizers of Whole: not called, optimizer.name is sgd")
+    assert optimizer.startswith(
+        "model: configure_optimizers of Whole: not called, optimizer.name is sgd"
+    )
     made(Whole, optimizer={"name": "module"}).prepare()
     assert "configure_optimizers" not in capsys.readouterr().err
 

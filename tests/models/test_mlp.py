@@ -30,5 +30,7 @@ def test_layers_without_numbers_are_refused() -> None:
         ("channels", [0], lambda: CNN1D((3, 64), 10, (0,))),
         ("width", [0], lambda: Transformer((8,), 10, 20, width=0)),
     ):
-        with pytest.raises(BadInput, match=rf"model\.init_args\.{name}: {re.escape(str(sizes))} is not allowed"):
+        with pytest.raises(
+            BadInput, match=rf"model\.init_args\.{name}: {re.escape(str(sizes))} is not allowed"
+        ):
             make()

@@ -1,4 +1,5 @@
-"""Users' models that keep state of their own in buffers, and LightningModules that do more than a training step."""
+"""Users' models that keep state of their own in buffers, and LightningModules that do more than a
+training step."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ class Keeping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("seen", torch.zeros(1))
-        self.body, self.out = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()), nn.Linear(8, 10)
+        self.body, self.out = (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()),
+            nn.Linear(8, 10),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         mean = x.mean().detach()
@@ -60,7 +64,10 @@ class Lit(LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.out = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()), nn.Linear(8, 10)
+        self.body, self.out = (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()),
+            nn.Linear(8, 10),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.body(x))
@@ -87,7 +94,9 @@ def test_a_buffer_that_is_assigned_anew_is_refused(
     made: Make, net: type[nn.Module], executor: str, clients: int
 ) -> None:
     """It would pass from client to client, and no checkpoint would have it."""
-    with pytest.raises(BadInput, match=r"^model: 'seen' is not allowed; this buffer is assigned anew or removed"):
+    with pytest.raises(
+        BadInput, match=r"^model: 'seen' is not allowed; this buffer is assigned anew or removed"
+    ):
         fed = made(net, FedAvg(), clients=clients, fabric={"executor": executor})
         fed.prepare()
         fed.round(1)
@@ -98,19 +107,28 @@ def test_a_buffer_that_is_assigned_anew_is_refused(
 def test_evaluation_leaves_the_first_buffers(made: Make, method: Any) -> None:
     """Buffers of clients that have not yet trained, and of the global model, are copies."""
     data = {"public": "held_back"} if isinstance(method, FedDF) else {}
-    fed = made(Keeping, method, participation=0.5, data=data, evaluation={"models": ["before", "after", "global"]})
+    fed = made(
+        Keeping,
+        method,
+        participation=0.5,
+        data=data,
+        evaluation={"models": ["before", "after", "global"]},
+    )
     fed.prepare()
     fed.round(1)
     fed.evaluator.everyone()
     group = fed.run.groups[0]
     assert [float(b) for b in group.initial_buffers] == [0.0]
     kept = {c: float(state.buffers[0]) for c, state in fed.run.states.items()}
-    assert any(value > 0 for value in kept.values()) or isinstance(method, FedDF)  # it begins from the server's model
+    # it begins from the server's model
+    assert any(value > 0 for value in kept.values()) or isinstance(method, FedDF)
     fed.evaluator.everyone()
     assert kept == {c: float(state.buffers[0]) for c, state in fed.run.states.items()}
 
 
-@pytest.mark.parametrize(("dtype", "wanted"), [(torch.bfloat16, torch.bfloat16), (torch.float64, torch.float64)])
+@pytest.mark.parametrize(
+    ("dtype", "wanted"), [(torch.bfloat16, torch.bfloat16), (torch.float64, torch.float64)]
+)
 def test_buffers_have_the_precision_of_the_model(dtype: torch.dtype, wanted: torch.dtype) -> None:
     model = Keeping()
     model.register_buffer("index", torch.arange(3))
@@ -134,10 +152,15 @@ HOOKS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("names", [["on_train_batch_end"], ["on_after_batch_transfer", "optimizer_step"]])
+@pytest.mark.parametrize(
+    "names", [["on_train_batch_end"], ["on_after_batch_transfer", "optimizer_step"]]
+)
 def test_hooks_that_would_not_be_called_are_refused(made: Make, names: list[str]) -> None:
     hooked = type("Hooked", (Lit,), {name: HOOKS[name] for name in names})
-    with pytest.raises(BadInput, match=rf"^model: 'Hooked' is not allowed; its {', '.join(names)} would not be called"):
+    with pytest.raises(
+        BadInput,
+        match=rf"^model: 'Hooked' is not allowed; its {', '.join(names)} would not be called",
+    ):
         made(hooked, FedAvg())
     made(type("Judged", (Lit,), {"on_validation_epoch_end": lambda self: None}), FedAvg())
 
@@ -148,7 +171,9 @@ def test_manual_optimisation_is_refused(made: Make) -> None:
             super().__init__()
             self.automatic_optimization = False
 
-    with pytest.raises(BadInput, match=r"^model: 'Manual' is not allowed; its automatic_optimization is False"):
+    with pytest.raises(
+        BadInput, match=r"^model: 'Manual' is not allowed; its automatic_optimization is False"
+    ):
         made(Manual, FedAvg())
 
 

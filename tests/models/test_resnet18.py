@@ -23,7 +23,11 @@ def test_parameters(shape: tuple[int, ...], stem: str, expected: int) -> None:
 
 
 def test_twenty_one_layers() -> None:
-    layers = [name for name, m in ResNet18(10, (3, 32, 32)).named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    layers = [
+        name
+        for name, m in ResNet18(10, (3, 32, 32)).named_modules()
+        if isinstance(m, nn.Conv2d | nn.Linear)
+    ]
     assert len(layers) == 21
     assert (layers[0], layers[-1]) == ("conv1", "fc")
 

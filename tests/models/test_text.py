@@ -53,7 +53,12 @@ def test_models_of_text(name: str) -> None:
         with pytest.raises(BadInput, match="next tokens want transformer or lstm"):
             model_of(name, True, VOCABULARY)
         with pytest.raises(BadInput, match=r"model\.widths: \[9\] .* from 1 to the 6 tokens"):
-            build(Component("fl_lightning.models.textcnn.TextCNN", {"widths": [9]}), (LENGTH,), 3, Text(5, False))
+            build(
+                Component("fl_lightning.models.textcnn.TextCNN", {"widths": [9]}),
+                (LENGTH,),
+                3,
+                Text(5, False),
+            )
         return
     model = model_of(name, True, VOCABULARY).eval()
     scores = model(tokens)
@@ -70,17 +75,26 @@ def test_sizes_are_those_of_the_papers() -> None:
     assert sum(p.numel() for p in lstm.parameters()) == 90 * 8 + gates + 256 * 90 + 90
     gpt = build(Component("fl_lightning.models.transformer.Transformer"), (64,), 65, Text(65, True))
     layer = 12 * 128 * 128 + 13 * 128
-    assert sum(p.numel() for p in gpt.parameters()) == (65 + 64) * 128 + 4 * layer + 2 * 128 + 65 * 129
     assert (
-        sum(p.numel() for p in ViT((3, 32, 32), 10).parameters()) == 48 * 128 + 128 + 66 * 128 + 6 * layer + 256 + 1290
+        sum(p.numel() for p in gpt.parameters()) == (65 + 64) * 128 + 4 * layer + 2 * 128 + 65 * 129
+    )
+    assert (
+        sum(p.numel() for p in ViT((3, 32, 32), 10).parameters())
+        == 48 * 128 + 128 + 66 * 128 + 6 * layer + 256 + 1290
     )
 
 
 @pytest.mark.parametrize(
     ("shape", "args", "said"),
-    [((1, 8, 9), {}, "square images"), ((1, 6, 6), {}, "multiple of it"), ((1, 8, 8), {"heads": 3}, "width 128")],
+    [
+        ((1, 8, 9), {}, "square images"),
+        ((1, 6, 6), {}, "multiple of it"),
+        ((1, 8, 8), {"heads": 3}, "width 128"),
+    ],
 )
-def test_images_that_cannot_be_cut_into_patches_are_refused(shape: Any, args: dict[str, Any], said: str) -> None:
+def test_images_that_cannot_be_cut_into_patches_are_refused(
+    shape: Any, args: dict[str, Any], said: str
+) -> None:
     with pytest.raises(BadInput, match=said):
         ViT(shape, 10, **args)
 
@@ -99,7 +113,8 @@ def test_loss_and_accuracy_are_over_positions() -> None:
 
 
 def test_positions_without_a_target_do_not_count() -> None:
-    """A sample's loss and its share of right answers are means over those that have one; of none at all: 0."""
+    """A sample's loss and its share of right answers are means over those that have one; of none at
+    all: 0."""
     scores, y = torch.randn(3, 4, VOCABULARY).double(), torch.randint(VOCABULARY, (3, 4))
     y[0, 2:], y[2] = NO_TARGET, NO_TARGET
     each = ACCURACY.loss(scores, y, "none")
@@ -120,13 +135,19 @@ def texts(per_position: bool = True, classes: int = VOCABULARY) -> FederatedData
     text = Text(VOCABULARY, per_position)
     data = made_up(DataSizes([40] * 4, [10] * 4, (LENGTH,), classes, text=text))
     for samples in (data._train, data._test):
-        first = torch.randint(VOCABULARY, (len(samples.raw), 1), generator=torch.Generator().manual_seed(0))
+        first = torch.randint(
+            VOCABULARY, (len(samples.raw), 1), generator=torch.Generator().manual_seed(0)
+        )
         samples.raw.copy_((first + torch.arange(LENGTH)) % VOCABULARY)
-        samples.labels.copy_((samples.raw + 1) % VOCABULARY if per_position else samples.raw[:, 0] % classes)
+        samples.labels.copy_(
+            (samples.raw + 1) % VOCABULARY if per_position else samples.raw[:, 0] % classes
+        )
     return data
 
 
-def around(make: Make, method: Method, name: str, data: FederatedData, **changes: Any) -> Federation:
+def around(
+    make: Make, method: Method, name: str, data: FederatedData, **changes: Any
+) -> Federation:
     """A federation on texts."""
     fed = make(method, **changes)
     run, fabric = fed.run, fed.worker.trainers[0].fabric
@@ -139,7 +160,11 @@ def test_next_tokens_are_learned(federation: Make) -> None:
     data = texts()
     assert data.text == Text(VOCABULARY, True) and data.input_shape == (LENGTH,)
     assert data.class_counts.sum(1).tolist() == [40 * LENGTH] * 4
-    options: dict[str, Any] = {"batch_size": 8, "optimizer": {"name": "adam", "lr": 0.01}, "local_epochs": 3}
+    options: dict[str, Any] = {
+        "batch_size": 8,
+        "optimizer": {"name": "adam", "lr": 0.01},
+        "local_epochs": 3,
+    }
     fed = around(federation, FedAvg(), "transformer.Transformer", data, rounds=3, **options)
     fed.round(1)
     assert fed.round(2).metrics["mean_accuracy"] > 0.9
@@ -149,7 +174,11 @@ def test_next_tokens_are_learned(federation: Make) -> None:
 
 def test_a_text_has_a_label(federation: Make) -> None:
     data = texts(per_position=False, classes=3)
-    options: dict[str, Any] = {"batch_size": 8, "optimizer": {"name": "adam", "lr": 0.02}, "local_epochs": 8}
+    options: dict[str, Any] = {
+        "batch_size": 8,
+        "optimizer": {"name": "adam", "lr": 0.02},
+        "local_epochs": 8,
+    }
     fed = around(federation, FedAvg(), "textcnn.TextCNN", data, rounds=1, **options)
     assert fed.round(1).metrics["mean_accuracy"] > 0.7
 
@@ -166,7 +195,9 @@ def test_stacked_clients_train_on_texts_alike(federation: Make) -> None:
 
 
 @pytest.mark.parametrize("method", [FedProto(), MOON()])
-def test_methods_that_go_by_a_samples_class_refuse_next_tokens(federation: Make, method: Method) -> None:
+def test_methods_that_go_by_a_samples_class_refuse_next_tokens(
+    federation: Make, method: Method
+) -> None:
     with pytest.raises(BadInput, match="goes by the class of a sample, and here each token"):
         around(federation, method, "transformer.Transformer", texts())
 
@@ -182,12 +213,19 @@ def test_attention_is_torchs() -> None:
             part.weight.data = theirs.in_proj_weight.detach()[8 * k : 8 * k + 8]
         ours.out.weight.data = theirs.out_proj.weight.detach()
         mask = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1) if causal else None
-        torch.testing.assert_close(ours(x)[0], theirs(x, x, x, attn_mask=mask, need_weights=False)[0])
+        torch.testing.assert_close(
+            ours(x)[0], theirs(x, x, x, attn_mask=mask, need_weights=False)[0]
+        )
 
 
 def test_further_metrics_are_over_positions(federation: Make) -> None:
-    """Calibration and the like of all positions, as sklearn would see them; newcomers' samples are counted in all."""
-    options: dict[str, Any] = {"evaluation": {"metrics": ["balanced_accuracy"]}, "batch_size": 8, "rounds": 1}
+    """Calibration and the like of all positions, as sklearn would see them; newcomers' samples are
+    counted in all."""
+    options: dict[str, Any] = {
+        "evaluation": {"metrics": ["balanced_accuracy"]},
+        "batch_size": 8,
+        "rounds": 1,
+    }
     fed = around(federation, FedAvg(), "transformer.Transformer", texts(), **options)
     [row] = [r for r in fed.round(1).clients if r["client"] == 0]
     client = fed.evaluator.at_rest(0)
@@ -202,9 +240,15 @@ def test_few_samples_of_texts_are_drawn_in_all() -> None:
     everything = np.arange(12)
     who = HeldOut(4, everything, everything[:0], everything, 0.0)
     parts, knows = few(data, who, 5, 0.0, 0, torch.device("cpu"), torch.float32)
-    assert knows and len(parts.train) == 5 and next(iter(parts.train.batches(9)))[1].shape == (5, LENGTH)
+    assert (
+        knows
+        and len(parts.train) == 5
+        and next(iter(parts.train.batches(9)))[1].shape == (5, LENGTH)
+    )
 
 
 def test_subspaces_of_token_numbers_are_refused(federation: Make) -> None:
-    with pytest.raises(BadInput, match=r"method\.similarity: 'subspace' .* tokens span no subspace"):
+    with pytest.raises(
+        BadInput, match=r"method\.similarity: 'subspace' .* tokens span no subspace"
+    ):
         around(federation, FEDORA(), "transformer.Transformer", texts())

@@ -1,4 +1,5 @@
-"""Epsilon against dp-accounting called by hand, and against the exact condition on Gaussian noise."""
+"""Epsilon against dp-accounting called by hand, and against the exact condition on Gaussian
+noise."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from fl_lightning.privacy.accounting import Mechanism, calibrated, check_delta, 
 DRAWS = np.random.default_rng(0)
 SETTINGS = [
     (
-        [(float(z), int(n)) for z, n in zip(DRAWS.uniform(0.7, 6, kinds), DRAWS.integers(1, 12, kinds), strict=True)],
+        [
+            (float(z), int(n))
+            for z, n in zip(DRAWS.uniform(0.7, 6, kinds), DRAWS.integers(1, 12, kinds), strict=True)
+        ],
         float(10 ** -DRAWS.uniform(3, 7)),
     )
     for kinds in DRAWS.integers(1, 5, 50)
@@ -40,7 +44,11 @@ def exact(sent: list[tuple[float, int]], delta: float) -> float:
     sigma = 1 / math.sqrt(sum(n / z**2 for z, n in sent))
 
     def gap(e: float) -> float:
-        return float(norm.cdf(0.5 / sigma - e * sigma) - math.exp(e + norm.logcdf(-0.5 / sigma - e * sigma)) - delta)
+        return float(
+            norm.cdf(0.5 / sigma - e * sigma)
+            - math.exp(e + norm.logcdf(-0.5 / sigma - e * sigma))
+            - delta
+        )
 
     return float(brentq(gap, 0, 500)) if gap(0) > 0 else 0.0
 
@@ -75,7 +83,9 @@ def test_what_noise_is_not_there_is_infinite_and_what_is_not_sent_is_nothing() -
     for sampled in (1, 0.5):
         assert epsilon([Mechanism(1e-200, 1, sampled)], 1e-5) == math.inf  # its square is 0
     assert epsilon([Mechanism(0.0, 0)], 1e-5) == epsilon([], 1e-5) == 0
-    assert epsilon([Mechanism(1e-4, 3)], 1e-5) == pytest.approx(dp.get_epsilon_gaussian(1e-4 / 3**0.5, 1e-5))
+    assert epsilon([Mechanism(1e-4, 3)], 1e-5) == pytest.approx(
+        dp.get_epsilon_gaussian(1e-4 / 3**0.5, 1e-5)
+    )
 
 
 @pytest.mark.parametrize("target", [pytest.param(0.1, marks=pytest.mark.slow), 1.0, 8.0, 50.0])

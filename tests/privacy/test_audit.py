@@ -1,4 +1,5 @@
-"""What an audit measures: attacks on drawn scores whose AUC is known, and the command on a small study."""
+"""What an audit measures: attacks on drawn scores whose AUC is known, and the command on a small
+study."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ VIEW = next(iter(VIEWS))
 
 
 def drawn(seeds: int, effect: float, hardness: float, n: int = 400) -> list[Observed]:
-    """Runs in which members' confidence is higher by `effect` standard deviations, and samples differ by `hardness`."""
+    """Runs in which members' confidence is higher by `effect` standard deviations, and samples
+    differ by `hardness`."""
     rng = np.random.default_rng(0)
     hard, runs = rng.normal(0, hardness, n), []
     for seed in range(seeds):
@@ -48,7 +50,9 @@ def test_areas_and_true_positives_are_scikit_learns() -> None:
     assert attacks.auc(member, score) == pytest.approx(roc_auc_score(member, score), abs=1e-12)
     false, true, _ = roc_curve(member, score, drop_intermediate=False)
     for level in (0.001, 0.01, 0.3):
-        assert attacks._true(member, score, level) == pytest.approx(true[false <= level].max(), abs=1e-12)
+        assert attacks._true(member, score, level) == pytest.approx(
+            true[false <= level].max(), abs=1e-12
+        )
 
 
 def test_a_loss_threshold_has_the_auc_of_two_gaussians() -> None:
@@ -100,8 +104,11 @@ def test_without_an_effect_lira_is_chance() -> None:
     assert abs(lira.value - 0.5) < 0.03
 
 
-def several_rounds(hardness: float, gains: Sequence[float], seeds: int = 1, n: int = 4000) -> list[Observed]:
-    """Runs whose members' confidence is higher by one of `gains` in each round kept, with noise of its own."""
+def several_rounds(
+    hardness: float, gains: Sequence[float], seeds: int = 1, n: int = 4000
+) -> list[Observed]:
+    """Runs whose members' confidence is higher by one of `gains` in each round kept, with noise of
+    its own."""
     rng = np.random.default_rng(1)
     hard, runs = rng.normal(0, hardness, n), drawn(seeds, 0.0, 0.0, n)
     for run in runs:
@@ -109,22 +116,37 @@ def several_rounds(hardness: float, gains: Sequence[float], seeds: int = 1, n: i
         rounds = np.stack([hard + gain * s.member + rng.normal(0, 1, n) for gain in gains])
         nothing = dict.fromkeys(VIEWS, np.full(n, np.nan))
         s.confidence = nothing | {VIEW: rounds[-1]}
-        s.over_rounds = {"mean": nothing | {VIEW: rounds.mean(0)}, "rise": nothing | {VIEW: rounds[-1] - rounds[0]}}
+        s.over_rounds = {
+            "mean": nothing | {VIEW: rounds.mean(0)},
+            "rise": nothing | {VIEW: rounds[-1] - rounds[0]},
+        }
         run.rounds = list(range(1, len(gains) + 1))
     return runs
 
 
 def test_attacks_over_rounds_have_the_auc_of_two_gaussians() -> None:
-    """Of equal gains the mean over k rounds has k ** 0.5 times the effect; a rise takes out how hard a sample is."""
+    """Of equal gains the mean over k rounds has k ** 0.5 times the effect; a rise takes out how
+    hard a sample is."""
     [run] = several_rounds(0.0, [1.0] * 4)
     by = {r.attack: r for r in attacks.thresholds(run) if r.measure == "AUC"}
     last, over = by["loss threshold"], by["loss threshold, mean over rounds"]
-    assert last.low <= norm.cdf(1 / 2**0.5) <= last.high < over.low <= norm.cdf(4**0.5 / 2**0.5) <= over.high
+    assert (
+        last.low
+        <= norm.cdf(1 / 2**0.5)
+        <= last.high
+        < over.low
+        <= norm.cdf(4**0.5 / 2**0.5)
+        <= over.high
+    )
     assert (last.rounds, over.rounds) == (1, 4)
     [run] = several_rounds(10.0, [0.0, 1.0])
     by = {r.attack: r for r in attacks.thresholds(run) if r.measure == "AUC"}
     assert by["loss threshold"].value < 0.55
-    assert by["loss threshold, rise over rounds"].low <= norm.cdf(1 / 2) <= by["loss threshold, rise over rounds"].high
+    assert (
+        by["loss threshold, rise over rounds"].low
+        <= norm.cdf(1 / 2)
+        <= by["loss threshold, rise over rounds"].high
+    )
     controls = [r for r in attacks.thresholds(run) if "control" in r.measure]
     assert len(controls) == 3 and all(abs(r.value - 0.5) < 0.02 for r in controls)
 
@@ -132,7 +154,10 @@ def test_attacks_over_rounds_have_the_auc_of_two_gaussians() -> None:
 def test_lira_over_rounds_needs_the_same_rounds_of_all() -> None:
     runs = several_rounds(3.0, [1.0] * 4, seeds=8, n=400)
     by = {r.attack: r for r in attacks.lira(runs) if r.measure == "AUC"}
-    assert by["LiRA"].high < by["LiRA, mean over rounds"].low and by["LiRA, mean over rounds"].rounds == 4
+    assert (
+        by["LiRA"].high < by["LiRA, mean over rounds"].low
+        and by["LiRA, mean over rounds"].rounds == 4
+    )
     alone = [r for r in attacks.lira(runs) if r.attack == "LiRA"]
     runs[3].rounds = [2, 3, 4]
     assert attacks.lira(runs) == alone
@@ -146,10 +171,14 @@ def test_every_attack_has_words_on_the_page() -> None:
     rows = attacks.thresholds(run)
     text = page.as_html(rows, "a", {}, [])
     assert text.count("<tr") == len(rows) + 3 and "rose from the first to the last" in text
-    rounds = {(line["attack"], line["rounds"]) for line in csv.DictReader(page.as_csv(rows).splitlines())}
+    rounds = {
+        (line["attack"], line["rounds"]) for line in csv.DictReader(page.as_csv(rows).splitlines())
+    }
     assert rounds == {
-        ("loss threshold", "1"), ("loss threshold, mean over rounds", "2"), ("loss threshold, rise over rounds", "2"),
-    }  # fmt: skip
+        ("loss threshold", "1"),
+        ("loss threshold, mean over rounds", "2"),
+        ("loss threshold, rise over rounds", "2"),
+    }
 
 
 def test_the_relation_against_permutations() -> None:
@@ -157,7 +186,11 @@ def test_the_relation_against_permutations() -> None:
     groups = [k % 3 for k in range(n)]
     counts = rng.integers(1, 50, (n, 5))
     same = np.equal.outer(groups, groups)
-    relation = {"mean": 0.1 * same + rng.random((n, n)) * 0.01, "body": rng.random((n, n)), "one": np.ones((n, n))}
+    relation = {
+        "mean": 0.1 * same + rng.random((n, n)) * 0.01,
+        "body": rng.random((n, n)),
+        "one": np.ones((n, n)),
+    }
     [run] = drawn(1, 0, 0)
     run.counts, run.groups, run.relation = counts, groups, relation
     rows = [r for r in attacks.relations(run) if r.attack == "who shares a group"]
@@ -169,13 +202,19 @@ def test_the_relation_against_permutations() -> None:
     assert len(by) == 4  # a row that is the same for all is no relation
 
 
-@pytest.mark.parametrize(("groups", "ways"), [([0, 0, 1, 1], 3), ([0] * 4 + [1] * 4, 35), ([0, 0, 1, 1, 1], 10)])
+@pytest.mark.parametrize(
+    ("groups", "ways"), [([0, 0, 1, 1], 3), ([0] * 4 + [1] * 4, 35), ([0, 0, 1, 1, 1], 10)]
+)
 def test_groups_that_luck_finds_are_not_tested(groups: list[int], ways: int) -> None:
-    """With so few ways to divide the clients, permutations reach the right one, and their interval says nothing."""
+    """With so few ways to divide the clients, permutations reach the right one, and their interval
+    says nothing."""
     n = len(groups)
     [run] = drawn(1, 0, 0)
     run.groups, run.counts = groups, np.random.default_rng(0).integers(1, 50, (n, 5))
-    run.relation = {"mean": 0.1 * np.equal.outer(groups, groups) + np.random.default_rng(1).random((n, n)) * 0.01}
+    run.relation = {
+        "mean": 0.1 * np.equal.outer(groups, groups)
+        + np.random.default_rng(1).random((n, n)) * 0.01
+    }
     [why] = attacks.too_few(run)
     assert f"in {ways} ways only" in why
     assert not [r for r in attacks.relations(run) if r.attack == "who shares a group"]
@@ -208,7 +247,11 @@ def test_the_files_say_the_same() -> None:
     table = list(csv.DictReader(page.as_csv(rows).splitlines()))
     text = page.as_html(rows, "a<b", claims, ["a note"])
     assert len(content["rows"]) == len(table) == len(rows) == text.count("<tr") - 1
-    assert content["claims"]["fedavg"]["epsilon"] == 2.0 and "claims epsilon 2" in text and "a&lt;b" in text
+    assert (
+        content["claims"]["fedavg"]["epsilon"] == 2.0
+        and "claims epsilon 2" in text
+        and "a&lt;b" in text
+    )
     assert "no canary tests it" in text and "class=false" not in text
     for one, line, kept in zip(rows, table, content["rows"], strict=True):
         assert float(line["value"]) == one.value == kept["value"]
@@ -216,28 +259,49 @@ def test_the_files_say_the_same() -> None:
 
 
 @pytest.mark.slow
-def test_a_study_is_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit: Callable[..., Path]) -> None:
+def test_a_study_is_audited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit: Callable[..., Path]
+) -> None:
     base = [
         "kapc_digits",
         {
-            "federation.rounds": 3, "federation.clients": 4, "federation.local_epochs": 8, "data.partition": "iid",
-            "data.planted": "labels", "data.groups": 2, "data.client_test": 0.5, "data.fraction": 0.5,
-            "fabric.threads": 1, "fabric.accelerator": "cpu", "loggers": None, "callbacks.heatmaps": None,
+            "federation.rounds": 3,
+            "federation.clients": 4,
+            "federation.local_epochs": 8,
+            "data.partition": "iid",
+            "data.planted": "labels",
+            "data.groups": 2,
+            "data.client_test": 0.5,
+            "data.fraction": 0.5,
+            "fabric.threads": 1,
+            "fabric.accelerator": "cpu",
+            "loggers": None,
+            "callbacks.heatmaps": None,
         },
-    ]  # fmt: skip
-    (tmp_path / "s.yaml").write_text(yaml.safe_dump({"base": base, "methods": ["kapc"], "seeds": "0-3"}))
+    ]
+    (tmp_path / "s.yaml").write_text(
+        yaml.safe_dump({"base": base, "methods": ["kapc"], "seeds": "0-3"})
+    )
     assert main(["study", "s.yaml", "--out", "s", "--workers", "1"]) == 0
     before = {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()}
     assert main(["audit", "s", "--out", "a"]) == 0
     assert {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()} == before
     rows = json.loads((tmp_path / "a" / "audit.json").read_text())["rows"]
     assert {"LiRA", "loss threshold"} <= {r["attack"] for r in rows}
-    alone = [r for r in rows if r["method"] == "local" and r["attack"] == "loss threshold" and r["measure"] == "AUC"]
+    alone = [
+        r
+        for r in rows
+        if r["method"] == "local" and r["attack"] == "loss threshold" and r["measure"] == "AUC"
+    ]
     assert [r["viewer"] for r in alone] == ["public: personal model"] and alone[0]["low"] > 0.5
     control = [r for r in rows if "control" in r["measure"]]
     assert all(abs(r["value"] - 0.5) < 0.1 for r in control)
-    assert not [r for r in rows if r["attack"] == "who shares a group"]  # four clients: one of three ways is right
-    assert "4 clients in groups of 2, 2 can be divided in 3 ways only" in (tmp_path / "a" / "audit.html").read_text()
+    # four clients: one of three ways is right
+    assert not [r for r in rows if r["attack"] == "who shares a group"]
+    assert (
+        "4 clients in groups of 2, 2 can be divided in 3 ways only"
+        in (tmp_path / "a" / "audit.html").read_text()
+    )
     assert main(["audit", "s/runs/kapc/seed-0", "--out", "a"]) == 0
     assert "audit.html" in {p.name for p in (tmp_path / "a").iterdir()}
 
@@ -258,40 +322,62 @@ def test_a_run_on_next_characters_is_audited(
     (tmp_path / "plays").mkdir()
     for name in ("a", "b"):
         (tmp_path / "plays" / f"{name}.txt").write_text(f"the {name} of all that is {name} " * 12)
-    words = "--loggers null --callbacks checkpoint --callbacks.checkpoint.seconds 0 --method local --name x"
-    model = "--model lstm --model.width 8 --model.layers 1 --data.partition natural --data.min_samples 5"
-    data = "--data.source text --data.root plays --data.length 8 --federation.clients 2 --federation.rounds 1"
+    words = (
+        "--loggers null --callbacks checkpoint --callbacks.checkpoint.seconds 0 --method local "
+        "--name x"
+    )
+    model = (
+        "--model lstm --model.width 8 --model.layers 1 --data.partition natural --data.min_samples "
+        "5"
+    )
+    data = (
+        "--data.source text --data.root plays --data.length 8 --federation.clients 2 "
+        "--federation.rounds 1"
+    )
     assert main(["fit", *f"{words} {data} {model}".split()]) == 0
     assert main(["audit", "runs/x", "--out", "a"]) == 0, capsys.readouterr().err
     rows = json.loads((tmp_path / "a" / "audit.json").read_text())["rows"]
-    assert {(r["viewer"], r["attack"]) for r in rows} == {("public: personal model", "loss threshold")}
+    assert {(r["viewer"], r["attack"]) for r in rows} == {
+        ("public: personal model", "loss threshold")
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_uploads_that_the_server_would_not_keep_are_audited(method: str, fit: Callable[..., Path]) -> None:
+def test_uploads_that_the_server_would_not_keep_are_audited(
+    method: str, fit: Callable[..., Path]
+) -> None:
     words = f"--method {method} --federation.rounds 2 --callbacks.checkpoint.seconds 0"
     plain, kept = fit("plain", words), fit("kept", words, "--callbacks.keepuploads {}")
     assert (plain / "final.csv").read_bytes() == (kept / "final.csv").read_bytes()
     runs = [observed(load(folder), folder) for folder in (plain, kept)]
     uploads = [run.samples.confidence["server: upload"] for run in runs]
-    assert [np.isnan(seen).all() for seen in uploads] == [method == "fedavg", False]  # SCAFFOLD keeps its clients
+    # SCAFFOLD keeps its clients
+    assert [np.isnan(seen).all() for seen in uploads] == [method == "fedavg", False]
     assert [run.heads is None for run in runs] == [method == "fedavg", False]
     models = runs[1].samples.confidence["public: global model"]
     assert not np.allclose(uploads[1], models)  # one client's, not the mean
 
 
 @pytest.mark.parametrize("callback", ["keepuploads {}", "quantize.bits 8"])
-def test_uploads_are_looked_at_where_the_judge_keeps_clients_too(callback: str, fit: Callable[..., Path]) -> None:
-    """A callback that keeps uploads makes the server's copy an upload, whichever model the judge asks for."""
-    words = "--method fedavg --federation.rounds 1 --callbacks.checkpoint.seconds 0 --evaluation.judge after"
+def test_uploads_are_looked_at_where_the_judge_keeps_clients_too(
+    callback: str, fit: Callable[..., Path]
+) -> None:
+    """A callback that keeps uploads makes the server's copy an upload, whichever model the judge
+    asks for."""
+    words = (
+        "--method fedavg --federation.rounds 1 --callbacks.checkpoint.seconds 0 --evaluation.judge "
+        "after"
+    )
     folder = fit("x", words, f"--callbacks.{callback}")
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     run = observed(load(folder), folder)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
     upload = run.samples.confidence["server: upload"]
     assert np.isfinite(upload).all() and run.heads is not None
-    assert (callback[0] == "k") == np.array_equal(upload, run.samples.confidence["public: personal model"])
+    assert (callback[0] == "k") == np.array_equal(
+        upload, run.samples.confidence["public: personal model"]
+    )
 
 
 def test_samples_with_flipped_labels_are_left_out(
@@ -308,7 +394,9 @@ def test_samples_with_flipped_labels_are_left_out(
     assert [run.flipped for run in runs] == [[], [0, 2]] and set(runs[1].samples.client) == {1, 3}
     honest = np.isin(runs[0].samples.client, (1, 3))
     for name in ("client", "digest", "member"):
-        np.testing.assert_array_equal(getattr(runs[0].samples, name)[honest], getattr(runs[1].samples, name))
+        np.testing.assert_array_equal(
+            getattr(runs[0].samples, name)[honest], getattr(runs[1].samples, name)
+        )
     for view, values in runs[0].samples.confidence.items():
         np.testing.assert_array_equal(values[honest], runs[1].samples.confidence[view])
     np.testing.assert_array_equal(runs[0].counts[[0, 2], ::-1], runs[1].counts[[0, 2]])
@@ -316,13 +404,16 @@ def test_samples_with_flipped_labels_are_left_out(
     assert main(["audit", str(flipped), "--out", "a"]) == 0
     says = "audit: samples of clients 0, 2 are left out: they trained on flipped labels\n"
     assert says in capsys.readouterr().err
-    assert f"flipped: 2 of 4 clients {attacks.FLIPPED}." in (tmp_path / "a" / "audit.html").read_text()
+    assert (
+        f"flipped: 2 of 4 clients {attacks.FLIPPED}." in (tmp_path / "a" / "audit.html").read_text()
+    )
     assert main(["audit", str(all_), "--out", "b"]) == 0  # there is nothing left to attack
 
 
 @pytest.mark.slow
 def test_rounds_that_are_kept_are_looked_at(tmp_path: Path, fit: Callable[..., Path]) -> None:
-    """The last ones that `keep` names; not the best, which scores have chosen, and which here is older."""
+    """The last ones that `keep` names; not the best, which scores have chosen, and which here is
+    older."""
     words = "--method kapc --optimizer.lr 0.3 --federation.rounds 4 --callbacks.keepuploads {}"
     one = fit("one", words, "--callbacks.checkpoint.seconds 0 --callbacks.checkpoint.keep 1")
     two = fit("two", words, "--callbacks.checkpoint.seconds 0 --callbacks.checkpoint.keep 2")
@@ -333,23 +424,34 @@ def test_rounds_that_are_kept_are_looked_at(tmp_path: Path, fit: Callable[..., P
         for view, values in runs["one"].samples.confidence.items():
             np.testing.assert_array_equal(run.samples.confidence[view], values)
     single = attacks.thresholds(runs["one"])
-    assert {r.attack for r in single} == {"loss threshold"} and attacks.thresholds(runs["two"])[: len(single)] == single
+    assert {r.attack for r in single} == {"loss threshold"} and attacks.thresholds(runs["two"])[
+        : len(single)
+    ] == single
     by_hand = []
     for t in (1, 2, 3, 4):
-        short = fit(f"short{t}", words.replace("rounds 4", f"rounds {t}"), "--callbacks.checkpoint.seconds 0")
+        short = fit(
+            f"short{t}",
+            words.replace("rounds 4", f"rounds {t}"),
+            "--callbacks.checkpoint.seconds 0",
+        )
         by_hand.append(observed(load(short), short).samples.confidence["server: upload"])
     over = runs["all"].samples.over_rounds
     np.testing.assert_allclose(over["mean"]["server: upload"], np.mean(by_hand, axis=0), rtol=1e-6)
     np.testing.assert_allclose(over["rise"]["server: upload"], by_hand[3] - by_hand[0], rtol=1e-6)
     (two / "checkpoints" / "manifest-round-00003.json").write_text("{}")
     assert observed(load(two), two).rounds == [4]
-    older = [len(list((one / "checkpoints").glob("manifest-*"))), len(list((two / "checkpoints").glob("manifest-*")))]
+    older = [
+        len(list((one / "checkpoints").glob("manifest-*"))),
+        len(list((two / "checkpoints").glob("manifest-*"))),
+    ]
     assert older[0] == 2 or older[1] == 3  # the best is an older one, and is there
     assert main(["audit", str(all_), "--out", "a"]) == 0
     rows = json.loads((tmp_path / "a" / "audit.json").read_text())["rows"]
     assert {(r["attack"], r["rounds"]) for r in rows if r["attack"].startswith("loss")} == {
-        ("loss threshold", 1), ("loss threshold, mean over rounds", 4), ("loss threshold, rise over rounds", 4),
-    }  # fmt: skip
+        ("loss threshold", 1),
+        ("loss threshold, mean over rounds", 4),
+        ("loss threshold, rise over rounds", 4),
+    }
 
 
 @pytest.mark.slow
@@ -357,12 +459,16 @@ def test_rounds_that_are_kept_are_looked_at(tmp_path: Path, fit: Callable[..., P
 def test_uploads_are_kept_beside_noise(privacy: str, fit: Callable[..., Path]) -> None:
     """It looks at no sample."""
     noise = f"--{privacy}.clip 1 --{privacy}.noise 1 --callbacks.keepuploads {{}}"
-    folder = fit("x", "--method fedavg --federation.rounds 1 --callbacks.checkpoint.seconds 0", noise)
+    folder = fit(
+        "x", "--method fedavg --federation.rounds 1 --callbacks.checkpoint.seconds 0", noise
+    )
     assert np.isfinite(observed(load(folder), folder).samples.confidence["server: upload"]).all()
 
 
 @pytest.mark.slow
-def test_a_method_that_is_judged_fine_tuned_is_audited(tmp_path: Path, fit: Callable[..., Path]) -> None:
+def test_a_method_that_is_judged_fine_tuned_is_audited(
+    tmp_path: Path, fit: Callable[..., Path]
+) -> None:
     folder = fit("x", "--method fedbabu --federation.rounds 1 --callbacks.checkpoint.seconds 0")
     assert main(["audit", str(folder), "--out", "a"]) == 0
     rows = json.loads((tmp_path / "a" / "audit.json").read_text())["rows"]
@@ -380,7 +486,11 @@ def test_a_method_that_is_judged_fine_tuned_is_audited(tmp_path: Path, fit: Call
     ],
 )
 def test_what_cannot_be_audited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    says: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -401,7 +511,9 @@ def test_files_of_ones_own_are_not_written_over(
     capsys.readouterr()
     assert main(["audit", str(folder), "--out", "a"]) == 2
     err = capsys.readouterr().err
-    assert err.endswith(f"out: 'a/{name}' is not allowed; it exists and is no audit, and is not written over\n")
+    assert err.endswith(
+        f"out: 'a/{name}' is not allowed; it exists and is no audit, and is not written over\n"
+    )
     assert [(p.name, p.read_text()) for p in (tmp_path / "a").iterdir()] == [(name, "mine")]
     if name == "audit.html":
         for _ in range(2):

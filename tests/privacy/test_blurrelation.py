@@ -1,4 +1,5 @@
-"""The relation that the server mixes by and logs is changed as is written, or the method is refused by name."""
+"""The relation that the server mixes by and logs is changed as is written, or the method is refused
+by name."""
 
 from __future__ import annotations
 
@@ -25,9 +26,21 @@ from fl_lightning.results.folder import RunFolder
 
 Make = Callable[..., Federation]
 CHANGED = {
-    "fedamp", "fedmd", "fedora", "fedpac", "fedu", "heurfedamp", "kapc", "ktpfl", "ktpflmodels", "pfedgraph", "pfedla",
-    "selfkapc", "simpfd", "topkpfd",
-}  # fmt: skip
+    "fedamp",
+    "fedmd",
+    "fedora",
+    "fedpac",
+    "fedu",
+    "heurfedamp",
+    "kapc",
+    "ktpfl",
+    "ktpflmodels",
+    "pfedgraph",
+    "pfedla",
+    "selfkapc",
+    "simpfd",
+    "topkpfd",
+}
 """Methods whose server mixes models or predictions by a matrix; all others are refused."""
 ROWS = torch.tensor([[[0.4, 0.26, 0.2, 0.14], [0.3, 0.3, 0.3, 0.1]]], dtype=torch.float64)
 OWN = torch.tensor([[True, False, False, False], [False, False, False, True]])
@@ -49,7 +62,10 @@ def test_rounding_by_hand() -> None:
 def test_the_greatest_by_hand() -> None:
     assert changed(top=1) == [pytest.approx([0.4, 0.6, 0, 0]), pytest.approx([0.9, 0, 0, 0.1])]
     first = 0.6 * 0.26 / 0.46
-    assert changed(top=2) == [pytest.approx([0.4, first, 0.6 - first, 0]), pytest.approx([0.45, 0.45, 0, 0.1])]
+    assert changed(top=2) == [
+        pytest.approx([0.4, first, 0.6 - first, 0]),
+        pytest.approx([0.45, 0.45, 0, 0.1]),
+    ]
     assert changed(top=9) == [pytest.approx(row) for row in ROWS[0].tolist()]
 
 
@@ -66,17 +82,21 @@ def test_rows_keep_their_own_weight_and_their_sum(seed: int) -> None:
     m, n = 5, 7
     rows = torch.rand(3, m, n, generator=draws, dtype=torch.float64) ** 4
     rows = rows / rows.sum(-1, keepdim=True)
-    own = torch.arange(m)[:, None] == torch.arange(n) - seed % 4  # of a receiver that is no source there is none
+    # of a receiver that is no source there is none
+    own = torch.arange(m)[:, None] == torch.arange(n) - seed % 4
     noise = torch.randn(3, m, n, generator=draws, dtype=torch.float64) if seed % 2 else None
     after = blurred(rows, own, seed % 3 or None, noise, 1 + seed % 5)
     torch.testing.assert_close(after.sum(-1), rows.sum(-1))
     assert torch.equal(after[:, own], rows[:, own]) and (after >= 0).all()
     alone = torch.eye(n, dtype=torch.float64)[None]
-    assert torch.equal(blurred(alone, torch.eye(n, dtype=torch.bool), 1, 9 * torch.ones_like(alone), 1), alone)
+    assert torch.equal(
+        blurred(alone, torch.eye(n, dtype=torch.bool), 1, 9 * torch.ones_like(alone), 1), alone
+    )
 
 
 def test_noise_has_its_size_and_is_of_seed_round_receiver_and_layer() -> None:
-    rows, n = torch.full((2, 3, 4000), 1.0, dtype=torch.float64), 4000  # so high that nothing is cut at 0
+    # so high that nothing is cut at 0
+    rows, n = torch.full((2, 3, 4000), 1.0, dtype=torch.float64), 4000
 
     def noise(seed: int, round: int, receivers: list[int]) -> Tensor:
         blur = BlurRelation(noise=0.1)
@@ -97,17 +117,24 @@ def test_noise_has_its_size_and_is_of_seed_round_receiver_and_layer() -> None:
 
 def made(federation: Make, name: str, *callbacks: object, rounds: int = 3) -> Federation:
     public = {"public": "held_back"} if "samples" in FEW.get(name, {}) else {}
-    return federation(method_of(name), callbacks=list(callbacks), data={"validation": 0.1} | public, rounds=rounds)
+    return federation(
+        method_of(name), callbacks=list(callbacks), data={"validation": 0.1} | public, rounds=rounds
+    )
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", NAMES)
-def test_every_method_mixes_by_the_changed_relation_or_is_refused(federation: Make, name: str) -> None:
+def test_every_method_mixes_by_the_changed_relation_or_is_refused(
+    federation: Make, name: str
+) -> None:
     if name == "fedalign":
         return  # needs a deep network; one global model
     fed = made(federation, name, BlurRelation(top=1))
     if name not in CHANGED:
-        with pytest.raises(BadInput, match=rf"callbacks.blurrelation: '{name}' is not allowed; it changes a relation"):
+        with pytest.raises(
+            BadInput,
+            match=rf"callbacks.blurrelation: '{name}' is not allowed; it changes a relation",
+        ):
             fed.prepare()
         return
     fed.prepare()
@@ -154,9 +181,19 @@ class Past(FedAMP):
 @pytest.mark.parametrize(
     ("method", "callbacks", "settings", "says"),
     [
-        (Past(), [BlurRelation(top=1)], {}, "'past' is not allowed; its server mixes by rows of its own"),
+        (
+            Past(),
+            [BlurRelation(top=1)],
+            {},
+            "'past' is not allowed; its server mixes by rows of its own",
+        ),
         (KAPC(), [BlurRelation(top=1), BlurRelation(decimals=1)], {}, "another is one already"),
-        (KAPC(), [BlurRelation(top=1)], {"held_out_clients": 0.25}, "held_out_clients: 0.25 .*that join: 0"),
+        (
+            KAPC(),
+            [BlurRelation(top=1)],
+            {"held_out_clients": 0.25},
+            "held_out_clients: 0.25 .*that join: 0",
+        ),
         (KAPC(), [BlurRelation(top=1), LocalPrivacy(1.0, 1.0)], {}, "named behind localprivacy"),
     ],
     ids=["past", "two", "joins", "before"],
@@ -176,18 +213,40 @@ def test_beside_noise_on_uploads(federation: Make) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("--callbacks blurrelation", "callbacks.blurrelation: '' is not allowed; one of decimals, noise and top must"),
-        ("--callbacks.blurrelation.noise 0", "callbacks.blurrelation.noise: 0.0 is not allowed; it must be above 0"),
-        ("--callbacks.blurrelation.top 0", "callbacks.blurrelation.top: 0 is not allowed; it must be at least 1"),
-        ("--callbacks.blurrelation.decimals 16", "callbacks.blurrelation.decimals: 16 is not allowed; it must lie in"),
-        ("--method fedavg --callbacks.blurrelation.top 1", "'fedavg' is not allowed; it changes a relation, and all"),
+        (
+            "--callbacks blurrelation",
+            "callbacks.blurrelation: '' is not allowed; one of decimals, noise and top must",
+        ),
+        (
+            "--callbacks.blurrelation.noise 0",
+            "callbacks.blurrelation.noise: 0.0 is not allowed; it must be above 0",
+        ),
+        (
+            "--callbacks.blurrelation.top 0",
+            "callbacks.blurrelation.top: 0 is not allowed; it must be at least 1",
+        ),
+        (
+            "--callbacks.blurrelation.decimals 16",
+            "callbacks.blurrelation.decimals: 16 is not allowed; it must lie in",
+        ),
+        (
+            "--method fedavg --callbacks.blurrelation.top 1",
+            "'fedavg' is not allowed; it changes a relation, and all",
+        ),
     ],
 )
 def test_wrong_arguments_end_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, line: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    line: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = "--config kapc_exact_digits --loggers null --callbacks.heatmaps null --callbacks.progress null"
+    flags = (
+        "--config kapc_exact_digits --loggers null --callbacks.heatmaps null --callbacks.progress "
+        "null"
+    )
     assert main(["fit", *flags.split(), *words.split()]) == 2
     shown = capsys.readouterr().err.strip()
     assert line in shown and len(shown.splitlines()) == 1
@@ -195,7 +254,9 @@ def test_wrong_arguments_end_in_one_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["kapc", "simpfd"])
-def test_the_same_on_ranks_and_after_a_resume(fit: Callable[..., Path], tmp_path: Path, method: str) -> None:
+def test_the_same_on_ranks_and_after_a_resume(
+    fit: Callable[..., Path], tmp_path: Path, method: str
+) -> None:
     flags = f"--method {method} --callbacks.checkpoint.seconds 0 --callbacks.blurrelation.noise 0.3"
     flags += " --data.public held_back --method.samples 24" if method == "simpfd" else ""
     whole = fit("whole", flags)
@@ -204,10 +265,17 @@ def test_the_same_on_ranks_and_after_a_resume(fit: Callable[..., Path], tmp_path
     assert main(["fit", "--name", "part", "--resume", "--federation.rounds", "3"]) == 0
     plain = fit("plain", flags.replace("blurrelation.noise 0.3", "blurrelation.top 9"))
     for t in (1, 2, 3):
-        rows = {name: RunFolder(tmp_path / "runs" / name).read_relation(t).rows for name in ("whole", "ranks", "part")}
-        assert np.array_equal(rows["whole"], rows["ranks"]) and np.array_equal(rows["whole"], rows["part"])
+        rows = {
+            name: RunFolder(tmp_path / "runs" / name).read_relation(t).rows
+            for name in ("whole", "ranks", "part")
+        }
+        assert np.array_equal(rows["whole"], rows["ranks"]) and np.array_equal(
+            rows["whole"], rows["part"]
+        )
     assert not np.array_equal(rows["whole"], RunFolder(plain).read_relation(3).rows)
-    assert (whole / "final.csv").read_bytes() == (tmp_path / "runs" / "ranks" / "final.csv").read_bytes()
+    assert (whole / "final.csv").read_bytes() == (
+        tmp_path / "runs" / "ranks" / "final.csv"
+    ).read_bytes()
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""A lower bound on epsilon: its formula, runs whose epsilon is known, a noise that is smaller than claimed."""
+"""A lower bound on epsilon: its formula, runs whose epsilon is known, a noise that is smaller than
+claimed."""
 
 from __future__ import annotations
 
@@ -28,12 +29,17 @@ Make = Callable[..., Federation]
 
 @pytest.mark.parametrize(("guesses", "right"), [(100, 80), (40, 40), (200, 130)])
 def test_without_delta_the_bound_is_clopper_pearsons(guesses: int, right: int) -> None:
-    """Randomised response is right with e^eps / (1 + e^eps): the bound is the logit of the one-sided interval."""
+    """Randomised response is right with e^eps / (1 + e^eps): the bound is the logit of the
+    one-sided interval."""
     least = float(beta.ppf(0.05, right, guesses - right + 1))
-    assert lower_bound(10 * guesses, guesses, right, 0.0) == pytest.approx(math.log(least / (1 - least)), abs=1e-3)
+    assert lower_bound(10 * guesses, guesses, right, 0.0) == pytest.approx(
+        math.log(least / (1 - least)), abs=1e-3
+    )
     low, high = share_right(guesses, right)
     assert low == pytest.approx(float(beta.ppf(0.025, right, guesses - right + 1)), abs=1e-9)
-    assert high == pytest.approx(1.0 if right == guesses else float(beta.ppf(0.975, right + 1, guesses - right)))
+    assert high == pytest.approx(
+        1.0 if right == guesses else float(beta.ppf(0.975, right + 1, guesses - right))
+    )
 
 
 def test_delta_takes_some_of_the_bound() -> None:
@@ -58,24 +64,38 @@ def of(fed: Federation) -> dict[str, Any]:
     return {k: v for k, v in fed.fit().items() if k.startswith("privacy_")}
 
 
-MANY = {"clients": 100, "data": {"partition": "iid"}, "local_epochs": None, "local_steps": 1, "rounds": 2}
+MANY = {
+    "clients": 100,
+    "data": {"partition": "iid"},
+    "local_epochs": None,
+    "local_steps": 1,
+    "rounds": 2,
+}
 
 
 @pytest.mark.parametrize("kind", ["local", "central"])
 @pytest.mark.parametrize("noise", [0.01, 30.0])
-def test_all_coins_are_known_without_noise_and_none_with_much(federation: Make, kind: str, noise: float) -> None:
+def test_all_coins_are_known_without_noise_and_none_with_much(
+    federation: Make, kind: str, noise: float
+) -> None:
     private: Any = (LocalPrivacy if kind == "local" else CentralPrivacy)(clip=0.5, noise=noise)
     summary = of(federation(FedAvg(), callbacks=[Canaries(guesses=0.5), private], **MANY))
     assert summary["privacy_canaries"] == 100 and summary["privacy_canary_guesses"] == 50
     claim = claimed([summary])
-    assert claim is not None and not claim.broken and claim.bound == summary["privacy_epsilon_bound"]
+    assert (
+        claim is not None and not claim.broken and claim.bound == summary["privacy_epsilon_bound"]
+    )
     if noise < 1:
-        assert summary["privacy_canary_right"] == 50 and 2.5 < claim.bound < summary["privacy_epsilon"]
+        assert (
+            summary["privacy_canary_right"] == 50 and 2.5 < claim.bound < summary["privacy_epsilon"]
+        )
     else:
         assert summary["privacy_canary_right"] < 40 and claim.bound < 0.5
 
 
-def test_noise_that_is_smaller_than_claimed_is_found(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_that_is_smaller_than_claimed_is_found(
+    federation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A mechanism with a fault: it counts noise 5, and adds a hundredth of it."""
     private = CentralPrivacy(clip=0.5, noise=5.0)
     whole = CentralPrivacy.finished
@@ -102,7 +122,9 @@ def test_a_canary_sends_its_direction_or_nothing(federation: Make) -> None:
             super().on_upload(client, payload)
             seen[client.id] = payload.vector - client.group.vectors["model"]
 
-    fed = federation(FedAvg(), callbacks=[Canaries(share=0.5), Spy(clip=0.5, noise=1.0)], clients=8, rounds=1)
+    fed = federation(
+        FedAvg(), callbacks=[Canaries(share=0.5), Spy(clip=0.5, noise=1.0)], clients=8, rounds=1
+    )
     fed.fit()
     canaries = fed.run.callbacks[0]._canaries  # type: ignore[attr-defined]
     assert len(canaries) == 4 and {coin(fed.run, c) for c in range(20)} == {True, False}
@@ -120,7 +142,12 @@ def test_canaries_without_a_claim_are_refused(federation: Make) -> None:
 
 
 def test_claims_of_several_runs_are_counted_together() -> None:
-    one = {"privacy_unit": "client", "privacy_epsilon": 2.0, "privacy_delta": 1e-5, "privacy_canaries": 100}
+    one = {
+        "privacy_unit": "client",
+        "privacy_epsilon": 2.0,
+        "privacy_delta": 1e-5,
+        "privacy_canaries": 100,
+    }
     one |= {"privacy_canary_guesses": 20, "privacy_canary_right": 19}
     both = claimed([one, one | {"privacy_epsilon": 3.0}])
     assert both == Claim(3.0, 1e-5, 200, 40, 38)
@@ -129,7 +156,10 @@ def test_claims_of_several_runs_are_counted_together() -> None:
     assert claimed([one | {"privacy_epsilon": None}]).epsilon == math.inf  # type: ignore[union-attr]
 
 
-PRIVATE = "--callbacks.canaries.guesses 0.5 --callbacks.centralprivacy.clip 1 --callbacks.centralprivacy.noise 5"
+PRIVATE = (
+    "--callbacks.canaries.guesses 0.5 --callbacks.centralprivacy.clip 1 "
+    "--callbacks.centralprivacy.noise 5"
+)
 
 
 @pytest.mark.slow
@@ -141,18 +171,31 @@ def test_an_audit_says_what_canaries_refute(
     assert main(["audit", "runs/x", "--out", "a"]) == 0
     assert "x claims epsilon" in capsys.readouterr().out
     claim = json.loads((tmp_path / "a" / "audit.json").read_text())["claims"]["x"]
-    assert claim["canaries"] == 4 and not claim["broken"] and claim["bound"] == summary["privacy_epsilon_bound"]
-    (folder / "summary.json").write_text(json.dumps(summary | {
-        "privacy_epsilon_known_cohorts": 0.5, "privacy_canaries": 100, "privacy_canary_guesses": 50,
-        "privacy_canary_right": 50,
-    }))  # fmt: skip
+    assert (
+        claim["canaries"] == 4
+        and not claim["broken"]
+        and claim["bound"] == summary["privacy_epsilon_bound"]
+    )
+    (folder / "summary.json").write_text(
+        json.dumps(
+            summary
+            | {
+                "privacy_epsilon_known_cohorts": 0.5,
+                "privacy_canaries": 100,
+                "privacy_canary_guesses": 50,
+                "privacy_canary_right": 50,
+            }
+        )
+    )
     assert main(["audit", "runs/x", "--out", "a"]) == 1
     assert "claims a smaller epsilon than its canaries allow" in capsys.readouterr().err
     assert "class=false" in (tmp_path / "a" / "audit.html").read_text()
 
 
 @pytest.mark.slow
-def test_canaries_give_the_same_bits_on_ranks_and_after_a_resume(fit: Callable[..., Path], tmp_path: Path) -> None:
+def test_canaries_give_the_same_bits_on_ranks_and_after_a_resume(
+    fit: Callable[..., Path], tmp_path: Path
+) -> None:
     def bits(folder: Path) -> dict[str, Any]:
         summary = json.loads((folder / "summary.json").read_text())
         return {k: v for k, v in summary.items() if k.startswith("privacy_")}

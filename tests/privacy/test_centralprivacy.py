@@ -1,4 +1,5 @@
-"""A trusted server's noise on the mean: bounds, variance, the adaptive clip, epsilon, and what is refused by name."""
+"""A trusted server's noise on the mean: bounds, variance, the adaptive clip, epsilon, and what is
+refused by name."""
 
 from __future__ import annotations
 
@@ -30,10 +31,33 @@ from fl_lightning.results.folder import RunFolder
 
 Make = Callable[..., Federation]
 COVERED = (
-    "apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedalign", "fedavg", "fedavgm", "fedbabu", "fedbn", "fedcp",
-    "feddyn", "fedem", "fedper", "fedprox", "fedrep", "fedrod", "fedsalora", "fedyogi", "ffalora", "gpfl", "knnper",
-    "lgfedavg", "moon", "perfedavg", "pfedme",
-)  # fmt: skip
+    "apfl",
+    "ditto",
+    "fedadagrad",
+    "fedadam",
+    "fedala",
+    "fedalign",
+    "fedavg",
+    "fedavgm",
+    "fedbabu",
+    "fedbn",
+    "fedcp",
+    "feddyn",
+    "fedem",
+    "fedper",
+    "fedprox",
+    "fedrep",
+    "fedrod",
+    "fedsalora",
+    "fedyogi",
+    "ffalora",
+    "gpfl",
+    "knnper",
+    "lgfedavg",
+    "moon",
+    "perfedavg",
+    "pfedme",
+)
 ADAPTERS = ("fedsalora", "ffalora")
 STILL = {"lr": 0.0}
 
@@ -43,7 +67,9 @@ def changes(fed: Federation, old: Tensor) -> list[Tensor]:
     group = fed.run.groups[0]
     segments = group.layout.segments(group.down_mask)
     states = fed.run.states.values()
-    return [torch.cat([(s.received["model"] - old)[p.start : p.stop] for p in segments]) for s in states]
+    return [
+        torch.cat([(s.received["model"] - old)[p.start : p.stop] for p in segments]) for s in states
+    ]
 
 
 def moved(fed: Federation, old: Tensor) -> Tensor:
@@ -76,15 +102,22 @@ def test_no_change_is_longer_than_the_clip_and_the_mean_is_plain(federation: Mak
 
 
 def test_the_noise_is_that_of_the_mean_and_another_in_each_round(federation: Make) -> None:
-    """Nothing trains: what the global model moves by is noise alone, clip * noise / n on each number."""
-    fed = federation(FedAvg(), callbacks=[CentralPrivacy(clip=3.0, noise=2.0)], optimizer=STILL, rounds=3)
+    """Nothing trains: what the global model moves by is noise alone, clip * noise / n on each
+    number."""
+    fed = federation(
+        FedAvg(), callbacks=[CentralPrivacy(clip=3.0, noise=2.0)], optimizer=STILL, rounds=3
+    )
     first, second, third = (moved(fed, one_round(fed, t)) for t in (1, 2, 3))
     for x, y in ((first, second), (second, third), (first, third)):
         assert float(x.std()) == pytest.approx(3.0 * 2.0 / 4, rel=6 / math.sqrt(2 * len(x)))
         assert abs(float(x @ y / (x.norm() * y.norm()))) < 6 / math.sqrt(len(x))
     again = federation(FedAvg(), callbacks=[CentralPrivacy(clip=3.0, noise=2.0)], optimizer=STILL)
     assert torch.equal(moved(again, one_round(again)), first)
-    other = federation(FedAvg(), callbacks=[CentralPrivacy(clip=3.0, noise=2.0, reproducible=False)], optimizer=STILL)
+    other = federation(
+        FedAvg(),
+        callbacks=[CentralPrivacy(clip=3.0, noise=2.0, reproducible=False)],
+        optimizer=STILL,
+    )
     assert not torch.equal(moved(other, one_round(other)), first)
 
 
@@ -113,9 +146,16 @@ def test_covered_methods_run(federation: Make, name: str) -> None:
 
 @pytest.mark.parametrize(("clip", "within"), [(1e3, 40), (1e-6, 0)])
 def test_the_clip_follows_the_quantile(federation: Make, clip: float, within: int) -> None:
-    """Andrew et al., Algorithm 1: C <- C exp(-0.2 (b - quantile)), b the noisy share of changes within the clip."""
+    """Andrew et al., Algorithm 1: C <- C exp(-0.2 (b - quantile)), b the noisy share of changes
+    within the clip."""
     private = CentralPrivacy(clip=clip, noise=0.5, quantile=0.3)
-    fed = federation(FedAvg(), callbacks=[private], clients=40, data={"fraction": 0.5, "partition": "iid"}, rounds=1)
+    fed = federation(
+        FedAvg(),
+        callbacks=[private],
+        clients=40,
+        data={"fraction": 0.5, "partition": "iid"},
+        rounds=1,
+    )
     one_round(fed)
     share = 0.3 - math.log(float(fed.run.server.memory["privacy.clip"]) / clip) / 0.2
     assert share == pytest.approx(within / 40, abs=6 * (40 / 20) / 40)
@@ -123,9 +163,16 @@ def test_the_clip_follows_the_quantile(federation: Make, clip: float, within: in
 
 
 def test_the_count_has_its_share_of_the_noise(federation: Make) -> None:
-    """The mean's noise grows by as much as the count's message takes; dp-accounting sees no difference."""
-    settings: dict[str, Any] = {"clients": 40, "data": {"fraction": 0.5, "partition": "iid"}, "optimizer": STILL}
-    fed = federation(FedAvg(), callbacks=[CentralPrivacy(clip=1.0, noise=3.5, quantile=0.5)], **settings)
+    """The mean's noise grows by as much as the count's message takes; dp-accounting sees no
+    difference."""
+    settings: dict[str, Any] = {
+        "clients": 40,
+        "data": {"fraction": 0.5, "partition": "iid"},
+        "optimizer": STILL,
+    }
+    fed = federation(
+        FedAvg(), callbacks=[CentralPrivacy(clip=1.0, noise=3.5, quantile=0.5)], **settings
+    )
     x = moved(fed, one_round(fed))
     mean = (3.5**-2 - (2 * 40 / 20) ** -2) ** -0.5
     assert mean > 1.3 * 3.5
@@ -144,8 +191,12 @@ def by_hand(noise: float, rounds: int, size: int, clients: int) -> float:
     return float(accountant.get_epsilon(1e-5))
 
 
-@pytest.mark.parametrize(("noise", "rounds", "size", "clients"), [(1.0, 50, 50, 1000), (4.0, 20, 10, 100)])
-def test_cohorts_are_accounted_as_drawn_without_replacement(noise: float, rounds: int, size: int, clients: int) -> None:
+@pytest.mark.parametrize(
+    ("noise", "rounds", "size", "clients"), [(1.0, 50, 50, 1000), (4.0, 20, 10, 100)]
+)
+def test_cohorts_are_accounted_as_drawn_without_replacement(
+    noise: float, rounds: int, size: int, clients: int
+) -> None:
     mine = epsilon([Mechanism(noise, rounds, cohort=(size, clients))], 1e-5)
     assert mine == pytest.approx(by_hand(noise, rounds, size, clients), rel=2e-2)
     assert mine >= by_hand(noise, rounds, size, clients) * (1 - 1e-9)  # fewer orders: never below
@@ -158,7 +209,9 @@ def test_epsilon_is_the_smaller_of_known_and_secret_cohorts(federation: Make) ->
     summary = fed.fit()
     taken = fed.run.server.memory["privacy.taken"]
     assert int(taken.sum()) == 4 * 2 and summary["privacy_uploads"] == int(taken.max())
-    assert summary["privacy_epsilon_known_cohorts"] == epsilon([Mechanism(4.0, int(taken.max()))], 1e-5)
+    assert summary["privacy_epsilon_known_cohorts"] == epsilon(
+        [Mechanism(4.0, int(taken.max()))], 1e-5
+    )
     assert summary["privacy_covers"].endswith(f"tables and personal model, nor {INPUTS}")
     secret = epsilon([Mechanism(4.0, 4, cohort=(2, 20))], 1e-5)
     assert summary["privacy_epsilon"] == min(summary["privacy_epsilon_known_cohorts"], secret)
@@ -168,10 +221,14 @@ def test_epsilon_is_the_smaller_of_known_and_secret_cohorts(federation: Make) ->
 
 
 @pytest.mark.parametrize("name", ["fedper", "ditto", "feddyn", "fedbabu", "fedprox"])
-def test_secret_cohorts_lower_no_epsilon_where_clients_keep_state(federation: Make, name: str) -> None:
+def test_secret_cohorts_lower_no_epsilon_where_clients_keep_state(
+    federation: Make, name: str
+) -> None:
     """A personal part, a second model and a gradient are state; an untrained classifier is none."""
     private = CentralPrivacy(clip=1.0, noise=4.0)
-    summary = federation(method_of(name), callbacks=[private], clients=20, participation=0.05, rounds=4).fit()
+    summary = federation(
+        method_of(name), callbacks=[private], clients=20, participation=0.05, rounds=4
+    ).fit()
     known = epsilon([Mechanism(4.0, summary["privacy_uploads"])], 1e-5)
     secret = epsilon([Mechanism(4.0, 4, cohort=(1, 20))], 1e-5)
     assert secret < known == summary["privacy_epsilon_known_cohorts"]
@@ -221,17 +278,22 @@ def test_a_plan_says_the_epsilon_that_the_run_has(
 
 def tables(folder: Path) -> list[Any]:
     rows = RunFolder(folder).read("metrics") + RunFolder(folder).read("clients")
-    return [{k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows]
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows
+    ]
 
 
 PRIVATE = (
-    f"--method fedper {CLIP} --callbacks.centralprivacy.noise 0.3 --callbacks.centralprivacy.quantile 0.5 "
+    f"--method fedper {CLIP} --callbacks.centralprivacy.noise 0.3 "
+    f"--callbacks.centralprivacy.quantile 0.5 "
     "--callbacks.checkpoint.seconds 0"
 )
 
 
 @pytest.mark.slow
-def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(fit: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(
+    fit: Callable[..., Path], tmp_path: Path
+) -> None:
     whole = fit("whole", PRIVATE)
     assert float(RunFolder(whole).read("metrics")[-1]["privacy_clip"]) != 1
     for n in (2, 3):
@@ -279,14 +341,22 @@ def test_a_method_of_ones_own_that_looks_at_uploads_is_refused(federation: Make)
 @pytest.mark.parametrize(
     ("callbacks", "says"),
     [
-        ([CentralPrivacy(clip=1.0, noise=1.0), Quantize()], "callbacks.quantize: .*before centralprivacy"),
-        ([CentralPrivacy(clip=1.0, noise=1.0), LocalPrivacy(clip=1.0, noise=1.0)], "one of it and callbacks.local"),
+        (
+            [CentralPrivacy(clip=1.0, noise=1.0), Quantize()],
+            "callbacks.quantize: .*before centralprivacy",
+        ),
+        (
+            [CentralPrivacy(clip=1.0, noise=1.0), LocalPrivacy(clip=1.0, noise=1.0)],
+            "one of it and callbacks.local",
+        ),
         ([CentralPrivacy(clip=1.0, noise=1.0, quantile=0.5)], "quantile: 0.5 .*noise below 0.4"),
         ([CentralPrivacy(clip=1.0, noise=1.0, delta=0.3)], "delta: 0.3 .*one over the 4 clients"),
         ([CentralPrivacy(clip=1.0, epsilon_target=1e-9)], "epsilon_target: 1e-09 .*no noise up to"),
     ],
-)  # fmt: skip
-def test_parts_that_do_not_fit_are_refused(federation: Make, callbacks: list[Any], says: str) -> None:
+)
+def test_parts_that_do_not_fit_are_refused(
+    federation: Make, callbacks: list[Any], says: str
+) -> None:
     fed = federation(FedAvg(), callbacks=callbacks)
     with pytest.raises(BadInput) as caught:
         for callback in callbacks:
@@ -295,13 +365,19 @@ def test_parts_that_do_not_fit_are_refused(federation: Make, callbacks: list[Any
 
 
 WRONG = {
-    "noise without clip": ("--callbacks.centralprivacy.noise 1", "clip: it must be given: noise without a bound"),
+    "noise without clip": (
+        "--callbacks.centralprivacy.noise 1",
+        "clip: it must be given: noise without a bound",
+    ),
     "no noise": (CLIP, "noise: None .*either noise or epsilon_target"),
     "noise 0": (
         f"{CLIP} --callbacks.centralprivacy.noise 0",
         "noise: 0.0 .*above 0: without noise there is no epsilon",
     ),
-    "quantile": (f"{CLIP} {NOISE} --callbacks.centralprivacy.quantile 1", r"quantile: 1.* \(0, 1\)"),
+    "quantile": (
+        f"{CLIP} {NOISE} --callbacks.centralprivacy.quantile 1",
+        r"quantile: 1.* \(0, 1\)",
+    ),
     "method": (f"{CLIP} {NOISE} --method kapc", ": 'kapc' .*mixes of their own"),
 }
 
@@ -312,7 +388,10 @@ def test_wrong_uses_are_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     flags, says = WRONG[case]
-    words = f"fit --config kapc_exact_digits --loggers null --callbacks null --federation.clients 4 --name x {flags}"
+    words = (
+        f"fit --config kapc_exact_digits --loggers null --callbacks null --federation.clients 4 "
+        f"--name x {flags}"
+    )
     assert main([*words.split(), *([] if "--method" in flags else ["--method", "fedavg"])]) == 2
     err = capsys.readouterr().err.strip()
     assert len(err.splitlines()) == 1

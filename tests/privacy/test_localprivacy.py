@@ -1,4 +1,5 @@
-"""Nothing leaves a client beyond its bound or without noise, for every method; wrong uses are refused by name."""
+"""Nothing leaves a client beyond its bound or without noise, for every method; wrong uses are
+refused by name."""
 
 from __future__ import annotations
 
@@ -98,7 +99,9 @@ def test_no_upload_is_longer_than_its_clip(federation: Make, name: str) -> None:
     private = LocalPrivacy(clip=0.01, noise=1e-9)
     data = data_of(name)
     lr = 0.05 if name == "fedsalora" else 0.5  # a product of two factors diverges sooner
-    fed = federation(quick(name), net_of(name), [private, spy], data, optimizer={"lr": lr}, rounds=2)
+    fed = federation(
+        quick(name), net_of(name), [private, spy], data, optimizer={"lr": lr}, rounds=2
+    )
     fed.fit()
     beside = {b.kind: b.values for b in fed.run.method.beside().values()}
     assert {kind for *_, kind, _ in spy.kinds} == set(kinds_of(fed.run)) - {"counts"} | (
@@ -112,7 +115,9 @@ def test_no_upload_is_longer_than_its_clip(federation: Make, name: str) -> None:
         ):  # repaired
             assert float(x.double().norm()) <= 0.01 * 1.001 + 1e-5, kind
     if "model" in kinds_of(fed.run):
-        assert max(float(x.double().norm()) for *_, kind, x in spy.kinds if kind == "model") > 0.0099
+        assert (
+            max(float(x.double().norm()) for *_, kind, x in spy.kinds if kind == "model") > 0.0099
+        )
 
 
 def test_without_the_callback_uploads_are_longer(federation: Make) -> None:
@@ -124,10 +129,15 @@ def test_without_the_callback_uploads_are_longer(federation: Make) -> None:
 # ---------------------------------------------------------------- noise
 
 
-def test_noise_has_its_variance_and_is_drawn_anew_for_each_client_round_and_kind(federation: Make) -> None:
-    """With lr 0 the model's change is 0, so that all that leaves is noise; SCAFFOLD's control variate too."""
+def test_noise_has_its_variance_and_is_drawn_anew_for_each_client_round_and_kind(
+    federation: Make,
+) -> None:
+    """With lr 0 the model's change is 0, so that all that leaves is noise; SCAFFOLD's control
+    variate too."""
     spy = Spy()
-    private = LocalPrivacy(clip={"model": 0.5, "control": 0.25}, noise={"model": 2.0, "control": 3.0})
+    private = LocalPrivacy(
+        clip={"model": 0.5, "control": 0.25}, noise={"model": 2.0, "control": 3.0}
+    )
     fed = federation(SCAFFOLD(), callbacks=[private, spy], optimizer={"lr": 0.0}, rounds=3)
     fed.fit()
     wanted = {"model": 1.0, "control": 0.75}
@@ -148,7 +158,10 @@ def test_noise_has_its_variance_and_is_drawn_anew_for_each_client_round_and_kind
 
 def test_noise_is_scaled_by_the_clip() -> None:
     zero = torch.zeros(100_000)
-    one, other = (noisy(zero, Noise(c, z), torch.Generator().manual_seed(1)) for c, z in ((2.0, 3.0), (6.0, 1.0)))
+    one, other = (
+        noisy(zero, Noise(c, z), torch.Generator().manual_seed(1))
+        for c, z in ((2.0, 3.0), (6.0, 1.0))
+    )
     torch.testing.assert_close(one, other)
     assert float(one.std()) == pytest.approx(6, rel=0.02)
 
@@ -157,12 +170,15 @@ def test_noise_from_the_system_is_never_the_same(federation: Make) -> None:
     def once(reproducible: bool) -> Tensor:
         spy = Spy()
         federation(
-            FedAvg(), callbacks=[LocalPrivacy(clip=1.0, noise=1.0, reproducible=reproducible), spy], rounds=1
+            FedAvg(),
+            callbacks=[LocalPrivacy(clip=1.0, noise=1.0, reproducible=reproducible), spy],
+            rounds=1,
         ).fit()
         return torch.cat([x for *_, x in spy.kinds])
 
     assert torch.equal(once(True), once(True))
-    same = torch.isclose(once(False), once(False))  # single numbers of thousands may be alike by chance
+    # single numbers of thousands may be alike by chance
+    same = torch.isclose(once(False), once(False))
     assert same.float().mean() < 0.01
 
 
@@ -204,7 +220,9 @@ def test_a_method_declares_what_travels_beside_models(federation: Make, name: st
 def test_epsilon_counts_the_rounds_in_which_a_client_took_part(federation: Make) -> None:
     from fl_lightning.privacy.accounting import Mechanism, epsilon
 
-    fed = federation(FedAvg(), callbacks=[LocalPrivacy(clip=1.0, noise=2.0)], participation=0.5, rounds=5)
+    fed = federation(
+        FedAvg(), callbacks=[LocalPrivacy(clip=1.0, noise=2.0)], participation=0.5, rounds=5
+    )
     fed.prepare()
     records = [fed.round(t) for t in range(1, 6)]
     taken = [0] * 4
@@ -213,25 +231,37 @@ def test_epsilon_counts_the_rounds_in_which_a_client_took_part(federation: Make)
         for row in record.clients:
             taken[int(row["client"])] += 1
     assert len(set(taken)) > 1
-    last = {int(row["client"]): row["privacy_epsilon"] for record in records for row in record.clients}
+    last = {
+        int(row["client"]): row["privacy_epsilon"] for record in records for row in record.clients
+    }
     for client, times in enumerate(taken):
         if times:
             assert fed.run.states[client].memory["privacy.uploads"].tolist() == [times]
     summary = fed.run.callbacks[0].summarize(fed.run)  # type: ignore[attr-defined]
-    assert summary["privacy_epsilon"] == max(last.values()) == epsilon([Mechanism(2.0, max(taken))], 1e-5)
+    assert (
+        summary["privacy_epsilon"]
+        == max(last.values())
+        == epsilon([Mechanism(2.0, max(taken))], 1e-5)
+    )
     assert summary["privacy_epsilon_replace_one"] == epsilon([Mechanism(1.0, max(taken))], 1e-5)
 
 
 def test_a_run_says_its_epsilon_everywhere(fit: Callable[..., Path]) -> None:
     flags = ["--method", "selfkapc", "--method.lam", "null", "--method.rho", "null"][:2]
-    folder = fit("a", *flags, "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.epsilon_target 8")
+    folder = fit(
+        "a", *flags, "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.epsilon_target 8"
+    )
     summary = json.loads((folder / "summary.json").read_text())
     assert 7.9 < summary["privacy_epsilon"] <= 8.001
     assert (summary["privacy_delta"], summary["privacy_unit"]) == (1e-5, "client")
     assert summary["privacy_uploads"] == 3 and summary["privacy_covers"].endswith(INPUTS)
     metrics, clients = (RunFolder(folder).read(name) for name in ("metrics", "clients"))
     assert metrics[-1]["privacy_epsilon"] == pytest.approx(summary["privacy_epsilon"])
-    assert metrics[0]["privacy_epsilon"] < metrics[1]["privacy_epsilon"] < metrics[2]["privacy_epsilon"]
+    assert (
+        metrics[0]["privacy_epsilon"]
+        < metrics[1]["privacy_epsilon"]
+        < metrics[2]["privacy_epsilon"]
+    )
     assert clients[-1]["privacy_epsilon"] == pytest.approx(summary["privacy_epsilon"])
 
 
@@ -246,7 +276,9 @@ PRIVATE = f"--method selfkapc {NOISY} --callbacks.checkpoint.seconds 0"
 
 
 @pytest.mark.slow
-def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(fit: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(
+    fit: Callable[..., Path], tmp_path: Path
+) -> None:
     whole = fit("whole", PRIVATE)
     for n in (2, 3):
         assert tables(fit(f"ranks-{n}", PRIVATE, f"--fabric.devices {n}")) == tables(whole)
@@ -259,9 +291,13 @@ def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(fit: Callab
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_methods_whose_uploads_cannot_be_bounded_are_refused_by_name(federation: Make, name: str) -> None:
+def test_methods_whose_uploads_cannot_be_bounded_are_refused_by_name(
+    federation: Make, name: str
+) -> None:
     fed = federation(quick(name), callbacks=[LocalPrivacy(clip=1.0, noise=1.0)], data=data_of(name))
-    with pytest.raises(BadInput, match=rf"callbacks\.localprivacy: '{name}' .*which no bound and noise can protect"):
+    with pytest.raises(
+        BadInput, match=rf"callbacks\.localprivacy: '{name}' .*which no bound and noise can protect"
+    ):
         fed.prepare()
 
 
@@ -279,7 +315,10 @@ WRONG = {
         "clip {model:1,step_norms:1} noise 1",
         "clip: .*also upload noise_norms, which .*unprotected",
     ),
-    "scores": ("clip {model:1,scores:1} noise 1", "clip: 'scores' .*clients' own test data .*no noise covers"),
+    "scores": (
+        "clip {model:1,scores:1} noise 1",
+        "clip: 'scores' .*clients' own test data .*no noise covers",
+    ),
     "unknown kind": (
         "clip {model:1,heads:1} noise 1",
         "clip: 'heads' .*clients upload no such kind; they upload model, step",
@@ -292,7 +331,9 @@ def test_wrong_uses_are_one_line(
     fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path, case: str
 ) -> None:
     words, says = WRONG[case]
-    given = [w for k, v in _pairs(words) for w in (f"--callbacks.localprivacy.{k}", v.replace(":", ": "))]
+    given = [
+        w for k, v in _pairs(words) for w in (f"--callbacks.localprivacy.{k}", v.replace(":", ": "))
+    ]
     code = main(["fit", "--method", "selfkapc", "--name", "x", "--loggers", "null", *given])
     err = capsys.readouterr().err.strip()
     assert code == 2 and len(err.splitlines()) == 1
@@ -308,11 +349,14 @@ def _pairs(words: str) -> list[tuple[str, str]]:
     ("flags", "says"),
     [
         ("--callbacks.quantize.bits 8", "callbacks.quantize: .*behind localprivacy"),
-        ("--method kapc --callbacks.layerselection.mu null", "layerselection.client: True .*tells of its data"),
+        (
+            "--method kapc --callbacks.layerselection.mu null",
+            "layerselection.client: True .*tells of its data",
+        ),
         ("--data.held_out_clients 0.25", "data.held_out_clients: 0.25 .*not accounted"),
         ("--method fedhkd", "method.sigma: 7.0 .*it must be 0"),
     ],
-)  # fmt: skip
+)
 def test_parts_that_tell_more_are_refused(
     fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], flags: str, says: str
 ) -> None:
@@ -320,7 +364,8 @@ def test_parts_that_tell_more_are_refused(
 
     private = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
     words = (
-        f"--config kapc_exact_digits --loggers null --callbacks null --federation.clients 4 {flags} {private}".split()
+        f"--config kapc_exact_digits --loggers null --callbacks null --federation.clients "
+        f"4 {flags} {private}".split()
     )
     code = main(["fit", "--name", "x", *words])
     err = capsys.readouterr().err.strip()
@@ -335,20 +380,29 @@ def test_a_resumed_run_has_the_noise_that_it_began_with(
     fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     fit(
-        "x", "--method fedavg --callbacks.checkpoint.seconds 0 --federation.rounds 1",
+        "x",
+        "--method fedavg --callbacks.checkpoint.seconds 0 --federation.rounds 1",
         "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.epsilon_target 8",
-    )  # fmt: skip
+    )
     before = {f.name: f.read_bytes() for f in (tmp_path / "runs" / "x").glob("*.csv")}
     assert main(["fit", "--name", "x", "--resume", "--federation.rounds", "2"]) == 2
     assert "the run began with noise" in capsys.readouterr().err
-    assert main(["fit", "--name", "x", "--resume", "--callbacks.localprivacy.epsilon_target", "9"]) == 2
+    assert (
+        main(["fit", "--name", "x", "--resume", "--callbacks.localprivacy.epsilon_target", "9"])
+        == 2
+    )
     assert "the run began with 8.0;" in capsys.readouterr().err
     assert {f.name: f.read_bytes() for f in (tmp_path / "runs" / "x").glob("*.csv")} == before
 
 
-@pytest.mark.parametrize(("method", "judge"), [("fedavg", "after"), ("fedavg", "before"), ("pfedgraph", "before")])
-def test_an_upload_that_is_refused_has_been_spent(federation: Make, method: str, judge: str) -> None:
-    """The server has seen it, whatever it makes of it: three rounds are three noisy uploads of everybody."""
+@pytest.mark.parametrize(
+    ("method", "judge"), [("fedavg", "after"), ("fedavg", "before"), ("pfedgraph", "before")]
+)
+def test_an_upload_that_is_refused_has_been_spent(
+    federation: Make, method: str, judge: str
+) -> None:
+    """The server has seen it, whatever it makes of it: three rounds are three noisy uploads of
+    everybody."""
 
     @dataclass
     class Refuses(NormBound):
@@ -364,12 +418,16 @@ def test_an_upload_that_is_refused_has_been_spent(federation: Make, method: str,
     fed.fit()
     counts = {c: state.memory[UPLOADS].tolist() for c, state in fed.run.states.items()}
     assert counts == {c: [3] for c in range(fed.run.clients)} and 0 not in fed.run.server.uploaded
-    assert [fed.evaluator.final_model(c)[0] for c in (0, 1)] == ["before", judge]  # client 0 never took part
+    # client 0 never took part
+    assert [fed.evaluator.final_model(c)[0] for c in (0, 1)] == ["before", judge]
 
 
 @pytest.mark.parametrize("refused", [(1, 2), (0, 2)])
-def test_what_a_refused_upload_has_spent_is_saved(federation: Make, tmp_path: Path, refused: tuple[int, int]) -> None:
-    """By a checkpoint, although the client's model and its rounds are those of the one before: epsilon counts it."""
+def test_what_a_refused_upload_has_spent_is_saved(
+    federation: Make, tmp_path: Path, refused: tuple[int, int]
+) -> None:
+    """By a checkpoint, although the client's model and its rounds are those of the one before:
+    epsilon counts it."""
 
     @dataclass
     class Refuses(NormBound):
@@ -378,19 +436,29 @@ def test_what_a_refused_upload_has_spent_is_saved(federation: Make, tmp_path: Pa
                 super().on_upload(client, payload)
 
     def make() -> Federation:
-        parts = [LocalPrivacy(clip=1.0, noise=0.5), Refuses(bound=1e-6, action="refuse"), Checkpoint(seconds=0)]
+        parts = [
+            LocalPrivacy(clip=1.0, noise=0.5),
+            Refuses(bound=1e-6, action="refuse"),
+            Checkpoint(seconds=0),
+        ]
         return federation(method_of("fedavg"), callbacks=parts, rounds=2, on_bad_client="skip")
 
     make().fit()
     again = make().run
     assert restore(again, tmp_path / "checkpoints") == 2
-    assert [state.memory[UPLOADS].tolist() for state in again.states.values()] == [[2]] * again.clients
+    assert [state.memory[UPLOADS].tolist() for state in again.states.values()] == [
+        [2]
+    ] * again.clients
 
 
 def test_noise_that_nobody_can_repeat_has_more_than_32_bits() -> None:
-    """torch keeps 32 bits of a seed: here what follows the first 32 bits of the entropy matters, too."""
+    """torch keeps 32 bits of a seed: here what follows the first 32 bits of the entropy matters,
+    too."""
     entropy = bytes(range(256)) * 10
-    streams = [torch.randn(64, generator=unrepeatable(e)) for e in (entropy[:ENTROPY], entropy[:ENTROPY], None, None)]
+    streams = [
+        torch.randn(64, generator=unrepeatable(e))
+        for e in (entropy[:ENTROPY], entropy[:ENTROPY], None, None)
+    ]
     assert torch.equal(streams[0], streams[1]) and not torch.equal(streams[2], streams[3])
     other = torch.randn(2000, generator=unrepeatable(entropy[: ENTROPY - 1] + b"!"))
     assert not torch.equal(other, torch.randn(2000, generator=unrepeatable(entropy[:ENTROPY])))
@@ -402,7 +470,10 @@ def test_noise_that_nobody_can_repeat_has_more_than_32_bits() -> None:
     ("declared", "line"),
     [
         ({}, "its upload holds age, which its `beside` does not declare"),
-        ({"age": Beside("age", "classes", "classes")}, "its `beside` names classes, and no class_counts"),
+        (
+            {"age": Beside("age", "classes", "classes")},
+            "its `beside` names classes, and no class_counts",
+        ),
     ],
 )
 def test_uploads_that_beside_does_not_cover_are_refused(
@@ -423,17 +494,27 @@ def test_uploads_that_beside_does_not_cover_are_refused(
     assert NOISE in fed.run.states[0].memory
 
 
-def test_a_plan_says_epsilon_before_the_run(fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_says_epsilon_before_the_run(
+    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = fit("x", "--method fedavg --federation.participation 0.5", NOISY)
     summary = json.loads((folder / "summary.json").read_text())
-    words = "--config kapc_exact_digits --loggers null --callbacks null --data.fraction 0.4 --federation.clients 4"
-    plan = f"plan {words} --federation.rounds 3 --method fedavg --federation.participation 0.5 {NOISY}"
+    words = (
+        "--config kapc_exact_digits --loggers null --callbacks null --data.fraction 0.4 "
+        "--federation.clients 4"
+    )
+    plan = (
+        f"plan {words} --federation.rounds 3 --method fedavg --federation.participation 0.5 {NOISY}"
+    )
     capsys.readouterr()
     assert main([*plan.split(), "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)["privacy"]
     assert planned["privacy_epsilon"] == summary["privacy_epsilon"]
     assert main(plan.split()) == 0
-    assert f"privacy: epsilon {planned['privacy_epsilon']:.4g} at delta 1e-05" in capsys.readouterr().out
+    assert (
+        f"privacy: epsilon {planned['privacy_epsilon']:.4g} at delta 1e-05"
+        in capsys.readouterr().out
+    )
 
 
 def test_the_table_of_viewers_is_generated() -> None:
@@ -441,5 +522,9 @@ def test_the_table_of_viewers_is_generated() -> None:
     assert describe.replaced(text, viewers.table(describe.methods())) == text
     table = viewers.table(describe.methods())
     assert all(f"\n| `{name}` |" in table for name in NAMES)
-    of_local = {line.split(" | ")[0]: line.split(" | ")[3] for line in table.splitlines()[2:] if "|" in line}
-    assert {name.strip("| `") for name, cell in of_local.items() if cell.startswith("refused")} == set(REFUSED)
+    of_local = {
+        line.split(" | ")[0]: line.split(" | ")[3] for line in table.splitlines()[2:] if "|" in line
+    }
+    assert {
+        name.strip("| `") for name, cell in of_local.items() if cell.startswith("refused")
+    } == set(REFUSED)

@@ -1,4 +1,5 @@
-"""`optimizer.privacy`: no sample moves a step beyond its clip, epsilon counts the steps, the rest is refused."""
+"""`optimizer.privacy`: no sample moves a step beyond its clip, epsilon counts the steps, the rest
+is refused."""
 
 from __future__ import annotations
 
@@ -34,13 +35,42 @@ from fl_lightning.results.folder import RunFolder
 
 Make = Callable[..., Federation]
 COVERED = [
-    "cfl", "confree", "ditto", "fedadagrad", "fedadam", "fedamp", "fedapa", "fedavg", "fedavgm", "fedbabu", "fedbn",
-    "feddf", "feddyn", "fednova", "fedper", "fedprox", "fedrep", "fedsalora", "fedu", "fedyogi", "fesem", "ffalora",
-    "heurfedamp", "kapc", "ktpflmodels", "lgfedavg", "local", "pfeddf", "pfedhn", "pfedla", "scaffold",
-]  # fmt: skip
+    "cfl",
+    "confree",
+    "ditto",
+    "fedadagrad",
+    "fedadam",
+    "fedamp",
+    "fedapa",
+    "fedavg",
+    "fedavgm",
+    "fedbabu",
+    "fedbn",
+    "feddf",
+    "feddyn",
+    "fednova",
+    "fedper",
+    "fedprox",
+    "fedrep",
+    "fedsalora",
+    "fedu",
+    "fedyogi",
+    "fesem",
+    "ffalora",
+    "heurfedamp",
+    "kapc",
+    "ktpflmodels",
+    "lgfedavg",
+    "local",
+    "pfeddf",
+    "pfedhn",
+    "pfedla",
+    "scaffold",
+]
 SERVER_ADAM = ("feddf", "pfeddf")
-"""Their servers distil by Adam, which makes whole steps of differences in a gradient's last bits: what clients receive
-in round 2 follows from round 1's uploads alone, but by how much the uploads differed cannot be read off it."""
+"""Their servers distil by Adam, which makes whole steps of differences in a gradient's last bits:
+what clients receive in round 2 follows from round 1's uploads alone, but by how much the uploads
+differed cannot be read off it."""
 PRIVATE = {"clip": 1e-6, "noise": 1.0}
 FLAGS = "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1"
 
@@ -52,7 +82,12 @@ class Leaves(Transform):
         self.numbers: dict[int, list[Tensor]] = {}
 
     def on_upload(self, client: Client, payload: Payload) -> None:
-        tensors = [payload.vector, *payload.vectors.values(), *payload.statistics.values(), *payload.extra.values()]
+        tensors = [
+            payload.vector,
+            *payload.vectors.values(),
+            *payload.statistics.values(),
+            *payload.extra.values(),
+        ]
         tensors += [*client.state.vectors.values(), *client.memory.values()]
         kept = self.numbers.setdefault(client.id, [])
         kept.append(torch.cat([x.detach().double().flatten() for x in tensors]))
@@ -86,7 +121,8 @@ def test_each_method_is_covered_or_says_why_not(name: str) -> None:
 @pytest.mark.sampled("[fedper]")
 @pytest.mark.parametrize("name", COVERED)
 def test_nothing_of_a_client_tells_of_a_sample_beyond_its_clip(federation: Make, name: str) -> None:
-    """Another sample in one's place moves nothing that leaves or stays by more than the steps' clips allow."""
+    """Another sample in one's place moves nothing that leaves or stays by more than the steps'
+    clips allow."""
     seen, counted = [], []
     for change in (False, True):
         leaves = Leaves()
@@ -155,7 +191,10 @@ def test_a_class_of_ones_own_must_say_what_it_makes_of_samples(federation: Make)
 
 def test_the_sum_is_that_of_a_loop_over_samples(federation: Make) -> None:
     fed = federation(FedAvg())
-    module, data = fed.run.groups[0].module, fed.run.data.client(0, fed.run.device, fed.run.dtype).train
+    module, data = (
+        fed.run.groups[0].module,
+        fed.run.data.client(0, fed.run.device, fed.run.dtype).train,
+    )
     x, y = next(iter(data.batches(12)))
     x[0], x[1] = 50 * x[0], torch.nan
     trained, clip = list(module.binding.parameters), 1.5
@@ -165,7 +204,9 @@ def test_the_sum_is_that_of_a_loop_over_samples(federation: Make) -> None:
         parts = torch.autograd.grad(loss, trained)
         norms.append(float(torch.cat([g.flatten() for g in parts]).norm()))
         if np.isfinite(norms[-1]):
-            wanted = [w + g * min(1.0, clip / norms[-1]) for w, g in zip(wanted, parts, strict=True)]
+            wanted = [
+                w + g * min(1.0, clip / norms[-1]) for w, g in zip(wanted, parts, strict=True)
+            ]
     assert min(norms) < clip < np.nanmax(norms)
     sums, _ = clipped_sum(module, (x, y), clip)
     torch.testing.assert_close(sums, wanted, rtol=1e-4, atol=1e-6)
@@ -204,21 +245,35 @@ def test_noise_has_its_size(federation: Make) -> None:
     [x] = noised([torch.zeros(100_000)], 0.3, torch.Generator().manual_seed(0))
     assert float(x.std()) == pytest.approx(0.3, rel=0.02)
     given = {"clip": 1e-9, "noise": 1e9}  # of standard deviation 1, over the 32 samples of a batch
-    fed = private(federation, FedAvg(), given=given, optimizer={"lr": 1.0}, rounds=1, local_epochs=None, local_steps=1)
+    fed = private(
+        federation,
+        FedAvg(),
+        given=given,
+        optimizer={"lr": 1.0},
+        rounds=1,
+        local_epochs=None,
+        local_steps=1,
+    )
     leaves = Leaves()
     fed.worker.transforms = [*fed.worker.transforms, leaves]
     fed.fit()
     layout = fed.run.groups[0].layout
     segments, first = layout.segments(layout.is_parameter), fed.run.groups[0].initial.double()
     moved = [
-        torch.cat([(v[0][: layout.size] - first)[s.start : s.stop] for s in segments]) for v in leaves.numbers.values()
+        torch.cat([(v[0][: layout.size] - first)[s.start : s.stop] for s in segments])
+        for v in leaves.numbers.values()
     ]
     for x in moved:
         assert float(x.std()) == pytest.approx(1 / 32, rel=0.1)
-    assert abs(float(nn.functional.cosine_similarity(moved[0], moved[1], 0))) < 6 / len(moved[0]) ** 0.5
+    assert (
+        abs(float(nn.functional.cosine_similarity(moved[0], moved[1], 0)))
+        < 6 / len(moved[0]) ** 0.5
+    )
 
 
-def test_no_two_steps_share_batches_or_noise(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_two_steps_share_batches_or_noise(
+    federation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ditto's two phases would take the same batches otherwise."""
     from fl_lightning.callbacks import stepprivacy
 
@@ -231,7 +286,12 @@ def test_no_two_steps_share_batches_or_noise(federation: Make, monkeypatch: pyte
 
 def test_a_run_with_noise_of_the_systems_is_never_the_same(federation: Make) -> None:
     def once(reproducible: bool) -> Tensor:
-        fed = private(federation, FedAvg(), given=PRIVATE | {"clip": 1.0, "reproducible": reproducible}, rounds=1)
+        fed = private(
+            federation,
+            FedAvg(),
+            given=PRIVATE | {"clip": 1.0, "reproducible": reproducible},
+            rounds=1,
+        )
         fed.fit()
         return fed.run.groups[0].vectors["model"].clone()
 
@@ -245,19 +305,26 @@ DRAWS = np.random.default_rng(1)
 SETTINGS = [
     (float(z), int(n), float(q), float(10**-d))
     for z, n, q, d in zip(
-        DRAWS.uniform(0.6, 8, 50), DRAWS.integers(1, 3000, 50), DRAWS.uniform(0.005, 0.5, 50), DRAWS.uniform(4, 7, 50),
+        DRAWS.uniform(0.6, 8, 50),
+        DRAWS.integers(1, 3000, 50),
+        DRAWS.uniform(0.005, 0.5, 50),
+        DRAWS.uniform(4, 7, 50),
         strict=True,
     )
-]  # fmt: skip
+]
 """Noise, steps, sampling rate, delta."""
 
 
 @pytest.mark.sampled("setting-0")
-@pytest.mark.parametrize(("z", "n", "q", "delta"), SETTINGS, ids=[f"setting-{k}-" for k in range(50)])
+@pytest.mark.parametrize(
+    ("z", "n", "q", "delta"), SETTINGS, ids=[f"setting-{k}-" for k in range(50)]
+)
 def test_epsilon_is_dp_accountings(z: float, n: int, q: float, delta: float) -> None:
     accountant = PLDAccountant()  # its own default: steps of 1e-4
     accountant.compose(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(z)), n)
-    assert epsilon([Mechanism(z, n, q)], delta) == pytest.approx(accountant.get_epsilon(delta), rel=1e-3, abs=1e-4)
+    assert epsilon([Mechanism(z, n, q)], delta) == pytest.approx(
+        accountant.get_epsilon(delta), rel=1e-3, abs=1e-4
+    )
 
 
 def test_the_largest_is_among_those_that_no_other_exceeds() -> None:
@@ -266,16 +333,25 @@ def test_the_largest_is_among_those_that_no_other_exceeds() -> None:
 
 
 def test_epsilon_is_of_the_steps_that_clients_have_taken(federation: Make) -> None:
-    fed = private(federation, Ditto(), given={"clip": 1.0, "noise": 2.0}, participation=0.5, rounds=4)
+    fed = private(
+        federation, Ditto(), given={"clip": 1.0, "noise": 2.0}, participation=0.5, rounds=4
+    )
     summary = fed.fit()
-    sizes, taken = fed.run.data.train_sizes, {c: int(s.memory[STEPS]) for c, s in fed.run.states.items()}
-    single = [epsilon([Mechanism(2.0, n, sampling_rate(sizes[c], 32))], 1e-5) for c, n in taken.items()]
+    sizes, taken = (
+        fed.run.data.train_sizes,
+        {c: int(s.memory[STEPS]) for c, s in fed.run.states.items()},
+    )
+    single = [
+        epsilon([Mechanism(2.0, n, sampling_rate(sizes[c], 32))], 1e-5) for c, n in taken.items()
+    ]
     assert summary["privacy_epsilon"] == max(single)
     assert summary["privacy_covers"].endswith(f"validation and test samples, {INPUTS}")
     assert summary["privacy_unit"] == "sample" and summary["privacy_steps"] == max(taken.values())
 
 
-def test_steps_of_a_refused_upload_count(fit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_a_refused_upload_count(
+    fit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server has seen it: what accounts for the steps stands before what refuses uploads."""
     flags = f"--method fedavg {FLAGS} --federation.rounds 2 --federation.on_bad_client skip"
     refuses = "--callbacks.normbound.action refuse --callbacks.normbound.bound 1e6"
@@ -294,33 +370,53 @@ def test_steps_of_a_refused_upload_count(fit: Callable[..., Path], monkeypatch: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "kapc", "ditto"])
-def test_ranks_and_a_resumed_run_come_to_the_same_bits(fit: Callable[..., Path], method: str) -> None:
+def test_ranks_and_a_resumed_run_come_to_the_same_bits(
+    fit: Callable[..., Path], method: str
+) -> None:
     flags = f"--method {method} {FLAGS} --callbacks.checkpoint.seconds 0"
     one = fit("one", flags)
     others = [fit(f"ranks-{n}", flags, f"--fabric.devices {n}") for n in (2, 3)]
     fit("parts", flags, "--federation.rounds 1")
     resumed = fit("parts", flags, "--resume --federation.rounds 3")
     for other in [*others, resumed]:
-        rows = [RunFolder(folder).read("metrics") + RunFolder(folder).read("clients") for folder in (one, other)]
+        rows = [
+            RunFolder(folder).read("metrics") + RunFolder(folder).read("clients")
+            for folder in (one, other)
+        ]
         plain = [
-            [{k: v for k, v in row.items() if "seconds" not in k and "memory" not in k} for row in r] for r in rows
+            [
+                {k: v for k, v in row.items() if "seconds" not in k and "memory" not in k}
+                for row in r
+            ]
+            for r in rows
         ]
         assert plain[0] == plain[1]
     assert json.loads((one / "summary.json").read_text())["privacy_epsilon"] > 0
 
 
 @pytest.mark.slow
-def test_a_plan_says_epsilon_before_the_run(fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    given = "--method fedrep --method.head_epochs 2 --federation.participation 0.5 --optimizer.privacy.clip 1"
-    folder = fit("x", given, "--optimizer.privacy.epsilon_target 6 --callbacks.checkpoint.seconds 0")
+def test_a_plan_says_epsilon_before_the_run(
+    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = (
+        "--method fedrep --method.head_epochs 2 --federation.participation 0.5 "
+        "--optimizer.privacy.clip 1"
+    )
+    folder = fit(
+        "x", given, "--optimizer.privacy.epsilon_target 6 --callbacks.checkpoint.seconds 0"
+    )
     summary = json.loads((folder / "summary.json").read_text())
     assert 5.9 < summary["privacy_epsilon"] <= 6.001
-    words = "--config kapc_exact_digits --loggers null --callbacks null --data.fraction 0.4 --federation.clients 4"
+    words = (
+        "--config kapc_exact_digits --loggers null --callbacks null --data.fraction 0.4 "
+        "--federation.clients 4"
+    )
     more = "--federation.local_epochs 1 --federation.rounds 3 --optimizer.privacy.epsilon_target 6"
     capsys.readouterr()
     assert main(f"plan {words} {given} {more}".split()) == 0
     assert (
-        f"privacy: epsilon {summary['privacy_epsilon']:.4g} at delta 1e-05 for each sample" in capsys.readouterr().out
+        f"privacy: epsilon {summary['privacy_epsilon']:.4g} at delta "
+        f"1e-05 for each sample" in capsys.readouterr().out
     )
     assert main(["fit", "--name", "x", "--resume", "--federation.rounds", "4"]) == 2
     assert "the run began with noise" in capsys.readouterr().err
@@ -331,13 +427,22 @@ def test_a_plan_says_epsilon_before_the_run(fit: Callable[..., Path], capsys: py
 WRONG = {
     "noise without clip": ("noise 1", r"privacy\.clip: it must be given: noise without a bound"),
     "clip alone": ("clip 1", r"privacy\.noise: .*either noise or epsilon_target"),
-    "both": ("clip 1 noise 1 epsilon_target 2", r"privacy\.noise: 1.0 .*either noise or epsilon_target"),
+    "both": (
+        "clip 1 noise 1 epsilon_target 2",
+        r"privacy\.noise: 1.0 .*either noise or epsilon_target",
+    ),
     "no noise": ("clip 1 noise 0", r"privacy\.noise: 0.0 .*without noise there is no epsilon"),
     "negative clip": ("clip -1 noise 1", r"privacy\.clip: -1.0 .*above 0"),
-    "large delta": ("clip 1 noise 1 delta 0.1", r"privacy\.delta: 0.1 .*one over the \d+ training samples"),
+    "large delta": (
+        "clip 1 noise 1 delta 0.1",
+        r"privacy\.delta: 0.1 .*one over the \d+ training samples",
+    ),
     "no such delta": ("clip 1 noise 1 delta 2", r"privacy\.delta: 2.0 .*in \(0, 1\)"),
     "a target of nothing": ("clip 1 epsilon_target 0", r"privacy\.epsilon_target: 0.0 .*above 0"),
-    "a target that no noise meets": ("clip 1 epsilon_target 1e-9", r"privacy\.epsilon_target: 1e-09 .*no noise up to"),
+    "a target that no noise meets": (
+        "clip 1 epsilon_target 1e-9",
+        r"privacy\.epsilon_target: 1e-09 .*no noise up to",
+    ),
     "no number": ("clip much noise 1", r"privacy\.clip: 'much' .*it must be a number or null"),
     "no such key": ("clip 1 nois 1", r"privacy\.nois: .*did you mean optimizer\.privacy\.noise"),
 }
@@ -349,17 +454,26 @@ BESIDE = {
     "--model resnet18": r"model: 'resnet18' .*BatchNorm2d\) keeps statistics of samples",
     "--fabric.precision bf16-mixed": r"fabric\.precision: 'bf16-mixed' .*32-true or 64-true",
     "--data.held_out_clients 0.25": r"data\.held_out_clients: 0.25 .*not accounted",
-    "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1": r"callbacks\.localprivacy: .*one of it",
-    "--callbacks.centralprivacy.clip 1 --callbacks.centralprivacy.noise 1": r"callbacks\.centralprivacy: .*one of it",
-    "--method kapc --callbacks.layerselection.mu null": r"layerselection: .*nothing else may look at samples",
-}  # fmt: skip
+    "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1": r"callbacks\.localprivacy: "
+    r".*one of it",
+    "--callbacks.centralprivacy.clip 1 --callbacks.centralprivacy.noise 1": r"callbacks\.centralprivacy: "
+    r".*one of it",
+    "--method kapc --callbacks.layerselection.mu null": r"layerselection: .*nothing else may look "
+    r"at samples",
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_uses_are_one_line(fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], case: str) -> None:
+def test_wrong_uses_are_one_line(
+    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], case: str
+) -> None:
     words, says = WRONG[case]
     parts = words.split()
-    flags = [w for k, v in zip(parts[::2], parts[1::2], strict=True) for w in (f"--optimizer.privacy.{k}", v)]
+    flags = [
+        w
+        for k, v in zip(parts[::2], parts[1::2], strict=True)
+        for w in (f"--optimizer.privacy.{k}", v)
+    ]
     _refused(capsys, ["--method", "fedavg", *flags], rf"optimizer\.{says}")
 
 
@@ -371,7 +485,10 @@ def test_parts_that_tell_more_are_refused(
 
 
 def _refused(capsys: pytest.CaptureFixture[str], flags: list[str], says: str) -> None:
-    small = "fit --name x --config digits --loggers null --callbacks null --federation.clients 4 --federation.rounds 1"
+    small = (
+        "fit --name x --config digits --loggers null --callbacks null --federation.clients 4 "
+        "--federation.rounds 1"
+    )
     code = main(small.split() + flags)
     err = capsys.readouterr().err.strip()
     assert code == 2 and len(err.splitlines()) == 1 and re.search(says, err), err

@@ -33,7 +33,8 @@ def relation(receivers: list[int], layers: int) -> np.ndarray:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    """Makes a run folder; each round: 1 MiB up and 1 MiB down by every client, 2 s, 3 modelled s if asked for."""
+    """Makes a run folder; each round: 1 MiB up and 1 MiB down by every client, 2 s, 3 modelled s if
+    asked for."""
 
     def make(
         name: str = "run",
@@ -54,7 +55,12 @@ def make_run(tmp_path: Path) -> MakeRun:
             "seed": 0,
             "method": {"name": "kapc", "init_args": {"lam": 0.1}},
             "model": {"name": "mlp"},
-            "federation": {"rounds": asked or rounds, "clients": 4, "participation": 1.0, "local_epochs": 1},
+            "federation": {
+                "rounds": asked or rounds,
+                "clients": 4,
+                "participation": 1.0,
+                "local_epochs": 1,
+            },
             "data": {"source": "digits", "partition": "dirichlet", "alpha": 0.1, "root": None},
             "evaluation": {"judge": "auto"},
         }
@@ -63,36 +69,63 @@ def make_run(tmp_path: Path) -> MakeRun:
         for number, accuracy in enumerate(accuracies, start=1):
             metrics.append(
                 {
-                    "round": number, "mean_accuracy": accuracy, "worst_accuracy": accuracy / 2,
-                    "accuracy_before": accuracy / 4, "accuracy_after": accuracy,
-                    "upload_bytes": n * MIB, "download_bytes": n * MIB,
-                    "upload_parameter_bytes": n * MIB // 2, "download_parameter_bytes": n * MIB // 2,
-                    "seconds": 2.0, "seconds_client": 1.5, "seconds_server": 0.25, "seconds_evaluation": 0.25,
+                    "round": number,
+                    "mean_accuracy": accuracy,
+                    "worst_accuracy": accuracy / 2,
+                    "accuracy_before": accuracy / 4,
+                    "accuracy_after": accuracy,
+                    "upload_bytes": n * MIB,
+                    "download_bytes": n * MIB,
+                    "upload_parameter_bytes": n * MIB // 2,
+                    "download_parameter_bytes": n * MIB // 2,
+                    "seconds": 2.0,
+                    "seconds_client": 1.5,
+                    "seconds_server": 0.25,
+                    "seconds_evaluation": 0.25,
                     "memory_mib": 100.0 + number,
                 }
-                | ({"channel_s": 3.0, "channel_download_s": 1.0, "channel_upload_s": 2.0} if channel else {})
-                | ({"flops_forward": 10**9, "flops_backward": 2 * 10**9, "flops_server": 10**6} if counted else {})
+                | (
+                    {"channel_s": 3.0, "channel_download_s": 1.0, "channel_upload_s": 2.0}
+                    if channel
+                    else {}
+                )
+                | (
+                    {"flops_forward": 10**9, "flops_backward": 2 * 10**9, "flops_server": 10**6}
+                    if counted
+                    else {}
+                )
                 | ({"flops_extra": 0, "flops_penalty": 0} if counted else {})
-            )  # fmt: skip
-            clients += [{"round": number, "client": c, "accuracy_after": accuracy - c / 100} for c in cohort]
+            )
+            clients += [
+                {"round": number, "client": c, "accuracy_after": accuracy - c / 100} for c in cohort
+            ]
             np.savez_compressed(
                 path / "relation" / f"round-{number:04d}.npz",
-                rows=relation(list(cohort), len(LAYERS)), receivers=np.array(cohort), layers=np.array(LAYERS),
+                rows=relation(list(cohort), len(LAYERS)),
+                receivers=np.array(cohort),
+                layers=np.array(LAYERS),
                 sources=np.array(cohort),
-            )  # fmt: skip
+            )
             sizes = np.zeros((n, 2, len(LAYERS) + 1, 4), dtype=np.int64)
             sizes[:, :, :3, 0] = 1000
             sizes[:, 1, 2, 0] = 0  # the head stays at home
             sent = np.broadcast_to(np.array([[True, True, True], [True, False, False]]), (n, 2, 3))
             kinds = np.array(["parameters", "buffers", "statistics", "other"])
             named = {"sent": sent, "layers": np.array(LAYERS), "kinds": kinds}
-            np.savez_compressed(path / "traffic" / f"round-{number:04d}.npz", bytes=sizes, clients=cohort, **named)
+            np.savez_compressed(
+                path / "traffic" / f"round-{number:04d}.npz", bytes=sizes, clients=cohort, **named
+            )
         (path / "columns.json").write_text('{"mean_accuracy": {"model": "after"}}')
         (path / "metrics.csv").write_text(table(metrics))
         (path / "clients.csv").write_text(table(clients))
         if ended:
-            (path / "final.csv").write_text(table([{"client": c, "accuracy": 0.9 - c / 10} for c in range(4)]))
-            facts = f'"rounds": {rounds}, "judge": "after", "final_kinds": {{"after": 4}}, "final_mean_accuracy": 0.75'
+            (path / "final.csv").write_text(
+                table([{"client": c, "accuracy": 0.9 - c / 10} for c in range(4)])
+            )
+            facts = (
+                f'"rounds": {rounds}, "judge": "after", "final_kinds": {{"after": 4}}, '
+                f'"final_mean_accuracy": 0.75'
+            )
             (path / "summary.json").write_text(f"{{{facts}{summary}}}")
         return path
 

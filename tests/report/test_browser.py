@@ -1,4 +1,5 @@
-"""The page in a real browser: Chromium without a screen, driven by ChromeDriver's HTTP interface (W3C WebDriver)."""
+"""The page in a real browser: Chromium without a screen, driven by ChromeDriver's HTTP interface
+(W3C WebDriver)."""
 
 from __future__ import annotations
 
@@ -41,13 +42,19 @@ class Browser:
         if binary:
             wanted["goog:chromeOptions"]["binary"] = binary  # type: ignore[index]
         self.address = f"{address}/session"
-        self.address += "/" + self.ask("POST", "", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+        self.address += (
+            "/" + self.ask("POST", "", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+        )
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Send one WebDriver command; returns its value."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"}, method=method)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+        request = urllib.request.Request(
+            self.address + path, data, {"Content-Type": "application/json"}, method=method
+        )
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+            request, timeout=60
+        ) as answer:
             return json.load(answer)["value"]
 
     def open(self, page: Path) -> None:
@@ -73,19 +80,31 @@ class Browser:
     def requests(self) -> set[str]:
         """Addresses that the page has asked for since the last call."""
         events = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
-        return {e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"}
+        return {
+            e["params"]["request"]["url"]
+            for e in events
+            if e["method"] == "Network.requestWillBeSent"
+        }
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     driver = shutil.which("chromedriver")
-    if driver is None or not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+    if driver is None or not any(
+        map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+    ):
         pytest.skip("no browser: chromium and chromedriver are not installed")
     with subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        port = next(found for line in process.stdout if (found := re.search(r"successfully on port (\d+)", line)))
+        port = next(
+            found
+            for line in process.stdout
+            if (found := re.search(r"successfully on port (\d+)", line))
+        )
         try:
-            window = Browser(f"http://127.0.0.1:{port.group(1)}", tmp_path_factory.mktemp("profile"))
+            window = Browser(
+                f"http://127.0.0.1:{port.group(1)}", tmp_path_factory.mktemp("profile")
+            )
             yield window
             window.ask("DELETE", "")
         finally:
@@ -94,7 +113,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def opened(browser: Browser, make_run: MakeRun, tmp_path: Path) -> Callable[..., Browser]:
-    """Opens the report on runs; its console must have stayed silent, and nothing but the page been asked for."""
+    """Opens the report on runs; its console must have stayed silent, and nothing but the page been
+    asked for."""
 
     def make(*runs: Path) -> Browser:
         page = tmp_path / "report.html"
@@ -110,7 +130,8 @@ def opened(browser: Browser, make_run: MakeRun, tmp_path: Path) -> Callable[...,
 def check_quiet(browser: Browser) -> None:
     assert browser.log("browser") == []
     asked = browser.requests()
-    own = ("file:", "data:", "blob:", "about:", "chrome:", "chrome-untrusted:")  # the browser's first tab is a page too
+    # the browser's first tab is a page too
+    own = ("file:", "data:", "blob:", "about:", "chrome:", "chrome-untrusted:")
     assert [url for url in asked if not url.startswith(own)] == []
     assert any(url.endswith("report.html") for url in asked)
 
@@ -125,7 +146,8 @@ def changing(path: Path) -> Path:
 
 
 PLOTS = (
-    "return [...document.querySelectorAll('.plot')].map((div) => [div.id, div.querySelectorAll('.main-svg').length])"
+    "return [...document.querySelectorAll('.plot')].map((div) => [div.id, "
+    "div.querySelectorAll('.main-svg').length])"
 )
 MARKS = "return document.querySelectorAll('#%s .%s').length"
 
@@ -133,7 +155,8 @@ MARKS = "return document.querySelectorAll('#%s .%s').length"
 def test_every_chart_is_drawn(opened: Callable[..., Browser], make_run: MakeRun) -> None:
     browser = opened(make_run("a", channel=True), make_run("b"))
     plots = dict(browser.run(PLOTS))
-    assert len(plots) == 1 + 2 + 2 * 2 + 3 + 2 + 3  # curves, fairness, relation, ledger, its maps, cost
+    # curves, fairness, relation, ledger, its maps, cost
+    assert len(plots) == 1 + 2 + 2 * 2 + 3 + 2 + 3
     assert all(plots.values()), plots
     assert browser.run(MARKS % ("curves", "scatterlayer .trace")) == 2
     assert browser.run(MARKS % ("fairness-box", "boxlayer .trace")) == 2
@@ -157,7 +180,10 @@ def test_the_slider_moves_the_heatmaps(opened: Callable[..., Browser], make_run:
     assert browser.run("return document.getElementById('overview-0').data[0].x") == ["0", "1", "2"]
     assert browser.run("return document.getElementById('round-number').textContent") == "2"
 
-    browser.run("const c = document.getElementById('client'); c.value = '3'; c.dispatchEvent(new Event('change'))")
+    browser.run(
+        "const c = document.getElementById('client'); c.value = '3'; c.dispatchEvent(new "
+        "Event('change'))"
+    )
     of_client = "return document.getElementById('client-title-0').textContent"
     assert browser.run(of_client) == "round 2: client 3 is not in the cohort"
     browser.type("#round", LEFT)
@@ -170,7 +196,8 @@ def test_the_slider_moves_the_heatmaps(opened: Callable[..., Browser], make_run:
 def test_a_client_of_the_cohort_without_details_is_not_said_to_be_absent(
     opened: Callable[..., Browser], make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Details of two of four: client 2 has none in rounds of all, and has in round 2 of clients 1 to 3."""
+    """Details of two of four: client 2 has none in rounds of all, and has in round 2 of clients 1
+    to 3."""
     path = make_run("a")
     clients = np.arange(1, 4)
     rows = np.full((3, len(LAYERS), 3), 1 / 3, dtype=np.float32)
@@ -179,7 +206,10 @@ def test_a_client_of_the_cohort_without_details_is_not_said_to_be_absent(
     plan = pictures._plan
     monkeypatch.setattr(pictures, "_plan", lambda *given: (plan(*given)[0], {"a": 2}))
     browser = opened(path)
-    browser.run("const c = document.getElementById('client'); c.value = '2'; c.dispatchEvent(new Event('change'))")
+    browser.run(
+        "const c = document.getElementById('client'); c.value = '2'; c.dispatchEvent(new "
+        "Event('change'))"
+    )
     of_client = "return document.getElementById('client-title-0').textContent"
     assert browser.run(of_client) == "round 3: client 2 is not shown layer by layer"
     browser.type("#round", LEFT)
@@ -187,17 +217,25 @@ def test_a_client_of_the_cohort_without_details_is_not_said_to_be_absent(
     check_quiet(browser)
 
 
-def test_a_shorter_run_shows_its_last_round_and_says_so(opened: Callable[..., Browser], make_run: MakeRun) -> None:
+def test_a_shorter_run_shows_its_last_round_and_says_so(
+    opened: Callable[..., Browser], make_run: MakeRun
+) -> None:
     browser = opened(make_run("a"), make_run("b", (0.1, 0.2)))
     title = "return document.getElementById('overview-title-1').textContent"
     deadline = time.monotonic() + 20
-    while not browser.run(title) and time.monotonic() < deadline:  # it is written once the charts are drawn
+    # it is written once the charts are drawn
+    while not browser.run(title) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert browser.run(title) == "round 2 (3 is not there), who receives from whom (mean over 3 layers)"
+    assert (
+        browser.run(title)
+        == "round 2 (3 is not there), who receives from whom (mean over 3 layers)"
+    )
     check_quiet(browser)
 
 
-def test_play_runs_to_the_last_round_and_stops(opened: Callable[..., Browser], make_run: MakeRun) -> None:
+def test_play_runs_to_the_last_round_and_stops(
+    opened: Callable[..., Browser], make_run: MakeRun
+) -> None:
     browser = opened(make_run("a"))
     shown = "return document.getElementById('round-number').textContent"
     button = "return document.getElementById('play').textContent"
@@ -211,13 +249,19 @@ def test_play_runs_to_the_last_round_and_stops(opened: Callable[..., Browser], m
     check_quiet(browser)
 
 
-def test_curves_against_another_axis_and_of_another_kind(opened: Callable[..., Browser], make_run: MakeRun) -> None:
+def test_curves_against_another_axis_and_of_another_kind(
+    opened: Callable[..., Browser], make_run: MakeRun
+) -> None:
     browser = opened(make_run("a", channel=True), make_run("b"))
     drawn = (
-        "const d = document.getElementById('curves'); return [d.layout.xaxis.title.text, d.data.map((t) => [t.x, t.y])]"
+        "const d = document.getElementById('curves'); return [d.layout.xaxis.title.text, "
+        "d.data.map((t) => [t.x, t.y])]"
     )
     assert browser.run(drawn) == ["round", [[[1, 2, 3], [0.1, 0.5, 0.8]]] * 2]
-    choose = "const c = document.getElementById('curve-axis'); c.value = '%s'; c.dispatchEvent(new Event('change'))"
+    choose = (
+        "const c = document.getElementById('curve-axis'); c.value = '%s'; c.dispatchEvent(new "
+        "Event('change'))"
+    )
     browser.run(choose % "mib")
     assert browser.run(drawn) == ["MiB sent", [[[8, 16, 24], [0.1, 0.5, 0.8]]] * 2]
     browser.run(choose % "channel")
@@ -229,15 +273,27 @@ def test_curves_against_another_axis_and_of_another_kind(opened: Callable[..., B
     check_quiet(browser)
 
 
-def test_what_is_folded_away_opens_as_wide_as_the_rest(opened: Callable[..., Browser], make_run: MakeRun) -> None:
+def test_what_is_folded_away_opens_as_wide_as_the_rest(
+    opened: Callable[..., Browser], make_run: MakeRun
+) -> None:
     path = make_run("a")
     for file in (path / "relation").iterdir():
-        np.savez(file, **(dict(np.load(file)) | {"rows": np.eye(4, dtype=np.float32)[:, None].repeat(3, axis=1)}))
+        np.savez(
+            file,
+            **(
+                dict(np.load(file))
+                | {"rows": np.eye(4, dtype=np.float32)[:, None].repeat(3, axis=1)}
+            ),
+        )
     browser = opened(path, make_run("b"))
     width = "return document.querySelector('#overview-%d .main-svg').getBoundingClientRect().width"
     browser.click("#constant summary")
     time.sleep(0.5)
-    assert browser.run(width % 0) == browser.run("return document.getElementById('overview-0').clientWidth") > 300
+    assert (
+        browser.run(width % 0)
+        == browser.run("return document.getElementById('overview-0').clientWidth")
+        > 300
+    )
     check_quiet(browser)
 
 
@@ -245,23 +301,32 @@ def test_layers_sent_down_and_up(opened: Callable[..., Browser], make_run: MakeR
     browser = opened(make_run("a"))
     cells = "return document.getElementById('share-0').data[0].z.map((row) => row[0])"
     assert browser.run(cells) == [1, 0, 0]
-    browser.run("const c = document.getElementById('way'); c.value = 'down'; c.dispatchEvent(new Event('change'))")
+    browser.run(
+        "const c = document.getElementById('way'); c.value = 'down'; c.dispatchEvent(new "
+        "Event('change'))"
+    )
     assert browser.run(cells) == [1, 1, 1]
     assert browser.run("return document.getElementById('share-title-0').textContent") == "received"
     check_quiet(browser)
 
 
-def test_a_run_called_script_runs_nothing(opened: Callable[..., Browser], make_run: MakeRun) -> None:
+def test_a_run_called_script_runs_nothing(
+    opened: Callable[..., Browser], make_run: MakeRun
+) -> None:
     evil = "<img src=x onerror=window.evil=1><script>window.evil=1<"
     browser = opened(make_run(evil, config={"method": {"name": f"{evil}/script>"}}), make_run("b"))
     assert browser.run("return window.evil === undefined")
     assert browser.run("return document.title") == f"Report: {evil}, b"
     assert browser.run("return document.querySelectorAll('img').length") == 0
-    assert evil[:10] in browser.run("return document.querySelector('#curves .legendtext').textContent")
+    assert evil[:10] in browser.run(
+        "return document.querySelector('#curves .legendtext').textContent"
+    )
     check_quiet(browser)
 
 
-def test_what_is_missing_leaves_no_empty_chart(opened: Callable[..., Browser], make_run: MakeRun) -> None:
+def test_what_is_missing_leaves_no_empty_chart(
+    opened: Callable[..., Browser], make_run: MakeRun
+) -> None:
     path = make_run("a")
     for name in ("metrics.csv", "clients.csv", "final.csv", "summary.json"):
         (path / name).unlink()
@@ -290,20 +355,35 @@ def test_a_seed_without_a_judged_round_leaves_the_others_curve(
 
 
 @pytest.mark.parametrize("width", [380, 800, 1400])
-def test_nothing_is_wider_than_the_window(opened: Callable[..., Browser], make_run: MakeRun, width: int) -> None:
+def test_nothing_is_wider_than_the_window(
+    opened: Callable[..., Browser], make_run: MakeRun, width: int
+) -> None:
     browser = opened(make_run("a" * 60), make_run("b"))
-    browser.ask("POST", "/goog/cdp/execute", {
-        "cmd": "Emulation.setDeviceMetricsOverride",
-        "params": {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
-    })  # fmt: skip
+    browser.ask(
+        "POST",
+        "/goog/cdp/execute",
+        {
+            "cmd": "Emulation.setDeviceMetricsOverride",
+            "params": {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+        },
+    )
     time.sleep(0.5)  # charts follow the window
     assert browser.run("return document.documentElement.scrollWidth") <= width
     taller = "p.scrollHeight > p.clientHeight + 1"  # what follows a chart would lie over it
-    assert browser.run(f"return [...document.querySelectorAll('.plot')].filter((p) => {taller}).length") == 0
-    browser.ask("POST", "/goog/cdp/execute", {"cmd": "Emulation.clearDeviceMetricsOverride", "params": {}})
+    assert (
+        browser.run(
+            f"return [...document.querySelectorAll('.plot')].filter((p) => {taller}).length"
+        )
+        == 0
+    )
+    browser.ask(
+        "POST", "/goog/cdp/execute", {"cmd": "Emulation.clearDeviceMetricsOverride", "params": {}}
+    )
 
 
-def test_many_names_leave_room_on_a_narrow_screen(opened: Callable[..., Browser], make_run: MakeRun) -> None:
+def test_many_names_leave_room_on_a_narrow_screen(
+    opened: Callable[..., Browser], make_run: MakeRun
+) -> None:
     """Twelve names, a line each, once took all but 70 pixels."""
     metrics = {"cmd": "Emulation.setDeviceMetricsOverride"}
     narrow = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -314,4 +394,6 @@ def test_many_names_leave_room_on_a_narrow_screen(opened: Callable[..., Browser]
     for chart in ("ledger-bytes", "curves"):
         room = f"return document.querySelector('#{chart} .nsewdrag').getBoundingClientRect().height"
         assert browser.run(room) > 180, chart
-    browser.ask("POST", "/goog/cdp/execute", {"cmd": "Emulation.clearDeviceMetricsOverride", "params": {}})
+    browser.ask(
+        "POST", "/goog/cdp/execute", {"cmd": "Emulation.clearDeviceMetricsOverride", "params": {}}
+    )

@@ -40,7 +40,12 @@ def row(runs: list[RunResult], name: str) -> list[str]:
 
 
 def test_a_split_is_shown_once_and_again_where_it_is_another(make_run: MakeRun) -> None:
-    paths = [split(make_run("a")), split(make_run("b")), split(make_run("c"), COUNTS[::-1]), make_run("d")]
+    paths = [
+        split(make_run("a")),
+        split(make_run("b")),
+        split(make_run("c"), COUNTS[::-1]),
+        make_run("d"),
+    ]
     runs = load(paths)
     one, other = clients.splits(runs)
     assert (one["runs"], other["runs"]) == ([0, 1], [2])
@@ -50,19 +55,29 @@ def test_a_split_is_shown_once_and_again_where_it_is_another(make_run: MakeRun) 
     assert held.head == ["client", "class 0", "class 1", "class 2"]
     assert held.rows[:2] == [["0", "8", "", ""], ["1", "", "3", "3"]]
     assert "The same as a table: a, b: 4 clients" in render(runs)
-    assert clients.split_words(one, runs) == "a, b: 4 clients with 3 to 8 training samples of 1 to 3 classes"
-    assert clients.split_words(one, runs[:2]) == "4 clients with 3 to 8 training samples of 1 to 3 classes"
+    assert (
+        clients.split_words(one, runs)
+        == "a, b: 4 clients with 3 to 8 training samples of 1 to 3 classes"
+    )
+    assert (
+        clients.split_words(one, runs[:2])
+        == "4 clients with 3 to 8 training samples of 1 to 3 classes"
+    )
     assert clients.splits(load(paths[3:])) == []
     assert row(runs, "samples") == [*["21 for training (3 to 8 a client), 8 for tests"] * 3, "–"]
 
 
 def test_what_own_data_are_worth_is_what_is_no_noise(make_run: MakeRun) -> None:
-    """Of the last round that has it; runs that do not measure it have no column, and without one there is no table."""
+    """Of the last round that has it; runs that do not measure it have no column, and without one
+    there is no table."""
     paths = [make_run("a"), make_run("b")]
     table = paths[0] / "metrics.csv"
     head, *rows = table.read_text().splitlines()
     shares = [f",{0.5 + 0.01 * k},{0.25 if k == 0 else ''}" for k in range(len(rows))]
-    lines = [f"{head},noise_share_body,noise_share_out", *(row + s for row, s in zip(rows, shares, strict=True))]
+    lines = [
+        f"{head},noise_share_body,noise_share_out",
+        *(row + s for row, s in zip(rows, shares, strict=True)),
+    ]
     table.write_text("\n".join(lines) + "\n")
     runs = load(paths)
     held = clients.own_worth(runs)
@@ -73,7 +88,8 @@ def test_what_own_data_are_worth_is_what_is_no_noise(make_run: MakeRun) -> None:
 
 
 def test_how_far_clients_are_apart_is_the_mean_over_pairs(make_run: MakeRun) -> None:
-    """Distances 0.2, 0.4 and 0.9; one of four clients has no class in common with two others, and 0.5 to the third."""
+    """Distances 0.2, 0.4 and 0.9; one of four clients has no class in common with two others, and
+    0.5 to the third."""
     path = split(make_run("a", ended=False))
     table = np.full((4, 4), np.nan, dtype=np.float32)
     for (one, other), value in {(0, 1): 0.2, (0, 2): 0.4, (1, 2): 0.9, (2, 3): 0.5}.items():
@@ -100,22 +116,40 @@ def test_every_client_has_a_row_by_its_number(make_run: MakeRun) -> None:
 
 
 def test_how_a_run_descends_stands_in_the_overview(make_run: MakeRun) -> None:
-    optimizer = {"name": "sgd", "lr": 0.05, "lr_decay": 0.9, "lr_step": 2, "momentum": 0.5, "weight_decay": 0.0}
+    optimizer = {
+        "name": "sgd",
+        "lr": 0.05,
+        "lr_decay": 0.9,
+        "lr_step": 2,
+        "momentum": 0.5,
+        "weight_decay": 0.0,
+    }
     federation = {"rounds": 3, "clients": 4, "batch_size": 16}
-    runs = load([make_run("a", config={"optimizer": optimizer, "federation": federation}), make_run("b")])
+    runs = load(
+        [make_run("a", config={"optimizer": optimizer, "federation": federation}), make_run("b")]
+    )
     assert row(runs, "optimiser") == ["sgd, lr 0.05, times 0.9 every 2 rounds, momentum 0.5", "–"]
     assert row(runs, "batch size") == ["16", "–"]
 
 
 def test_a_small_participation_is_not_none(make_run: MakeRun) -> None:
     shares = {"a": 0.001, "b": 0.1, "c": 1.0}
-    runs = load([make_run(n, config={"federation": {"rounds": 3, "participation": s}}) for n, s in shares.items()])
-    assert row(runs, "participation") == [f"{share}% of the clients a round" for share in ("0.1", "10", "100")]
+    runs = load(
+        [
+            make_run(n, config={"federation": {"rounds": 3, "participation": s}})
+            for n, s in shares.items()
+        ]
+    )
+    assert row(runs, "participation") == [
+        f"{share}% of the clients a round" for share in ("0.1", "10", "100")
+    ]
 
 
 def test_settings_that_differ_are_seen_to_differ(make_run: MakeRun) -> None:
     """A method without arguments holds an empty mapping where another has a key for each."""
-    runs = load([make_run("a"), make_run("b", config={"method": {"name": "local", "init_args": {}}})])
+    runs = load(
+        [make_run("a"), make_run("b", config={"method": {"name": "local", "init_args": {}}})]
+    )
     assert {cells[0] for cells in differences(runs).rows} == {"method.name", "method.init_args.lam"}
 
 
@@ -143,15 +177,23 @@ def test_losses_are_drawn_and_the_pull_where_there_is_one(make_run: MakeRun) -> 
 
 @pytest.mark.slow
 def test_losses_over_seeds_are_a_band(make_run: MakeRun, tmp_path: Path) -> None:
-    """Losses 2, 1 and 4, 1 of two seeds: mean 3 and 1, the sample's deviation sqrt(2) and 0; a third run is a line."""
-    paths = [make_run("a"), change(make_run("b"), seed=1), change(make_run("c"), method={"name": "fedavg"})]
+    """Losses 2, 1 and 4, 1 of two seeds: mean 3 and 1, the sample's deviation sqrt(2) and 0; a
+    third run is a line."""
+    paths = [
+        make_run("a"),
+        change(make_run("b"), seed=1),
+        change(make_run("c"), method={"name": "fedavg"}),
+    ]
     for path, losses in zip(paths, ((2, 1), (4, 1), (5, 5)), strict=True):
         lines = [f"{t},{loss}" for t, loss in enumerate(losses, 1)]
         path.joinpath("metrics.csv").write_text("\n".join(["round,train_loss", *lines, ""]))
     low, high, mean, other = figures.training(load(paths))["losses"]["data"]
     assert (mean["name"], mean["y"]) == ("a and 1 more seed · loss", [3, 1])
     assert (other["name"], other["y"]) == ("c · loss", [5, 5])
-    assert (low["y"], high["y"]) == (pytest.approx([3 - 2**0.5, 1], abs=1e-4), pytest.approx([3 + 2**0.5, 1], abs=1e-4))
+    assert (low["y"], high["y"]) == (
+        pytest.approx([3 - 2**0.5, 1], abs=1e-4),
+        pytest.approx([3 + 2**0.5, 1], abs=1e-4),
+    )
     assert (low["line"]["width"], high["fill"], low["showlegend"]) == (0, "tonexty", False)
     drawn = {file.name: file for file in vector.write(load(paths), tmp_path / "figures", "svg")}
     text = drawn["losses.svg"].read_text()
@@ -172,7 +214,9 @@ def test_one_round_is_a_point(make_run: MakeRun) -> None:
 
 def test_runs_over_seeds_are_a_band_without_a_warning(make_run: MakeRun) -> None:
     paths = [make_run("a", (0.1, 0.5, 0.8)), change(make_run("b", (0.3, 0.5)), seed=1)]
-    paths[1] = change(paths[1], federation=yaml.safe_load((paths[0] / "config.yaml").read_text())["federation"])
+    paths[1] = change(
+        paths[1], federation=yaml.safe_load((paths[0] / "config.yaml").read_text())["federation"]
+    )
     runs = load(paths)
     assert seeds_apart(runs) == [[0, 1]]
     assert incomparable(runs) == []
@@ -194,23 +238,33 @@ def test_a_seed_that_has_just_started_leaves_the_others_their_curves(make_run: M
     federation = {"rounds": 4, "clients": 4}
     done = [(0.1, 0.5, 0.8, 0.9), (0.3, 0.5, 0.8), (0.2,), ()]
     paths = [
-        make_run(name, rounds, config={"federation": federation}) for name, rounds in zip("abcd", done, strict=True)
+        make_run(name, rounds, config={"federation": federation})
+        for name, rounds in zip("abcd", done, strict=True)
     ]
     for seed, path in enumerate(paths):
         change(path, seed=seed)
         lines = [f"{t},{accuracy},{accuracy}" for t, accuracy in enumerate(done[seed], 1)]
-        path.joinpath("metrics.csv").write_text("\n".join(["round,mean_accuracy,train_loss", *lines, ""]))
+        path.joinpath("metrics.csv").write_text(
+            "\n".join(["round,mean_accuracy,train_loss", *lines, ""])
+        )
     runs = load(paths)
     assert seeds_apart(runs) == [[0, 1, 2, 3]]
     (band,) = figures.curves(runs)["bands"]
     assert (band["runs"], band["round"], band["cut"]) == ([0, 1], [1, 2, 3], 1)
     lines = figures.training(runs)["losses"]["data"]
-    assert [line["name"] for line in lines if "showlegend" not in line] == ["a and 1 more seed · loss", "c · loss"]
+    assert [line["name"] for line in lines if "showlegend" not in line] == [
+        "a and 1 more seed · loss",
+        "c · loss",
+    ]
     assert "The band of a ends at round 3: b has done no more." in render(runs)
-    assert figures.curves(load(paths[::3]))["bands"] == figures.curves(load(paths[::2]))["bands"] == []
+    assert (
+        figures.curves(load(paths[::3]))["bands"] == figures.curves(load(paths[::2]))["bands"] == []
+    )
 
 
-def test_a_folder_of_runs_stands_for_all_in_it(make_run: MakeRun, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_folder_of_runs_stands_for_all_in_it(
+    make_run: MakeRun, tmp_path: Path, monkeypatch, capsys
+) -> None:
     for name in ("runs/b", "runs/a", "study/runs/kapc/seed-0", "study/references/x"):
         make_run(name)
     inside = tmp_path / "runs/a/wandb/offline-run/files"
@@ -218,7 +272,12 @@ def test_a_folder_of_runs_stands_for_all_in_it(make_run: MakeRun, tmp_path: Path
     (inside / "config.yaml").write_text("{}")  # W&B's own, and no run folder
     monkeypatch.chdir(tmp_path)
     found = run_folders([Path("runs"), Path("study"), Path("nowhere")])
-    assert [str(path) for path in found] == ["runs/a", "runs/b", "study/runs/kapc/seed-0", "nowhere"]
+    assert [str(path) for path in found] == [
+        "runs/a",
+        "runs/b",
+        "study/runs/kapc/seed-0",
+        "nowhere",
+    ]
     assert main(["report", "runs"]) == 0
     assert capsys.readouterr().out == "report: runs/report.html\n"
     assert "2 runs side by side" in Path("runs/report.html").read_text()
@@ -238,22 +297,28 @@ def test_shares_of_one_colour_are_said_in_words(make_run: MakeRun) -> None:
     assert figures.constant(np.zeros((2, 3, 4))) == "no layer was ever sent or received"
     (one,) = figures.shares(runs)
     assert one["constant"] == (
-        "in every round every layer was sent by 100% of the cohort and received by 100% of the cohort"
+        "in every round every layer was sent by 100% of the cohort and received by 100% of the "
+        "cohort"
     )
     page = render(runs)
     assert one["constant"] in page
     assert 'id="share-0"' not in page
 
 
-def test_names_of_clients_and_classes_stand_below_their_dots(make_run: MakeRun, tmp_path: Path) -> None:
-    """Class names of which some are numbers; names that matplotlib takes for formulas; a client without a class."""
+def test_names_of_clients_and_classes_stand_below_their_dots(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    """Class names of which some are numbers; names that matplotlib takes for formulas; a client
+    without a class."""
     folder = RunFolder(make_run("a"))
     folder.names = ["$a$ and $\\b{", "007", "a client with a name, long", "Züri ²"]
     folder.write_split([8, 6, 3, 4], [2] * 4, COUNTS, ["1", "2", "3+"])
     runs = load([folder.path])
     (one,) = clients.splits(runs)
     assert (one["classes"], one["clients"]) == (["1", "2", "3+"], folder.names)
-    drawn = {file.stem: file.read_text() for file in vector.write(runs, tmp_path / "figures", "svg")}
+    drawn = {
+        file.stem: file.read_text() for file in vector.write(runs, tmp_path / "figures", "svg")
+    }
     words = re.findall(r">([^<>]+)</text>", drawn["split-0"])
     assert words == [*folder.names, "client", "1", "2", "3+", "class"]
     assert words[:4] == re.findall(r">([^<>]+)</text>", drawn["relation-0"])[:4]
@@ -261,12 +326,22 @@ def test_names_of_clients_and_classes_stand_below_their_dots(make_run: MakeRun, 
 
 
 @pytest.mark.slow
-def test_names_that_matplotlib_reads_otherwise_stand_in_the_legends(make_run: MakeRun, tmp_path: Path) -> None:
-    """It leaves out labels that begin with an underscore, and takes what stands between dollars for a formula."""
+def test_names_that_matplotlib_reads_otherwise_stand_in_the_legends(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    """It leaves out labels that begin with an underscore, and takes what stands between dollars for
+    a formula."""
     names = ["_a", "a$x^{$b"]
     runs = load([make_run(name, (0.1,)) for name in names])
-    drawn = {file.stem: file.read_text() for file in vector.write(runs, tmp_path / "figures", "svg")}
-    for figure, begin in {"accuracy": "", "fairness-order": "", "ledger-kinds": " up", "ledger-bytes": " · up"}.items():
+    drawn = {
+        file.stem: file.read_text() for file in vector.write(runs, tmp_path / "figures", "svg")
+    }
+    for figure, begin in {
+        "accuracy": "",
+        "fairness-order": "",
+        "ledger-kinds": " up",
+        "ledger-bytes": " · up",
+    }.items():
         words = re.findall(r">([^<>]+)</text>", drawn[figure])
         assert {f"{name}{begin}" for name in names} <= set(words), figure
     assert "parameters" in drawn["ledger-kinds"]
@@ -280,9 +355,28 @@ def test_charts_become_files_that_are_the_same_every_time(
     monkeypatch.chdir(tmp_path)
     split(make_run("a", channel=True))
     change(split(make_run("b")), seed=1)
-    names = {"accuracy", "fairness-order", "ledger-bytes", "ledger-layers", "ledger-kinds", "cost-seconds"}
-    names |= {"cost-channel", "cost-flops", "split-0", "ledger-down-0", "ledger-up-0", "ledger-down-1", "ledger-up-1"}
-    names |= {f"relation-{run}{what}" for run in (0, 1) for what in ("", "-client-000", "-client-001", "-client-002")}
+    names = {
+        "accuracy",
+        "fairness-order",
+        "ledger-bytes",
+        "ledger-layers",
+        "ledger-kinds",
+        "cost-seconds",
+    }
+    names |= {
+        "cost-channel",
+        "cost-flops",
+        "split-0",
+        "ledger-down-0",
+        "ledger-up-0",
+        "ledger-down-1",
+        "ledger-up-1",
+    }
+    names |= {
+        f"relation-{run}{what}"
+        for run in (0, 1)
+        for what in ("", "-client-000", "-client-001", "-client-002")
+    }
     kept = []
     for _ in range(2):
         assert main(["report", "a", "b", "--figures", kind]) == 0

@@ -15,8 +15,11 @@ from .conftest import MakeRun
 
 
 @pytest.fixture
-def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command line that must be refused, and leave the disk as it is; gives the one line it prints."""
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Runs a command line that must be refused, and leave the disk as it is; gives the one line it
+    prints."""
     monkeypatch.chdir(tmp_path)
 
     def run(*argv: str) -> str:
@@ -32,18 +35,27 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return run
 
 
-def test_bad_input_is_one_line(refused: Callable[..., str], make_run: MakeRun, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(
+    refused: Callable[..., str], make_run: MakeRun, tmp_path: Path
+) -> None:
     make_run("a")
     (tmp_path / "notes.html").write_text("mine")
     (tmp_path / "folder.html").mkdir()
     assert refused() == "run: it must be given: fl-train report RUN [RUN ...]\n"
     assert refused("nowhere").startswith("run: 'nowhere' is not allowed; it must be a run folder")
     (tmp_path / "empty").mkdir()
-    assert refused("empty").startswith("run: 'empty' is not allowed; it must be a run folder; config.yaml is missing")
+    assert refused("empty").startswith(
+        "run: 'empty' is not allowed; it must be a run folder; config.yaml is missing"
+    )
     assert refused("a", "nowhere").startswith("run: 'nowhere'")
     assert refused("a", "./a/").startswith("run: 'a' is not allowed; it must be given once")
-    assert refused("a", "--out", "no/page.html").startswith("out: 'no/page.html' is not allowed; there is no folder")
-    assert refused("a", "--out", "page.txt") == "out: 'page.txt' is not allowed; it must end with .html\n"
+    assert refused("a", "--out", "no/page.html").startswith(
+        "out: 'no/page.html' is not allowed; there is no folder"
+    )
+    assert (
+        refused("a", "--out", "page.txt")
+        == "out: 'page.txt' is not allowed; it must end with .html\n"
+    )
     assert "is no report" in refused("a", "--out", "notes.html")
     assert "is no report" in refused("a", "--out=folder.html")
     assert refused("a", "--out").startswith("out: it needs a value")
@@ -51,7 +63,10 @@ def test_bad_input_is_one_line(refused: Callable[..., str], make_run: MakeRun, t
 
 
 def test_where_the_page_goes(
-    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_run: MakeRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make_run("a")
@@ -65,7 +80,9 @@ def test_where_the_page_goes(
         for _ in range(2):  # an earlier report is written over
             assert main(["report", *words]) == 0
             assert capsys.readouterr().out == f"report: {page}\n"
-        assert Path(page).read_text().endswith("</html>\n") or Path(page).read_text().endswith("</html>")
+        assert Path(page).read_text().endswith("</html>\n") or Path(page).read_text().endswith(
+            "</html>"
+        )
     assert not list(tmp_path.rglob("*.part"))
 
 
@@ -79,8 +96,14 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_torch_is_not_imported(make_run: MakeRun) -> None:
-    code = "import sys; from fl_lightning.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from fl_lightning.cli import main; main(sys.argv[1:]); assert 'torch' not in "
+        "sys.modules"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", code, "report", str(make_run())], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, "report", str(make_run())],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -54,7 +54,9 @@ def test_the_ledger(make_run: MakeRun) -> None:
 def test_units_suit_the_greatest_number(make_run: MakeRun) -> None:
     path = make_run()
     assert curves(load([path]))["axes"]["mib"] == "MiB sent"
-    (path / "metrics.csv").write_text((path / "metrics.csv").read_text().replace(str(4 * MIB), str(4096 * MIB)))
+    (path / "metrics.csv").write_text(
+        (path / "metrics.csv").read_text().replace(str(4 * MIB), str(4096 * MIB))
+    )
     shown = curves(load([path]))
     assert shown["axes"]["mib"] == "GiB sent"
     assert shown["runs"][0]["x"]["mib"] == [8, 16, 24]
@@ -101,12 +103,20 @@ def spoil(path: Path, what: str) -> None:
         file = path / "relation" / "round-0002.npz"
         file.write_bytes(file.read_bytes()[:200])
     elif what == "other shapes":
-        np.savez(path / "relation" / "round-0002.npz", rows=np.ones(3), receivers=[1], layers=["a"], sources=["b"])
+        np.savez(
+            path / "relation" / "round-0002.npz",
+            rows=np.ones(3),
+            receivers=[1],
+            layers=["a"],
+            sources=["b"],
+        )
         np.savez(path / "traffic" / "round-0002.npz", bytes=np.ones((4, 2, 2, 3)), clients=[1])
     elif what == "nothing in config":
         (path / "config.yaml").write_text("federation: 3\n")
     elif what.endswith(".json") and what != "summary.json":
-        (path / what).write_text('{"mean_accuracy": {"model": ["x"]}}' if what == "columns.json" else '[{"data": [1]}]')
+        (path / what).write_text(
+            '{"mean_accuracy": {"model": ["x"]}}' if what == "columns.json" else '[{"data": [1]}]'
+        )
     else:
         (path / what).write_bytes(damaged)
 
@@ -114,7 +124,10 @@ def spoil(path: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("no metrics.csv", ["0 of 3 rounds are done", "No round has been judged yet", "No run has got beyond"]),
+        (
+            "no metrics.csv",
+            ["0 of 3 rounds are done", "No round has been judged yet", "No run has got beyond"],
+        ),
         ("no clients.csv", []),
         ("no final.csv", []),
         ("no summary.json", ["unfinished: 3 of 3"]),
@@ -135,7 +148,9 @@ def spoil(path: Path, what: str) -> None:
         ("provenance.json", []),
     ],
 )
-def test_a_run_that_is_not_whole_still_has_a_page(make_run: MakeRun, what: str, said: list[str]) -> None:
+def test_a_run_that_is_not_whole_still_has_a_page(
+    make_run: MakeRun, what: str, said: list[str]
+) -> None:
     path = make_run()
     spoil(path, what)
     page = render(load([path]))
@@ -147,8 +162,11 @@ def test_a_run_that_is_not_whole_still_has_a_page(make_run: MakeRun, what: str, 
 @pytest.mark.sampled("nan")
 @pytest.mark.parametrize("table", ["metrics.csv", "clients.csv", "final.csv"])
 @pytest.mark.parametrize("cell", ["words", "nan", "inf", "", "1e999"])
-def test_cells_that_are_no_numbers(make_run: MakeRun, table: str, cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plotly.offline.get_plotlyjs", str)  # five megabytes less to carry, many times
+def test_cells_that_are_no_numbers(
+    make_run: MakeRun, table: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # five megabytes less to carry, many times
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", str)
     path = make_run()
     lines = [line.split(",") for line in (path / table).read_text().splitlines()]
     for column in range(len(lines[0])):
@@ -160,7 +178,14 @@ def test_cells_that_are_no_numbers(make_run: MakeRun, table: str, cell: str, mon
 
 def test_a_new_run_that_has_only_its_config(make_run: MakeRun, tmp_path: Path) -> None:
     path = make_run()
-    for what in ("no metrics.csv", "no clients.csv", "no final.csv", "no summary.json", "relation/", "traffic/"):
+    for what in (
+        "no metrics.csv",
+        "no clients.csv",
+        "no final.csv",
+        "no summary.json",
+        "relation/",
+        "traffic/",
+    ):
         spoil(path, what)
     page = render(load([path]))
     assert "0 of 3 rounds are done" in page
@@ -171,7 +196,11 @@ def test_a_new_run_that_has_only_its_config(make_run: MakeRun, tmp_path: Path) -
 def test_each_final_score_is_at_its_clients_number(make_run: MakeRun) -> None:
     """Also behind a client that could not be scored, whose cell is NaN."""
     path = make_run()
-    (path / "final.csv").write_text("client,accuracy,model\n0,0.5,after\n1,nan,\n2,0.75,after\n3,nan,\n")
+    (path / "final.csv").write_text(
+        "client,accuracy,model\n0,0.5,after\n1,nan,\n2,0.75,after\n3,nan,\n"
+    )
     (run,) = load([path])
-    assert run.final_accuracies.tolist() == pytest.approx([0.5, math.nan, 0.75, math.nan], nan_ok=True)
+    assert run.final_accuracies.tolist() == pytest.approx(
+        [0.5, math.nan, 0.75, math.nan], nan_ok=True
+    )
     assert "62.50 %" in repr(run)

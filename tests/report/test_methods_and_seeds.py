@@ -1,4 +1,5 @@
-"""Several methods, each with several seeds, on one page: colours, the warning of what differs, and ticks."""
+"""Several methods, each with several seeds, on one page: colours, the warning of what differs, and
+ticks."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ METHODS = ("local", "kapc", "fedavg")
 def paths(make_run: MakeRun) -> list[Path]:
     """Three methods, four seeds each, in the order of `runs/*/seed-*`."""
     return [
-        change(make_run(f"{name}-{seed}"), seed=seed, method={"name": name}) for name in METHODS for seed in range(4)
+        change(make_run(f"{name}-{seed}"), seed=seed, method={"name": name})
+        for name in METHODS
+        for seed in range(4)
     ]
 
 
@@ -33,7 +36,9 @@ def change(path: Path, **keys: Any) -> Path:
     file = path / "config.yaml"
     config = yaml.safe_load(file.read_text())
     for key, value in keys.items():
-        config[key] = config[key] | value if isinstance(config.get(key), dict) and key != "method" else value
+        config[key] = (
+            config[key] | value if isinstance(config.get(key), dict) and key != "method" else value
+        )
     file.write_text(yaml.safe_dump(config))
     return path
 
@@ -67,13 +72,15 @@ def test_seeds_of_bands_are_no_warning_and_rates_are_named(paths: list[Path]) ->
         change(path, optimizer={"lr": 0.05})
     assert warned() == ["optimizer.lr"]
     assert "What differs: <code>optimizer.lr</code>." in render(load(paths))
-    assert incomparable(load(paths[:-1])) == ["optimizer.lr", "seed"]  # one method lacks a seed that others have
+    # one method lacks a seed that others have
+    assert incomparable(load(paths[:-1])) == ["optimizer.lr", "seed"]
     assert incomparable(load([paths[0], paths[9]])) == ["seed"]
 
 
 def rounds(run: RunResult, last: int) -> RunResult:
     run._kept["metrics"] = [
-        {"round": number, "train_loss": 1 / number, "mean_accuracy": 0.5} for number in range(1, last + 1)
+        {"round": number, "train_loss": 1 / number, "mean_accuracy": 0.5}
+        for number in range(1, last + 1)
     ]
     return run
 
@@ -102,7 +109,9 @@ def test_a_legend_covers_no_bar(make_run: MakeRun) -> None:
 
 @pytest.mark.parametrize(("value", "end"), [(1.0, "neither"), (1.5, "max"), (-0.5, "min")])
 @pytest.mark.parametrize("weights", [True, False])
-def test_scales_run_from_zero_to_one_and_say_what_lies_beyond(weights: bool, value: float, end: str) -> None:
+def test_scales_run_from_zero_to_one_and_say_what_lies_beyond(
+    weights: bool, value: float, end: str
+) -> None:
     axes = Figure().add_subplot()
     vector._heat(axes, vector._Heat(value * np.eye(2), "ab", "cd", "x", "y", "weight", weights))
     [picture] = axes.images
@@ -120,7 +129,10 @@ def test_runs_on_other_data_are_no_seeds_of_one_method(make_run: MakeRun) -> Non
             (path / "provenance.json").write_text(json.dumps([{"data": digest}]))
         return change(path, seed=seed, data={"source": "table", "root": root})
 
-    moved, other = load([at("here/a.csv", 0), at("there/a.csv", 1)]), load([at("here/a.csv", 2), at("b.csv", 3)])
+    moved, other = (
+        load([at("here/a.csv", 0), at("there/a.csv", 1)]),
+        load([at("here/a.csv", 2), at("b.csv", 3)]),
+    )
     assert seeds_apart(moved) == [[0, 1]] and settings(moved) == ["", ""]
     assert seeds_apart(other) == [] and settings(other) == ["data.root=a.csv", "data.root=b.csv"]
     one, same, changed = at("a.csv", 4, "x"), at("there/a.csv", 4, "x"), at("a.csv", 4, "y")

@@ -49,7 +49,11 @@ def test_a_newcomer_lends_its_name_to_no_client(held: Path) -> None:
     folder = RunFolder(held)
     folder.names = names = ["Aarau", "Chur", "Davos", "Zug"]
     folder.write_split([5] * 4, [2] * 4, None)
-    rows = ROWS.replace("client,", "client,name,").replace("\n3,", "\n3,Basel,").replace("\n7,", "\n7,Uri,")
+    rows = (
+        ROWS.replace("client,", "client,name,")
+        .replace("\n3,", "\n3,Basel,")
+        .replace("\n7,", "\n7,Uri,")
+    )
     (held / "newcomers.csv").write_text(rows)
     (run,) = runs = load([held])
     assert run.client_names == dict(enumerate(names))
@@ -62,7 +66,11 @@ def test_newcomers_of_a_run_before_it_was_extended_are_not_its_results(make_run:
     (path / "newcomers.csv").write_text(ROWS)
     (run,) = load([path])
     assert run.newcomers.empty and run.final.empty
-    assert "final_mean_accuracy" not in run.summary and run.facts["made_up_data"] and run.judge == "after"
+    assert (
+        "final_mean_accuracy" not in run.summary
+        and run.facts["made_up_data"]
+        and run.judge == "after"
+    )
     page = render([run])
     assert 'id="newcomers' not in page and "4, 2 of them held out" in page
 
@@ -70,35 +78,62 @@ def test_newcomers_of_a_run_before_it_was_extended_are_not_its_results(make_run:
 def test_it_stands_on_the_page_where_there_is_one(make_run: MakeRun, held: Path) -> None:
     page = render(load([held]))
     assert "4, 2 of them held out" in page
-    assert 'id="newcomers-curve"' in page and 'href="#newcomers"' in page and "then &lt;local&gt; training" in page
+    assert (
+        'id="newcomers-curve"' in page
+        and 'href="#newcomers"' in page
+        and "then &lt;local&gt; training" in page
+    )
     assert 'id="newcomers' not in render(load([make_run("plain")]))
 
 
-def test_further_metrics_and_errors_of_regressions_stand_there_too(make_run: MakeRun, held: Path) -> None:
+def test_further_metrics_and_errors_of_regressions_stand_there_too(
+    make_run: MakeRun, held: Path
+) -> None:
     lines = ROWS.splitlines()
-    rows = [f"{line},{cell}" for line, cell in zip(lines, ["f1", "", "0.5", "0.25", "1.0"], strict=True)]
+    rows = [
+        f"{line},{cell}" for line, cell in zip(lines, ["f1", "", "0.5", "0.25", "1.0"], strict=True)
+    ]
     (held / "newcomers.csv").write_text("\n".join(rows) + "\n")
     assert further(load([held])).rows == [
         ["macro F1, 0 labelled samples a class", "25.00 %"],
         ["macro F1, 5 labelled samples a class", "75.00 %"],
     ]
-    assert "By further metrics (2)" in render(load([held])) and "further metrics" not in render(load([make_run("a")]))
+    assert "By further metrics (2)" in render(load([held])) and "further metrics" not in render(
+        load([make_run("a")])
+    )
     errors = make_run("errors", config={"data": {"task": "regression"}}, summary=SUMMARY)
-    (errors / "newcomers.csv").write_text("client,samples_per_class,rule,mae\n3,0,own,2.5\n3,5,own,1.25\n")
+    (errors / "newcomers.csv").write_text(
+        "client,samples_per_class,rule,mae\n3,0,own,2.5\n3,5,own,1.25\n"
+    )
     figure = curve(load([errors]))["newcomers-curve"]
-    assert (figure["data"][0]["y"], figure["layout"]["xaxis"]["title"]["text"]) == ([2.5, 1.25], "labelled samples")
-    assert [row[0] for row in table(load([errors])).rows[2:]] == ["0 labelled samples", "5 labelled samples"]
-    assert "of each class" not in (page := render(load([errors]))) and "from few labelled samples or from none" in page
+    assert (figure["data"][0]["y"], figure["layout"]["xaxis"]["title"]["text"]) == (
+        [2.5, 1.25],
+        "labelled samples",
+    )
+    assert [row[0] for row in table(load([errors])).rows[2:]] == [
+        "0 labelled samples",
+        "5 labelled samples",
+    ]
+    assert (
+        "of each class" not in (page := render(load([errors])))
+        and "from few labelled samples or from none" in page
+    )
     assert "mean absolute error" in figure["layout"]["yaxis"]["title"]["text"]
 
 
 @pytest.mark.slow
 def test_the_curve_is_a_file_for_a_paper_too(make_run: MakeRun, held: Path, tmp_path: Path) -> None:
-    [file] = [f for f in vector.write(load([held]), tmp_path / "figures", "svg") if f.stem == "newcomers-curve"]
+    [file] = [
+        f
+        for f in vector.write(load([held]), tmp_path / "figures", "svg")
+        if f.stem == "newcomers-curve"
+    ]
     assert "labelled samples of each class" in file.read_text()
 
 
-@pytest.mark.parametrize("text", ["client,samples_per_class\n3,", "client,samples_per_class,accuracy\n3,x,1\n", "\xff"])
+@pytest.mark.parametrize(
+    "text", ["client,samples_per_class\n3,", "client,samples_per_class,accuracy\n3,x,1\n", "\xff"]
+)
 def test_a_damaged_table_costs_its_section_alone(held: Path, text: str) -> None:
     (held / "newcomers.csv").write_text(text, encoding="latin-1")
     runs = load([held])

@@ -47,7 +47,12 @@ class Page(HTMLParser):
 
 def test_the_page_asks_for_nothing_from_outside(make_run: MakeRun) -> None:
     page = Page(render(load([make_run()])))
-    named = [value for _, attrs in page.tags for key, value in attrs.items() if key in ("src", "href", "action")]
+    named = [
+        value
+        for _, attrs in page.tags
+        for key, value in attrs.items()
+        if key in ("src", "href", "action")
+    ]
     assert named
     assert all(value and value.startswith("#") for value in named)
     assert "link" not in [tag for tag, _ in page.tags]
@@ -59,7 +64,11 @@ def test_the_page_asks_for_nothing_from_outside(make_run: MakeRun) -> None:
 
 
 def test_charts_are_what_plotly_takes(make_run: MakeRun) -> None:
-    runs = [make_run("a", channel=True), make_run("b", counted=False), make_run("c", (0.5,), ended=False)]
+    runs = [
+        make_run("a", channel=True),
+        make_run("b", counted=False),
+        make_run("c", (0.5,), ended=False),
+    ]
     figures = Page(render(load(runs))).data["figures"]
     assert isinstance(figures, dict)
     assert set(figures) == {
@@ -74,9 +83,21 @@ def test_a_place_for_every_chart(make_run: MakeRun) -> None:
     page = Page(render(load([make_run("a"), make_run("b")])))
     places = {attrs["id"] for _, attrs in page.tags if "plot" in (attrs.get("class") or "")}
     assert places == {
-        "curves", "fairness-order", "fairness-box", "overview-0", "overview-1", "client-0", "client-1", "share-0",
-        "share-1", "ledger-bytes", "ledger-layers", "ledger-kinds", "cost-seconds", "cost-flops",
-    }  # fmt: skip
+        "curves",
+        "fairness-order",
+        "fairness-box",
+        "overview-0",
+        "overview-1",
+        "client-0",
+        "client-1",
+        "share-0",
+        "share-1",
+        "ledger-bytes",
+        "ledger-layers",
+        "ledger-kinds",
+        "cost-seconds",
+        "cost-flops",
+    }
 
 
 def test_losses_have_a_place_before_any_round_is_judged(make_run: MakeRun) -> None:
@@ -99,7 +120,14 @@ def test_names_from_a_run_folder_are_harmless(make_run: MakeRun) -> None:
     import numpy as np
 
     with np.load(file) as held:
-        np.savez(file, **{**held, "layers": np.array([inside, "b", "c"]), "kinds": np.array([inside, "b", "c", "d"])})
+        np.savez(
+            file,
+            **{
+                **held,
+                "layers": np.array([inside, "b", "c"]),
+                "kinds": np.array([inside, "b", "c", "d"]),
+            },
+        )
     text = render(load([path, make_run("b")]))
     page = Page(text)
     assert len(page.scripts) == 3
@@ -107,9 +135,12 @@ def test_names_from_a_run_folder_are_harmless(make_run: MakeRun) -> None:
     assert "alert(2)" in page.text  # it is shown, as text
     assert evil in page.text
     assert "<script>alert" not in text.replace(page.scripts[0], "")
-    strings = [part for part in re.findall(r'"((?:[^"\\]|\\.)*)"', page.scripts[1]) if "alert" in part]
+    strings = [
+        part for part in re.findall(r'"((?:[^"\\]|\\.)*)"', page.scripts[1]) if "alert" in part
+    ]
     assert strings
-    assert not [part for part in strings if "<" in json.loads(f'"{part}"')]  # plotly would take it for markup
+    # plotly would take it for markup
+    assert not [part for part in strings if "<" in json.loads(f'"{part}"')]
 
 
 def test_nothing_but_strict_json_is_in_the_page(make_run: MakeRun) -> None:

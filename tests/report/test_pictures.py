@@ -71,9 +71,8 @@ OWN, MIX = np.eye(4)[:, None].repeat(3, axis=1), np.tile([0.1, 0.2, 0.3, 0.4], (
 CONSTANT = {
     "every client receives its own model alone": OWN,
     "all clients receive one and the same mix": MIX,
-    "all clients receive one and the same mix, but for norm, head: of these each has its own": np.concatenate(
-        [MIX[:, :1], OWN[:, 1:]], axis=1
-    ),
+    "all clients receive one and the same mix, but for norm, head: of these each "
+    "has its own": np.concatenate([MIX[:, :1], OWN[:, 1:]], axis=1),
 }
 
 
@@ -89,16 +88,23 @@ def test_a_relation_without_differences_is_folded_away(make_run: MakeRun, said: 
     assert 'id="overview-0"' in folded and 'id="client-0"' in folded and 'id="play"' not in folded
     assert 'id="overview-1"' in before and 'id="overview-1"' not in folded and 'id="play"' in before
     alone = render(runs[:1])
-    assert alone.index('<details id="constant">') < alone.index('id="play"') < alone.index('id="overview-0"')
+    assert (
+        alone.index('<details id="constant">')
+        < alone.index('id="play"')
+        < alone.index('id="overview-0"')
+    )
     assert 'id="constant"' not in render(runs[1:])
 
 
 def test_what_is_not_the_same_for_all_is_shown(make_run: MakeRun) -> None:
-    """One weight of one layer is another, one round is of another kind, or there is a single receiver."""
+    """One weight of one layer is another, one round is of another kind, or there is a single
+    receiver."""
     other = MIX.copy()
     other[2, 1] += [0.01, -0.01, 0, 0]
     changing = rewritten(make_run("b"), MIX)
-    np.savez(file := changing / "relation" / "round-0002.npz", **(dict(np.load(file)) | {"rows": OWN}))
+    np.savez(
+        file := changing / "relation" / "round-0002.npz", **(dict(np.load(file)) | {"rows": OWN})
+    )
     lone = make_run("c", cohort=(1,))
     runs = load([rewritten(make_run("a"), other), changing, lone])
     assert [run["constant"] for run in relations(runs)["runs"]] == ["", "", ""]
@@ -128,7 +134,9 @@ def test_the_page_of_a_large_run_is_small(make_run: MakeRun) -> None:
     assert len(shown["runs"][0]["pictures"][100]["clients"]) == 100
 
 
-def test_of_a_huge_cohort_some_are_shown_in_detail(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_huge_cohort_some_are_shown_in_detail(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fl_lightning.lab.report.pictures.BUDGET", 200_000)
     runs = load([big_run(make_run, 12, 60, 30)])
     shown = relations(runs)

@@ -40,7 +40,9 @@ def test_targets_lie_between_scores_that_are_finite(make_run: MakeRun) -> None:
     """Predictions of a regression may pass what 32 bits hold."""
     paths = [make_run(name, config={"data": {"task": "regression"}}) for name in ("a", "b")]
     for path, first in zip(paths, ("inf", "nan"), strict=True):
-        path.joinpath("metrics.csv").write_text(f"round,mean_mae,mae_after\n1,{first},2\n2,9,9\n3,2,2\n")
+        path.joinpath("metrics.csv").write_text(
+            f"round,mean_mae,mae_after\n1,{first},2\n2,9,9\n3,2,2\n"
+        )
     runs = load(paths)
     assert targets(runs) == [8, 7, 6, 5, 4, 3, 2]
     assert "not reached" not in render(runs)
@@ -48,15 +50,30 @@ def test_targets_lie_between_scores_that_are_finite(make_run: MakeRun) -> None:
 
 def test_a_target_is_reached_with_what_was_spent_by_then(make_run: MakeRun) -> None:
     (run,) = load([make_run("a", (0.1, 0.5, 0.4, 0.8), channel=True)])
-    assert reached(run, 0.5) == {"round": 2, "mib": 16.0, "channel": 6.0, "wall": 3.5}  # 4 clients, up and down
+    # 4 clients, up and down
+    assert reached(run, 0.5) == {"round": 2, "mib": 16.0, "channel": 6.0, "wall": 3.5}
     assert reached(run, 0.55) == {"round": 4, "mib": 32.0, "channel": 12.0, "wall": 7.0}
     assert reached(run, 0.85) is None
 
 
 def test_the_table_of_targets(make_run: MakeRun) -> None:
-    table = time_to_accuracy(load([make_run("a", (0.1, 0.52)), make_run("b", (0.1, 0.2), channel=True)]))
-    assert [target for target, _ in table] == ["15 %", "20 %", "25 %", "30 %", "35 %", "40 %", "45 %", "50 %"]
-    assert table[0][1] == [(0, ["2", "16.00 MiB", "–", "3.5 s"]), (1, ["2", "16.00 MiB", "6.0 s", "3.5 s"])]
+    table = time_to_accuracy(
+        load([make_run("a", (0.1, 0.52)), make_run("b", (0.1, 0.2), channel=True)])
+    )
+    assert [target for target, _ in table] == [
+        "15 %",
+        "20 %",
+        "25 %",
+        "30 %",
+        "35 %",
+        "40 %",
+        "45 %",
+        "50 %",
+    ]
+    assert table[0][1] == [
+        (0, ["2", "16.00 MiB", "–", "3.5 s"]),
+        (1, ["2", "16.00 MiB", "6.0 s", "3.5 s"]),
+    ]
     assert table[-1][1][1] == (1, ["not reached", "", "", ""])
 
 
@@ -71,9 +88,15 @@ def test_rounds_that_are_not_judged_still_cost(make_run: MakeRun) -> None:
 
 def test_final_scores(make_run: MakeRun) -> None:
     cells = {
-        row[0]: row[1:] for row in scores(load([make_run("a", (0.1, 0.85, 0.8)), make_run("b", counted=False)])).rows
+        row[0]: row[1:]
+        for row in scores(
+            load([make_run("a", (0.1, 0.85, 0.8)), make_run("b", counted=False)])
+        ).rows
     }
-    assert cells["best round, chosen on test data (optimistic)"] == ["85.00 % (round 2)", "80.00 % (round 3)"]
+    assert cells["best round, chosen on test data (optimistic)"] == [
+        "85.00 % (round 2)",
+        "80.00 % (round 3)",
+    ]
     assert cells["last judged round"] == ["80.00 % (round 3)", "80.00 % (round 3)"]
     assert cells["all clients at the end: mean"] == ["75.00 %", "75.00 %"]
     assert cells["upload"] == ["12.00 MiB", "12.00 MiB"]
@@ -85,8 +108,11 @@ def test_final_scores(make_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("rounds", [(1, 2, 3), (2,)])
-def test_operations_that_were_counted_in_part_are_no_total(make_run: MakeRun, rounds: tuple[int, ...]) -> None:
-    """The server's are always there; in some rounds, or in all, the clients' could not be counted."""
+def test_operations_that_were_counted_in_part_are_no_total(
+    make_run: MakeRun, rounds: tuple[int, ...]
+) -> None:
+    """The server's are always there; in some rounds, or in all, the clients' could not be
+    counted."""
     path = make_run("a")
     header, *lines = [line.split(",") for line in (path / "metrics.csv").read_text().splitlines()]
     for number, line in enumerate(lines, start=1):
@@ -113,7 +139,9 @@ def test_scores_on_the_test_set_of_all_stand_beside_each_kind_of_model(make_run:
     path = make_run("a", (0.1, 0.9, 0.8), summary=', "final_global_test_accuracy_global": 0.65')
     header, *lines = (path / "metrics.csv").read_text().splitlines()
     scored = [f"{line},{value}" for line, value in zip(lines, (0.2, 0.7, 0.6), strict=True)]
-    (path / "metrics.csv").write_text("\n".join([f"{header},global_test_accuracy_global", *scored]) + "\n")
+    (path / "metrics.csv").write_text(
+        "\n".join([f"{header},global_test_accuracy_global", *scored]) + "\n"
+    )
     table = scores(load([path, make_run("b")]))
     cells = {row[0]: row[1:] for row in table.rows if row[0].startswith("test set of all")}
     begin = "test set of all, global model: "
@@ -122,7 +150,9 @@ def test_scores_on_the_test_set_of_all_stand_beside_each_kind_of_model(make_run:
         f"{begin}last judged round": ["60.00 % (round 3)", "–"],
         f"{begin}all clients at the end": ["65.00 %", "–"],
     }
-    assert not any(row[0].startswith("test set of all") for row in scores(load([make_run("c")])).rows)
+    assert not any(
+        row[0].startswith("test set of all") for row in scores(load([make_run("c")])).rows
+    )
 
 
 def test_fairness_of_final_models_and_of_an_unfinished_run(make_run: MakeRun) -> None:
@@ -137,10 +167,16 @@ def test_fairness_of_final_models_and_of_an_unfinished_run(make_run: MakeRun) ->
 
 
 def test_final_scores_of_mixed_kinds_are_the_judges_alone(make_run: MakeRun) -> None:
-    """Clients 2 and 3 never took part: their final models, before training, are no others' before training."""
-    (run,) = load([make_run("a", cohort=(0, 1), summary=', "final_kinds": {"after": 2, "before": 2}')])
+    """Clients 2 and 3 never took part: their final models, before training, are no others' before
+    training."""
+    (run,) = load(
+        [make_run("a", cohort=(0, 1), summary=', "final_kinds": {"after": 2, "before": 2}')]
+    )
     found, words = run.scores("after")
-    assert (len(found), words) == (4, "end: after local training; 2 of 4 clients before it: they never took part")
+    assert (len(found), words) == (
+        4,
+        "end: after local training; 2 of 4 clients before it: they never took part",
+    )
     assert run.scores(None) == (found, words)
     assert run.scores("before") == ({}, "round 0: before local training")  # not scored by client
     clients = run.folder / "clients.csv"
@@ -166,21 +202,28 @@ def test_what_cannot_be_compared_is_named(make_run: MakeRun) -> None:
     a = make_run("a")
     method = {"method": {"name": "fedavg"}}
     assert incomparable(load([a, make_run("b", config=method)])) == []
-    other = {"seed": 1, "data": {"source": "digits", "partition": "dirichlet", "alpha": 0.5, "root": "elsewhere"}}
+    other = {
+        "seed": 1,
+        "data": {"source": "digits", "partition": "dirichlet", "alpha": 0.5, "root": "elsewhere"},
+    }
     assert incomparable(load([a, make_run("c", config=method | other)])) == ["data.alpha", "seed"]
     older = {
         "data": {"source": "digits", "partition": "dirichlet", "alpha": 0.1},
         "evaluation": {"judge": "auto", "x": 1},
     }
-    assert incomparable(load([a, make_run("older", config=older)])) == []  # keys that one of them does not know
+    # keys that one of them does not know
+    assert incomparable(load([a, make_run("older", config=older)])) == []
     d = make_run("d", asked=9)
     assert incomparable(load([a, d])) == ["federation.rounds"]
     (d / "summary.json").write_text('{"judge": "global"}')
-    assert incomparable(load([a, d])) == ["federation.rounds"]  # both were scored after local training
+    # both were scored after local training
+    assert incomparable(load([a, d])) == ["federation.rounds"]
     columns = d / "columns.json"
     columns.write_text(columns.read_text().replace("after", "global"))
     metrics = d / "metrics.csv"
-    metrics.write_text(metrics.read_text().replace("accuracy_after", "accuracy_global").replace("accuracy_b", "b"))
+    metrics.write_text(
+        metrics.read_text().replace("accuracy_after", "accuracy_global").replace("accuracy_b", "b")
+    )
     assert incomparable(load([a, d])) == ["evaluation.judge", "federation.rounds"]
 
 
@@ -208,38 +251,73 @@ def test_beside_each_other_runs_show_the_arguments_that_differ(make_run: MakeRun
     def method(lam: float, name: str = "kapc") -> dict[str, object]:
         return {"method": {"name": name, "init_args": {"lam": lam, "start": "own"}}}
 
-    names = {"a": method(0.1), "b": method(0.2), "c": method(0.3, "fedamp"), "d": {"method": "fedavg"}}
+    names = {
+        "a": method(0.1),
+        "b": method(0.2),
+        "c": method(0.3, "fedamp"),
+        "d": {"method": "fedavg"},
+    }
     runs = load([make_run(name, config=config) for name, config in names.items()])
     shown = {row[0]: row[1:] for row in overview(runs).rows}
     assert shown["method"] == ["kapc (lam 0.1)", "kapc (lam 0.2)", "fedamp", "fedavg"]
-    assert {row[0]: row[1:] for row in overview(runs[:1]).rows}["method"] == ["kapc (lam 0.1, start own)"]
+    assert {row[0]: row[1:] for row in overview(runs[:1]).rows}["method"] == [
+        "kapc (lam 0.1, start own)"
+    ]
 
 
 def test_units() -> None:
-    assert [mib(value) for value in (0.5, 99.5, 5000, 20_480)] == ["0.50 MiB", "99.50 MiB", "5,000 MiB", "20.0 GiB"]
-    assert [seconds(value) for value in (1.25, 599, 900, 9000)] == ["1.2 s", "599.0 s", "15.0 min", "2.5 h"]
-    assert [operations(value) for value in (0, 999, 1500, 2.5e15)] == ["0 FLOP", "999 FLOP", "1.5 kFLOP", "2.5 PFLOP"]
+    assert [mib(value) for value in (0.5, 99.5, 5000, 20_480)] == [
+        "0.50 MiB",
+        "99.50 MiB",
+        "5,000 MiB",
+        "20.0 GiB",
+    ]
+    assert [seconds(value) for value in (1.25, 599, 900, 9000)] == [
+        "1.2 s",
+        "599.0 s",
+        "15.0 min",
+        "2.5 h",
+    ]
+    assert [operations(value) for value in (0, 999, 1500, 2.5e15)] == [
+        "0 FLOP",
+        "999 FLOP",
+        "1.5 kFLOP",
+        "2.5 PFLOP",
+    ]
 
 
 # ---------------------------------------------------------------- runs with different judges
 
 
 def judged_globally(path: Path, both: bool = True) -> Path:
-    """The run in `path` as FedAvg's: its judge is the global model, better here by 0.1 than after training."""
+    """The run in `path` as FedAvg's: its judge is the global model, better here by 0.1 than after
+    training."""
     header, *lines = (path / "metrics.csv").read_text().splitlines()
     cells = [line.split(",") for line in lines]
     rows = [[*line[:1], str(round(float(line[1]) + 0.1, 4)), *line[2:]] for line in cells]
-    text = "\n".join([f"{header},accuracy_global", *(",".join([*row, row[1]]) for row in rows)]) + "\n"
+    text = (
+        "\n".join([f"{header},accuracy_global", *(",".join([*row, row[1]]) for row in rows)]) + "\n"
+    )
     if not both:
-        text = text.replace("accuracy_after", "nothing").replace("accuracy_before", "nothing_either")
+        text = text.replace("accuracy_after", "nothing").replace(
+            "accuracy_before", "nothing_either"
+        )
     (path / "metrics.csv").write_text(text)
     (path / "columns.json").write_text('{"mean_accuracy": {"model": "global"}}')
-    summary = {"rounds": 3, "clients": 4, "judge": "global", "final_kinds": {"global": 4}, "final_mean_accuracy": 0.75}
+    summary = {
+        "rounds": 3,
+        "clients": 4,
+        "judge": "global",
+        "final_kinds": {"global": 4},
+        "final_mean_accuracy": 0.75,
+    }
     (path / "summary.json").write_text(json.dumps(summary))
     return path
 
 
-def test_runs_with_different_judges_are_compared_by_what_both_were_scored_by(make_run: MakeRun) -> None:
+def test_runs_with_different_judges_are_compared_by_what_both_were_scored_by(
+    make_run: MakeRun,
+) -> None:
     runs = load([make_run("a"), judged_globally(make_run("b"))])
     assert Comparison.of(runs) == Comparison("after", True)
     cells = {row[0]: row[1:] for row in scores(runs).rows}
@@ -248,11 +326,17 @@ def test_runs_with_different_judges_are_compared_by_what_both_were_scored_by(mak
     assert cells["mean of each client's best round (more so)"] == ["78.50 % (4 clients)"] * 2
     assert cells["own judge: model"] == ["after local training", "global model"]
     assert cells["own judge: last judged round"] == ["80.00 % (round 3)", "90.00 % (round 3)"]
-    assert cells["own judge: all clients at the end: model"] == ["after local training", "global model"]
+    assert cells["own judge: all clients at the end: model"] == [
+        "after local training",
+        "global model",
+    ]
     fair = {row[0]: row[1:] for row in fairness(runs).rows}
     assert fair["scores of"] == ["end: after local training", "round 3: after local training"]
     assert fair["mean"] == ["75.00 %", "78.50 %"]
-    assert time_to_accuracy(runs)[-1] == ("80 %", [(n, ["3", "24.00 MiB", "–", "5.2 s"]) for n in (0, 1)])
+    assert time_to_accuracy(runs)[-1] == (
+        "80 %",
+        [(n, ["3", "24.00 MiB", "–", "5.2 s"]) for n in (0, 1)],
+    )
     assert curves(runs)["first"] == "accuracy_after"
     (said,) = remarks(runs)
     assert "a: after local training; b: global model" in said
@@ -282,11 +366,14 @@ def test_runs_of_one_judge_are_compared_by_it(make_run: MakeRun) -> None:
 
 def test_epsilon_is_shown_with_its_unit_where_a_run_has_one(make_run: MakeRun) -> None:
     protects = ', "privacy_epsilon": 7.9876, "privacy_delta": 1e-05, "privacy_unit": "client"'
-    endless = ', "privacy_epsilon": null, "privacy_delta": 1e-05, "privacy_covers": "nothing: no noise"'
+    endless = (
+        ', "privacy_epsilon": null, "privacy_delta": 1e-05, "privacy_covers": "nothing: no noise"'
+    )
     runs = load([make_run("a", summary=protects), make_run("b"), make_run("c", summary=endless)])
     shown = {row[0]: row[1:] for row in overview(runs).rows}["privacy"]
     assert shown == [
-        "epsilon 7.99 at delta 1e-05, for each client", "nothing is protected",
+        "epsilon 7.99 at delta 1e-05, for each client",
+        "nothing is protected",
         "epsilon infinite at delta 1e-05, nothing: no noise",
-    ]  # fmt: skip
+    ]
     assert "privacy" not in {row[0] for row in overview(runs[1:2]).rows}

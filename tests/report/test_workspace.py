@@ -22,7 +22,9 @@ GOLDEN = Path(__file__).with_name("dashboard.json")
 """Written by: fl-train dashboard --json tests/report/dashboard.json"""
 
 
-def test_the_view_is_the_golden_one_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_the_view_is_the_golden_one_every_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["dashboard", "--json", "view.json"]) == 0
     assert capsys.readouterr().out == "dashboard: view.json\n"
@@ -57,17 +59,27 @@ class Opened:
 def test_every_panels_keys_are_logged_by_real_runs(
     fit: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relation, a global model with all metrics, and a privacy report: no method has all three."""
+    """A relation, a global model with all metrics, and a privacy report: no method has all
+    three."""
     opened = Opened()
     monkeypatch.setattr(WandB, "_open", lambda *_: opened)
     alone = fit("alone", "--method local --federation.rounds 1")
     quick = "--federation.rounds 1 --loggers.wandb.mode offline"
-    fit("kapc", quick, f"--callbacks.heatmaps.every 1 --callbacks fixedrate --loggers.wandb.local {alone}")
-    more = f"--evaluation.metrics [{','.join(FURTHER)}] --data.global_test true --data.held_out_clients 0.25"
+    fit(
+        "kapc",
+        quick,
+        f"--callbacks.heatmaps.every 1 --callbacks fixedrate --loggers.wandb.local {alone}",
+    )
+    more = (
+        f"--evaluation.metrics [{','.join(FURTHER)}] --data.global_test true "
+        f"--data.held_out_clients 0.25"
+    )
     fit("fedavg", quick, "--method fedavg", more)
     fit("fedhkd", quick, "--method fedhkd --method.sigma 1")
     logged = opened.keys | opened.summary.keys()
-    asked = {key for panels in SECTIONS.values() for panel in panels for key in (*panel.keys, panel.x)}
+    asked = {
+        key for panels in SECTIONS.values() for panel in panels for key in (*panel.keys, panel.x)
+    }
     assert asked <= logged, asked - logged
 
 
@@ -76,7 +88,8 @@ def test_every_panels_keys_are_logged_by_real_runs(
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """W&B's server as far as views go, on the loopback; `views` by display name, `saved`: what was sent to it."""
+    """W&B's server as far as views go, on the loopback; `views` by display name, `saved`: what was
+    sent to it."""
     import wandb
 
     there = SimpleNamespace(views={}, saved=[], known=True)
@@ -84,7 +97,11 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNa
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            out = json.dumps({"data": answer(json.loads(body))}).encode() if self.path == "/graphql" else b"{}"
+            out = (
+                json.dumps({"data": answer(json.loads(body))}).encode()
+                if self.path == "/graphql"
+                else b"{}"
+            )
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(out)))
@@ -103,7 +120,15 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNa
         if "allViews" in asked["query"]:
             edges = [{"node": node} for node in there.views.values()]
             return {"project": {"allViews": {"edges": edges}} if there.known else None}
-        return {"viewer": {"id": "x", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
+        return {
+            "viewer": {
+                "id": "x",
+                "entity": "me",
+                "username": "me",
+                "flags": "{}",
+                "teams": {"edges": []},
+            }
+        }
 
     wandb.teardown()
     web = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
@@ -120,14 +145,22 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNa
     web.server_close()
 
 
-def test_the_view_is_saved_once_and_again_only_where_it_differs(server: SimpleNamespace, capsys) -> None:
+def test_the_view_is_saved_once_and_again_only_where_it_differs(
+    server: SimpleNamespace, capsys
+) -> None:
     for said in ("saved", "unchanged"):
         assert main(["dashboard"]) == 0
         assert re.fullmatch(
-            rf"dashboard: http://127\.0\.0\.1:\d+/me/fl_lightning\?nw=\w+ \({said}\)\n", capsys.readouterr().out
+            rf"dashboard: http://127\.0\.0\.1:\d+/me/fl_lightning\?nw=\w+ "
+            rf"\({said}\)\n",
+            capsys.readouterr().out,
         )
     (first,) = server.saved
-    assert (first["entityName"], first["projectName"], first["displayName"]) == ("me", "fl_lightning", "fl_lightning")
+    assert (first["entityName"], first["projectName"], first["displayName"]) == (
+        "me",
+        "fl_lightning",
+        "fl_lightning",
+    )
     assert json.loads(first["spec"]) == json.loads(GOLDEN.read_text())["spec"]
     node = server.views["fl_lightning"]
     node["spec"] = node["spec"].replace("Machine", "Engine")  # somebody has changed it
@@ -137,10 +170,14 @@ def test_the_view_is_saved_once_and_again_only_where_it_differs(server: SimpleNa
     capsys.readouterr()
     server.known = False
     assert main(["dashboard", "--project", "other"]) == 2
-    assert "project: 'me/other' is not allowed; W&B has no such project yet" in capsys.readouterr().err
+    assert (
+        "project: 'me/other' is not allowed; W&B has no such project yet" in capsys.readouterr().err
+    )
 
 
-def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_without_the_package_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
     assert main(["dashboard", "--json", "view.json"]) == 2
     said = capsys.readouterr().err

@@ -1,7 +1,8 @@
 """What was said of stored runs, and is to be said of them for as long as they are read.
 
-`runs.tar.xz`, `study.tar.xz` (of study.yaml) and `archive.zip` are folders in the format that is written now.
-`expected.tar.xz` holds what the commands below printed of them. After a change that is meant to move what is printed:
+`runs.tar.xz`, `study.tar.xz` (of study.yaml) and `archive.zip` are folders in the format that is
+written now. `expected.tar.xz` holds what the commands below printed of them. After a change that is
+meant to move what is printed:
 
     python tests/results/stored.py
 
@@ -24,7 +25,11 @@ HERE = Path(__file__).parent
 SAFELY: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from Python 3.11.4 on
 EXPECTED = HERE / "expected.tar.xz"
 RUNS = ("kapc-0", "kapc-1", "fedavg-0", "local-0")
-OF_STUDY = " ".join(f"study/runs/data.alpha=0.5/{name}/seed-{s}" for name in ("kapc", "fedprox,mu=0.1") for s in (0, 1))
+OF_STUDY = " ".join(
+    f"study/runs/data.alpha=0.5/{name}/seed-{s}"
+    for name in ("kapc", "fedprox,mu=0.1")
+    for s in (0, 1)
+)
 COMMANDS = {
     "compare.json": "compare study --format json",
     "compare.txt": "compare study",
@@ -49,7 +54,8 @@ REPORTS = {
 
 
 def unpacked(folder: Path) -> None:
-    """The stored folders; and `extended`, a run that was asked for more rounds and has not ended again."""
+    """The stored folders; and `extended`, a run that was asked for more rounds and has not ended
+    again."""
     for name in ("runs", "study"):
         with tarfile.open(HERE / f"{name}.tar.xz") as held:
             held.extractall(folder / name, **SAFELY)
@@ -69,7 +75,11 @@ def printed(command: str) -> str:
     from fl_lightning.cli import main
 
     screen = io.StringIO()
-    with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
+    with (
+        contextlib.redirect_stdout(screen),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.suppress(SystemExit),
+    ):
         main(command.split())
     return screen.getvalue()
 
@@ -95,7 +105,9 @@ def made(folder: Path) -> Iterator[tuple[str, str]]:
 def expected() -> dict[str, str]:
     """What `EXPECTED` holds."""
     with tarfile.open(EXPECTED) as held:
-        return {member.name: held.extractfile(member).read().decode() for member in held.getmembers()}  # type: ignore[union-attr]
+        return {
+            member.name: held.extractfile(member).read().decode() for member in held.getmembers()
+        }  # type: ignore[union-attr]
 
 
 def main() -> None:
@@ -108,7 +120,10 @@ def main() -> None:
             info = tarfile.TarInfo(file)
             info.size = len(text.encode())
             held.addfile(info, io.BytesIO(text.encode()))
-    print("changed:", ", ".join(file for file in found if found[file] != before.get(file)) or "nothing")
+    print(
+        "changed:",
+        ", ".join(file for file in found if found[file] != before.get(file)) or "nothing",
+    )
 
 
 if __name__ == "__main__":

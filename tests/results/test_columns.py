@@ -29,7 +29,11 @@ from fl_lightning.results.columns import COLUMNS, Column, CumulativeCosts, in_su
         ("mean_calibration", "calibration/own_judge_mean", "min,last"),
         ("mean_balanced_accuracy", "balanced_accuracy/own_judge_mean", "max,last"),
         ("balanced_accuracy_global", "balanced_accuracy/global", "max,last"),
-        ("global_test_class_share_accuracy_after", "class_share_accuracy/global_test_after", "max,last"),
+        (
+            "global_test_class_share_accuracy_after",
+            "class_share_accuracy/global_test_after",
+            "max,last",
+        ),
         ("ones_own_after", "scores/ones_own_after", "last"),
         ("upload_parameter_bytes", "communication/upload_parameter_bytes", "last"),
         ("channel_s", "communication/channel_s", "last"),
@@ -71,29 +75,50 @@ def test_what_a_runs_own_judge_says_can_be_told_from_what_can_be_compared() -> N
     for metric in BY_TASK.values():
         own = [metric.of(what) for what in ("mean", "worst", "std", "weighted", "validation")]
         assert all("/own_judge_" in shown(column) for column in own)
-        assert not any("own_judge" in shown(metric.by(kind)) for kind in ("before", "after", "global", "finetuned"))
+        assert not any(
+            "own_judge" in shown(metric.by(kind))
+            for kind in ("before", "after", "global", "finetuned")
+        )
 
 
-def test_a_run_folder_declares_every_column_of_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_folder_declares_every_column_of_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     small = {
-        "loggers": None, "callbacks": {"heatmaps": None, "progress": None, "fixedrate": {}},
-        "fabric.accelerator": "cpu", "fabric.threads": 1, "data.fraction": 0.4, "model.hidden": [16],
-        "federation": {"clients": 5, "local_epochs": 1, "rounds": 2}, "data.held_out_clients": 0.2,
+        "loggers": None,
+        "callbacks": {"heatmaps": None, "progress": None, "fixedrate": {}},
+        "fabric.accelerator": "cpu",
+        "fabric.threads": 1,
+        "data.fraction": 0.4,
+        "model.hidden": [16],
+        "federation": {"clients": 5, "local_epochs": 1, "rounds": 2},
+        "data.held_out_clients": 0.2,
         "evaluation": {"metrics": ["f1"], "every": 2},
-    }  # fmt: skip
+    }
     run = fit({"config": "kapc_exact_digits", **small})
     declared = json.loads((run.folder / "columns.json").read_text())
     headers = {name for file in run.folder.glob("*.csv") for name in CsvTable(file).header()}
-    assert set(declared) == headers >= {"mean_f1", "accuracy_after", "channel_s", "samples_per_class", "class_3"}
+    assert (
+        set(declared)
+        == headers
+        >= {"mean_f1", "accuracy_after", "channel_s", "samples_per_class", "class_3"}
+    )
     assert [name for name, column in declared.items() if not column.get("doc")] == []
     assert [key for key in run.summary if key not in COLUMNS or not COLUMNS[key].doc] == []
     judge = run.summary["judge"]
-    assert declared["mean_accuracy"]["model"] == judge and declared[f"accuracy_{judge}"]["model"] == judge
+    assert (
+        declared["mean_accuracy"]["model"] == judge
+        and declared[f"accuracy_{judge}"]["model"] == judge
+    )
     assert declared["accuracy_before"] == {
-        "section": "accuracy", "doc": "accuracy: before local training", "better": "max", "metric": "accuracy",
-        "model": "before", "viewed": "before",
-    }  # fmt: skip
+        "section": "accuracy",
+        "doc": "accuracy: before local training",
+        "better": "max",
+        "metric": "accuracy",
+        "model": "before",
+        "viewed": "before",
+    }
 
 
 def test_a_column_is_declared_once() -> None:
@@ -114,5 +139,7 @@ def test_costs_add_up_from_round_to_round() -> None:
     so_far = CumulativeCosts([earlier])
     assert so_far.add(earlier) == {"communication/mib_so_far": 4.0, "cost/seconds_so_far": 3.0}
     assert so_far.add({"channel_s": 2.0, "seconds": 0.5}) == {
-        "communication/mib_so_far": 4.0, "communication/channel_s_so_far": 2.0, "cost/seconds_so_far": 3.5,
-    }  # fmt: skip
+        "communication/mib_so_far": 4.0,
+        "communication/channel_s_so_far": 2.0,
+        "cost/seconds_so_far": 3.5,
+    }

@@ -11,14 +11,18 @@ import stored
 
 def held(name: str, now: str) -> None:
     before = stored.expected()[name]
-    lines = difflib.unified_diff(before.splitlines(), now.splitlines(), "stored", "now", lineterm="", n=0)
+    lines = difflib.unified_diff(
+        before.splitlines(), now.splitlines(), "stored", "now", lineterm="", n=0
+    )
     assert before, "nothing is stored"
     assert now == before, "\n".join(line[:300] for line in [*lines][:40])
 
 
 @pytest.mark.sampled("compare.txt", "reproduce.txt")
 @pytest.mark.parametrize("name", stored.COMMANDS)
-def test_what_commands_print_of_stored_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_commands_print_of_stored_runs(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder)
     held(name, stored.printed(stored.COMMANDS[name]))
 

@@ -24,22 +24,39 @@ class Counts(Observer):
 
 def config(name: str) -> dict[str, object]:
     return {
-        "config": "kapc_exact_digits", "name": name, "loggers": None, "fabric.accelerator": "cpu", "fabric.threads": 1,
+        "config": "kapc_exact_digits",
+        "name": name,
+        "loggers": None,
+        "fabric.accelerator": "cpu",
+        "fabric.threads": 1,
         "callbacks": {"heatmaps": None, "progress": None, "own": {"class_path": Counts}},
-        "data.fraction": 0.4, "model.hidden": [16], "federation": {"clients": 4, "local_epochs": 1, "rounds": 1},
-    }  # fmt: skip
+        "data.fraction": 0.4,
+        "model.hidden": [16],
+        "federation": {"clients": 4, "local_epochs": 1, "rounds": 1},
+    }
 
 
-def test_an_observer_contributes_and_a_key_twice_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_observer_contributes_and_a_key_twice_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Counts, "__module__", "own_observer")
-    monkeypatch.setitem(__import__("sys").modules, "own_observer", __import__("sys").modules[__name__])
+    monkeypatch.setitem(
+        __import__("sys").modules, "own_observer", __import__("sys").modules[__name__]
+    )
     run = fit(config("fine"))
-    assert run.summary["own_count"] == 1 and run.summary == json.loads((run.folder / "summary.json").read_text())
+    assert run.summary["own_count"] == 1 and run.summary == json.loads(
+        (run.folder / "summary.json").read_text()
+    )
     assert isinstance(run.summary, Summary) and (run.summary.rounds, run.summary.clients) == (1, 4)
-    assert run.summary.upload_bytes == run.rounds["upload_bytes"].sum() and run.summary.wall_seconds > 0
+    assert (
+        run.summary.upload_bytes == run.rounds["upload_bytes"].sum()
+        and run.summary.wall_seconds > 0
+    )
     monkeypatch.setattr(Counts, "KEY", "version")
-    with pytest.raises(RunFailed, match=r"^summary\.json: .* and .* both contribute 'version'; rename one of them$"):
+    with pytest.raises(
+        RunFailed, match=r"^summary\.json: .* and .* both contribute 'version'; rename one of them$"
+    ):
         fit(config("twice"))
     assert not (tmp_path / "runs" / "twice" / "summary.json").exists()
 

@@ -32,7 +32,10 @@ def test_an_unfinished_run_has_no_rows(folder: Path) -> None:
 
 def test_runs_that_differ_in_an_argument_of_a_callback_have_labels_of_their_own() -> None:
     def run(method: str, **callbacks: dict[str, object]) -> RunResult:
-        config = {"method": {"class_path": f"fl_lightning.methods.{method}", "init_args": {}}, "callbacks": callbacks}
+        config = {
+            "method": {"class_path": f"fl_lightning.methods.{method}", "init_args": {}},
+            "callbacks": callbacks,
+        }
         one = RunResult.__new__(RunResult)
         one.config = config
         return one

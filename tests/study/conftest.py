@@ -1,4 +1,5 @@
-"""Studies made by hand: run folders with given accuracies of clients, and the table that names them."""
+"""Studies made by hand: run folders with given accuracies of clients, and the table that names
+them."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ def write_run(
     arguments: dict[str, Any] | None = None,
     configured: str | None = None,
 ) -> Path:
-    """A run of two rounds, the first with half of the final accuracies; 2 MiB and 3 s each. `others`: further kinds;
-    `configured`: the judge of its configuration, where that is not `judge`."""
+    """A run of two rounds, the first with half of the final accuracies; 2 MiB and 3 s each.
+    `others`: further kinds; `configured`: the judge of its configuration, where that is not
+    `judge`."""
     path.mkdir(parents=True)
     settings: dict[str, Any] = {
         "seed": seed,
@@ -45,15 +47,24 @@ def write_run(
     (path / "config.yaml").write_text(yaml.safe_dump(settings))
     kinds = {judge: scores, **(others or {})}
     heads = [f"accuracy_{kind}" for kind in kinds]
-    metrics, clients = [["round", "mean_accuracy", *heads, "upload_bytes", "download_bytes", "seconds"]], []
+    metrics, clients = (
+        [["round", "mean_accuracy", *heads, "upload_bytes", "download_bytes", "seconds"]],
+        [],
+    )
     for number, part in ((1, 0.5), (2, 1.0)):
         means = [part * sum(values) / len(values) for values in kinds.values()]
         metrics.append([number, means[0], *means, MIB, MIB, 3.0])
-        clients += [[number, c, *(part * values[c] for values in kinds.values())] for c in range(len(scores))]
+        clients += [
+            [number, c, *(part * values[c] for values in kinds.values())]
+            for c in range(len(scores))
+        ]
     write_csv(path / "metrics.csv", metrics)
     write_csv(path / "clients.csv", [["round", "client", *heads], *clients])
     if ended:
-        write_csv(path / "final.csv", [["client", "accuracy"], *([c, score] for c, score in enumerate(scores))])
+        write_csv(
+            path / "final.csv",
+            [["client", "accuracy"], *([c, score] for c, score in enumerate(scores))],
+        )
         (path / "summary.json").write_text(
             json.dumps({"rounds": 2, "judge": judge, "final_kinds": {judge: len(scores)}})
         )
@@ -71,7 +82,8 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 @pytest.fixture
 def make_study(tmp_path: Path) -> MakeStudy:
-    """Makes a study of cells (label, setting, seed, scores, then what `write_run` takes); scores None: not run yet."""
+    """Makes a study of cells (label, setting, seed, scores, then what `write_run` takes); scores
+    None: not run yet."""
 
     def make(cells: list[Cell], name: str = "study") -> Path:
         listed = []
@@ -85,8 +97,16 @@ def make_study(tmp_path: Path) -> MakeStudy:
                     **more.get("config", {}),
                 }
                 write_run(tmp_path / name / folder, scores, seed=seed, **more)
-            cell = {"setting": setting, "method": more["method"], "label": label, "seed": seed, "folder": folder}
-            listed += [cell | {"label": own, "judge": judge} for own, judge in (judges or {}).items()] or [cell]
+            cell = {
+                "setting": setting,
+                "method": more["method"],
+                "label": label,
+                "seed": seed,
+                "folder": folder,
+            }
+            listed += [
+                cell | {"label": own, "judge": judge} for own, judge in (judges or {}).items()
+            ] or [cell]
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "study.json").write_text(json.dumps({"version": 1, "cells": listed}))
         return tmp_path / name

@@ -1,8 +1,9 @@
-"""Kill a study whose runs train together, again and again: `uv run python tests/study/kills_together.py --kills 20`.
+"""Kill a study whose runs train together, again and again: `uv run python
+tests/study/kills_together.py --kills 20`.
 
-With kill -9, in turns, the process in which the runs train and the study's own (its workers end with it), at random
-moments after a round has been written down; the same command goes on. In the end tables and weights must be those of a
-study that was left alone.
+With kill -9, in turns, the process in which the runs train and the study's own (its workers end
+with it), at random moments after a round has been written down; the same command goes on. In the
+end tables and weights must be those of a study that was left alone.
 """
 
 from __future__ import annotations
@@ -69,7 +70,11 @@ def differences(folder: Path, kills: int, seed: int = 0) -> tuple[list[str], int
     assert _begun(folder, "want").wait() == 0, (folder / "want.log").read_text()
     draws, met = random.Random(seed), 0
     while met < kills:
-        process, before, start = _begun(folder, "killed"), _rounds(folder / "killed"), time.monotonic()
+        process, before, start = (
+            _begun(folder, "killed"),
+            _rounds(folder / "killed"),
+            time.monotonic(),
+        )
         while process.poll() is None and _rounds(folder / "killed") <= before:
             time.sleep(0.02)
             assert time.monotonic() - start < 600
@@ -86,7 +91,9 @@ def differences(folder: Path, kills: int, seed: int = 0) -> tuple[list[str], int
     while (process := _begun(folder, "killed")).wait() == 2:
         time.sleep(0.5)
     want, found = results(folder / "want"), results(folder / "killed")
-    return sorted(name for name in want.keys() | found.keys() if want.get(name) != found.get(name)), met
+    return sorted(
+        name for name in want.keys() | found.keys() if want.get(name) != found.get(name)
+    ), met
 
 
 def main() -> None:
@@ -98,7 +105,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         unlike, met = differences(Path(folder), given.kills, given.seed)
         runs = len(results(Path(folder) / "want"))
-    print(f"{met} kills, {runs} runs, {len(unlike)} differ from undisturbed ones: {', '.join(unlike) or 'none'}")
+    print(
+        f"{met} kills, {runs} runs, {len(unlike)} differ from undisturbed ones: "
+        f"{', '.join(unlike) or 'none'}"
+    )
     raise SystemExit(bool(unlike))
 
 

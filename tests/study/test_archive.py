@@ -1,4 +1,5 @@
-"""`fl-train archive`: what is packed gives the same table, and the same bits when a cell is run again."""
+"""`fl-train archive`: what is packed gives the same table, and the same bits when a cell is run
+again."""
 
 from __future__ import annotations
 
@@ -30,8 +31,13 @@ OURS, LOCAL = [0.9, 0.8, 0.7, 0.6], [0.8, 0.9, 0.5, 0.4]
 @pytest.fixture
 def study(make_study: MakeStudy) -> Path:
     """Two methods, two seeds, one setting; one run has not ended."""
-    cells = [("kapc", {"data.alpha": 0.1}, seed, [a - 0.01 * seed for a in OURS], {}) for seed in (0, 1)]
-    cells += [("local", {"data.alpha": 0.1}, 0, LOCAL, {}), ("local", {"data.alpha": 0.1}, 1, None, {})]
+    cells = [
+        ("kapc", {"data.alpha": 0.1}, seed, [a - 0.01 * seed for a in OURS], {}) for seed in (0, 1)
+    ]
+    cells += [
+        ("local", {"data.alpha": 0.1}, 0, LOCAL, {}),
+        ("local", {"data.alpha": 0.1}, 1, None, {}),
+    ]
     return make_study(cells)
 
 
@@ -54,7 +60,9 @@ def changed(file: Path, name: str, content: bytes | None) -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "latex", "json"])
-def test_an_archive_gives_the_studys_table(form: str, study: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_archive_gives_the_studys_table(
+    form: str, study: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     code, out, _ = said(capfd, f"archive {study}")
     assert code == 0 and "archive: 3 runs, 3 of them without a checkpoint" in out
     ours = said(capfd, f"compare {study} --format {form} --baseline local")
@@ -72,15 +80,22 @@ def test_equal_studies_give_equal_archives(study: Path, tmp_path: Path) -> None:
         assert main(["archive", str(tmp_path / name), "--out", str(tmp_path / f"{name}.zip")]) == 0
     assert (tmp_path / "study.zip").read_bytes() == (tmp_path / "other.zip").read_bytes()
     names = zipfile.ZipFile(tmp_path / "study.zip").namelist()
-    assert names[0] == "archive.json" and not any("moved" in name or "lock" in name for name in names)
+    assert names[0] == "archive.json" and not any(
+        "moved" in name or "lock" in name for name in names
+    )
 
 
 def test_only_an_archive_of_the_same_study_is_written_over(
     study: Path, make_study: MakeStudy, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "a.zip"
-    one = make_study([("kapc", {"data.alpha": 0.1}, 0, OURS, {"config": {"data": {"root": "there"}}})], "one")
-    longer = make_study([("kapc", {"data.alpha": 0.1}, 0, OURS, {"config": {"federation": {"rounds": 3}}})], "longer")
+    one = make_study(
+        [("kapc", {"data.alpha": 0.1}, 0, OURS, {"config": {"data": {"root": "there"}}})], "one"
+    )
+    longer = make_study(
+        [("kapc", {"data.alpha": 0.1}, 0, OURS, {"config": {"federation": {"rounds": 3}}})],
+        "longer",
+    )
     other = make_study([("local", {"data.alpha": 0.1}, 7, LOCAL, {})], "other")
     assert said(capfd, f"archive {one} --out {file}")[0] == 0
     before = file.read_bytes()
@@ -88,14 +103,17 @@ def test_only_an_archive_of_the_same_study_is_written_over(
         code, out, err = said(capfd, f"archive {another} --out {file}")
         assert (code, out, err.count("\n")) == (2, "", 1) and "no archive of this study" in err
         assert file.read_bytes() == before
-    assert said(capfd, f"archive {study} --out {file}")[0] == 0  # it has grown, and its data have moved
+    # it has grown, and its data have moved
+    assert said(capfd, f"archive {study} --out {file}")[0] == 0
     assert said(capfd, f"archive {study} --out {file}")[1].startswith("archive: 3 runs")
     file.write_bytes(file.read_bytes()[:-40])
     assert said(capfd, f"archive {study} --out {file}")[0] == 2
 
 
 @pytest.mark.parametrize("how", ["folder", "summary", "study"])
-def test_no_run_is_lost_from_an_archive(how: str, study: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_run_is_lost_from_an_archive(
+    how: str, study: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert said(capfd, f"archive {study}")[0] == 0
     file, run = study.with_suffix(".zip"), study / "runs/0.1/kapc/seed-0"
     before = file.read_bytes()
@@ -105,11 +123,16 @@ def test_no_run_is_lost_from_an_archive(how: str, study: Path, capfd: pytest.Cap
         (run / "summary.json").unlink()
     else:  # its row was taken out of the study
         content = json.loads((study / "study.json").read_text())
-        content["cells"] = [cell for cell in content["cells"] if cell["folder"] != "runs/0.1/kapc/seed-0"]
+        content["cells"] = [
+            cell for cell in content["cells"] if cell["folder"] != "runs/0.1/kapc/seed-0"
+        ]
         (study / "study.json").write_text(json.dumps(content))
     code, out, err = said(capfd, f"archive {study}")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"it holds runs that {study} has not finished (runs/0.1/kapc/seed-0): give another --out" in err
+    assert (
+        f"it holds runs that {study} has not finished (runs/0.1/kapc/seed-0): give another --out"
+        in err
+    )
     assert file.read_bytes() == before
 
 
@@ -118,7 +141,8 @@ def test_the_search_that_chose_a_studys_settings_comes_along(
 ) -> None:
     for name in archive.SEARCH:
         (tmp_path / name).write_text(name)
-    archive.pack(StudyFolder(study), tmp_path / "a.zip")  # not of a search: what lies beside it is another's
+    # not of a search: what lies beside it is another's
+    archive.pack(StudyFolder(study), tmp_path / "a.zip")
     assert not set(archive.SEARCH) & set(zipfile.ZipFile(tmp_path / "a.zip").namelist())
     (tmp_path / "tune.yaml").write_text("trials: 1")
     monkeypatch.chdir(study)
@@ -136,7 +160,7 @@ def test_the_search_that_chose_a_studys_settings_comes_along(
 
 @pytest.mark.parametrize(
     "how", ["member", "index", "gone", "more", "cut", "zip", "text", "version"]
-)  # fmt: skip
+)
 def test_what_was_changed_is_refused_in_one_line(
     how: str, study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,7 +170,11 @@ def test_what_was_changed_is_refused_in_one_line(
     if how == "member":
         changed(file, f"{run}/final.csv", b"client,accuracy\n0,1.0\n")
     elif how == "index":
-        changed(file, "archive.json", zipfile.ZipFile(file).read("archive.json").replace(b"Linux", b"Minix"))
+        changed(
+            file,
+            "archive.json",
+            zipfile.ZipFile(file).read("archive.json").replace(b"Linux", b"Minix"),
+        )
     elif how == "gone":
         changed(file, f"{run}/final.csv", None)
     elif how == "more":
@@ -183,14 +211,24 @@ def test_newcomers_come_along_and_are_compared(study: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        ("archive", "archive: None"), ("archive a b", "archive: 'a b'"), ("archive nowhere", "nowhere"),
-        ("archive study --rerun x", "rerun: 'x'"), ("archive study --out a.tar", "it must end with .zip"),
-        ("archive study --out thesis.zip", "is not written over"), ("archive empty", "it holds no study.json"),
-        ("archive a.zip --rerun runs/kapc/seed-9", "no such run"), ("archive a.zip --out b.zip", "out: 'b.zip'"),
+        ("archive", "archive: None"),
+        ("archive a b", "archive: 'a b'"),
+        ("archive nowhere", "nowhere"),
+        ("archive study --rerun x", "rerun: 'x'"),
+        ("archive study --out a.tar", "it must end with .zip"),
+        ("archive study --out thesis.zip", "is not written over"),
+        ("archive empty", "it holds no study.json"),
+        ("archive a.zip --rerun runs/kapc/seed-9", "no such run"),
+        ("archive a.zip --out b.zip", "out: 'b.zip'"),
     ],
-)  # fmt: skip
+)
 def test_bad_words(
-    line: str, wanted: str, study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch
+    line: str,
+    wanted: str,
+    study: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -202,7 +240,9 @@ def test_bad_words(
     assert (tmp_path / "thesis.zip").read_text() == "my life's work"
 
 
-def test_a_regression_is_not_sent_to_a_table_that_is_refused(study: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_regression_is_not_sent_to_a_table_that_is_refused(
+    study: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (study / "study.yaml").write_text("base: {data: {task: regression}}")
     for line in (f"archive {study}", f"archive {study}.zip"):
         code, out, err = said(capfd, line)
@@ -221,7 +261,11 @@ def test_a_rerun_that_fails_leaves_no_folder(
 
     monkeypatch.setattr("fl_lightning.cli.archive.train", fails)
     run = next(iter(archive.read_index(Path("a.zip"))["weights"]))
-    assert said(capfd, f"archive a.zip --rerun {run} --out again") == (1, "", "fl-train: error: client 0 failed\n")
+    assert said(capfd, f"archive a.zip --rerun {run} --out again") == (
+        1,
+        "",
+        "fl-train: error: client 0 failed\n",
+    )
     assert not Path("again").exists()
 
 
@@ -230,29 +274,55 @@ def test_a_cell_comes_to_the_same_bits_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    small = {"fabric.accelerator": "cpu", "data.fraction": 0.4, "model": {"hidden": [16]}, "federation.clients": 4,
-             "federation.local_epochs": 1, "federation.rounds": 2}  # fmt: skip
-    asked = {"base": ["kapc_exact_digits", small], "methods": ["kapc"], "seeds": [3], "forced": False}
+    small = {
+        "fabric.accelerator": "cpu",
+        "data.fraction": 0.4,
+        "model": {"hidden": [16]},
+        "federation.clients": 4,
+        "federation.local_epochs": 1,
+        "federation.rounds": 2,
+    }
+    asked = {
+        "base": ["kapc_exact_digits", small],
+        "methods": ["kapc"],
+        "seeds": [3],
+        "forced": False,
+    }
     Path("study.yaml").write_text(yaml.safe_dump(asked))
     assert main(["study", "study.yaml", "--out", "s", "--workers", "1"]) == 0
     assert main(["archive", "s"]) == 0
     code, out, err = said(capfd, "archive s.zip --rerun runs/kapc/seed-3 --out again")
     assert code == 0, err
     digest = archive.weights(tmp_path / "s/runs/kapc/seed-3")
-    assert digest is not None and f"the same bits (tables, relation, summary, weights {digest})" in out
+    assert (
+        digest is not None and f"the same bits (tables, relation, summary, weights {digest})" in out
+    )
     assert archive.weights(tmp_path / "again") == digest
     # It was trained elsewhere than it is packed, and resumed.
     file = Path("s/runs/kapc/seed-3/provenance.json")
     (start,) = json.loads(file.read_text())
-    other = {**start, "machine": {**start["machine"], "processor": "Cluster CPU", "gpus": ["H9"], "host": "secret"}}
+    other = {
+        **start,
+        "machine": {
+            **start["machine"],
+            "processor": "Cluster CPU",
+            "gpus": ["H9"],
+            "host": "secret",
+        },
+    }
     other["versions"] = {**start["versions"], "torch": "1.2.3"}
     file.write_text(json.dumps([other, {**other, "started": "later"}]))
-    Path("s/runs/kapc/seed-3/environment.txt").write_text("torch==1.2.3\nmy-secret==1\ntorchvision==0.9\n")
+    Path("s/runs/kapc/seed-3/environment.txt").write_text(
+        "torch==1.2.3\nmy-secret==1\ntorchvision==0.9\n"
+    )
     code, out, err = said(capfd, "archive s")
     assert code == 0 and " files, trained with torch 1.2.3 on Cluster CPU + H9\n" in out, out
     text = zipfile.ZipFile("s.zip").read("archive.json").decode()
     (told,) = json.loads(text)["runs"]["runs/kapc/seed-3"]
-    assert told["versions"]["torchvision"] == "0.9" and told["machine"]["cores"] == start["machine"]["cores"]
+    assert (
+        told["versions"]["torchvision"] == "0.9"
+        and told["machine"]["cores"] == start["machine"]["cores"]
+    )
     assert "secret" not in text and str(tmp_path) not in text and start["started"] not in text
     # What the archive says of the weights is what is held against: here it says another run's.
     config = Path("s/runs/kapc/seed-3/config.yaml")
@@ -265,7 +335,10 @@ def test_a_cell_comes_to_the_same_bits_again(
     wanted += "relation (round-0001.npz, round-0002.npz), summary.json (final_mean_accuracy, "
     assert wanted in err.splitlines()[-1]
     now = f"torch {start['versions']['torch']} on {start['machine']['processor']}"
-    assert f"it was trained with torch 1.2.3 on Cluster CPU + H9, and run again with {now}" in err.splitlines()[-1]
+    assert (
+        f"it was trained with torch 1.2.3 on Cluster CPU + H9, and run again with {now}"
+        in err.splitlines()[-1]
+    )
 
 
 def test_relation_and_summary_are_held_against_a_rerun(study: Path, tmp_path: Path) -> None:
@@ -279,12 +352,31 @@ def test_relation_and_summary_are_held_against_a_rerun(study: Path, tmp_path: Pa
         content = json.loads((path / "summary.json").read_text())
         (path / "summary.json").write_text(json.dumps({**content, **values}))
 
-    told(run, mean_best_accuracy=math.nan, wall_seconds=1.0, version="0.0.9", world_size=1, best_checkpoint_round=1)
-    told(again, mean_best_accuracy=math.nan, wall_seconds=2.0, version="0.1.0", world_size=2, best_checkpoint_round=2)
+    told(
+        run,
+        mean_best_accuracy=math.nan,
+        wall_seconds=1.0,
+        version="0.0.9",
+        world_size=1,
+        best_checkpoint_round=1,
+    )
+    told(
+        again,
+        mean_best_accuracy=math.nan,
+        wall_seconds=2.0,
+        version="0.1.0",
+        world_size=2,
+        best_checkpoint_round=2,
+    )
     assert archive.differences(again, run, None) == []
-    RunFolder(run).write_relation(2, RelationView(np.full_like(cube, 0.123), [0, 1, 2], ["a", "b"], [0, 1]))
+    RunFolder(run).write_relation(
+        2, RelationView(np.full_like(cube, 0.123), [0, 1, 2], ["a", "b"], [0, 1])
+    )
     told(run, final_mean_accuracy=0.999)
     wanted = ["relation (round-0002.npz)", "summary.json (final_mean_accuracy)"]
     assert archive.differences(again, run, None) == wanted
     (again / "relation/round-0001.npz").unlink()
-    assert archive.differences(again, run, None) == ["relation (round-0001.npz, round-0002.npz)", wanted[1]]
+    assert archive.differences(again, run, None) == [
+        "relation (round-0001.npz, round-0002.npz)",
+        wanted[1],
+    ]

@@ -19,9 +19,13 @@ from fl_lightning.results import owncode
 from .conftest import MakeRun
 
 SMALL = {
-    "fabric.accelerator": "cpu", "data.fraction": 0.4, "model": {"hidden": [16]}, "federation.clients": 4,
-    "federation.local_epochs": 1, "federation.rounds": 1,
-}  # fmt: skip
+    "fabric.accelerator": "cpu",
+    "data.fraction": 0.4,
+    "model": {"hidden": [16]},
+    "federation.clients": 4,
+    "federation.local_epochs": 1,
+    "federation.rounds": 1,
+}
 METHOD = '''
 from dataclasses import dataclass
 from fl_lightning.methods import Method
@@ -31,13 +35,18 @@ from {name}_steps import SIGN
 class Mine(Method):
     """FedAvg by another name."""
 '''
-SLURM = {"sbatch": 'cp "$1" got; echo Submitted batch job 42', "sinfo": "exit 1", "squeue": "exit 0"}
+SLURM = {
+    "sbatch": 'cp "$1" got; echo Submitted batch job 42',
+    "sinfo": "exit 1",
+    "squeue": "exit 0",
+}
 Ask = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ask:
-    """Runs a command in a folder with a study of a method of one's own, as a new process would; code, out, err."""
+    """Runs a command in a folder with a study of a method of one's own, as a new process would;
+    code, out, err."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # edits within a second of one another
@@ -45,7 +54,12 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     def run(words: str, **changes: Any) -> tuple[int, str, str]:
         for name in [name for name in sys.modules if name.startswith("fl_own_study")]:
             del sys.modules[name]
-        asked = {"base": ["kapc_exact_digits", SMALL], "methods": ["fl_own_study.Mine"], "seeds": [0], "forced": False}
+        asked = {
+            "base": ["kapc_exact_digits", SMALL],
+            "methods": ["fl_own_study.Mine"],
+            "seeds": [0],
+            "forced": False,
+        }
         Path("study.yaml").write_text(yaml.safe_dump(asked | changes))
         capfd.readouterr()
         code = main(shlex.split(words))
@@ -69,8 +83,13 @@ def test_seeds_that_are_added_after_an_edit_are_refused(ask: Ask, tmp_path: Path
     before = (tmp_path / "s/study.json").read_bytes()
     code, _, err = ask(line, seeds=[0, 1])
     assert (code, err.count("\n")) == (2, 1)
-    assert "code: 'fl_own_study_steps.py' is not allowed; runs in s were trained with another version" in err
-    assert (tmp_path / "s/study.json").read_bytes() == before and not list(tmp_path.glob("s/runs/*/seed-1"))
+    assert (
+        "code: 'fl_own_study_steps.py' is not allowed; runs in s were trained with another version"
+        in err
+    )
+    assert (tmp_path / "s/study.json").read_bytes() == before and not list(
+        tmp_path.glob("s/runs/*/seed-1")
+    )
     # A row of another method, with models and data of the package's, has nothing to do with it.
     assert ask(line, methods=["fl_own_study.Mine", "fedavg"])[0] == 0
     assert len(list(tmp_path.glob("s/runs/fedavg/seed-*/summary.json"))) == 1
@@ -78,13 +97,19 @@ def test_seeds_that_are_added_after_an_edit_are_refused(ask: Ask, tmp_path: Path
     both = {"methods": ["fl_own_study.Mine", "fedavg"]}
     assert ask(f"{line} --accept-changed-code", seeds=[0, 1], **both)[0] == 0
     assert ask(line, seeds=[0, 1, 2], **both)[0] == 0
-    texts = [(tmp_path / f"s/runs/mine/seed-{k}/source/fl_own_study_steps.py").read_text() for k in (0, 1, 2)]
+    texts = [
+        (tmp_path / f"s/runs/mine/seed-{k}/source/fl_own_study_steps.py").read_text()
+        for k in (0, 1, 2)
+    ]
     assert texts == ["SIGN = 1\n", "SIGN = -1\n", "SIGN = -1\n"]
     code, out, err = ask("compare s")
     assert code == 0, err
     said = " ".join(out.split())
     assert "mine: its runs were trained with 2 versions of fl_own_study_steps.py" in said
-    first, second = (owncode.recorded(tmp_path / f"s/runs/mine/seed-{k}")["fl_own_study_steps.py"] for k in (0, 1))
+    first, second = (
+        owncode.recorded(tmp_path / f"s/runs/mine/seed-{k}")["fl_own_study_steps.py"]
+        for k in (0, 1)
+    )
     assert f"seeds 0 with {first[:8]}; seeds 1, 2 with {second[:8]}" in said
     assert ask("archive s")[0] == 0
     line_of = next(part for part in out.splitlines() if part.startswith("mine: its runs"))
@@ -100,12 +125,16 @@ def test_a_model_is_every_rows(ask: Ask, tmp_path: Path) -> None:
     base = ["kapc_exact_digits", {**SMALL, "model": "fl_own_study_net.Net"}]
     assert ask("study study.yaml --out s --workers 1", base=base, methods=["fedper"])[0] == 0
     Path("fl_own_study_net.py").write_text(f"{model}# edited\n")
-    code, _, err = ask("study study.yaml --out s --workers 1", base=base, methods=["fedper", "fedavg"])
+    code, _, err = ask(
+        "study study.yaml --out s --workers 1", base=base, methods=["fedper", "fedavg"]
+    )
     assert code == 2 and "code: 'fl_own_study_net.py' is not allowed" in err
 
 
 @pytest.mark.slow
-def test_a_run_of_a_study_that_was_broken_off_tells_its_versions_by_round(ask: Ask, tmp_path: Path) -> None:
+def test_a_run_of_a_study_that_was_broken_off_tells_its_versions_by_round(
+    ask: Ask, tmp_path: Path
+) -> None:
     line = "study study.yaml --out s --workers 1"
     run = tmp_path / "s/runs/mine/seed-0"
     assert ask(line)[0] == 0
@@ -139,7 +168,11 @@ def test_a_job_that_waits_in_a_queue_is_held_to_what_was_submitted(
     fit = "fit --resume --out s/runs/mine --name seed-0"
     edit(-1)
     code, _, err = ask(fit)
-    assert code == 2 and "code: 'fl_own_study_steps.py' is not allowed; it has changed since s/runs/mine/seed-0" in err
+    assert (
+        code == 2
+        and "code: 'fl_own_study_steps.py' is not allowed; it has changed since s/runs/mine/seed-0"
+        in err
+    )
     assert ask(line)[0] == 0  # nothing of it had run: submitted again it is the new version
     assert "accept_changed_code" not in (tmp_path / "got").read_text()
     assert ask(fit)[0] == 0
@@ -157,7 +190,10 @@ def test_trials_of_one_search_have_one_code(ask: Ask, tmp_path: Path) -> None:
     edit(-1)
     code, _, err = ask(line)
     assert (code, err.count("\n")) == (2, 1)
-    assert "code: 'fl_own_study_steps.py' is not allowed; the trials in t began with another version" in err
+    assert (
+        "code: 'fl_own_study_steps.py' is not allowed; the trials in t began with another version"
+        in err
+    )
     assert ask(f"{line} --accept_changed_code")[0] == 0
     assert ask(line)[0] == 0
 
@@ -171,7 +207,10 @@ def versioned(run: Path, digest: str) -> Path:
 
 
 def test_runs_of_a_row_with_different_code_are_refused(
-    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_run: MakeRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for seed, digest in ((0, "aaaaaaaaaa"), (1, "bbbbbbbbbb")):
@@ -182,7 +221,9 @@ def test_runs_of_a_row_with_different_code_are_refused(
     err = capsys.readouterr().err
     assert "compare: 'mine' is not allowed; its runs were trained with 2 versions of mine.py" in err
     assert main([*words, "--accept_changed_code"]) == 0
-    assert "seeds 0 with aaaaaaaa; seeds 1 with bbbbbbbb" in " ".join(capsys.readouterr().out.split())
+    assert "seeds 0 with aaaaaaaa; seeds 1 with bbbbbbbb" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_a_report_on_a_study_of_different_code(

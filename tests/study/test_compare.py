@@ -29,8 +29,11 @@ Plan = list[tuple[str, dict[str, Any], int, Any, dict[str, Any]]]
 LOCAL, OURS = [0.5, 0.6, 0.7, 0.8], [0.6, 0.7, 0.8, 0.7]
 
 
-def plan(seeds: int, gains: dict[str, float] | None = None, settings: tuple[float, ...] = (0.1,)) -> Plan:
-    """`local`, and further methods whose clients are all better by a gain and something of their seed and setting."""
+def plan(
+    seeds: int, gains: dict[str, float] | None = None, settings: tuple[float, ...] = (0.1,)
+) -> Plan:
+    """`local`, and further methods whose clients are all better by a gain and something of their
+    seed and setting."""
     found: Plan = []
     for alpha in settings:
         setting = {"data.alpha": alpha} if len(settings) > 1 else {}
@@ -56,17 +59,28 @@ def row(found: Compared, method: str, setting: str = "") -> Row:
 
 def test_a_row_by_hand(make_study: MakeStudy) -> None:
     found = compared(
-        make_study([
-            ("local", {}, 0, LOCAL, {}), ("kapc", {}, 0, OURS, {}),
-            ("local", {}, 1, LOCAL, {}), ("kapc", {}, 1, [0.5, 0.6, 0.7, 0.9], {}),
-        ])
-    )  # fmt: skip
+        make_study(
+            [
+                ("local", {}, 0, LOCAL, {}),
+                ("kapc", {}, 0, OURS, {}),
+                ("local", {}, 1, LOCAL, {}),
+                ("kapc", {}, 1, [0.5, 0.6, 0.7, 0.9], {}),
+            ]
+        )
+    )
     ours, local = row(found, "kapc"), row(found, "local")
-    assert (ours.judge, ours.seeds, ours.runs, ours.pairs, ours.baseline) == ("after", 2, 2, 2, "local")
+    assert (ours.judge, ours.seeds, ours.runs, ours.pairs, ours.baseline) == (
+        "after",
+        2,
+        2,
+        2,
+        "local",
+    )
     assert ours.mean == pytest.approx((0.7 + 0.675) / 2)
     assert ours.std == pytest.approx(np.std([0.7, 0.675], ddof=1))
     assert ours.worst_tenth == pytest.approx((0.6 + 0.5) / 2)
-    assert ours.harmed == pytest.approx(0.125)  # one client of four with one seed; equal ones are not harmed
+    # one client of four with one seed; equal ones are not harmed
+    assert ours.harmed == pytest.approx(0.125)
     assert ours.difference == pytest.approx((0.05 + 0.025) / 2)
     wanted = statistics.interval([[np.array([0.1, 0.1, 0.1, -0.1])], [np.array([0, 0, 0, 0.1])]])
     assert (ours.low, ours.high) == pytest.approx(wanted[:2])
@@ -88,9 +102,14 @@ def test_runs_on_other_samples_are_no_pair(make_study: MakeStudy) -> None:
 def test_as_many_right_answers_are_a_tie(make_study: MakeStudy) -> None:
     """Scores are float32, and of other clients' right answers they add up to something else."""
     ours, theirs = (
-        [float(np.float32(right) / np.float32(36)) for right in clients] for clients in ((10, 12, 14), (11, 11, 14))
+        [float(np.float32(right) / np.float32(36)) for right in clients]
+        for clients in ((10, 12, 14), (11, 11, 14))
     )
-    listed = [(label, {}, s, scores, {}) for s in range(6) for label, scores in (("local", theirs), ("kapc", ours))]
+    listed = [
+        (label, {}, s, scores, {})
+        for s in range(6)
+        for label, scores in (("local", theirs), ("kapc", ours))
+    ]
     kapc = row(compared(make_study(listed)), "kapc")
     assert (kapc.wins, kapc.ties, kapc.losses, kapc.p, kapc.star) == (0, 6, 0, 1.0, "")
     assert kapc.harmed == pytest.approx(1 / 3)
@@ -108,7 +127,9 @@ def test_two_seeds_with_the_same_difference_are_not_certain(make_study: MakeStud
 def test_seeds_with_equal_differences_have_no_interval(make_study: MakeStudy, seeds: int) -> None:
     """It would have no width, as if nothing were uncertain."""
     listed = [("local", {}, s, [score - 0.01 * s for score in LOCAL], {}) for s in range(seeds)]
-    listed += [("kapc", {}, s, [score + 0.1 for score in scores], {}) for _, _, s, scores, _ in listed]
+    listed += [
+        ("kapc", {}, s, [score + 0.1 for score in scores], {}) for _, _, s, scores, _ in listed
+    ]
     ours = row(compared(make_study(listed)), "kapc")
     assert ours.difference == pytest.approx(0.1)
     assert (ours.low, ours.high) == (None, None)
@@ -137,7 +158,9 @@ def test_over_settings_a_seed_is_tested_as_one(make_study: MakeStudy) -> None:
     """All six pairs are won, but by two seeds, which differ more than they gain."""
     gains = {0: 0.01, 1: 0.2}
     listed = [("local", {"data.alpha": a}, s, LOCAL, {}) for a in (0.1, 0.2, 0.3) for s in gains]
-    listed += [("kapc", at, s, [score + gains[s] for score in LOCAL], {}) for _, at, s, _, _ in listed]
+    listed += [
+        ("kapc", at, s, [score + gains[s] for score in LOCAL], {}) for _, at, s, _, _ in listed
+    ]
     whole = row(compared(make_study(listed)), "kapc", ALL)
     assert (whole.pairs, whole.wins) == (6, 6)
     assert whole.p == pytest.approx(stats.ttest_1samp([0.01, 0.2], 0).pvalue)
@@ -148,7 +171,10 @@ def test_one_seed_in_many_settings_has_no_star_either(make_study: MakeStudy) -> 
     found = compared(make_study(plan(1, settings=tuple(k / 10 for k in range(1, 9)))))
     whole = row(found, "kapc", ALL)
     assert (whole.pairs, whole.p, whole.star) == (8, None, "")
-    assert any("one seed says nothing of others" in note and "2 seeds in each of 8" in note for note in found.notes)
+    assert any(
+        "one seed says nothing of others" in note and "2 seeds in each of 8" in note
+        for note in found.notes
+    )
 
 
 @pytest.mark.parametrize(("seeds", "p"), [(5, None), (6, 2 / 2**6)])
@@ -170,7 +196,8 @@ def test_over_settings_seeds_are_means_and_pairs_are_tested(make_study: MakeStud
     whole = row(found, "kapc", ALL)
     single = [row(found, "kapc", f"data.alpha={alpha}") for alpha in (0.1, 0.3)]
     assert [one.p for one in single] == [None, None]
-    assert (whole.seeds, whole.pairs, whole.p, whole.star) == (3, 6, 2 / 2**6, "*")  # over seeds p is 0.002
+    # over seeds p is 0.002
+    assert (whole.seeds, whole.pairs, whole.p, whole.star) == (3, 6, 2 / 2**6, "*")
     assert whole.mean == pytest.approx(np.mean([one.mean for one in single]))
     differences = [0.1 * (1 + 0.1 * seed + 0.2) for seed in range(3)]
     assert whole.difference == pytest.approx(np.mean(differences))
@@ -190,13 +217,22 @@ def test_the_baseline_is_the_row_called_local_and_harm_is_against_it(make_study:
 
 def test_judges_have_rows_of_their_own(make_study: MakeStudy) -> None:
     """Two cells of one run: its scores after local training, and after fine-tuning."""
-    both = {"judges": {"fedavg after": "after", "fedavg finetuned": "finetuned"}, "others": {"finetuned": [0.9] * 4}}
-    cells_of = [("local", {}, 0, LOCAL, {}), ("fedavg", {}, 0, OURS, both), ("kapc", {}, 0, OURS, {})]
+    both = {
+        "judges": {"fedavg after": "after", "fedavg finetuned": "finetuned"},
+        "others": {"finetuned": [0.9] * 4},
+    }
+    cells_of = [
+        ("local", {}, 0, LOCAL, {}),
+        ("fedavg", {}, 0, OURS, both),
+        ("kapc", {}, 0, OURS, {}),
+    ]
     found = compared(make_study(cells_of))
     assert [(one.judge, one.method, one.baseline) for one in found.rows] == [
-        ("after", "local", None), ("after", "fedavg after", "local"), ("after", "kapc", "local"),
+        ("after", "local", None),
+        ("after", "fedavg after", "local"),
+        ("after", "kapc", "local"),
         ("finetuned", "fedavg finetuned", None),
-    ]  # fmt: skip
+    ]
     assert row(found, "fedavg finetuned").mean == pytest.approx(0.9)
     assert row(found, "fedavg after").mean == pytest.approx(0.7)
     assert row(found, "fedavg finetuned").harmed == 0  # against local training, whatever the judge
@@ -206,8 +242,16 @@ def test_judges_have_rows_of_their_own(make_study: MakeStudy) -> None:
 def test_costs_up_to_a_target(make_study: MakeStudy) -> None:
     study = make_study(plan(2, {"kapc": 0.2}))  # local has 0.65 in the end
     found = compared(study, target=0.4)
-    assert (row(found, "kapc").mib, row(found, "kapc").seconds, row(found, "kapc").reached) == (2.0, 3.0, 2)
-    assert (row(found, "local").mib, row(found, "local").seconds, row(found, "local").reached) == (4.0, 6.0, 2)
+    assert (row(found, "kapc").mib, row(found, "kapc").seconds, row(found, "kapc").reached) == (
+        2.0,
+        3.0,
+        2,
+    )
+    assert (row(found, "local").mib, row(found, "local").seconds, row(found, "local").reached) == (
+        4.0,
+        6.0,
+        2,
+    )
     never = row(compared(study, target=0.88), "kapc")  # with one of two seeds
     assert (never.reached, never.mib, never.seconds) == (1, None, None)
     assert "1 of 2 reached" in sheet.table(tables.sheet_of(compared(study, target=0.88)))
@@ -219,17 +263,32 @@ def test_seconds_are_without_scoring(make_study: MakeStudy) -> None:
     for seed in (0, 1):
         file = study / f"runs/all/kapc/seed-{seed}/metrics.csv"
         head, *lines = file.read_text().splitlines()
-        file.write_text("\n".join([f"{head},seconds_evaluation", *(f"{line},1.0" for line in lines), ""]))
-    assert (row(compared(study), "kapc").seconds, row(compared(study), "local").seconds) == (4.0, 6.0)
+        file.write_text(
+            "\n".join([f"{head},seconds_evaluation", *(f"{line},1.0" for line in lines), ""])
+        )
+    assert (row(compared(study), "kapc").seconds, row(compared(study), "local").seconds) == (
+        4.0,
+        6.0,
+    )
     assert row(compared(study, target=0.4), "kapc").seconds == 2.0
-    assert "time: of the rounds, without scoring (2 of 4 runs do not tell it apart)" in compared(study).notes
+    assert (
+        "time: of the rounds, without scoring (2 of 4 runs do not tell it apart)"
+        in compared(study).notes
+    )
 
 
-def test_clients_that_not_all_methods_scored_are_left_out_and_it_is_said(make_study: MakeStudy) -> None:
-    found = compared(make_study([("local", {}, 0, LOCAL, {}), ("kapc", {}, 0, [0.6, 0.7, 0.8], {})]))
+def test_clients_that_not_all_methods_scored_are_left_out_and_it_is_said(
+    make_study: MakeStudy,
+) -> None:
+    found = compared(
+        make_study([("local", {}, 0, LOCAL, {}), ("kapc", {}, 0, [0.6, 0.7, 0.8], {})])
+    )
     assert row(found, "local").mean == pytest.approx(0.6)  # without the last client
     assert row(found, "kapc").difference == pytest.approx(0.1)
-    assert any("1 of 1 settings and seeds not all methods scored the same clients" in note for note in found.notes)
+    assert any(
+        "1 of 1 settings and seeds not all methods scored the same clients" in note
+        for note in found.notes
+    )
 
 
 def test_ranks_over_settings(make_study: MakeStudy) -> None:
@@ -243,7 +302,10 @@ def test_ranks_over_settings(make_study: MakeStudy) -> None:
     assert "Friedman over 8 settings" in sheet.table(tables.sheet_of(found))
     few = compared(make_study(plan(1, {"kapc": 0.2, "fedper": 0.1}, settings[:5]), name="few"))
     assert few.ranks == []
-    assert any("no Friedman test: it wants 6 settings" in note and "here 5 and 3" in note for note in few.notes)
+    assert any(
+        "no Friedman test: it wants 6 settings" in note and "here 5 and 3" in note
+        for note in few.notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,7 +318,9 @@ def test_ranks_over_settings(make_study: MakeStudy) -> None:
         ("final.csv", "client,accuracy\n0,0.5\n", "its final.csv lacks clients"),
     ],
 )
-def test_a_damaged_run_is_left_out_and_named(file: str, text: str, what: str, make_study: MakeStudy, capsys) -> None:
+def test_a_damaged_run_is_left_out_and_named(
+    file: str, text: str, what: str, make_study: MakeStudy, capsys
+) -> None:
     """It was called unfinished, or scores of its last round stood for those of its end."""
     study = make_study(plan(2))
     run = study / "runs/all/kapc/seed-1"
@@ -264,31 +328,47 @@ def test_a_damaged_run_is_left_out_and_named(file: str, text: str, what: str, ma
     (run / "summary.json").write_text(json.dumps(summary | {"clients": 4}))
     (run / file).write_text(text)
     found, notes = cells.read([study])
-    whole = f"left out: 1 of 4 runs are damaged; the first: {run}: {what}: delete its folder to train it again"
+    whole = (
+        f"left out: 1 of 4 runs are damaged; the first: {run}: {what}: delete its folder to train "
+        f"it again"
+    )
     assert notes == [whole]
     assert row(compare(found), "kapc").seeds == 1
     assert main(["archive", str(study)]) == 2
-    assert f"archive: {str(run)!r} is not allowed; {what}; delete the folder" in capsys.readouterr().err
+    assert (
+        f"archive: {str(run)!r} is not allowed; {what}; delete the folder"
+        in capsys.readouterr().err
+    )
     assert not study.with_suffix(".zip").exists()
 
 
 def test_clients_that_failed_are_counted_below_the_table(make_study: MakeStudy) -> None:
     study = make_study(plan(2))
-    lines = ["2,1,upload,its upload is not finite,skipped", "2,3,upload,its upload is not finite,retried"]
+    lines = [
+        "2,1,upload,its upload is not finite,skipped",
+        "2,3,upload,its upload is not finite,retried",
+    ]
     for seed, listed in enumerate((lines, lines[1:])):
         file = study / f"runs/all/kapc/seed-{seed}/failures.csv"
         file.write_text("\n".join(["round,client,stage,reason,outcome", *listed, ""]))
     _, notes = cells.read([study])
-    assert notes == ["clients failed, and runs went on without them: 1 visits in 1 of 4 runs, see their failures.csv"]
+    assert notes == [
+        "clients failed, and runs went on without them: 1 visits in 1 of 4 runs, see their "
+        "failures.csv"
+    ]
 
 
 def test_a_row_whose_runs_failed_is_named(make_study: MakeStudy) -> None:
-    study = make_study([*plan(2), ("kapc", {}, 2, None, {}), ("local", {}, 2, None, {}), ("kapc", {}, 3, None, {})])
-    failed = {f"runs/all/kapc/seed-{seed}": "not finite" for seed in (1, 3)}  # seed 1 has ended since
+    study = make_study(
+        [*plan(2), ("kapc", {}, 2, None, {}), ("local", {}, 2, None, {}), ("kapc", {}, 3, None, {})]
+    )
+    # seed 1 has ended since
+    failed = {f"runs/all/kapc/seed-{seed}": "not finite" for seed in (1, 3)}
     (study / "failures.json").write_text(json.dumps(failed))
     _, notes = cells.read([study])
     assert notes == [
-        "left out: 1 of 7 runs failed (kapc 1); the first: not finite; a row is a mean over those that ended",
+        "left out: 1 of 7 runs failed (kapc 1); the first: not finite; a row is a mean over those "
+        "that ended",
         "unfinished: 2 of 7 runs have not ended and are left out",
     ]
 
@@ -299,12 +379,15 @@ def test_seeds_that_differ_alike_are_not_called_one(make_study: MakeStudy) -> No
     for seeds, starts in ((8, []), (2, ["stars: p corrected for all 1 comparisons"])):
         notes = compared(make_study(listed[: 2 * seeds], f"of-{seeds}")).notes
         assert [
-            note[: len(start)] for note, start in zip([n for n in notes if "stars: " in n], starts, strict=True)
+            note[: len(start)]
+            for note, start in zip([n for n in notes if "stars: " in n], starts, strict=True)
         ] == starts
 
 
 def test_columns_of_a_label_with_commas_can_be_chosen(make_study: MakeStudy) -> None:
-    path = make_study([("local", {}, 0, LOCAL, {}), ("fedper, slow", {}, 0, OURS, {"method": "fedper"})])
+    path = make_study(
+        [("local", {}, 0, LOCAL, {}), ("fedper, slow", {}, 0, OURS, {"method": "fedper"})]
+    )
     whole = clients.sheet_of(cells.read([path])[0])
     chosen = sheet.choose(whole, "seeds,fedper, slow-difference,alone, fedper, slow")
     assert chosen.keys == ["client", "seeds", "fedper, slow-difference", "alone", "fedper, slow"]
@@ -317,12 +400,16 @@ def test_means_over_clients_that_never_took_part_are_named(make_run: MakeRun) ->
     paths = [make_run("ours", OURS), make_run("alone", LOCAL, "local")]
     for path in paths:
         summary = json.loads((path / "summary.json").read_text())
-        (path / "summary.json").write_text(json.dumps(summary | {"final_kinds": {"after": 3, "before": 1}}))
+        (path / "summary.json").write_text(
+            json.dumps(summary | {"final_kinds": {"after": 3, "before": 1}})
+        )
     (note, *_) = compared(*paths).notes
     assert note.endswith("1 of 4 clients before it: they never took part (2 runs)")
 
 
-def test_where_nothing_is_left_to_compare_with_it_is_said_what_was_left_out(make_run: MakeRun, capsys) -> None:
+def test_where_nothing_is_left_to_compare_with_it_is_said_what_was_left_out(
+    make_run: MakeRun, capsys
+) -> None:
     ours, alone = make_run("ours", OURS, ended=False), make_run("alone", LOCAL, "local")
     assert main(["compare", str(ours), str(alone)]) == 2
     left_out, error = capsys.readouterr().err.splitlines()
@@ -334,9 +421,13 @@ def test_where_nothing_is_left_to_compare_with_it_is_said_what_was_left_out(make
     assert "its config.yaml names no seed" in capsys.readouterr().err
 
 
-def test_the_page_on_a_study_of_regressions_is_that_of_its_runs(make_study: MakeStudy, capsys) -> None:
+def test_the_page_on_a_study_of_regressions_is_that_of_its_runs(
+    make_study: MakeStudy, capsys
+) -> None:
     """Methods are not compared by errors, and the refusal names the report."""
-    path = make_study([(*cell[:4], {"config": {"data": {"task": "regression"}}}) for cell in plan(1)])
+    path = make_study(
+        [(*cell[:4], {"config": {"data": {"task": "regression"}}}) for cell in plan(1)]
+    )
     (path / "study.yaml").write_text("base: {data: {task: regression}}")
     assert main(["compare", str(path)]) == 2
     assert "see fl-train report" in capsys.readouterr().err
@@ -348,10 +439,14 @@ def test_the_page_on_a_study_of_regressions_is_that_of_its_runs(make_study: Make
     ("failed", "note"),
     [
         (False, "unfinished: 1 of 4 runs have not ended and are left out"),
-        (True, "left out: 1 of 4 runs failed (fedavg after and fedavg finetuned 1); the first: not finite; a row is a "
-               "mean over those that ended"),
+        (
+            True,
+            "left out: 1 of 4 runs failed (fedavg after and fedavg finetuned 1); the first: not "
+            "finite; a row is a "
+            "mean over those that ended",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_run_of_two_rows_is_counted_once(failed: bool, note: str, make_study: MakeStudy) -> None:
     judges = {"judges": {"fedavg after": "after", "fedavg finetuned": "finetuned"}}
     two = {**judges, "others": {"finetuned": OURS}}
@@ -373,11 +468,14 @@ def test_a_run_of_two_rows_is_counted_once(failed: bool, note: str, make_study: 
 
 def test_a_target_says_how_often_runs_were_scored(make_study: MakeStudy) -> None:
     every = [{"config": {"evaluation": {"every": n, "judge": "after"}}} for n in (1, 3)]
-    study = make_study([("local", {}, 0, LOCAL, dict(every[0])), ("kapc", {}, 0, OURS, dict(every[1]))])
+    study = make_study(
+        [("local", {}, 0, LOCAL, dict(every[0])), ("kapc", {}, 0, OURS, dict(every[1]))]
+    )
     [note] = [note for note in compared(study, target=0.4).notes if note.startswith("target: ")]
     assert "scored every 1 to 3 rounds" in note and "2 rounds too late" in note
     assert not any(
-        "scored every" in note for note in compared(study).notes + compared(make_study(plan(2), "a"), target=0.4).notes
+        "scored every" in note
+        for note in compared(study).notes + compared(make_study(plan(2), "a"), target=0.4).notes
     )
 
 
@@ -385,7 +483,10 @@ def test_nothing_is_bold_where_methods_have_not_the_same_seeds(make_study: MakeS
     """The best mean may be that of the seeds that another method lacks."""
     listed = plan(3, {"kapc": 0.1, "fedper": 0.05})
     assert compared(make_study(listed)).best == {("after", ""): "kapc"}
-    assert compared(make_study([one for one in listed if one[:3] != ("fedper", {}, 2)], "less")).best == {}
+    assert (
+        compared(make_study([one for one in listed if one[:3] != ("fedper", {}, 2)], "less")).best
+        == {}
+    )
 
 
 def test_what_has_not_ended_is_left_out_and_counted(make_study: MakeStudy) -> None:
@@ -403,10 +504,18 @@ def test_what_has_not_ended_is_left_out_and_counted(make_study: MakeStudy) -> No
 
 def test_labels_seeds_and_settings_are_read_off_run_folders(make_run: MakeRun) -> None:
     runs = [
-        make_run(f"{method}-{lam}-{seed}-{alpha}", OURS if method == "kapc" else LOCAL, method, seed,
-                 arguments={"lam": lam, "beta": 1}, config={"data": {"alpha": alpha, "root": f"/{seed}"}})
-        for method, lam in (("local", 0), ("kapc", 0.1), ("kapc", 0.5)) for seed in (0, 1) for alpha in (0.1, 0.3)
-    ]  # fmt: skip
+        make_run(
+            f"{method}-{lam}-{seed}-{alpha}",
+            OURS if method == "kapc" else LOCAL,
+            method,
+            seed,
+            arguments={"lam": lam, "beta": 1},
+            config={"data": {"alpha": alpha, "root": f"/{seed}"}},
+        )
+        for method, lam in (("local", 0), ("kapc", 0.1), ("kapc", 0.5))
+        for seed in (0, 1)
+        for alpha in (0.1, 0.3)
+    ]
     found = compared(*runs)
     assert {(one.setting, one.method) for one in found.rows} == {
         (setting, method)
@@ -434,7 +543,9 @@ def test_all_by_one_judge(make_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize(("base", "kept"), [("auto", ["local"]), ("after", ["local", "kapc"])])
-def test_rows_with_a_judge_of_their_own_are_left_out_by_another(make_study: MakeStudy, base: str, kept: str) -> None:
+def test_rows_with_a_judge_of_their_own_are_left_out_by_another(
+    make_study: MakeStudy, base: str, kept: str
+) -> None:
     """Two runs of FedAvg, as where not everyone takes part; what the base says is no row's own."""
     scored = {"others": {"finetuned": [0.9] * 4, "before": [0.4] * 4}}
     listed = [("local", {}, s, LOCAL, {**scored, "configured": "auto"}) for s in (0, 1)]
@@ -451,8 +562,9 @@ def test_rows_with_a_judge_of_their_own_are_left_out_by_another(make_study: Make
 
     assert labels(None) == (["local", "kapc", "fedavg after", "FedAvg+FT"], [])
     assert labels("after") == (
-        ["local", "kapc", "fedavg after"], ["left out, since they are judged otherwise: FedAvg+FT"],
-    )  # fmt: skip
+        ["local", "kapc", "fedavg after"],
+        ["left out, since they are judged otherwise: FedAvg+FT"],
+    )
     after = ["fedavg after"] if base == "after" else []
     assert labels("finetuned")[0] == [*kept, *after, "FedAvg+FT"]
     assert labels("before")[0] == [*kept, *after]
@@ -462,21 +574,32 @@ def test_scores_of_the_last_round_alone_are_said_to_be_so(make_study: MakeStudy)
     """Of the same clients in all runs: the pairs do not show it."""
     others = {"others": {"before": [0.4] * 4}}
     study = make_study([("local", {}, 0, LOCAL, others), ("kapc", {}, 0, OURS, others)])
-    assert not any("last judged round alone" in note for note in compared(study, judge="before").notes)
+    assert not any(
+        "last judged round alone" in note for note in compared(study, judge="before").notes
+    )
     for label in ("local", "kapc"):
         file = study / f"runs/all/{label}/seed-0/clients.csv"
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:-2]))
     assert not any("last judged round alone" in note for note in compared(study).notes)
-    (said,) = [note for note in compared(study, judge="before").notes if "last judged round alone" in note]
+    (said,) = [
+        note for note in compared(study, judge="before").notes if "last judged round alone" in note
+    ]
     assert said.startswith("before local training: in 2 of 2 runs") and "(2 of 4)" in said
 
 
-def test_final_scores_are_of_the_runs_own_kind_where_some_clients_never_took_part(make_study: MakeStudy) -> None:
-    """Two of four are left with the model they began with: the four are no scores before training for that."""
-    study = make_study([(label, {}, 0, OURS, {"others": {"before": [0.4] * 4}}) for label in ("local", "kapc")])
+def test_final_scores_are_of_the_runs_own_kind_where_some_clients_never_took_part(
+    make_study: MakeStudy,
+) -> None:
+    """Two of four are left with the model they began with: the four are no scores before training
+    for that."""
+    study = make_study(
+        [(label, {}, 0, OURS, {"others": {"before": [0.4] * 4}}) for label in ("local", "kapc")]
+    )
     for label in ("local", "kapc"):
         file = study / f"runs/all/{label}/seed-0/summary.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"final_kinds": {"after": 2, "before": 2}}))
+        file.write_text(
+            json.dumps(json.loads(file.read_text()) | {"final_kinds": {"after": 2, "before": 2}})
+        )
     assert row(compared(study, judge="before"), "kapc").mean == pytest.approx(0.4)
     assert row(compared(study), "kapc").mean == pytest.approx(0.7)
 
@@ -484,14 +607,19 @@ def test_final_scores_are_of_the_runs_own_kind_where_some_clients_never_took_par
 # ---------------------------------------------------------------- what is written
 
 
-def test_csv_and_json_hold_every_number(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_and_json_hold_every_number(
+    make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
     study = make_study(plan(3))
     wanted = row(compared(study), "kapc")
     assert main(["compare", str(study), "--format", "csv"]) == 0
     out, err = capsys.readouterr()
     ours = list(csv.DictReader(io.StringIO(out)))[1]
-    assert {name: float(ours[name]) for name in ("mean", "std", "difference", "low", "high", "harmed")} == {
-        name: getattr(wanted, name) for name in ("mean", "std", "difference", "low", "high", "harmed")
+    assert {
+        name: float(ours[name]) for name in ("mean", "std", "difference", "low", "high", "harmed")
+    } == {
+        name: getattr(wanted, name)
+        for name in ("mean", "std", "difference", "low", "high", "harmed")
     }
     assert ours["p"] == ours["star"] == ""
     assert "stars: " in err  # CSV has no place for it
@@ -501,12 +629,19 @@ def test_csv_and_json_hold_every_number(make_study: MakeStudy, capsys: pytest.Ca
     assert any(note.startswith("intervals: 95%") for note in content["notes"])
 
 
-def test_latex_is_a_booktabs_tabular(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_latex_is_a_booktabs_tabular(
+    make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
     study = make_study(plan(6, {"kapc lam=0.1 a_b": 0.1}))
     assert main(["compare", str(study), "--format", "latex"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("%")]
     assert lines[0] == r"\begin{tabular}{lrrrrrrrrrr}"
-    assert [lines[1], lines[3], lines[-2], lines[-1]] == [r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}"]
+    assert [lines[1], lines[3], lines[-2], lines[-1]] == [
+        r"\toprule",
+        r"\midrule",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
     (ours,) = [line for line in lines if line.startswith("kapc")]
     assert ours.startswith(r"kapc lam=0.1 a\_b & 6 & ") and r"$\pm$" in ours and "* & [" in ours
     assert all(line.count(" & ") == 10 for line in (lines[2], ours))
@@ -528,7 +663,9 @@ def test_latex_has_minus_signs_glyphs_and_comments_of_one_line() -> None:
     assert rest.splitlines()[2] == " & ".join(wanted) + r" \\"
 
 
-def test_the_table_names_judge_baseline_and_units(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_names_judge_baseline_and_units(
+    make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["compare", str(make_study(plan(6)))]) == 0
     out = capsys.readouterr().out
     assert "judge: after local training; differences to local" in out
@@ -537,8 +674,11 @@ def test_the_table_names_judge_baseline_and_units(make_study: MakeStudy, capsys:
 
 
 @pytest.mark.slow
-def test_the_page_of_a_study_draws_intervals(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same for `compare --format html` and for `report`, where a study is given in place of runs."""
+def test_the_page_of_a_study_draws_intervals(
+    make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same for `compare --format html` and for `report`, where a study is given in place of
+    runs."""
     more = {"judge": "global", "method": "fedavg"}
     study = make_study([*plan(3), *(("fedavg", {}, seed, [0.5] * 4, more) for seed in range(3))])
     assert main(["compare", str(study), "--format", "html"]) == 0
@@ -556,20 +696,28 @@ def test_the_page_of_a_study_draws_intervals(make_study: MakeStudy, capsys: pyte
     assert (study / "report.html").read_text() == page
 
 
-def test_the_report_of_a_study_has_curves_and_a_forest_plot(make_study: MakeStudy, tmp_path: Path) -> None:
+def test_the_report_of_a_study_has_curves_and_a_forest_plot(
+    make_study: MakeStudy, tmp_path: Path
+) -> None:
     study = make_study(plan(3, {"kapc": 0.1, "fed<per>": 0.05}, (0.1, 0.3)))
     assert main(["report", str(study), "--figures", "svg"]) == 0
     page = (study / "report.html").read_text()
     assert len(re.findall("<figure>", page)) == 2
     (curves, forest) = re.findall("<figcaption>(.*?)</figcaption>", page)
-    assert curves.startswith("accuracy by round (after local training): mean over seeds; bands are one standard")
+    assert curves.startswith(
+        "accuracy by round (after local training): mean over seeds; bands are one standard"
+    )
     assert forest.startswith("paired differences (after local training): intervals of 95 %")
     folder = study / "report-figures"
     assert {file.name for file in folder.iterdir()} == {
-        "accuracy-by-round.svg", "differences-to-local.svg", "figures.json",
-    }  # fmt: skip
+        "accuracy-by-round.svg",
+        "differences-to-local.svg",
+        "figures.json",
+    }
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", (folder / "accuracy-by-round.svg").read_text())
-    assert {"data.alpha=0.1", "data.alpha=0.3", "local", "kapc", "round"} <= {text.strip("\u200b") for text in texts}
+    assert {"data.alpha=0.1", "data.alpha=0.3", "local", "kapc", "round"} <= {
+        text.strip("\u200b") for text in texts
+    }
     read_cells = cells.read([study])[0]
     forests = picture.draw(read_cells, compare(read_cells))["differences-to-local"][0].axes[:3]
     assert len({axes.get_xlim() for axes in forests}) == 1
@@ -586,9 +734,17 @@ def test_figures_of_the_report_before_are_replaced_and_other_files_stay(
     vector.keep(folder, "pdf", {"a": b"3"})
     (folder / "mine.svg").write_text("mine")
     assert vector.keep(folder, "svg", {"a": b"4"}) == [folder / "a.svg"]
-    assert {file.name for file in folder.iterdir()} == {"a.svg", "a.pdf", "mine.svg", "figures.json"}
-    (folder / "figures.json").write_text('["../study/study.json", "a.')  # damaged: what is in the way is nobody's
-    with pytest.raises(BadInput, match=r"a\.svg exists and is of no report before, and is not written over"):
+    assert {file.name for file in folder.iterdir()} == {
+        "a.svg",
+        "a.pdf",
+        "mine.svg",
+        "figures.json",
+    }
+    # damaged: what is in the way is nobody's
+    (folder / "figures.json").write_text('["../study/study.json", "a.')
+    with pytest.raises(
+        BadInput, match=r"a\.svg exists and is of no report before, and is not written over"
+    ):
         vector.keep(folder, "svg", {"a": b"5"})
     study = make_study(plan(2))
     (study / "report-figures").mkdir()
@@ -604,7 +760,9 @@ def test_curves_are_means_and_bands_over_seeds(make_study: MakeStudy) -> None:
     drawn = picture.draw(read_cells, compare(read_cells))
     (axes,) = drawn["accuracy-by-round"][0].axes
     ours = axes.lines[1]
-    means = [np.mean(cell.run.column("mean_accuracy")[1]) for cell in read_cells if cell.label == "kapc"]
+    means = [
+        np.mean(cell.run.column("mean_accuracy")[1]) for cell in read_cells if cell.label == "kapc"
+    ]
     assert list(ours.get_xdata()) == [1, 2] and ours.get_ydata()[1] == pytest.approx(np.mean(means))
     band = axes.collections[1].get_paths()[0].vertices
     at_end = band[band[:, 0] == 2][:, 1]
@@ -624,21 +782,36 @@ def test_one_judged_round_is_a_point_with_its_spread(make_study: MakeStudy) -> N
     read_cells = cells.read([study])[0]
     (axes,) = picture.draw(read_cells, compare(read_cells))["accuracy-by-round"][0].axes
     assert {line.get_marker() for line in axes.lines if len(line.get_xdata()) == 1} == {"o", "_"}
-    assert list(axes.get_xticks()) == [2] and len(axes.collections) == len(axes.containers) > 0  # bars of the spread
+    # bars of the spread
+    assert list(axes.get_xticks()) == [2] and len(axes.collections) == len(axes.containers) > 0
 
 
 def test_latex_with_chosen_columns_caption_and_the_best_in_bold(
     make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bold is a mean whose difference to the next best has an interval above 0: with one seed there is none."""
+    """Bold is a mean whose difference to the next best has an interval above 0: with one seed there
+    is none."""
     study = str(make_study(plan(3, {"kapc": 0.1, "fedper": 0.05})))
-    chosen = ["--format", "latex", "--columns", "mean,difference", "--caption", "Digits, 100 %", "--label", "tab:a"]
+    chosen = [
+        "--format",
+        "latex",
+        "--columns",
+        "mean,difference",
+        "--caption",
+        "Digits, 100 %",
+        "--label",
+        "tab:a",
+    ]
     assert main(["compare", study, *chosen]) == 0
     out = capsys.readouterr().out
     lines = [line for line in out.splitlines() if not line.startswith("%")]
     assert lines[:5] == [
-        r"\begin{table}", r"\centering", r"\caption{Digits, 100 \%}", r"\label{tab:a}", r"\begin{tabular}{lrr}",
-    ]  # fmt: skip
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{Digits, 100 \%}",
+        r"\label{tab:a}",
+        r"\begin{tabular}{lrr}",
+    ]
     assert lines[6] == r"method & mean $\pm$ std & difference \\" and lines[-1] == r"\end{table}"
     assert [line.split(" & ")[0] for line in lines if "textbf" in line] == ["kapc"]
     assert "% bold: the best mean, where the interval" in out
@@ -647,14 +820,20 @@ def test_latex_with_chosen_columns_caption_and_the_best_in_bold(
     assert "textbf" not in capsys.readouterr().out
     assert "no such column (did you mean mean?)" in refused([study, "--columns", "maen"], capsys)
     assert "csv has all columns" in refused([study, "--format", "csv", "--columns", "mean"], capsys)
-    assert "caption: 'x' is not allowed; it is for --format latex" in refused([study, "--caption", "x"], capsys)
+    assert "caption: 'x' is not allowed; it is for --format latex" in refused(
+        [study, "--caption", "x"], capsys
+    )
 
 
-def test_alone_is_over_all_seeds_of_a_client(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_alone_is_over_all_seeds_of_a_client(
+    make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Not over those of the method whose cells come first."""
     scores = [[0.1 * (seed + k) for k in range(4)] for seed in range(3)]
     listed = [("local", {}, seed, scores[seed], {}) for seed in range(3)]
-    study = make_study([("kapc", {}, 0, OURS, {}), *listed, *[("ditto", {}, seed, OURS, {}) for seed in range(3)]])
+    study = make_study(
+        [("kapc", {}, 0, OURS, {}), *listed, *[("ditto", {}, seed, OURS, {}) for seed in range(3)]]
+    )
     assert main(["compare", str(study), "--clients", "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     alone = [float(one["alone"]) for one in rows if one["client"] == "1"]
@@ -666,22 +845,36 @@ def test_alone_is_over_all_seeds_of_a_client(make_study: MakeStudy, capsys: pyte
 def test_a_row_for_each_client(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
     study = make_study(plan(3))
     for file in study.glob("runs/**/final.csv"):
-        rows = [["client", "train_samples", "test_samples", "name"], *([c, 10 + c, 5, f"site {c}"] for c in range(4))]
-        (file.parent / "split.csv").write_text("\n".join(",".join(map(str, one)) for one in rows) + "\n")
+        rows = [
+            ["client", "train_samples", "test_samples", "name"],
+            *([c, 10 + c, 5, f"site {c}"] for c in range(4)),
+        ]
+        (file.parent / "split.csv").write_text(
+            "\n".join(",".join(map(str, one)) for one in rows) + "\n"
+        )
     assert main(["compare", str(study), "--clients", "--format", "json"]) == 0
-    rows = {(one["name"], one["method"]): one for one in json.loads(capsys.readouterr().out)["rows"]}
+    rows = {
+        (one["name"], one["method"]): one for one in json.loads(capsys.readouterr().out)["rows"]
+    }
     ours = rows["site 2", "kapc"]
     assert (ours["train_samples"], ours["test_samples"], ours["seeds"]) == ([12], [5], 3)
     gains = [0.1 * (1 + 0.1 * seed + 0.1) for seed in range(3)]
     assert (ours["alone"], ours["mean"]) == pytest.approx((LOCAL[2], LOCAL[2] + np.mean(gains)))
     half = stats.t.ppf(0.975, 2) * np.std(gains, ddof=1) / np.sqrt(3)
     assert ours["difference"] == pytest.approx(np.mean(gains))
-    assert (ours["low"], ours["high"]) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
+    assert (ours["low"], ours["high"]) == pytest.approx(
+        (np.mean(gains) - half, np.mean(gains) + half)
+    )
     assert main(["compare", str(study), "--clients"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"site 2 +12 +5 +3 +70\.0 +82\.0 +\+12\.0 \[\+9\.5, \+14\.5\]", out)
-    assert "not corrected for the number of clients" in out and "other samples with each seed" not in out
-    (file.parent / "split.csv").write_text("client,train_samples,test_samples,name\n0,99,5,site 0\n")
+    assert (
+        "not corrected for the number of clients" in out
+        and "other samples with each seed" not in out
+    )
+    (file.parent / "split.csv").write_text(
+        "client,train_samples,test_samples,name\n0,99,5,site 0\n"
+    )
     assert "clients of" in (line := refused([study], capsys)) and "have other samples" in line
     for other in study.glob(f"runs/**/{file.parent.name}"):
         (other / "split.csv").write_text("client,train_samples,test_samples,name\n2,99,5,site 2\n")
@@ -690,10 +883,14 @@ def test_a_row_for_each_client(make_study: MakeStudy, capsys: pytest.CaptureFixt
     assert "leave out --clients" in refused([study, "--clients", "--target", "0.5"], capsys)
 
 
-def test_labels_that_are_columns_of_clients(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_that_are_columns_of_clients(
+    make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each column has a key of its own; `samples` is the head of another."""
     labels = ["alone", "client", "train", "test", "seeds", "samples", "X", "X-difference"]
-    study = make_study([("local", {}, 0, LOCAL, {}), *((label, {}, 0, OURS, {}) for label in labels)])
+    study = make_study(
+        [("local", {}, 0, LOCAL, {}), *((label, {}, 0, OURS, {}) for label in labels)]
+    )
     for form in ("table", "csv", "latex", "json", "html"):
         assert main(["compare", str(study), "--clients", "--format", form]) == 0
     capsys.readouterr()
@@ -701,7 +898,13 @@ def test_labels_that_are_columns_of_clients(make_study: MakeStudy, capsys: pytes
     keys, head = by_client.keys, by_client.head
     assert len(set(keys)) == len(keys) == len(set(head)) == len(head)
     assert {f"method:{label}" for label in labels} - {*keys} == {"method:X"}
-    words = ["compare", str(study), "--clients", "--columns", "alone,method:alone,X-difference,method:X-difference"]
+    words = [
+        "compare",
+        str(study),
+        "--clients",
+        "--columns",
+        "alone,method:alone,X-difference,method:X-difference",
+    ]
     assert main(words) == 0
     assert re.search(r"0 +50\.0 +60\.0 +\+10\.0 +60\.0 *\n", capsys.readouterr().out)
 
@@ -729,7 +932,8 @@ def test_the_critical_difference_picture(make_study: MakeStudy, tmp_path: Path) 
     (axes,) = draw_ranks(compared(study).ranks).axes
     texts = [text.get_text() for text in axes.texts]
     assert texts == ["kapc  1.00", "fedper  2.50", "local  4.00", "fedrep  2.50"]
-    assert sum(line.get_linewidth() == 4 for line in axes.lines) == 1  # fedper and fedrep are the same
+    # fedper and fedrep are the same
+    assert sum(line.get_linewidth() == 4 for line in axes.lines) == 1
     out = tmp_path / "cd.png"
     for _ in range(2):
         assert main(["compare", str(study), "--picture", str(out)]) == 0
@@ -747,7 +951,9 @@ def refused(words: list[Any], capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
-def test_flags_that_cannot_work(make_study: MakeStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_cannot_work(
+    make_study: MakeStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     study = make_study(plan(2))
     assert "baseline: 'locla' is not allowed; no such method (did you mean local?)" in refused(
         [study, "--baseline", "locla"], capsys
@@ -768,22 +974,39 @@ def test_flags_that_cannot_work(make_study: MakeStudy, tmp_path: Path, capsys: p
     ("keys", "refusal"),
     [
         ({"out": "a.csv"}, "out: 'a.csv' is not allowed; it is of the command's text"),
-        ({"format": "csv"}, "format: 'csv' is not"), ({"columns": "mean"}, "columns: 'mean' is not"),
-        ({"caption": "Digits"}, "caption: 'Digits' is not"), ({"label": "tab:digits"}, "label: 'tab:digits' is not"),
-        ({"clients": True, "target": 0.5}, "target: 0.5 is not allowed; it is of methods over seeds"),
-        ({"clients": True, "picture": "a.png"}, "picture: 'a.png' is not allowed; it is of methods over seeds"),
-        ({"picture": "mine.png"}, "picture: 'mine.png' is not allowed; it exists and is no comparison"),
+        ({"format": "csv"}, "format: 'csv' is not"),
+        ({"columns": "mean"}, "columns: 'mean' is not"),
+        ({"caption": "Digits"}, "caption: 'Digits' is not"),
+        ({"label": "tab:digits"}, "label: 'tab:digits' is not"),
+        (
+            {"clients": True, "target": 0.5},
+            "target: 0.5 is not allowed; it is of methods over seeds",
+        ),
+        (
+            {"clients": True, "picture": "a.png"},
+            "picture: 'a.png' is not allowed; it is of methods over seeds",
+        ),
+        (
+            {"picture": "mine.png"},
+            "picture: 'mine.png' is not allowed; it exists and is no comparison",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_has_no_effect_from_python_is_refused(
-    keys: dict[str, Any], refusal: str, make_study: MakeStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keys: dict[str, Any],
+    refusal: str,
+    make_study: MakeStudy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     study = make_study(plan(2))
     Path("mine.png").write_text("mine")
     with pytest.raises(BadInput, match=f"^{re.escape(refusal)}"):
         fl_lightning.compare(study, **keys)
-    assert Path("mine.png").read_text() == "mine" and {path.name for path in tmp_path.iterdir()} == {
+    assert Path("mine.png").read_text() == "mine" and {
+        path.name for path in tmp_path.iterdir()
+    } == {
         "study",
         "mine.png",
     }
@@ -792,14 +1015,20 @@ def test_what_has_no_effect_from_python_is_refused(
     assert len(fl_lightning.compare(study, target=0.5, out=None)) == 2
 
 
-def test_studies_that_cannot_be_paired(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_studies_that_cannot_be_paired(
+    make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
     local, ours = ("local", {}, 0, LOCAL, {}), ("kapc", {}, 0, OURS, {})
     cases: dict[str, Plan] = {
         "none of its 2 runs has ended yet": [("local", {}, 0, None, {}), ("kapc", {}, 0, None, {})],
         "there are no pairs": [local, ("kapc", {}, 1, OURS, {})],
         "one method alone": [local, ("local", {}, 1, LOCAL, {})],
         "judges are not mixed": [local, ("kapc", {}, 0, OURS, {"judge": "global"})],
-        "runs of 'kapc' are judged differently": [local, ours, ("kapc", {}, 1, OURS, {"judge": "before"})],
+        "runs of 'kapc' are judged differently": [
+            local,
+            ours,
+            ("kapc", {}, 1, OURS, {"judge": "before"}),
+        ],
         "they differ in federation.clients": [
             local,
             ("kapc", {}, 0, OURS, {"config": {"federation": {"clients": 9}}}),
@@ -816,7 +1045,9 @@ def test_a_baseline_that_is_judged_otherwise_is_refused(
     assert "judges are not mixed" in refused([study, "--baseline", "fedavg"], capsys)
 
 
-def test_runs_that_cannot_be_told_apart(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_that_cannot_be_told_apart(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = [make_run("a", OURS), make_run("b", OURS), make_run("c", LOCAL, "local")]
     assert "are 'kapc' alike, and cannot be told apart" in refused(runs, capsys)
 
@@ -824,15 +1055,28 @@ def test_runs_that_cannot_be_told_apart(make_run: MakeRun, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [
-        ({"arguments": {"lam": 0.1}}, {"arguments": {"lam": 0.5}}, "method.init_args.lam is 0.1 in"),
+        (
+            {"arguments": {"lam": 0.1}},
+            {"arguments": {"lam": 0.5}},
+            "method.init_args.lam is 0.1 in",
+        ),
         ({}, {"config": {"optimizer": {"nesterov": True}}}, "optimizer.nesterov is False in"),
-        ({}, {"config": {"evaluation": {"finetune_epochs": 2}}}, "evaluation.finetune_epochs is 0 in"),
+        (
+            {},
+            {"config": {"evaluation": {"finetune_epochs": 2}}},
+            "evaluation.finetune_epochs is 0 in",
+        ),
         ({}, {"config": {"callbacks": {"topk": {"share": 0.1}}}}, "callbacks is [] in"),
         *[
-            ({"config": {"callbacks": {"topk": {"share": 0.1}}}}, {"config": {"callbacks": {"topk": given}}}, said)
+            (
+                {"config": {"callbacks": {"topk": {"share": 0.1}}}},
+                {"config": {"callbacks": {"topk": given}}},
+                said,
+            )
             for given, said in (({"share": 0.2}, "callbacks.topk.share is 0.1 in"), ({}, ""))
         ],
-        ({}, {"config": {"optimizer": {"nesterov": False}}}, ""),  # what runs had before there was such a key
+        # what runs had before there was such a key
+        ({}, {"config": {"optimizer": {"nesterov": False}}}, ""),
         ({}, {"arguments": {"mixes": "all"}}, ""),  # nobody knows what they had
         ({}, {"config": {"callbacks": {"heatmaps": {"every": 5}}}}, ""),
     ],
@@ -854,11 +1098,15 @@ def test_runs_of_a_row_are_of_one_method(
 
 def test_a_method_may_have_other_arguments_in_another_setting(make_study: MakeStudy) -> None:
     listed = [("local", {"data.alpha": a}, 0, LOCAL, {}) for a in (0.1, 0.3)]
-    listed += [("kapc", at, 0, OURS, {"arguments": {"lam": at["data.alpha"]}}) for _, at, *_ in listed]
+    listed += [
+        ("kapc", at, 0, OURS, {"arguments": {"lam": at["data.alpha"]}}) for _, at, *_ in listed
+    ]
     assert row(compared(make_study(listed)), "kapc", ALL).pairs == 2
 
 
-def test_damaged_tables_are_refused(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_tables_are_refused(
+    make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
     study = make_study(plan(2))
     for text in ("", "[]", '{"cells": [1]}', '{"cells": [{"label": "a"}]}'):
         (study / "study.json").write_text(text)
@@ -866,8 +1114,13 @@ def test_damaged_tables_are_refused(make_study: MakeStudy, capsys: pytest.Captur
 
 
 def test_by_another_metric(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of final models; a client of which it is not defined is left out, and runs that do not have it are refused."""
-    runs = [make_run(f"{method}-{seed}", [0.5] * 3, method, seed) for method in ("local", "kapc") for seed in (0, 1)]
+    """Of final models; a client of which it is not defined is left out, and runs that do not have
+    it are refused."""
+    runs = [
+        make_run(f"{method}-{seed}", [0.5] * 3, method, seed)
+        for method in ("local", "kapc")
+        for seed in (0, 1)
+    ]
     for run, value in zip(runs, (0.1, 0.2, 0.4, 0.8), strict=True):
         rows = ["client,accuracy,auroc", "0,0.5,", *(f"{c},0.5,{value}" for c in (1, 2))]
         (run / "final.csv").write_text("\n".join([*rows, ""]))

@@ -35,7 +35,8 @@ DRAWS: dict[str, Draw] = {
 
 
 def studies(rng: np.random.Generator, seeds: int, spread: float, draw: Draw) -> np.ndarray:
-    """Differences (studies, seeds, clients) of mean 0: of seeds with this spread, and of clients with a spread of 1."""
+    """Differences (studies, seeds, clients) of mean 0: of seeds with this spread, and of clients
+    with a spread of 1."""
     return spread * draw(rng, (STUDIES, seeds, 1)) + draw(rng, (STUDIES, seeds, CLIENTS))
 
 
@@ -48,9 +49,12 @@ def covered(intervals: Intervals) -> float:
 
 
 def at_once(made: np.ndarray, of: Callable[[statistics.Differences], Any]) -> Intervals:
-    """`of` of studies (studies, seeds, clients) with one setting, a hundred at a time, which share their draws."""
+    """`of` of studies (studies, seeds, clients) with one setting, a hundred at a time, which share
+    their draws."""
     parts = np.array_split(made, -(-len(made) // 100))
-    return np.concatenate([np.stack(of([[part[:, s]] for s in range(made.shape[1])])) for part in parts], axis=1)
+    return np.concatenate(
+        [np.stack(of([[part[:, s]] for s in range(made.shape[1])])) for part in parts], axis=1
+    )
 
 
 def bca(differences: statistics.Differences) -> tuple[np.ndarray, np.ndarray]:
@@ -68,18 +72,27 @@ def bca(differences: statistics.Differences) -> tuple[np.ndarray, np.ndarray]:
 
 
 def intervals(made: np.ndarray) -> Intervals:
-    """Those that `compare` gives: 3,999 draws leave 0.25 points in each tail, which do not average out over studies."""
+    """Those that `compare` gives: 3,999 draws leave 0.25 points in each tail, which do not average
+    out over studies."""
     few = made.shape[1] < statistics.FEW
-    found = at_once(made, statistics.students if few else partial(statistics.outer, resamples=3_999))
+    found = at_once(
+        made, statistics.students if few else partial(statistics.outer, resamples=3_999)
+    )
     for study in (0, len(made) - 1):
-        low, high, kind = statistics.interval([[clients] for clients in made[study]], resamples=3_999)
-        assert (low, high) == pytest.approx(tuple(found[:, study])) and kind == ("t" if few else "bootstrap")
+        low, high, kind = statistics.interval(
+            [[clients] for clients in made[study]], resamples=3_999
+        )
+        assert (low, high) == pytest.approx(tuple(found[:, study])) and kind == (
+            "t" if few else "bootstrap"
+        )
     return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [3, 5, 6, 10])
-@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0], ids=["none over seeds", "as of clients' means", "far more"])
+@pytest.mark.parametrize(
+    "spread", [0.0, 0.3, 3.0], ids=["none over seeds", "as of clients' means", "far more"]
+)
 def test_the_interval_covers_93_to_97_percent(seeds: int, spread: float) -> None:
     made = studies(np.random.default_rng(seeds), seeds, spread, DRAWS["normal"])
     assert 0.93 <= covered(intervals(made)) <= 0.97
@@ -89,53 +102,81 @@ def test_the_interval_covers_93_to_97_percent(seeds: int, spread: float) -> None
 @pytest.mark.parametrize("seeds", [5, 10])
 @pytest.mark.parametrize("spread", [0.3, 3.0])
 @pytest.mark.parametrize("draw", ["skewed", "heavy"])
-def test_from_five_seeds_on_it_does_so_too_where_seeds_are_not_normal(draw: str, spread: float, seeds: int) -> None:
+def test_from_five_seeds_on_it_does_so_too_where_seeds_are_not_normal(
+    draw: str, spread: float, seeds: int
+) -> None:
     made = studies(np.random.default_rng(seeds), seeds, spread, DRAWS[draw])
     assert 0.93 <= covered(intervals(made)) <= 0.97
 
 
 @pytest.mark.slow
 def test_two_settings_that_share_their_seeds_are_no_further_seeds() -> None:
-    """What a seed brings to both settings does not cancel: seeds are what is drawn anew, not (setting, seed)."""
+    """What a seed brings to both settings does not cancel: seeds are what is drawn anew, not
+    (setting, seed)."""
     rng = np.random.default_rng(0)
     shared = rng.normal(size=(STUDIES, 4, 1, 1))
     made = shared + rng.normal(size=(STUDIES, 4, 2, CLIENTS))
     found = statistics.students([[made[:, s, k] for k in range(2)] for s in range(4)])
-    assert statistics.interval([list(seed) for seed in made[0]])[:2] == pytest.approx((found[0][0], found[1][0]))
+    assert statistics.interval([list(seed) for seed in made[0]])[:2] == pytest.approx(
+        (found[0][0], found[1][0])
+    )
     assert 0.93 <= covered(np.stack(found)) <= 0.97
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seeds", "spread", "low", "high"), [(3, 3.0, 0.6, 0.85), (10, 0.0, 0.975, 1.0)])
+@pytest.mark.parametrize(
+    ("seeds", "spread", "low", "high"), [(3, 3.0, 0.6, 0.85), (10, 0.0, 0.975, 1.0)]
+)
 def test_plain_bca_is_too_narrow_for_few_seeds_and_too_wide_for_equal_ones(
     seeds: int, spread: float, low: float, high: float
 ) -> None:
-    """Why it is not used: few seeds are too few to draw from, and clients are counted within seeds and between them."""
+    """Why it is not used: few seeds are too few to draw from, and clients are counted within seeds
+    and between them."""
     made = studies(np.random.default_rng(seeds), seeds, spread, DRAWS["normal"])
     assert low < covered(at_once(made, bca)) < high
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("methods", "seeds", "settings", "shared"), [(1, 6, 1, 0.0), (4, 10, 1, 0.0), (1, 4, 3, 0.0), (3, 6, 3, 1.0)]
+    ("methods", "seeds", "settings", "shared"),
+    [(1, 6, 1, 0.0), (4, 10, 1, 0.0), (1, 4, 3, 0.0), (3, 6, 3, 1.0)],
 )
 def test_the_same_method_twice_has_a_star_in_at_most_5_percent_of_studies(
-    methods: int, seeds: int, settings: int, shared: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    methods: int,
+    seeds: int,
+    settings: int,
+    shared: float,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """The baseline and `methods` are one method with seeds of its own; a study counts if any row of it has a star.
+    """The baseline and `methods` are one method with seeds of its own; a study counts if any row of
+    it has a star.
 
-    `shared`: spread of what a seed brings to all settings alike, where a setting with a seed brings 1.
+    `shared`: spread of what a seed brings to all settings alike, where a setting with a seed brings
+    1.
     """
-    monkeypatch.setattr(statistics, "interval", lambda differences: (0.0, 0.0, "t"))  # a star is a test's
+    # a star is a test's
+    monkeypatch.setattr(statistics, "interval", lambda differences: (0.0, 0.0, "t"))
     rng = np.random.default_rng(0)
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     run = RunResult(tmp_path)
     starred = 0
     for _ in range(STUDIES):
-        scores = rng.normal(size=(methods + 1, settings, seeds, 1)) + rng.normal(size=(methods + 1, settings, seeds, 4))
+        scores = rng.normal(size=(methods + 1, settings, seeds, 1)) + rng.normal(
+            size=(methods + 1, settings, seeds, 4)
+        )
         scores += shared * rng.normal(size=(methods + 1, 1, seeds, 1))
         cells = [
-            Cell(str(m), "any", str(k), s, "after", run, dict(enumerate(scores[m, k, s].tolist())), "")
+            Cell(
+                str(m),
+                "any",
+                str(k),
+                s,
+                "after",
+                run,
+                dict(enumerate(scores[m, k, s].tolist())),
+                "",
+            )
             for m, k, s in itertools.product(range(methods + 1), range(settings), range(seeds))
         ]
         starred += any(row.star for row in compare(cells, "0").rows)
@@ -157,5 +198,10 @@ if __name__ == "__main__":
                     "outer ends": at_once(made, partial(statistics.outer, resamples=3_999)),
                     "BCa": at_once(made, bca),
                 }
-                shown = (f"{kind} {100 * covered(i):.1f} ({width(i):.2f})" for kind, i in kinds.items())
-                print(f"{name:9s} spread {spread:3.1f} seeds {seeds:2d}: {', '.join(shown)}", flush=True)
+                shown = (
+                    f"{kind} {100 * covered(i):.1f} ({width(i):.2f})" for kind, i in kinds.items()
+                )
+                print(
+                    f"{name:9s} spread {spread:3.1f} seeds {seeds:2d}: {', '.join(shown)}",
+                    flush=True,
+                )

@@ -9,7 +9,11 @@ import pytest
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.study.grid import LONGEST, Study, safe
 
-PLAIN = {"base": "kapc_exact_digits", "methods": ["kapc", {"name": "FedProx", "mu": 0.5}], "seeds": "0-1"}
+PLAIN = {
+    "base": "kapc_exact_digits",
+    "methods": ["kapc", {"name": "FedProx", "mu": 0.5}],
+    "seeds": "0-1",
+}
 
 
 def study(**changes: Any) -> Study:
@@ -25,20 +29,34 @@ def test_cells_are_methods_in_settings_with_seeds() -> None:
     found = cells(study(grid=grid, forced=False))
     assert len(found) == 2 * 4 * 2
     assert found[0] == {
-        "setting": {"data.alpha": 0.1, "model.hidden": [16]}, "method": "kapc", "label": "kapc", "seed": 0,
-        "folder": "runs/data.alpha=0.1,model.hidden=16/kapc/seed-0", "forced": False,
-    }  # fmt: skip
+        "setting": {"data.alpha": 0.1, "model.hidden": [16]},
+        "method": "kapc",
+        "label": "kapc",
+        "seed": 0,
+        "folder": "runs/data.alpha=0.1,model.hidden=16/kapc/seed-0",
+        "forced": False,
+    }
     assert found[-1]["folder"] == "runs/data.alpha=0.3,model.hidden=64-32/fedprox,mu=0.5/seed-1"
     assert [cell["seed"] for cell in found] == [0] * 8 + [1] * 8  # seed by seed
     assert len({cell["folder"] for cell in found}) == len(found)
 
 
 def test_keys_of_a_grid_can_vary_together() -> None:
-    sizes = [{"federation.clients": 10, "data.fraction": 0.1}, {"federation.clients": 20, "data.fraction": 0.2}]
+    sizes = [
+        {"federation.clients": 10, "data.fraction": 0.1},
+        {"federation.clients": 20, "data.fraction": 0.2},
+    ]
     found = study(grid={"size": sizes, "data.alpha": [0.1, 0.3]})
-    assert found.settings()[2] == {"federation.clients": 20, "data.fraction": 0.2, "data.alpha": 0.1}
+    assert found.settings()[2] == {
+        "federation.clients": 20,
+        "data.fraction": 0.2,
+        "data.alpha": 0.1,
+    }
     assert len(found.settings()) == 4
-    assert found.runs(1.0)[0].folder == "runs/federation.clients=10,data.fraction=0.1,data.alpha=0.1/kapc/seed-0"
+    assert (
+        found.runs(1.0)[0].folder
+        == "runs/federation.clients=10,data.fraction=0.1,data.alpha=0.1/kapc/seed-0"
+    )
 
 
 def test_a_method_has_arguments_of_its_own_in_a_setting() -> None:
@@ -58,8 +76,10 @@ def test_without_a_grid_there_is_one_setting() -> None:
 def test_forced_rows_share_one_run_of_fedavg() -> None:
     found = [cell for cell in cells(study(seeds=[3])) if cell["forced"]]
     assert [(cell["label"], cell["method"], cell.get("judge")) for cell in found] == [
-        ("local", "local", None), ("fedavg after", "fedavg", "after"), ("fedavg finetuned", "fedavg", "finetuned"),
-    ]  # fmt: skip
+        ("local", "local", None),
+        ("fedavg after", "fedavg", "after"),
+        ("fedavg finetuned", "fedavg", "finetuned"),
+    ]
     assert found[1]["folder"] == found[2]["folder"] == "runs/fedavg,personalised/seed-3"
     assert len(study(seeds=[3]).runs(1.0)) == 4
 
@@ -69,8 +89,17 @@ def test_forced_rows_have_runs_of_their_own_where_not_everyone_takes_part() -> N
     found = study(seeds=[0], grid={"federation.participation": [0.5, 1.0]})
     forced = [run for run in found.runs(1.0) if run.entry.forced]
     assert [run.setting["federation.participation"] for run in forced] == [0.5, 0.5, 0.5, 1.0, 1.0]
-    assert [run.entry.settings.get("evaluation.judge") for run in forced] == [None, "after", "finetuned", None, "after"]
-    rows = [{cell["label"] for run in forced for cell in run.cells() if run.setting == s} for s in found.settings()]
+    assert [run.entry.settings.get("evaluation.judge") for run in forced] == [
+        None,
+        "after",
+        "finetuned",
+        None,
+        "after",
+    ]
+    rows = [
+        {cell["label"] for run in forced for cell in run.cells() if run.setting == s}
+        for s in found.settings()
+    ]
     assert rows[0] == rows[1] == {"local", "fedavg after", "fedavg finetuned"}
     assert len(study(seeds=[0]).runs(0.5)) == 5
 
@@ -78,8 +107,11 @@ def test_forced_rows_have_runs_of_their_own_where_not_everyone_takes_part() -> N
 def test_a_listed_row_is_not_forced_again() -> None:
     found = cells(study(methods=["local", {"name": "local", "epochs": 5}], seeds=[0]))
     assert [(cell["label"], cell["forced"]) for cell in found] == [
-        ("local", False), ("local epochs=5", False), ("fedavg after", True), ("fedavg finetuned", True),
-    ]  # fmt: skip
+        ("local", False),
+        ("local epochs=5", False),
+        ("fedavg after", True),
+        ("fedavg finetuned", True),
+    ]
     assert not any(cell["forced"] for cell in cells(study(forced=False)))
 
 
@@ -92,8 +124,10 @@ def test_labels() -> None:
     ]
     entries = study(methods=methods, forced=False).entries()
     assert [entry.label for entry in entries[:3]] == [
-        "kapc lam=0.05 rho_units=spread optimizer.lr=0.1", "mine layers=1-2", "KAPC, ours",
-    ]  # fmt: skip
+        "kapc lam=0.05 rho_units=spread optimizer.lr=0.1",
+        "mine layers=1-2",
+        "KAPC, ours",
+    ]
     assert entries[0].settings == {"optimizer.lr": 0.1}
     assert entries[1].name == "my_methods.Mine"
     assert entries[2].arguments == {"lam": 1}
@@ -112,7 +146,7 @@ def test_names_of_folders_are_safe_and_differ() -> None:
 
 @pytest.mark.parametrize(
     ("given", "seeds"), [("0-4", [0, 1, 2, 3, 4]), (" 7-7 ", [7]), ([5, 1], [5, 1])]
-)  # fmt: skip
+)
 def test_seeds(given: Any, seeds: list[int]) -> None:
     assert study(seeds=given).seeds == seeds
 
@@ -136,10 +170,16 @@ def test_bad_seeds(given: Any) -> None:
         ({"methods": [3]}, r"methods\[0\]: 3 "),
         ({"methods": [{1: 2}]}, r"methods\[0\]: "),
         ({"methods": ["kapc", "KAPC"]}, r"methods\[1\]: 'kapc' .*methods\[0\] is called so"),
-        ({"methods": [{"name": "kapc", "label": "fedavg after"}]}, r"forced: 'fedavg after' .*methods\[0\]"),
+        (
+            {"methods": [{"name": "kapc", "label": "fedavg after"}]},
+            r"forced: 'fedavg after' .*methods\[0\]",
+        ),
         ({"methods": [{"name": "kapc", "label": "a/b"}]}, r"methods\[0\].label: 'a/b' "),
         ({"methods": [{"name": "kapc", "label": 3}]}, r"methods\[0\].label: 3 "),
-        ({"methods": [{"name": "kapc", "data.alpha": 1}]}, r"methods\[0\].data.alpha: 1 .*optimizer"),
+        (
+            {"methods": [{"name": "kapc", "data.alpha": 1}]},
+            r"methods\[0\].data.alpha: 1 .*optimizer",
+        ),
         ({"methods": [{"name": "kapc", "init_args": 3}]}, r"methods\[0\].init_args: 3 "),
         (
             {"methods": [{"name": "kapc", "optimizer.lr": 1}], "grid": {"optimizer.lr": [1]}},
@@ -155,13 +195,19 @@ def test_bad_seeds(given: Any) -> None:
         ({"grid": {"seed": [1]}}, "grid.seed: "),
         ({"grid": {"method.lam": [1]}}, "grid.method.lam: "),
         ({"grid": {"data": [{}]}}, "grid.data: "),
-        ({"grid": {"a": [{"data.alpha": 1}, {"data.fraction": 1}]}}, "grid.a: .*each must have the keys data.alpha"),
+        (
+            {"grid": {"a": [{"data.alpha": 1}, {"data.fraction": 1}]}},
+            "grid.a: .*each must have the keys data.alpha",
+        ),
         ({"grid": {"a": [{"seed": 1}]}}, "grid.a.seed: 1 "),
         ({"grid": {"a": [{"data.alpha": 1}], "data.alpha": [2]}}, "grid: 'data.alpha' .*set twice"),
         ({"grid": {"a": [{"data.alpha": 1}, 3]}}, "grid.a: "),
         ({"methods": [{"name": "kapc", "when": 3}]}, r"methods\[0\].when: 3 "),
         (
-            {"methods": [{"name": "kapc", "when": {"data.alpha=3": {"lam": 1}}}], "grid": {"data.alpha": [1]}},
+            {
+                "methods": [{"name": "kapc", "when": {"data.alpha=3": {"lam": 1}}}],
+                "grid": {"data.alpha": [1]},
+            },
             r"methods\[0\].when: 'data.alpha=3' .*it has data.alpha=1",
         ),
         ({"paper": "kapc"}, "paper: 'kapc' "),

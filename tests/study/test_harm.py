@@ -29,7 +29,8 @@ def test_one_test_sample_is_no_harm() -> None:
 
 
 def test_by_chance_a_twentieth_of_the_clients_at_most_is_counted() -> None:
-    """Two models of equal skill, 20,000 clients of 30 test samples: independent, and wrong about the same samples."""
+    """Two models of equal skill, 20,000 clients of 30 test samples: independent, and wrong about
+    the same samples."""
     rng = np.random.default_rng(0)
     right = rng.random((20_000, 30))
     one, other = (right < 0.8).mean(1), (rng.random(right.shape) < 0.8).mean(1)
@@ -41,14 +42,23 @@ def test_by_chance_a_twentieth_of_the_clients_at_most_is_counted() -> None:
 
 
 def test_with_few_test_samples_more_are_counted_by_chance() -> None:
-    """Of independent errors, exactly: with 3 to 7 samples up to 11 %, with 8 to 30 up to 7.5, as the note says."""
+    """Of independent errors, exactly: with 3 to 7 samples up to 11 %, with 8 to 30 up to 7.5, as
+    the note says."""
 
     def counted(n: int, skill: float) -> float:
         chances = [comb(n, k) * skill**k * (1 - skill) ** (n - k) for k in range(n + 1)]
-        above = [(i, j) for i in range(n + 1) for j in range(i + 1, n + 1) if (j - i) / n > noise(i / n, j / n, n)]
+        above = [
+            (i, j)
+            for i in range(n + 1)
+            for j in range(i + 1, n + 1)
+            if (j - i) / n > noise(i / n, j / n, n)
+        ]
         return sum(chances[i] * chances[j] for i, j in above)
 
-    most = {n: max(counted(n, percent / 100) for percent in range(50, 100)) for n in (3, 7, 8, 10, 20, 30)}
+    most = {
+        n: max(counted(n, percent / 100) for percent in range(50, 100))
+        for n in (3, 7, 8, 10, 20, 30)
+    }
     assert 0.10 < most[7] < most[3] < 0.11
     assert max(most[n] for n in (8, 10, 20, 30)) == pytest.approx(0.0755, abs=5e-4)
 
@@ -59,5 +69,6 @@ def test_what_is_counted_is_said() -> None:
     assert "every client below" in harm_notes([validation])[0]
     few = cell("a", [0.5], metric="auroc", final=[{}, {}, {}], summary={"least_test_class": 1})
     assert harm_notes([few])[1] == (
-        "auroc: means are over 1 of 3 clients; the rarest class of a client's test part has 1 samples"
+        "auroc: means are over 1 of 3 clients; the rarest class of a client's test part has 1 "
+        "samples"
     )

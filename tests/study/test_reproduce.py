@@ -1,4 +1,5 @@
-"""`fl-train reproduce`, the studies that ship with the package, and what of a run stands beside a paper's number."""
+"""`fl-train reproduce`, the studies that ship with the package, and what of a run stands beside a
+paper's number."""
 
 from __future__ import annotations
 
@@ -26,7 +27,16 @@ from fl_lightning.lab.study import papers
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
 from fl_lightning.lab.study.papers import Ours, cells_of, reason
-from fl_lightning.lab.study.reproduce import AGREES, DIFFERS, NOT_RUN, ONE, OPEN, beside, figure, judge
+from fl_lightning.lab.study.reproduce import (
+    AGREES,
+    DIFFERS,
+    NOT_RUN,
+    ONE,
+    OPEN,
+    beside,
+    figure,
+    judge,
+)
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.result import RunResult
 
@@ -48,27 +58,44 @@ PAPER = {
     },
 }
 TINY = {
-    "base": ["kapc_exact_digits", {
-        "fabric.accelerator": "cpu", "data.fraction": 0.3, "model": {"hidden": [8]}, "federation.clients": 3,
-        "federation.local_epochs": 1, "federation.rounds": 2,
-    }],
+    "base": [
+        "kapc_exact_digits",
+        {
+            "fabric.accelerator": "cpu",
+            "data.fraction": 0.3,
+            "model": {"hidden": [8]},
+            "federation.clients": 3,
+            "federation.local_epochs": 1,
+            "federation.rounds": 2,
+        },
+    ],
     "methods": ["kapc", "local"],
     "seeds": [0, 1],
     "grid": {"data.alpha": [0.1]},
     "forced": False,
     "paper": PAPER,
-}  # fmt: skip
+}
 
 
 # ---------------------------------------------------------------- what ships
 
 
 def test_shipped_studies_are_whole() -> None:
-    """Each can be read, names what it is, and stands for cells of a paper; the methods that it has not are told."""
+    """Each can be read, names what it is, and stands for cells of a paper; the methods that it has
+    not are told."""
     assert {name.partition("/")[0] for name in NAMES} == {
-        "atlas", "digits", "fedhkd", "fedora", "groups", "kapc", "kapc_bls", "ktpfl", "pfllib", "privacy",
+        "atlas",
+        "digits",
+        "fedhkd",
+        "fedora",
+        "groups",
+        "kapc",
+        "kapc_bls",
+        "ktpfl",
+        "pfllib",
+        "privacy",
         "watch",
-    }  # fmt: skip
+    }
     printed = {}
     for name in NAMES:
         file = shipped("studies", name)
@@ -80,24 +107,49 @@ def test_shipped_studies_are_whole() -> None:
         if study.paper is not None:
             cells = cells_of(study)
             assert len(cells) >= 8, name
-            assert all(cell.ours or (cell.absent and cell.absent != papers.HERE) for cell in cells), name
+            assert all(
+                cell.ours or (cell.absent and cell.absent != papers.HERE) for cell in cells
+            ), name
             printed[name] = {cell.method: cell.value for cell in cells}
     assert sorted(name for name in set(NAMES) - set(printed) if not name.startswith("atlas/")) == [
-        "digits/ablation", "digits/first", "digits/kapc", "digits/kapc_settings", "digits/methods",
-        "digits/pfedfda_ridge", "digits/rates", "digits/switches", "groups/relations", "kapc/ablation",
-        "kapc/global-model", "kapc/measured", "kapc/measured-glyphs", "kapc/measured-watch",
-        "privacy/accuracy", "privacy/adapters", "privacy/clips", "privacy/digits", "privacy/relation", "privacy/sample",
-        "privacy/trajectories", "watch/scarce",
-    ]  # fmt: skip
+        "digits/ablation",
+        "digits/first",
+        "digits/kapc",
+        "digits/kapc_settings",
+        "digits/methods",
+        "digits/pfedfda_ridge",
+        "digits/rates",
+        "digits/switches",
+        "groups/relations",
+        "kapc/ablation",
+        "kapc/global-model",
+        "kapc/measured",
+        "kapc/measured-glyphs",
+        "kapc/measured-watch",
+        "privacy/accuracy",
+        "privacy/adapters",
+        "privacy/clips",
+        "privacy/digits",
+        "privacy/relation",
+        "privacy/sample",
+        "privacy/trajectories",
+        "watch/scarce",
+    ]
     assert printed["kapc/table1"]["KAPC+BLS"] == 96.83  # the journal's row beside the conference's
 
 
 def test_a_number_is_as_fine_as_its_column() -> None:
-    """FEDORA prints `0` among numbers of four decimals: half a unit of its last digit is no half."""
+    """FEDORA prints `0` among numbers of four decimals: half a unit of its last digit is no
+    half."""
     cells = cells_of(Study.of(studyfile.read("fedora/table1")))
-    [ratio] = [c for c in cells if c.method == "FedAvg" and c.metric == "positive_transferability_ratio"]
+    [ratio] = [
+        c for c in cells if c.method == "FedAvg" and c.metric == "positive_transferability_ratio"
+    ]
     assert (ratio.value, ratio.decimals) == (0, 4)
-    assert judge([0.10, 0.11, 0.12], ratio.value, ratio.std, ratio.runs, ratio.decimals).words == DIFFERS
+    assert (
+        judge([0.10, 0.11, 0.12], ratio.value, ratio.std, ratio.runs, ratio.decimals).words
+        == DIFFERS
+    )
 
 
 @pytest.mark.sampled("kapc/table2-cifar100")
@@ -105,20 +157,35 @@ def test_a_number_is_as_fine_as_its_column() -> None:
 def test_shipped_studies_resolve(name: str) -> None:
     study = Study.of(studyfile.read(name))
     _, runs, configs = resolve(study)
-    assert len(runs) == len(configs) >= len(study.settings()) * len(study.methods) * len(study.seeds)
+    assert (
+        len(runs) == len(configs) >= len(study.settings()) * len(study.methods) * len(study.seeds)
+    )
     for config in configs:
         with suppress(AttributeError):  # a method that asks for data or models, too
-            config.method.build().check(SimpleNamespace(config=config, method_name=config.method.class_path))
+            config.method.build().check(
+                SimpleNamespace(config=config, method_name=config.method.class_path)
+            )
     if name == "kapc/table2-cifar100":
-        facts = {(c.data.source, c.federation.clients, c.federation.participation, c.data.fraction) for c in configs}
+        facts = {
+            (c.data.source, c.federation.clients, c.federation.participation, c.data.fraction)
+            for c in configs
+        }
         assert facts == {("cifar100", 100, 0.1, 1.0)}
-        betas = {(r.setting["data.alpha"], c.method.init_args["beta"]) for r, c in zip(runs, configs, strict=True)
-                 if r.entry.label == "kapc"}  # fmt: skip
+        betas = {
+            (r.setting["data.alpha"], c.method.init_args["beta"])
+            for r, c in zip(runs, configs, strict=True)
+            if r.entry.label == "kapc"
+        }
         assert betas == {(0.1, 0.01), (0.3, 1.0)}
 
 
 def test_reasons_are_of_cells_that_exist() -> None:
-    cells = [cell for name in NAMES if (study := Study.of(studyfile.read(name))).paper for cell in cells_of(study)]
+    cells = [
+        cell
+        for name in NAMES
+        if (study := Study.of(studyfile.read(name))).paper
+        for cell in cells_of(study)
+    ]
     for row in papers.reasons():
         assert any(reason(cell)[0] == row["reason"] for cell in cells), row
 
@@ -135,7 +202,8 @@ def test_reasons_are_of_cells_that_exist() -> None:
         ([89.0, 90.0, 91.0], 90.4, None, AGREES),
         ([89.0, 90.0, 91.0], 80.0, 1.0, DIFFERS),
         ([89.0, 90.0, 91.0], 80.0, None, DIFFERS),
-        ([80.0, 90.0], 70.0, 1.0, OPEN),  # two seeds ten points apart: nothing is left out, and nothing is near
+        # two seeds ten points apart: nothing is left out, and nothing is near
+        ([80.0, 90.0], 70.0, 1.0, OPEN),
         ([90.0, 90.0, 90.0], 90.004, 0.0, AGREES),  # the last printed digit
         ([90.0, 90.0, 90.0], 90.01, 0.0, DIFFERS),
     ],
@@ -190,22 +258,40 @@ def two(tmp_path: Path) -> RunResult:
     """Three rounds, the second of them best on validation data, of two clients."""
     table = {1: (0.9, 0.5, 0.1), 2: (0.6, 0.7, 0.3), 3: (0.5, 0.6, 0.2)}
     rows = [
-        {"round": t, "accuracy_after": (a + b) / 2, "validation_accuracy": v, "upload_parameter_bytes": t * 2.0**20}
+        {
+            "round": t,
+            "accuracy_after": (a + b) / 2,
+            "validation_accuracy": v,
+            "upload_parameter_bytes": t * 2.0**20,
+        }
         for t, (a, b, v) in table.items()
     ]
-    clients = [{"round": t, "client": c, "accuracy_after": table[t][c]} for t in table for c in (0, 1)]
+    clients = [
+        {"round": t, "client": c, "accuracy_after": table[t][c]} for t in table for c in (0, 1)
+    ]
     return run(tmp_path / "two", rows, clients)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("best", 0.7), ("bests", 0.8), ("last", 0.55), ("final", 0.85), ("validation", 0.65), ("transfer", 0.5),
-     ("relative", (0.6 - 0.5) / 0.5 / 2 + (0.7 - 0.8) / 0.8 / 2)],
-)  # fmt: skip
+    [
+        ("best", 0.7),
+        ("bests", 0.8),
+        ("last", 0.55),
+        ("final", 0.85),
+        ("validation", 0.65),
+        ("transfer", 0.5),
+        ("relative", (0.6 - 0.5) / 0.5 / 2 + (0.7 - 0.8) / 0.8 / 2),
+    ],
+)
 def test_figures(name: str, value: float, two: RunResult, tmp_path: Path) -> None:
     """Training alone was best on validation data in its first round: with 0.5 and 0.8."""
     rows = [{"round": t, "accuracy_after": 0.65, "validation_accuracy": 1 / t} for t in (1, 2)]
-    clients = [{"round": t, "client": c, "accuracy_after": a * t} for t in (1, 2) for c, a in ((0, 0.5), (1, 0.8))]
+    clients = [
+        {"round": t, "client": c, "accuracy_after": a * t}
+        for t in (1, 2)
+        for c, a in ((0, 0.5), (1, 0.8))
+    ]
     alone = run(tmp_path / "alone", rows, clients)
     assert figure(Ours("kapc", {}, name), two, alone) == pytest.approx(value)
     assert math.isnan(figure(Ours("kapc", {}, name, kind="global"), two, alone))
@@ -218,7 +304,8 @@ def test_figures_of_a_column(two: RunResult) -> None:
 
 
 def test_a_row_of_a_study_brings_its_judge(make_study: Callable[..., Path]) -> None:
-    """Two rows of one run: without a word on the kind of model each is read as the study judges it."""
+    """Two rows of one run: without a word on the kind of model each is read as the study judges
+    it."""
     judges = {"fedavg after": "after", "fedavg finetuned": "finetuned"}
     more = {"method": "fedavg", "judges": judges, "others": {"finetuned": [0.9] * 4}}
     folder = make_study([("fedavg", {"data.alpha": 0.1}, seed, [0.5] * 4, more) for seed in (0, 1)])
@@ -227,9 +314,18 @@ def test_a_row_of_a_study_brings_its_judge(make_study: Callable[..., Path]) -> N
         "FedBABU": "fedavg finetuned",
         "KAPC": {"label": "fedavg after", "kind": "finetuned"},
     }
-    study = Study.of({**TINY, "forced": True, "paper": {**PAPER, "figures": {METRIC: "best"}, "rows": rows}})
-    found = {line.cell.method: line.verdict.mean for line in beside(cells_of(study), StudyFolder(folder))}
-    assert (found["FedAvg"], found["FedBABU"], found["KAPC"], found["MOON"]) == (50.0, 90.0, 90.0, None)
+    study = Study.of(
+        {**TINY, "forced": True, "paper": {**PAPER, "figures": {METRIC: "best"}, "rows": rows}}
+    )
+    found = {
+        line.cell.method: line.verdict.mean for line in beside(cells_of(study), StudyFolder(folder))
+    }
+    assert (found["FedAvg"], found["FedBABU"], found["KAPC"], found["MOON"]) == (
+        50.0,
+        90.0,
+        90.0,
+        None,
+    )
 
 
 def test_reasons_are_of_the_study_as_it_is_written(make_study: Callable[..., Path]) -> None:
@@ -244,9 +340,15 @@ def test_reasons_are_of_the_study_as_it_is_written(make_study: Callable[..., Pat
 
 def test_kapc_bls_stands_beside_its_own_bytes() -> None:
     """In Table 6 the journal names mu in the setting of this row alone."""
-    found = {cell.metric: cell for cell in cells_of(Study.of(studyfile.read("kapc_bls/table6")))
-             if cell.method == "KAPC+BLS" and cell.ours}  # fmt: skip
-    assert (found["upload_MB_per_round"].value, found["download_MB_per_round"].value) == (380.88, 327.48)
+    found = {
+        cell.metric: cell
+        for cell in cells_of(Study.of(studyfile.read("kapc_bls/table6")))
+        if cell.method == "KAPC+BLS" and cell.ours
+    }
+    assert (found["upload_MB_per_round"].value, found["download_MB_per_round"].value) == (
+        380.88,
+        327.48,
+    )
     assert {cell.ours.label for cell in found.values() if cell.ours} == {"KAPC+BLS"}
 
 
@@ -254,7 +356,9 @@ def test_kapc_bls_stands_beside_its_own_bytes() -> None:
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+def ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
     """Runs the command on TINY with changes; gives exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
 
@@ -269,7 +373,9 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 def test_end_to_end(ask: Callable[..., Any], tmp_path: Path) -> None:
     words = ["--workers", "1", "--rounds", "1"]
-    code, out, err = ask("tiny.yaml", *words, "--methods", "local", "--seeds", "1", "--format", "csv")
+    code, out, err = ask(
+        "tiny.yaml", *words, "--methods", "local", "--seeds", "1", "--format", "csv"
+    )
     assert code == 0, err
     verdicts = {row["method"]: row["verdict"] for row in csv.DictReader(io.StringIO(out))}
     assert (verdicts["local"], verdicts["KAPC"]) == (ONE, NOT_RUN)
@@ -279,7 +385,9 @@ def test_end_to_end(ask: Callable[..., Any], tmp_path: Path) -> None:
     assert rows["KAPC"]["value"] == "97.97" and rows["KAPC"]["source"] == "KAPC-AAAI24, Table 1"
     for method, label in (("KAPC", "kapc"), ("local", "local")):
         last = [
-            RunFolder(tmp_path / f"studies/tiny/runs/data.alpha=0.1/{label}/seed-{seed}").read("metrics")[-1]
+            RunFolder(tmp_path / f"studies/tiny/runs/data.alpha=0.1/{label}/seed-{seed}").read(
+                "metrics"
+            )[-1]
             for seed in (0, 1)
         ]
         mean = 50 * sum(row["accuracy_after"] for row in last)
@@ -287,14 +395,22 @@ def test_end_to_end(ask: Callable[..., Any], tmp_path: Path) -> None:
         assert rows[method]["seeds"] == "2"
     assert rows["FedBN"]["verdict"] == NOT_RUN and rows["FedBN"]["why"] == "it has none"
     assert rows["MOON"]["why"] == papers.HERE
-    assert (rows["FedProto"]["verdict"], rows["FedProto"]["why"]) == (NOT_RUN, "its runs have no such number")
+    assert (rows["FedProto"]["verdict"], rows["FedProto"]["why"]) == (
+        NOT_RUN,
+        "its runs have no such number",
+    )
     before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("studies/**/summary.json")}
     assert len(before) == 4
 
     code, out, err = ask("tiny.yaml", *words)  # nothing is run again
     assert code == 0, err
-    assert "A table; NOT AS THE STUDY IS WRITTEN" in out and "federation.rounds 1 (the study: 2)" in out
-    assert before == {file: file.stat().st_mtime_ns for file in tmp_path.glob("studies/**/summary.json")}
+    assert (
+        "A table; NOT AS THE STUDY IS WRITTEN" in out
+        and "federation.rounds 1 (the study: 2)" in out
+    )
+    assert before == {
+        file: file.stat().st_mtime_ns for file in tmp_path.glob("studies/**/summary.json")
+    }
     code, out, _ = ask("tiny.yaml", "--no-run", "--format", "json", seeds=[0, 1, 2])
     assert code == 0
     content = json.loads(out)
@@ -303,7 +419,9 @@ def test_end_to_end(ask: Callable[..., Any], tmp_path: Path) -> None:
     code, out, err = ask("tiny.yaml", "--no-run", "--methods", "local")
     assert code == 2 and "methods: 'local'" in err
     code, out, _ = ask("tiny.yaml", "--no-run", "--format", "latex")
-    assert code == 0 and out.startswith("% fl-train reproduce\n% A table; NOT AS") and "97.97" in out
+    assert (
+        code == 0 and out.startswith("% fl-train reproduce\n% A table; NOT AS") and "97.97" in out
+    )
 
 
 @pytest.mark.parametrize(
@@ -320,16 +438,36 @@ def test_end_to_end(ask: Callable[..., Any], tmp_path: Path) -> None:
         (["tiny.yaml", "--method.lam", "1"], {}, "method: .*lists its methods"),
         (["tiny.yaml", "--data.rooot", "1"], {}, "data.rooot: .*did you mean data.root"),
         (["kapc/ablation"], {}, "paper: None"),
-        (["tiny.yaml", "--settings", "data.alpha=1"], {}, "settings: 'data.alpha=1' .*it has data.alpha=0.1"),
+        (
+            ["tiny.yaml", "--settings", "data.alpha=1"],
+            {},
+            "settings: 'data.alpha=1' .*it has data.alpha=0.1",
+        ),
         (["tiny.yaml"], {"paper": {**PAPER, "where": 5}}, "paper.where: 5"),
         (["tiny.yaml"], {"paper": {**PAPER, "tables": [[1]]}}, "paper.tables: "),
         (["tiny.yaml"], {"paper": {**PAPER, "runs": "three"}}, "paper.runs: 'three'"),
         (["tiny.yaml"], {"paper": {**PAPER, "runs": -2}}, "paper.runs: -2"),
-        (["tiny.yaml"], {"paper": {**PAPER, "alone": "lokal"}}, "paper.alone: 'lokal' .*did you mean local"),
+        (
+            ["tiny.yaml"],
+            {"paper": {**PAPER, "alone": "lokal"}},
+            "paper.alone: 'lokal' .*did you mean local",
+        ),
         (["tiny.yaml"], {"paper": {**PAPER, "rows": {"KAPC": None}}}, "paper.rows.KAPC: None"),
-        (["tiny.yaml"], {"paper": {**PAPER, "rows": {"KAPC": {"figure": "best"}}}}, "paper.rows.KAPC: .*its label"),
-        (["tiny.yaml"], {"paper": {**PAPER, "figures": {METRIC: None}}}, f"paper.figures.{METRIC}: None"),
-        (["tiny.yaml"], {"paper": {**PAPER, "figures": {METRIC: {"absent": "x"}}}}, f"paper.figures.{METRIC}: "),
+        (
+            ["tiny.yaml"],
+            {"paper": {**PAPER, "rows": {"KAPC": {"figure": "best"}}}},
+            "paper.rows.KAPC: .*its label",
+        ),
+        (
+            ["tiny.yaml"],
+            {"paper": {**PAPER, "figures": {METRIC: None}}},
+            f"paper.figures.{METRIC}: None",
+        ),
+        (
+            ["tiny.yaml"],
+            {"paper": {**PAPER, "figures": {METRIC: {"absent": "x"}}}},
+            f"paper.figures.{METRIC}: ",
+        ),
         (
             ["tiny.yaml"],
             {"paper": {**PAPER, "settings": {ALPHA: {}}}, "grid": {"data.alpha": [0.1, 0.3]}},
@@ -337,11 +475,31 @@ def test_end_to_end(ask: Callable[..., Any], tmp_path: Path) -> None:
         ),
         (["tiny.yaml"], {"paper": 3}, "paper: 3"),
         (["tiny.yaml"], {"paper": {**PAPER, "row": {}}}, "paper.row: "),
-        (["tiny.yaml"], {"paper": {**PAPER, "rows": {"KAPCC": "kapc"}}}, "paper.rows: 'KAPCC' .*did you mean KAPC"),
-        (["tiny.yaml"], {"paper": {**PAPER, "rows": {"KAPC": "kap"}}}, "paper.rows.KAPC: 'kap' .*did you mean kapc"),
-        (["tiny.yaml"], {"paper": {**PAPER, "rows": {"KAPC": {"label": "kapc", "figure": "x"}}}}, "paper.rows.KAPC: "),
-        (["tiny.yaml"], {"paper": {**PAPER, "tables": ["kapc_table1"]}}, "paper.tables: 'kapc_table1'"),
-        (["tiny.yaml"], {"paper": {**PAPER, "settings": {ALPHA: {"data.alpha": 3}}}}, "paper.settings.10 clients"),
+        (
+            ["tiny.yaml"],
+            {"paper": {**PAPER, "rows": {"KAPCC": "kapc"}}},
+            "paper.rows: 'KAPCC' .*did you mean KAPC",
+        ),
+        (
+            ["tiny.yaml"],
+            {"paper": {**PAPER, "rows": {"KAPC": "kap"}}},
+            "paper.rows.KAPC: 'kap' .*did you mean kapc",
+        ),
+        (
+            ["tiny.yaml"],
+            {"paper": {**PAPER, "rows": {"KAPC": {"label": "kapc", "figure": "x"}}}},
+            "paper.rows.KAPC: ",
+        ),
+        (
+            ["tiny.yaml"],
+            {"paper": {**PAPER, "tables": ["kapc_table1"]}},
+            "paper.tables: 'kapc_table1'",
+        ),
+        (
+            ["tiny.yaml"],
+            {"paper": {**PAPER, "settings": {ALPHA: {"data.alpha": 3}}}},
+            "paper.settings.10 clients",
+        ),
         (["tiny.yaml"], {"paper": {**PAPER, "where": {"dataset": "X"}}}, "paper.settings: "),
         (["tiny.yaml"], {"like": "tiny.yaml"}, "like: 'tiny.yaml' .*like itself"),
         (["tiny.yaml"], {"like": 3}, "like: 3"),
@@ -376,11 +534,22 @@ def test_data_that_are_nowhere_are_one_line(ask: Callable[..., Any], tmp_path: P
 
 def test_a_study_is_like_another(tmp_path: Path) -> None:
     (tmp_path / "beside.yaml").write_text("seed: 3\n")
-    (tmp_path / "a.yaml").write_text(yaml.safe_dump({**TINY, "base": ["kapc_exact_digits", "beside.yaml"]}))
-    own = {"like": "../a.yaml", "base": {"data.fraction": 0.5}, "seeds": [7], "paper": {"title": "another"}}
+    (tmp_path / "a.yaml").write_text(
+        yaml.safe_dump({**TINY, "base": ["kapc_exact_digits", "beside.yaml"]})
+    )
+    own = {
+        "like": "../a.yaml",
+        "base": {"data.fraction": 0.5},
+        "seeds": [7],
+        "paper": {"title": "another"},
+    }
     (tmp_path / "in").mkdir()
     (tmp_path / "in/b.yaml").write_text(yaml.safe_dump(own))
     found = studyfile.read(str(tmp_path / "in/b.yaml"))
-    assert found["base"] == ["kapc_exact_digits", str(tmp_path / "in/../beside.yaml"), {"data.fraction": 0.5}]
+    assert found["base"] == [
+        "kapc_exact_digits",
+        str(tmp_path / "in/../beside.yaml"),
+        {"data.fraction": 0.5},
+    ]
     assert (found["seeds"], found["methods"]) == ([7], TINY["methods"])
     assert found["paper"] == {**PAPER, "title": "another"}

@@ -23,13 +23,24 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     """Runs a command in a folder with a table and a study of it; code, out, err."""
     monkeypatch.chdir(tmp_path)
     base = {
-        "data.root": "t.csv", "data.group_column": "site", "data.partition": "natural", "federation.clients": 2,
-        "federation.rounds": 1, "data.validation": 0.2, "data.min_samples": 2, "model": {"hidden": [4]},
+        "data.root": "t.csv",
+        "data.group_column": "site",
+        "data.partition": "natural",
+        "federation.clients": 2,
+        "federation.rounds": 1,
+        "data.validation": 0.2,
+        "data.min_samples": 2,
+        "model": {"hidden": [4]},
         "fabric.accelerator": "cpu",
-    }  # fmt: skip
+    }
 
     def run(words: str, **changes: Any) -> tuple[int, str, str]:
-        asked = {"base": base, "methods": [{"name": "fedprox", "mu": 0.5}], "seeds": [0], "forced": False} | changes
+        asked = {
+            "base": base,
+            "methods": [{"name": "fedprox", "mu": 0.5}],
+            "seeds": [0],
+            "forced": False,
+        } | changes
         Path("study.yaml").write_text(yaml.safe_dump(asked), encoding="utf-8")
         capfd.readouterr()
         code = main(shlex.split(words))
@@ -44,13 +55,18 @@ def write(shift: int) -> None:
     Path("t.csv").write_text(f"site,a,label\n{rows}", encoding="utf-8")
 
 
-def test_seeds_that_are_added_after_the_data_have_changed_are_refused(ask: Ask, tmp_path: Path) -> None:
+def test_seeds_that_are_added_after_the_data_have_changed_are_refused(
+    ask: Ask, tmp_path: Path
+) -> None:
     line = "study study.yaml --out s --workers 1"
     assert ask(line)[0] == 0
     write(1)
     code, _, err = ask(line, seeds=[0, 1])
     assert (code, err.count("\n")) == (2, 1)
-    assert "data.root: 't.csv' is not allowed; the data have changed since s/runs/fedprox,mu=0.5/seed-0 trained" in err
+    assert (
+        "data.root: 't.csv' is not allowed; the data have changed since "
+        "s/runs/fedprox,mu=0.5/seed-0 trained" in err
+    )
     assert not list(tmp_path.glob("s/runs/*/seed-1"))
     assert ask(line)[0] == 0  # nothing is to be trained
     write(0)
@@ -63,7 +79,10 @@ def test_a_search_over_other_data_is_refused(ask: Ask) -> None:
     assert ask(line, methods=["fedprox"], seeds=[1])[0] == 0
     write(1)
     code, _, err = ask(line, methods=["fedprox", "ditto"], seeds=[1])
-    assert code == 2 and "data.root: 't.csv' is not allowed; the data have changed since trials in t" in err
+    assert (
+        code == 2
+        and "data.root: 't.csv' is not allowed; the data have changed since trials in t" in err
+    )
 
 
 def test_a_comparison_says_which_seeds_are_of_other_data(
@@ -75,17 +94,23 @@ def test_a_comparison_says_which_seeds_are_of_other_data(
     for seed in seeds:
         for label in labels:
             file = study / f"runs/all/{label}/seed-{seed}/provenance.json"
-            file.write_text(json.dumps([{"source": "new" if seed > 1 else "old"}]), encoding="utf-8")
+            file.write_text(
+                json.dumps([{"source": "new" if seed > 1 else "old"}]), encoding="utf-8"
+            )
     assert main(["compare", str(study)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "runs were trained on 2 versions of the data, which differ: seeds 0, 1 (" in text
     assert "seeds 2, 3 (" in text
     assert main(["archive", str(study)]) == 0
     assert main(["compare", f"{study}.zip"]) == 0
-    assert "runs were trained on 2 versions of the data" in " ".join(capsys.readouterr().out.split())
+    assert "runs were trained on 2 versions of the data" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
-def test_runs_of_other_data_are_no_pair(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_other_data_are_no_pair(
+    make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
     labels = ("local", "kapc")
     study = make_study([(label, {}, 0, [0.5, 0.6, 0.7, 0.8], {}) for label in labels])
     for label in labels:

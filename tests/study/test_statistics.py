@@ -66,7 +66,9 @@ def test_drawn_means_are_of_drawn_seeds_and_their_clients() -> None:
     drawn = statistics.resampled(seeds_of(values.tolist()), 40_000, rng)
     assert drawn.shape == (40_000, 5)
     assert drawn.mean() == pytest.approx(values.mean(), abs=0.02)
-    assert drawn.var() == pytest.approx(values.mean(axis=1).var() + values.var(axis=1).mean() / 4, rel=0.03)
+    assert drawn.var() == pytest.approx(
+        values.mean(axis=1).var() + values.var(axis=1).mean() / 4, rel=0.03
+    )
 
 
 def test_from_five_seeds_on_the_outer_ends_of_students_and_the_bootstraps_count() -> None:
@@ -81,10 +83,16 @@ def test_from_five_seeds_on_the_outer_ends_of_students_and_the_bootstraps_count(
 
 def test_many_studies_at_once_have_the_intervals_of_each() -> None:
     made = np.random.default_rng(2).normal(size=(3, 6, 2, 4))  # studies, seeds, settings, clients
-    together = statistics.outer([[made[:, s, k] for k in range(2)] for s in range(6)], resamples=200)
+    together = statistics.outer(
+        [[made[:, s, k] for k in range(2)] for s in range(6)], resamples=200
+    )
     for study in range(3):
         alone = statistics.interval([list(seed) for seed in made[study]], resamples=200)
-        assert alone == (pytest.approx(together[0][study]), pytest.approx(together[1][study]), "bootstrap")
+        assert alone == (
+            pytest.approx(together[0][study]),
+            pytest.approx(together[1][study]),
+            "bootstrap",
+        )
 
 
 def test_where_nothing_or_one_seed_differs_there_is_an_interval_all_the_same() -> None:
@@ -101,7 +109,9 @@ def test_wilcoxon_is_that_of_all_signs(differences: list[float]) -> None:
     ranks = stats.rankdata(np.abs(differences))
     signs = np.array(list(itertools.product([-1, 1], repeat=len(ranks))))
     own = abs((np.sign(differences) * ranks).sum())
-    assert statistics.wilcoxon(differences) == pytest.approx(np.mean(np.abs(signs @ ranks) >= own - 1e-9))
+    assert statistics.wilcoxon(differences) == pytest.approx(
+        np.mean(np.abs(signs @ ranks) >= own - 1e-9)
+    )
     assert statistics.wilcoxon(differences) == pytest.approx(stats.wilcoxon(differences).pvalue)
 
 
@@ -112,13 +122,17 @@ def test_equal_pairs_say_nothing() -> None:
 
 
 def test_what_differs_by_the_rounding_of_float32_is_equal() -> None:
-    """As many right answers, spread over clients in another way; on either side of a step of any rounding, too."""
-    ours, theirs = (np.array(right, dtype=np.float32) / np.float32(36) for right in ((10, 12, 14), (11, 11, 14)))
+    """As many right answers, spread over clients in another way; on either side of a step of any
+    rounding, too."""
+    ours, theirs = (
+        np.array(right, dtype=np.float32) / np.float32(36) for right in ((10, 12, 14), (11, 11, 14))
+    )
     gap = float(ours.astype(float).mean() - theirs.astype(float).mean())
     assert 1e-12 < abs(gap) < 1e-7
     assert statistics.wilcoxon([gap] * 6) == 1.0
     assert statistics.tally([gap, -gap, 0.1]) == (1, 2, 0)
-    assert statistics.interval(seeds_of([[gap * k] for k in range(6)]))[2] == "t"  # nothing to draw from
+    # nothing to draw from
+    assert statistics.interval(seeds_of([[gap * k] for k in range(6)]))[2] == "t"
     assert statistics.over_seeds(seeds_of([[gap * (1 + k / 9)] for k in range(6)])) == 1.0
     scores = np.array([[1 / 128, 1 / 128 + gap, 0.0]] * 6)
     assert statistics.friedman(scores)[2].tolist() == [1.5, 1.5, 3.0]
@@ -129,7 +143,9 @@ def test_what_differs_by_the_rounding_of_float32_is_equal() -> None:
 
 def test_sizes_that_are_the_same_share_their_rank() -> None:
     exact = [0.1, -0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
-    assert statistics.wilcoxon([0.1 + 1e-8, -0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) == statistics.wilcoxon(exact)
+    assert statistics.wilcoxon([0.1 + 1e-8, -0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) == statistics.wilcoxon(
+        exact
+    )
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 6])
@@ -149,7 +165,9 @@ def test_holms_correction() -> None:
 @pytest.mark.parametrize("comparisons", [1, 2, 3, 5, 10])
 def test_pairs_needed_are_the_fewest_with_which_a_test_can_succeed(comparisons: int) -> None:
     needed = statistics.pairs_needed(comparisons)
-    least = [comparisons * stats.wilcoxon(np.arange(1.0, n + 1)).pvalue for n in (needed - 1, needed)]
+    least = [
+        comparisons * stats.wilcoxon(np.arange(1.0, n + 1)).pvalue for n in (needed - 1, needed)
+    ]
     assert least[1] <= 0.05
     assert least[0] > 0.05
 

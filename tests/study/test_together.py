@@ -1,4 +1,5 @@
-"""`fl-train study --together`: run folders as of runs alone, and what a study remembers of how its clients train."""
+"""`fl-train study --together`: run folders as of runs alone, and what a study remembers of how its
+clients train."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ from fl_lightning.lab.study.grid import Study
 from fl_lightning.lab.study.workers import serve_all
 from fl_lightning.training.executors.together import Together
 
-sys.path += [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "faults")]
+sys.path += [
+    str(Path(__file__).resolve().parent),
+    str(Path(__file__).resolve().parents[1] / "faults"),
+]
 from kills_together import differences
 from test_study import TINY, results
 
@@ -36,7 +40,9 @@ MORE = {**TINY, "methods": ["kapc", {"name": "fedprox", "mu": 0.5}, "fedproto"],
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+def ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
     """Runs a study, MORE with changes, in the folder `out`; gives exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
 
@@ -57,8 +63,20 @@ def test_each_run_knows_how_many_share_the_process(tmp_path: Path) -> None:
     """As many as are not at their end: a run counts itself until it has ended."""
     hub, seen = Together(), dict[int, int]()
     put_together = together.driven(hub)
-    config = complete(plan([QUIET, {"method": "fedavg", "data.source": "digits", "data.fraction": 0.2,
-                                    "federation.rounds": 2, "fabric": {"executor": "vmap"}}]))  # fmt: skip
+    config = complete(
+        plan(
+            [
+                QUIET,
+                {
+                    "method": "fedavg",
+                    "data.source": "digits",
+                    "data.fraction": 0.2,
+                    "federation.rounds": 2,
+                    "fabric": {"executor": "vmap"},
+                },
+            ]
+        )
+    )
 
     def work(k: int) -> None:
         def kept(*parts: Any) -> Any:
@@ -77,7 +95,9 @@ def test_each_run_knows_how_many_share_the_process(tmp_path: Path) -> None:
     assert sorted(seen.values()) == [1, 2, 3]
 
 
-def test_no_number_depends_on_how_many_train_together(ask: Callable[..., Any], tmp_path: Path) -> None:
+def test_no_number_depends_on_how_many_train_together(
+    ask: Callable[..., Any], tmp_path: Path
+) -> None:
     """Alone through stacked passes, three at a time in one process, and all in two processes."""
     code, _, err = ask("--workers 1 --together 1 --fabric.executor vmap", "alone")
     assert code == 0, err
@@ -98,10 +118,16 @@ def test_no_number_depends_on_how_many_train_together(ask: Callable[..., Any], t
 
 
 def test_the_seeds_of_a_method_are_next_to_each_other() -> None:
-    folders = [f"runs/{place}/seed-{seed}" for seed in (0, 1) for place in ("a=1/ditto", "a=1/moon", "a=2/ditto")]
+    folders = [
+        f"runs/{place}/seed-{seed}"
+        for seed in (0, 1)
+        for place in ("a=1/ditto", "a=1/moon", "a=2/ditto")
+    ]
     runs: Any = [(SimpleNamespace(folder=folder), None) for folder in folders]
     ordered = [run.folder.removeprefix("runs/a=") for run, _ in together.by_method(runs)]
-    expected = [f"{place}/seed-{seed}" for place in ("1/ditto", "1/moon", "2/ditto") for seed in (0, 1)]
+    expected = [
+        f"{place}/seed-{seed}" for place in ("1/ditto", "1/moon", "2/ditto") for seed in (0, 1)
+    ]
     assert ordered == expected
 
 
@@ -163,11 +189,18 @@ def test_auto_measures_once_and_goes_by_it(tmp_path: Path, monkeypatch: pytest.M
     assert len(measured) == 1  # one kind of run
     (tmp_path / "s").mkdir()
     together.keep(StudyFolder(tmp_path / "s"), known)
-    assert choose(tmp_path, "auto", **long) == choose(tmp_path, 1, **long) == choose(tmp_path, 4, **long) == known
+    assert (
+        choose(tmp_path, "auto", **long)
+        == choose(tmp_path, 1, **long)
+        == choose(tmp_path, 4, **long)
+        == known
+    )
     assert len(measured) == 1
 
 
-def test_a_study_that_was_begun_one_by_one_goes_on_so(ask: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_study_that_was_begun_one_by_one_goes_on_so(
+    ask: Callable[..., Any], tmp_path: Path
+) -> None:
     """Runs of one study round alike."""
     code, _, err = ask("--workers 1 --together 1", seeds=[0])
     assert code == 0, err
@@ -180,13 +213,19 @@ def test_jobs_have_the_executor_of_the_study(
     ask: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row's seeds train alike, whether a process here or a job trains them."""
-    for name, text in {"sbatch": "echo Submitted batch job 42", "sinfo": "exit 1", "squeue": "exit 0"}.items():
+    for name, text in {
+        "sbatch": "echo Submitted batch job 42",
+        "sinfo": "exit 1",
+        "squeue": "exit 0",
+    }.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(together, "_measured", lambda config: pytest.fail("jobs are not measured"))
     few = {"methods": ["fedprox"], "forced": False}
-    code, _, err = ask("--workers 1 --together 2", **few, seeds=[0], grid={"federation.batch_size": [16]})
+    code, _, err = ask(
+        "--workers 1 --together 2", **few, seeds=[0], grid={"federation.batch_size": [16]}
+    )
     assert code == 0, err
     (run,) = tmp_path.glob("s/runs/*/fedprox/seed-0")
     (run / "summary.json").unlink()  # it was stopped
@@ -201,11 +240,17 @@ def test_jobs_have_the_executor_of_the_study(
 
 def test_what_cannot_train_together_does_not(tmp_path: Path) -> None:
     """Runs of several processes, and those that train in the loop: each has a worker for itself."""
-    for words, want in (({}, (1, 1)), ({"fabric.executor": "vmap"}, (8, 64)), ({"fabric.devices": 2}, (1, 1))):
+    for words, want in (
+        ({}, (1, 1)),
+        ({"fabric.executor": "vmap"}, (8, 64)),
+        ({"fabric.devices": 2}, (1, 1)),
+    ):
         _, _, configs = resolve(Study.of({**MORE, "base": [*MORE["base"], words]}))
         assert (together.most_at_once(8, configs), together.most_at_once("auto", configs)) == want
     _, _, configs = resolve(
-        Study.of({**MORE, "base": [*MORE["base"], {"fabric.executor": "vmap", "fabric.devices": 2}]})
+        Study.of(
+            {**MORE, "base": [*MORE["base"], {"fabric.executor": "vmap", "fabric.devices": 2}]}
+        )
     )
     assert together.most_at_once(8, configs) == 1
 
@@ -219,15 +264,20 @@ def test_what_is_measured_is_found_to_be_faster(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [{"hidden": [200]}, {"name": "cnn"}])
-def test_models_for_which_the_loop_is_faster_stay_with_it(tmp_path: Path, model: dict[str, Any]) -> None:
+def test_models_for_which_the_loop_is_faster_stay_with_it(
+    tmp_path: Path, model: dict[str, Any]
+) -> None:
     changes = {"data.source": "mnist", "data.root": str(tmp_path), "model": model}
-    _, _, configs = resolve(Study.of({**MORE, "base": [*MORE["base"], changes, {"federation.clients": 10}]}))
+    _, _, configs = resolve(
+        Study.of({**MORE, "base": [*MORE["base"], changes, {"federation.clients": 10}]})
+    )
     assert together._gain(configs[0])[0] == "loop"
 
 
 @pytest.mark.slow
 def test_a_killed_study_comes_to_the_same(tmp_path: Path) -> None:
-    """kill -9 of the study and of the process in which the runs train; more kills: `kills_together.py`."""
+    """kill -9 of the study and of the process in which the runs train; more kills:
+    `kills_together.py`."""
     unlike, kills = differences(tmp_path, 4)
     assert kills == 4
     assert unlike == []
@@ -262,7 +312,9 @@ def test_a_run_that_fails_for_reasons_of_its_own_ends_alone(
     assert code == 1
     failed = [line for line in err.splitlines() if " failed: " in line]
     assert failed
-    assert all(("No space left" if fault == "disk" else "it cannot be read") in line for line in failed)
+    assert all(
+        ("No space left" if fault == "disk" else "it cannot be read") in line for line in failed
+    )
     assert "Traceback" not in err
     want, ended = results(tmp_path / "want"), stamped(tmp_path / "s")
     assert len(ended) == len(want) - len(failed)

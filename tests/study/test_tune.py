@@ -1,4 +1,5 @@
-"""`fl-train tune` in this process (its workers are forked from it), on a few digits; and what its parts promise."""
+"""`fl-train tune` in this process (its workers are forked from it), on a few digits; and what its
+parts promise."""
 
 from __future__ import annotations
 
@@ -44,11 +45,28 @@ from forked import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
-    "fabric.accelerator": "cpu", "data.fraction": 0.4, "model": {"hidden": [16]}, "federation.clients": 4,
-    "federation.local_epochs": 1, "federation.rounds": 2,
-}  # fmt: skip
-TINY = {"base": ["kapc_digits", SMALL], "methods": [{"name": "fedprox", "mu": 0.5}], "seeds": [0], "forced": False}
-LENGTHS = {"epochs", "personal_epochs", "head_epochs", "align_epochs", "steps", "inner_steps", "components"}
+    "fabric.accelerator": "cpu",
+    "data.fraction": 0.4,
+    "model": {"hidden": [16]},
+    "federation.clients": 4,
+    "federation.local_epochs": 1,
+    "federation.rounds": 2,
+}
+TINY = {
+    "base": ["kapc_digits", SMALL],
+    "methods": [{"name": "fedprox", "mu": 0.5}],
+    "seeds": [0],
+    "forced": False,
+}
+LENGTHS = {
+    "epochs",
+    "personal_epochs",
+    "head_epochs",
+    "align_epochs",
+    "steps",
+    "inner_steps",
+    "components",
+}
 """Arguments that change how much a client, or the server, trains."""
 PICKY = '''
 from dataclasses import dataclass
@@ -67,7 +85,9 @@ class Picky(Method):
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+def ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
     """Writes a study file, TINY with changes, and tunes it; gives exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -88,12 +108,18 @@ def rows(file: Path) -> list[dict[str, str]]:
 
 def tables(folder: Path) -> dict[str, bytes]:
     """What a search has written of its choices."""
-    return {name: (folder / name).read_bytes() for name in ("tuned.csv", "trials.csv", "tuned.yaml")}
+    return {
+        name: (folder / name).read_bytes() for name in ("tuned.csv", "trials.csv", "tuned.yaml")
+    }
 
 
 def stamps(folder: Path) -> dict[Path, int]:
     """When each run ended. Folders may go while this looks: `os.walk` passes over them."""
-    ended = [Path(inside, "summary.json") for inside, _, files in os.walk(folder) if "summary.json" in files]
+    ended = [
+        Path(inside, "summary.json")
+        for inside, _, files in os.walk(folder)
+        if "summary.json" in files
+    ]
     return {file: file.stat().st_mtime_ns for file in ended}
 
 
@@ -103,19 +129,28 @@ def stamps(folder: Path) -> dict[Path, int]:
 def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(
     ask: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = ask("--out t --trials 2 --workers 1 --untuned --seed 1001", grid={"data.alpha": [0.1, 1.0]})
+    code, out, err = ask(
+        "--out t --trials 2 --workers 1 --untuned --seed 1001", grid={"data.alpha": [0.1, 1.0]}
+    )
     assert code == 0, err
     assert "4 of 4 runs finished" in out and "fedprox mu=0.5" in out
     trials = rows(tmp_path / "t/trials.csv")
     assert [row["trial"] for row in trials] == ["0", "1"]
-    assert json.loads(trials[0]["values"]) == {"optimizer.lr": 0.05}  # as in the base; mu is the file's, and fixed
+    # as in the base; mu is the file's, and fixed
+    assert json.loads(trials[0]["values"]) == {"optimizer.lr": 0.05}
     for row in trials:  # the mean over settings of the final models' score on validation data
-        places = sorted(tmp_path.glob(f"t/trials/fedprox,mu=0.5/trial-00{row['trial']}/*/summary.json"))
+        places = sorted(
+            tmp_path.glob(f"t/trials/fedprox,mu=0.5/trial-00{row['trial']}/*/summary.json")
+        )
         assert [place.parent.name for place in places] == ["data.alpha=0.1", "data.alpha=1.0"]
         found = [json.loads(place.read_text())["final_mean_accuracy"] for place in places]
         assert float(row["score"]) == sum(found) / 2
         config = yaml.safe_load((places[0].parent / "config.yaml").read_text())
-        assert (config["seed"], config["data"]["score_on"], config["data"]["validation"]) == (1001, "validation", 0.2)
+        assert (config["seed"], config["data"]["score_on"], config["data"]["validation"]) == (
+            1001,
+            "validation",
+            0.2,
+        )
         assert config["optimizer"]["lr"] == json.loads(row["values"])["optimizer.lr"]
     (tuned,) = rows(tmp_path / "t/tuned.csv")
     scores = [float(row["score"]) for row in trials]
@@ -128,17 +163,29 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(
     assert choice == json.loads(trials[scores.index(max(scores))]["values"])["optimizer.lr"]
     mine = {"name": "fedprox", "init_args": {"mu": 0.5}}
     untuned = {"label": "fedprox mu=0.5 untuned", "optimizer.lr": 0.05, **mine}
-    assert study["methods"] == [{"label": "fedprox mu=0.5", "optimizer.lr": choice, **mine}, untuned]
+    assert study["methods"] == [
+        {"label": "fedprox mu=0.5", "optimizer.lr": choice, **mine},
+        untuned,
+    ]
     assert not study["forced"] and study["seeds"] == [0]
     config = yaml.safe_load(next((tmp_path / "t/study/runs").glob("**/config.yaml")).read_text())
     assert (config["data"]["score_on"], config["seed"]) == ("test", 0)
     # The table of the study has the values, and says why they may tell little.
-    assert "fedprox mu=0.5: 2 trials: below 10 the luck of the draw decides" in " ".join(out.split())
-    assert err.startswith("tune: 2 trials: below 10 the luck of the draw decides\n")  # before the first trial, too
-    assert tuned["warnings"].startswith("2 trials: below 10") and tuned["start_values"] == trials[0]["values"]
+    assert "fedprox mu=0.5: 2 trials: below 10 the luck of the draw decides" in " ".join(
+        out.split()
+    )
+    # before the first trial, too
+    assert err.startswith("tune: 2 trials: below 10 the luck of the draw decides\n")
+    assert (
+        tuned["warnings"].startswith("2 trials: below 10")
+        and tuned["start_values"] == trials[0]["values"]
+    )
     assert main(["compare", "t/study", "--format", "csv", "--out", "table.csv"]) == 0
     labels = {"fedprox mu=0.5": choice, "fedprox mu=0.5 untuned": 0.05}
-    wanted = {label: f"optimizer.lr={labels[label]}" for label in [one["label"] for one in study["methods"]]}
+    wanted = {
+        label: f"optimizer.lr={labels[label]}"
+        for label in [one["label"] for one in study["methods"]]
+    }
     assert {row["method"]: row["chosen"] for row in rows(tmp_path / "table.csv")} == wanted
     assert main(["compare", "t/study", "--format", "latex", "--out", "table.tex"]) == 0
     assert f"optimizer.lr={choice}" in Path("table.tex").read_text()
@@ -150,27 +197,38 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(
     assert main(["compare", "t/study"]) == 0
     # Nothing is run twice, and another search is another folder's.
     before, kept = stamps(tmp_path / "t"), (tmp_path / "t/tuned.csv").read_bytes()
-    code, out, err = ask("--out t --trials 2 --workers 1 --untuned --seed 1001", grid={"data.alpha": [0.1, 1.0]})
+    code, out, err = ask(
+        "--out t --trials 2 --workers 1 --untuned --seed 1001", grid={"data.alpha": [0.1, 1.0]}
+    )
     assert code == 0, err
     assert "4 of 4 runs finished (4 were there)" in out
     assert before == stamps(tmp_path / "t") and kept == (tmp_path / "t/tuned.csv").read_bytes()
     choices = tables(tmp_path / "t")
-    code, out, err = ask("--out t --trials 2 --workers 1 --seed 1001", grid={"data.alpha": [0.1, 1.0]})
+    code, out, err = ask(
+        "--out t --trials 2 --workers 1 --seed 1001", grid={"data.alpha": [0.1, 1.0]}
+    )
     assert (code, out, choices) == (2, "", tables(tmp_path / "t"))
     assert "fedprox,mu=0.5,untuned" in err and "has trained this run" in err
     code, _, err = ask("--out t --trials 4 --workers 1", grid={"data.alpha": [0.1, 1.0]})
     assert (code, err.count("\n")) == (2, 1) and "trials: " in err and "--out of its own" in err
 
 
-def test_a_base_that_leaves_the_test_part_open_has_one_for_all_seeds(ask: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_base_that_leaves_the_test_part_open_has_one_for_all_seeds(
+    ask: Callable[..., Any], tmp_path: Path
+) -> None:
     base = [*TINY["base"], {"data": {"test_seed": None}}]  # as in every resolved base
     code, _, err = ask("--out t --trials 1 --workers 1", base=base)
     assert code == 0, err
     configs = [yaml.safe_load(file.read_text()) for file in tmp_path.glob("t/**/config.yaml")]
-    assert {(config["seed"], config["data"]["test_seed"]) for config in configs} == {(1000, 0), (0, 0)}
+    assert {(config["seed"], config["data"]["test_seed"]) for config in configs} == {
+        (1000, 0),
+        (0, 0),
+    }
 
 
-def test_fewer_methods_than_the_study_has_trained_change_no_table(ask: Callable[..., Any], tmp_path: Path) -> None:
+def test_fewer_methods_than_the_study_has_trained_change_no_table(
+    ask: Callable[..., Any], tmp_path: Path
+) -> None:
     code, _, err = ask("--out t --trials 1 --workers 1", methods=["local", "fedavg"])
     assert code == 0, err
     before = tables(tmp_path / "t")
@@ -181,7 +239,8 @@ def test_fewer_methods_than_the_study_has_trained_change_no_table(ask: Callable[
 
 
 @pytest.mark.parametrize(
-    "content", ["method,trials\nlocal,2\n", "method,values\nlocal,{\n", "method,values\nlocal,[1]\n"]
+    "content",
+    ["method,trials\nlocal,2\n", "method,values\nlocal,{\n", "method,values\nlocal,[1]\n"],
 )
 def test_a_damaged_record_of_choices_is_one_line(content: str, tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text("[]")
@@ -194,12 +253,16 @@ def test_a_damaged_record_of_choices_is_one_line(content: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     "content", ["", "{}", "[]", "trials: 3", "{", "trials: 2\nseed: 1000\nbase:\ngrid:\nmethods:\n"]
 )
-def test_a_damaged_request_is_one_line(content: str, ask: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_damaged_request_is_one_line(
+    content: str, ask: Callable[..., Any], tmp_path: Path
+) -> None:
     (tmp_path / "t").mkdir()
     (tmp_path / "t/tune.yaml").write_text(content)
     code, out, err = ask()
     assert (code, out, err.count("\n")) == (2, "", 1) and "t/tune.yaml is damaged" in err
-    assert (tmp_path / "t/tune.yaml").read_text() == content and len(list((tmp_path / "t").iterdir())) == 1
+    assert (tmp_path / "t/tune.yaml").read_text() == content and len(
+        list((tmp_path / "t").iterdir())
+    ) == 1
 
 
 LINES = ["garbage", "3", "{}", '{"op_code": 99}', "\xff", '{"op_code": 4}']
@@ -222,7 +285,9 @@ def test_a_search_with_a_damaged_journal_keeps_its_files(
     ask: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:  # it ends before the first trial
-        patch.setattr("fl_lightning.cli.study.fetch", Mock(side_effect=BadInput("data.root", None, "gone")))
+        patch.setattr(
+            "fl_lightning.cli.study.fetch", Mock(side_effect=BadInput("data.root", None, "gone"))
+        )
         assert ask()[0] == 2
     request = (tmp_path / "t/tune.yaml").read_bytes()
     (tmp_path / "t/trials").mkdir()
@@ -254,11 +319,23 @@ def test_what_a_method_refuses_is_a_trial_too(ask: Callable[..., Any], tmp_path:
 
 
 def poisoned(file: Path, by: float) -> None:
-    """The digits as arrays, with the test part as it is (0), or with one that nothing accepts that reads it."""
+    """The digits as arrays, with the test part as it is (0), or with one that nothing accepts that
+    reads it."""
     source = digits.load(DataConfig())
-    x, y, x_test, y_test = (source.train.read_all(), source.train.labels, source.test.read_all(), source.test.labels)
+    x, y, x_test, y_test = (
+        source.train.read_all(),
+        source.train.labels,
+        source.test.read_all(),
+        source.test.labels,
+    )
     x_test = x_test[:, 0].astype(np.float32) if not by else np.full((7, 3, 2), by, np.float32)
-    np.savez(file, x_train=x[:, 0].astype(np.float32), y_train=y, x_test=x_test, y_test=y_test if not by else -y_test)
+    np.savez(
+        file,
+        x_train=x[:, 0].astype(np.float32),
+        y_train=y,
+        x_test=x_test,
+        y_test=y_test if not by else -y_test,
+    )
 
 
 def test_the_test_part_is_not_even_read(ask: Callable[..., Any], tmp_path: Path) -> None:
@@ -266,16 +343,25 @@ def test_the_test_part_is_not_even_read(ask: Callable[..., Any], tmp_path: Path)
     base = [*TINY["base"], {**own, "federation.rounds": 1}]
     for name, by in (("clean", 0.0), ("poisoned", float("nan"))):
         poisoned(tmp_path / "a.npz", by)
-        code, _, err = ask(f"--out {name} --trials 1 --workers 1 --study false", base=base, methods=["kapc"])
+        code, _, err = ask(
+            f"--out {name} --trials 1 --workers 1 --study false", base=base, methods=["kapc"]
+        )
         assert code == 0, err
     for file in ("trials.csv", "tuned.csv", "tuned.yaml"):
-        assert (tmp_path / "clean" / file).read_bytes() == (tmp_path / "poisoned" / file).read_bytes()
+        assert (tmp_path / "clean" / file).read_bytes() == (
+            tmp_path / "poisoned" / file
+        ).read_bytes()
     for file in (tmp_path / "clean").glob("trials/**/clients.csv"):
-        assert file.read_bytes() == (tmp_path / "poisoned" / file.relative_to(tmp_path / "clean")).read_bytes()
+        assert (
+            file.read_bytes()
+            == (tmp_path / "poisoned" / file.relative_to(tmp_path / "clean")).read_bytes()
+        )
 
 
 @pytest.mark.slow
-def test_what_is_tried_does_not_depend_on_workers_or_on_kills(ask: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_is_tried_does_not_depend_on_workers_or_on_kills(
+    ask: Callable[..., Any], tmp_path: Path
+) -> None:
     methods = ["fedprox", "kapc", "ditto"]
     words = "--trials 9 --study false"
     changes = {"methods": methods, "base": ["kapc_exact_digits", SMALL, {"federation.rounds": 6}]}
@@ -295,13 +381,18 @@ def test_what_is_tried_does_not_depend_on_workers_or_on_kills(ask: Callable[...,
         assert stood.items() <= now.items()  # no run that has ended is run again
         stood, ended = now, len(now)
     for file in ("trials.csv", "tuned.csv", "tuned.yaml"):
-        assert len({(tmp_path / name / file).read_bytes() for name in ("one", "two", "killed")}) == 1
+        assert (
+            len({(tmp_path / name / file).read_bytes() for name in ("one", "two", "killed")}) == 1
+        )
     assert len(rows(tmp_path / "one/trials.csv")) == 27
 
 
 @pytest.mark.slow
 def test_processes_search_together(ask: Callable[..., Any], tmp_path: Path) -> None:
-    changes = {"methods": ["fedprox", "kapc"], "base": ["kapc_exact_digits", SMALL, {"federation.rounds": 6}]}
+    changes = {
+        "methods": ["fedprox", "kapc"],
+        "base": ["kapc_exact_digits", SMALL, {"federation.rounds": 6}],
+    }
     assert ask("--out none --trials 0", **changes)[0] == 2  # writes the study file
     argv = ["tune", "study.yaml", "--out", "t", "--trials", "6", "--workers", "1"]
     both = [forked(argv, tmp_path / f"said-{k}") for k in range(2)]
@@ -312,7 +403,9 @@ def test_processes_search_together(ask: Callable[..., Any], tmp_path: Path) -> N
         (m, k) for m in ("fedprox", "kapc") for k in range(6)
     ]
     logs = [tmp_path / folder / "worker-1.log" for folder in ("t/logs", "t/study/logs")]
-    begun = [line for log in logs for line in log.read_text().splitlines() if line.startswith("---- ")]
+    begun = [
+        line for log in logs for line in log.read_text().splitlines() if line.startswith("---- ")
+    ]
     assert len(begun) == len(set(begun)) == 12 + 2  # trials, and the study's runs
     assert len(stamps(tmp_path / "t/study")) == 2
 
@@ -324,17 +417,31 @@ def test_processes_search_together(ask: Callable[..., Any], tmp_path: Path) -> N
         ("--out t --trials 0", {}, "trials: 0"),
         ("--out t --seed 0", {}, "seed: 0"),
         ("--out t --trails 3", {}, "did you mean trials"),
-        ("--out t", {"base": ["kapc_exact_digits", {"data.validation": 0}]}, "data.validation: 0.0"),
+        (
+            "--out t",
+            {"base": ["kapc_exact_digits", {"data.validation": 0}]},
+            "data.validation: 0.0",
+        ),
         ("--out t", {"grid": {"data.test_seed": [1, None]}}, "data.test_seed: None"),
         ("--out t", {"grid": {"data.validation": [0.2, 0.0]}}, "data.validation: 0.0"),
         ("--out t", {"grid": {"optimizer.name": ["sgd", "adam"]}}, "grid: 'optimizer.name=adam'"),
         ("--out t", {"methods": ["nobody"]}, "nobody"),
         ("--out full", {}, "something else"),
-        ("--out t --untuned", {"methods": [{"name": "local", "label": "x" * 93}]}, "untuned' is too long"),
-        ("--out t --untuned", {"methods": ["local", {"name": "ditto", "label": "local untuned"}]}, "another method is"),
+        (
+            "--out t --untuned",
+            {"methods": [{"name": "local", "label": "x" * 93}]},
+            "untuned' is too long",
+        ),
+        (
+            "--out t --untuned",
+            {"methods": ["local", {"name": "ditto", "label": "local untuned"}]},
+            "another method is",
+        ),
     ],
 )
-def test_bad_words(words: str, changes: dict[str, Any], said: str, ask: Callable[..., Any], tmp_path: Path) -> None:
+def test_bad_words(
+    words: str, changes: dict[str, Any], said: str, ask: Callable[..., Any], tmp_path: Path
+) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     code, out, err = ask(words, **changes)
@@ -343,7 +450,9 @@ def test_bad_words(words: str, changes: dict[str, Any], said: str, ask: Callable
     assert not (tmp_path / "t").exists()
 
 
-def test_without_optuna_one_line_says_what_to_install(ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_optuna_one_line_says_what_to_install(
+    ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     code, _, err = ask()
     assert (code, err.count("\n")) == (2, 1)
@@ -360,7 +469,8 @@ def score(values: dict[str, Any]) -> float:
 
 
 def carry_on(folder: Path, kills: set[int]) -> list[Any]:
-    """Eight trials, of which those of `kills` are begun by a process that is gone before it tells."""
+    """Eight trials, of which those of `kills` are begun by a process that is gone before it
+    tells."""
     number = 0
     while True:
         trials = Trials(folder, "mine", TWO, 8, seed=3)
@@ -379,13 +489,21 @@ def test_trials_go_on_where_they_were(tmp_path: Path) -> None:
     assert [trial.number for trial in whole] == list(range(8))
     assert whole[0].values == {"a": 1.0, "b": None}
     assert len({str(trial.values) for trial in whole}) == 8
-    assert [trial.number for trial in whole if trial.score is None] == [5] and whole[5].why == "it is five"
+    assert [trial.number for trial in whole if trial.score is None] == [5] and whole[
+        5
+    ].why == "it is five"
     chosen = best(whole)
-    assert chosen is not None and chosen.score == max(trial.score for trial in whole if trial.score is not None)
-    assert [trial.values for trial in carry_on(tmp_path / "whole", set())] == [trial.values for trial in whole]
+    assert chosen is not None and chosen.score == max(
+        trial.score for trial in whole if trial.score is not None
+    )
+    assert [trial.values for trial in carry_on(tmp_path / "whole", set())] == [
+        trial.values for trial in whole
+    ]
 
 
-def drawn(folder: Path, label: str, dimensions: list[Dimension], number: int) -> list[dict[str, Any]]:
+def drawn(
+    folder: Path, label: str, dimensions: list[Dimension], number: int
+) -> list[dict[str, Any]]:
     """The values of a method's first trials, each scored by what only this method knows."""
     trials, found = Trials(folder, label, dimensions, number, seed=3), []
     for _ in range(number):
@@ -398,7 +516,10 @@ def drawn(folder: Path, label: str, dimensions: list[Dimension], number: int) ->
 
 
 def test_first_draws_of_what_all_methods_have_are_the_same(tmp_path: Path) -> None:
-    rate, own = Dimension("optimizer.lr", LogRange(1e-3, 0.3), 0.05, ""), Dimension("method.mu", Range(0, 1), 0.5, "")
+    rate, own = (
+        Dimension("optimizer.lr", LogRange(1e-3, 0.3), 0.05, ""),
+        Dimension("method.mu", Range(0, 1), 0.5, ""),
+    )
     one, other, alone = (
         drawn(tmp_path, label, dimensions, 10)
         for label, dimensions in (("a", [own, rate]), ("bb", [rate, own]), ("c", [rate]))
@@ -412,12 +533,22 @@ def test_first_draws_of_what_all_methods_have_are_the_same(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("space", "value", "end"),
     [
-        (LogRange(1e-3, 0.1), 0.012, None), (LogRange(1e-3, 0.1), 0.0012, 1e-3), (LogRange(1e-3, 0.1), 0.09, 0.1),
-        (Range(0, 1), 0.94, None), (Range(0, 1), 0.96, 1), (Range(0, 1), 0.04, 0), (Whole(2, 4), 3, None),
-        (Whole(2, 4), 4, 4), (Whole(1, 2), 2, None), (Choice((20, 50, 100)), 20, 20), (Choice((20, 50, 100)), 50, None),
-        (Choice((1, 2)), 2, None), (Choice((1, 2, 3, None)), None, None), (Range(2, 2), 2, None),
+        (LogRange(1e-3, 0.1), 0.012, None),
+        (LogRange(1e-3, 0.1), 0.0012, 1e-3),
+        (LogRange(1e-3, 0.1), 0.09, 0.1),
+        (Range(0, 1), 0.94, None),
+        (Range(0, 1), 0.96, 1),
+        (Range(0, 1), 0.04, 0),
+        (Whole(2, 4), 3, None),
+        (Whole(2, 4), 4, 4),
+        (Whole(1, 2), 2, None),
+        (Choice((20, 50, 100)), 20, 20),
+        (Choice((20, 50, 100)), 50, None),
+        (Choice((1, 2)), 2, None),
+        (Choice((1, 2, 3, None)), None, None),
+        (Range(2, 2), 2, None),
     ],
-)  # fmt: skip
+)
 def test_edges_of_a_range(space: Any, value: Any, end: Any) -> None:
     assert edge(space, value) == end
 
@@ -426,18 +557,27 @@ def test_a_choice_says_why_it_may_tell_little() -> None:
     dimensions = [Dimension("optimizer.lr", LogRange(1e-3, 0.1), 0.01, "")]
 
     def warnings(rates: list[float], scores: list[float]) -> list[str]:
-        ended = [Ended(k, {"optimizer.lr": lr}, s) for k, (lr, s) in enumerate(zip(rates, scores, strict=True))]
-        return Tuned(Entry("methods[0]", "m", "m"), ended, BY_TASK["classification"], dimensions).warnings()
+        ended = [
+            Ended(k, {"optimizer.lr": lr}, s)
+            for k, (lr, s) in enumerate(zip(rates, scores, strict=True))
+        ]
+        return Tuned(
+            Entry("methods[0]", "m", "m"), ended, BY_TASK["classification"], dimensions
+        ).warnings()
 
     assert warnings([0.01] * 9 + [0.02], [0.5] * 9 + [0.6]) == []
     assert warnings([0.01] * 10, [0.5] * 10) == ["the best trial is the start: nothing was gained"]
-    assert warnings([0.01] * 9 + [0.1], [0.5] * 9 + [0.6]) == ["optimizer.lr=0.1 lies at the edge of its range (0.1)"]
+    assert warnings([0.01] * 9 + [0.1], [0.5] * 9 + [0.6]) == [
+        "optimizer.lr=0.1 lies at the edge of its range (0.1)"
+    ]
     assert warnings([0.01, 0.02], [0.5, 0.6]) == ["2 trials: below 10 the luck of the draw decides"]
     nothing = Tuned(Entry("methods[0]", "m", "m"), [Ended(0, {}, 0.5)], BY_TASK["classification"])
     assert nothing.warnings() == []
 
 
-def test_a_kill_between_two_arguments_changes_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_between_two_arguments_changes_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def begun(folder: Path, killed: bool) -> dict[str, Any]:
         first = Trials(folder, "mine", TWO, 3, seed=3).claim()
         assert first is not None
@@ -445,7 +585,9 @@ def test_a_kill_between_two_arguments_changes_neither(tmp_path: Path, monkeypatc
         first.let_go()
         if killed:
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr(optuna.Trial, "suggest_categorical", Mock(side_effect=KeyboardInterrupt))
+                patch.setattr(
+                    optuna.Trial, "suggest_categorical", Mock(side_effect=KeyboardInterrupt)
+                )
                 Trials(folder, "mine", TWO, 3, seed=3).claim()
         second = Trials(folder, "mine", TWO, 3, seed=3).claim()
         assert second is not None and second.number == 1
@@ -463,12 +605,18 @@ def test_scores_that_are_no_numbers_are_one_line(tmp_path: Path) -> None:
         claim.tell(math.nan)
         claim.let_go()
     found = Tuned(Entry("methods[0]", "m", "m"), trials.ended(), BY_TASK["classification"])
-    with pytest.raises(RunFailed, match="m: none of its 2 trials ended well: its score is no number"):
+    with pytest.raises(
+        RunFailed, match="m: none of its 2 trials ended well: its score is no number"
+    ):
         found.row()
 
 
-@pytest.mark.parametrize(("score", "start", "gain"), [(math.nan, "nan", "nan"), (-3.0, "3.0", "0.0")])
-def test_a_start_without_a_score_has_no_number(tmp_path: Path, score: float, start: str, gain: str) -> None:
+@pytest.mark.parametrize(
+    ("score", "start", "gain"), [(math.nan, "nan", "nan"), (-3.0, "3.0", "0.0")]
+)
+def test_a_start_without_a_score_has_no_number(
+    tmp_path: Path, score: float, start: str, gain: str
+) -> None:
     """It had 0, as if it were the best of all errors, and the gain went by that."""
     trials = Trials(tmp_path, "m", TWO, 2, 0)
     for number in (score, -3.0):
@@ -497,7 +645,11 @@ def test_processes_share_a_journal_and_no_trial(tmp_path: Path) -> None:
     for claim, score in ((again, 0.25), (third, 0.75)):
         claim.tell(score)
         claim.let_go()
-    assert [trial.score for trial in Trials(tmp_path, "mine", TWO, 3, seed=0).ended()] == [0.5, 0.25, 0.75]
+    assert [trial.score for trial in Trials(tmp_path, "mine", TWO, 3, seed=0).ended()] == [
+        0.5,
+        0.25,
+        0.75,
+    ]
 
 
 # ---------------------------------------------------------------- spaces
@@ -520,7 +672,10 @@ def test_spaces_hold_their_defaults_and_say_why_and_change_no_budget() -> None:
     assert len(found) >= 48 and sum(map(bool, found.values())) >= 40
     for name, fields in found.items():
         for field in fields:
-            assert widened(field.metadata["search"], field.default) == field.metadata["search"], (name, field.name)
+            assert widened(field.metadata["search"], field.default) == field.metadata["search"], (
+                name,
+                field.name,
+            )
             assert len(field.metadata["why"]) > 5, (name, field.name)
             assert field.name not in LENGTHS, (name, field.name)
 
@@ -536,14 +691,19 @@ def test_spaces_lie_within_what_their_arguments_may_be() -> None:
 
 def test_what_is_searched_begins_from_the_base_and_leaves_what_the_study_sets() -> None:
     def keys(fixed: set[str] = frozenset(), **more: Any) -> dict[str, Any]:  # type: ignore[assignment]
-        config = complete(plan([{"method": {"name": "pfedme", "init_args": more.pop("method", {})}, **more}]))
+        config = complete(
+            plan([{"method": {"name": "pfedme", "init_args": more.pop("method", {})}, **more}])
+        )
         return {d.key: (d.start, d.space) for d in space(config, fixed)}
 
     assert keys()["method.lam"] == (15.0, LogRange(1, 20))
     assert keys(method={"lam": 100.0})["method.lam"] == (100.0, LogRange(1, 100.0))
     assert "method.lam" not in keys(method={"lam": 0.0})  # no logarithm holds it
     assert keys({"method.lam", "optimizer.lr"}).keys() == {"method.personal_lr", "method.beta"}
-    assert keys(optimizer={"name": "adam", "lr": 0.001})["optimizer.lr"] == (0.001, LogRange(1e-4, 1e-2))
+    assert keys(optimizer={"name": "adam", "lr": 0.001})["optimizer.lr"] == (
+        0.001,
+        LogRange(1e-4, 1e-2),
+    )
     assert "optimizer.lr" not in keys(optimizer={"name": "module"})
 
 
@@ -556,9 +716,12 @@ def test_settings_of_a_grid_have_one_range_each(tmp_path: Path) -> None:
 
     sgd, adam, adamw = ({"optimizer.name": name} for name in ("sgd", "adam", "adamw"))
     assert keys(adam, adamw) == keys(sgd) == ["optimizer.lr"]  # one range
-    assert keys(sgd | {"optimizer.lr": 0.1}, adam | {"optimizer.lr": 0.001}) == []  # it is not searched
+    # it is not searched
+    assert keys(sgd | {"optimizer.lr": 0.1}, adam | {"optimizer.lr": 0.001}) == []
     for other in (adam, {"optimizer.name": "module"}):
-        with pytest.raises(BadInput, match=r"fedavg has another range of optimizer\.lr there than in the first"):
+        with pytest.raises(
+            BadInput, match=r"fedavg has another range of optimizer\.lr there than in the first"
+        ):
             keys(sgd, other)
 
 
@@ -575,12 +738,15 @@ def test_settings_of_a_grid_have_one_range_each(tmp_path: Path) -> None:
     ],
 )
 def test_a_space_that_nothing_can_be_drawn_from_is_one_line(where: Any, says: str) -> None:
-    """Before the search: some failed after a trial or after all of them, and some were searched at one point alone."""
+    """Before the search: some failed after a trial or after all of them, and some were searched at
+    one point alone."""
     assert refusal(where) is not None
     config = complete(plan([{"method": "fedprox"}]))
     with pytest.MonkeyPatch.context() as patch:
         fields = dataclasses.fields(FedProx)
-        patch.setattr(next(f for f in fields if f.name == "mu"), "metadata", {"search": where, "why": "none"})
+        patch.setattr(
+            next(f for f in fields if f.name == "mu"), "metadata", {"search": where, "why": "none"}
+        )
         with pytest.raises(BadInput, match=rf"FedProx\.mu: .* is not allowed; .*{says}"):
             space(config)
 

@@ -96,7 +96,9 @@ class Whole(Net):
     """Normalises each sample by itself, in several ways."""
 
     def make(self) -> nn.Module:
-        return nn.Sequential(nn.Unflatten(1, (4, 4)), nn.InstanceNorm1d(4), nn.GroupNorm(2, 4), nn.Flatten())
+        return nn.Sequential(
+            nn.Unflatten(1, (4, 4)), nn.InstanceNorm1d(4), nn.GroupNorm(2, 4), nn.Flatten()
+        )
 
 
 class Counts(Net):
@@ -125,7 +127,9 @@ class Mixing(LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
-        return functional.cross_entropy(self(x * np.random.uniform(0.5, 1) + random.gauss(0, 0.1)), y)
+        return functional.cross_entropy(
+            self(x * np.random.uniform(0.5, 1) + random.gauss(0, 0.1)), y
+        )
 
 
 @pytest.fixture
@@ -149,7 +153,9 @@ def made(federation: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
         (DropsByBatch, "between"),
     ],
 )
-def test_a_score_that_depends_on_the_batch_is_refused(made: Make, net: type[nn.Module], layer: str) -> None:
+def test_a_score_that_depends_on_the_batch_is_refused(
+    made: Make, net: type[nn.Module], layer: str
+) -> None:
     with pytest.raises(BadInput, match=rf"^model: .*: {layer} goes by the batch in evaluation; ta"):
         made(net, FedAvg()).prepare()
 
@@ -182,7 +188,13 @@ def test_a_buffer_that_moves_is_told(made: Make, capsys: pytest.CaptureFixture[s
 def scores_of(fed: Federation, rounds: int) -> list[Any]:
     """What some rounds come to."""
     fed.prepare()
-    names = ("mean_accuracy", "train_loss", "validation_accuracy", "mean_accuracy_before", "mean_accuracy_after")
+    names = (
+        "mean_accuracy",
+        "train_loss",
+        "validation_accuracy",
+        "mean_accuracy_before",
+        "mean_accuracy_after",
+    )
     return [[fed.round(t).metrics.get(name) for name in names] for t in range(1, rounds + 1)]
 
 
@@ -208,7 +220,10 @@ def test_a_score_does_not_depend_on_what_was_scored_before(made: Make) -> None:
     first = fed.evaluator.scores("before", fed.evaluator.at_rest(1), vector)
     fed.evaluator.scores("before", fed.evaluator.at_rest(0), torch.randn_like(vector))
     np.random.rand()
-    assert fed.evaluator.scores("after", fed.evaluator.at_rest(1), vector).popitem()[1] == first.popitem()[1]
+    assert (
+        fed.evaluator.scores("after", fed.evaluator.at_rest(1), vector).popitem()[1]
+        == first.popitem()[1]
+    )
 
 
 def test_hooks_draw_what_follows_from_client_and_round(made: Make) -> None:

@@ -1,4 +1,5 @@
-"""Executors train alike: the same batches and draws, the same numbers but for rounding, whoever trains beside whom."""
+"""Executors train alike: the same batches and draws, the same numbers but for rounding, whoever
+trains beside whom."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ class Convolutions(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = nn.functional.max_pool2d(self.first(x).relu(), 2)
-        return self.classifier(nn.functional.max_pool2d(self.norm(self.second(x)).relu(), 2).flatten(1))
+        return self.classifier(
+            nn.functional.max_pool2d(self.norm(self.second(x)).relu(), 2).flatten(1)
+        )
 
 
 def first(fed: Federation) -> Trainer:
@@ -73,9 +76,15 @@ def first(fed: Federation) -> Trainer:
 def spec_of(fed: Federation) -> ExecutorSpec:
     run = fed.run
     return ExecutorSpec(
-        run.config.optimizer, run.data.input_shape, run.data.num_classes, run.dtype, run.config.federation.batch_size,
-        run.data.train_sizes, run.cohort_size, run.groups[0].whole_last,
-    )  # fmt: skip
+        run.config.optimizer,
+        run.data.input_shape,
+        run.data.num_classes,
+        run.dtype,
+        run.config.federation.batch_size,
+        run.data.train_sizes,
+        run.cohort_size,
+        run.groups[0].whole_last,
+    )
 
 
 def parts_of(fed: Federation) -> tuple[Any, ...]:
@@ -92,8 +101,11 @@ def made(fed: Federation, name: Any) -> tuple[Executor, str | None]:
     return make(name, *parts_of(fed), spec_of(fed))
 
 
-def jobs_of(fed: Federation, clients: Sequence[int] | None = None, lr: float = 0.05) -> list[LocalJob]:
-    """Two epochs for some clients, each from a model of its own, pulled (as the method says) towards another."""
+def jobs_of(
+    fed: Federation, clients: Sequence[int] | None = None, lr: float = 0.05
+) -> list[LocalJob]:
+    """Two epochs for some clients, each from a model of its own, pulled (as the method says)
+    towards another."""
     run, group = fed.run, fed.run.groups[0]
     layout, found = group.layout, []
     for c in range(run.clients) if clients is None else clients:
@@ -112,7 +124,9 @@ def jobs_of(fed: Federation, clients: Sequence[int] | None = None, lr: float = 0
             method = replace(method, mu=method.mu * (0.5 + c))
         [phase] = method.phases(client, received)
         schedule = schedule_of(run, group, c, 1, "train", Length(epochs=2))
-        job = LocalJob(client["model"], buffers, client.data.train, schedule, lr * (1 + c), phase.objective)
+        job = LocalJob(
+            client["model"], buffers, client.data.train, schedule, lr * (1 + c), phase.objective
+        )
         job.keep, job.place = run.config.optimizer.keep_state, c
         found.append(job)
     return found
@@ -143,7 +157,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.sampled("pulled-")
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.7)], ids=["free", "pulled"])
-def test_they_agree_with_the_loop(federation: Make, method: Method, settings: dict[str, Any]) -> None:
+def test_they_agree_with_the_loop(
+    federation: Make, method: Method, settings: dict[str, Any]
+) -> None:
     fed = federation(method, precision="64-true", clients=6, optimizer=settings)
     want, losses = trained(loop_of(fed), jobs_of(fed))
     assert len({r.steps for r in losses}) > 1  # clients differ in batches
@@ -174,13 +190,19 @@ def test_what_was_kept_is_taken_up(federation: Make) -> None:
 def test_a_smoke_run_is_cut_short(federation: Make, most: int) -> None:
     fed = federation(FedAvg(), precision="64-true")
     jobs = [
-        [replace(j, vector=j.vector.clone(), schedule=replace(j.schedule, most_batches=most)) for j in jobs_of(fed)]
+        [
+            replace(j, vector=j.vector.clone(), schedule=replace(j.schedule, most_batches=most))
+            for j in jobs_of(fed)
+        ]
         for _ in "ab"
     ]
     want, results = trained(loop_of(fed), jobs[0])
     found, ours = trained(stacked(fed), jobs[1])
     assert [r.steps for r in ours] == [r.steps for r in results]
-    assert max(float((a.vector - b.vector).abs().max()) for a, b in zip(want, found, strict=True)) < 1e-10
+    assert (
+        max(float((a.vector - b.vector).abs().max()) for a, b in zip(want, found, strict=True))
+        < 1e-10
+    )
 
 
 def test_clients_may_train_for_fewer_epochs_than_others(federation: Make) -> None:
@@ -189,7 +211,11 @@ def test_clients_may_train_for_fewer_epochs_than_others(federation: Make) -> Non
     for epochs in ([2, 0, 1, 3, 0, 2], [0] * 6):
         jobs = [
             [
-                replace(j, vector=j.vector.clone(), schedule=replace(j.schedule, length=Length(epochs=n)))
+                replace(
+                    j,
+                    vector=j.vector.clone(),
+                    schedule=replace(j.schedule, length=Length(epochs=n)),
+                )
                 for j, n in zip(jobs_of(fed), epochs, strict=True)
             ]
             for _ in "ab"
@@ -218,7 +244,9 @@ def test_numbers_do_not_depend_on_who_trains_beside(federation: Make) -> None:
 def with_model(fed: Federation, model: nn.Module) -> Federation:
     """The same federation with another model."""
     run = fed.run
-    return build(first(fed).fabric, run.config, run.data, [model.to(run.dtype)], run.method, [], run.folder)
+    return build(
+        first(fed).fabric, run.config, run.data, [model.to(run.dtype)], run.method, [], run.folder
+    )
 
 
 def test_a_convolution_network_agrees(federation: Make) -> None:
@@ -230,7 +258,9 @@ def test_a_convolution_network_agrees(federation: Make) -> None:
 
 
 def test_a_frozen_parameter_stays(federation: Make) -> None:
-    fed = federation(FedProx(mu=0.5), precision="64-true", optimizer={"weight_decay": 0.1, "momentum": 0.5})
+    fed = federation(
+        FedProx(mu=0.5), precision="64-true", optimizer={"weight_decay": 0.1, "momentum": 0.5}
+    )
     model = first(fed).module.model
     model.body[1].bias.requires_grad_(False)  # type: ignore[index]
     fed = with_model(fed, model)
@@ -250,7 +280,12 @@ def test_a_client_that_diverges_spoils_nobody_else(federation: Make) -> None:
     bad = jobs_of(fed)
     bad[2].vector.fill_(torch.nan)
     found = trained(kind, bad)[0]
-    assert [torch.equal(a.vector, b.vector) for a, b in zip(want, found, strict=True)] == [True, True, False, True]
+    assert [torch.equal(a.vector, b.vector) for a, b in zip(want, found, strict=True)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
 
 
 def test_one_that_raises_leaves_all_as_they_were(federation: Make) -> None:
@@ -272,7 +307,9 @@ class Batches:
 
     def feed(self) -> Feed:
         made = Feed.__new__(Feed)
-        pairs = [(torch.tensor(b, dtype=torch.float32)[:, None], torch.tensor(b)) for b in self.batches]
+        pairs = [
+            (torch.tensor(b, dtype=torch.float32)[:, None], torch.tensor(b)) for b in self.batches
+        ]
         made.size, made.counts, made._tensors, made._rest = 2, self.counts, None, iter(pairs)
         made._job = SimpleNamespace(part=SimpleNamespace(batches=lambda n: iter(pairs)))  # type: ignore[assignment]
         return made
@@ -286,8 +323,11 @@ def test_batches_are_laid_out() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [3, 4])
-def test_samples_in_memory_are_laid_out_as_they_are_trained_on(federation: Make, batch_size: int) -> None:
-    """Several epochs, the first and the last of which are gone through in part; batches below those of the pass."""
+def test_samples_in_memory_are_laid_out_as_they_are_trained_on(
+    federation: Make, batch_size: int
+) -> None:
+    """Several epochs, the first and the last of which are gone through in part; batches below those
+    of the pass."""
     fed = federation(FedAvg(), batch_size=batch_size)
     for job in jobs_of(fed):
         length = Length(steps=2 * job.schedule.steps_per_epoch(len(job.part)) - 1)
@@ -300,7 +340,9 @@ def test_samples_in_memory_are_laid_out_as_they_are_trained_on(federation: Make,
             for k, (images, labels) in enumerate(want[first : first + count]):
                 assert torch.equal(x[1, k, : len(labels)], images)
                 assert torch.equal(y[1, k, : len(labels)], labels)
-                assert weight[1, k].tolist() == pytest.approx([1 / len(labels)] * len(labels) + [0] * (4 - len(labels)))
+                assert weight[1, k].tolist() == pytest.approx(
+                    [1 / len(labels)] * len(labels) + [0] * (4 - len(labels))
+                )
 
 
 def test_the_largest_batch() -> None:
@@ -340,14 +382,20 @@ class Odd(nn.Module):
             self.calls += 1
         if self.odd == "asks" and float(out.detach().sum()) > 1e9:
             out = -out
-        return self.classifier(out) + (0 if self.odd == "spare" else self.spare.weight.sum() + self.spare.bias.sum())
+        return self.classifier(out) + (
+            0 if self.odd == "spare" else self.spare.weight.sum() + self.spare.bias.sum()
+        )
 
 
 REASONS = {
-    "dropout": "draws random numbers", "mixes": "does not treat", "counts": "writes to its buffers",
-    "asks": "torch.func cannot", "keeps": "changes its steps", "draws": "draws random numbers",
+    "dropout": "draws random numbers",
+    "mixes": "does not treat",
+    "counts": "writes to its buffers",
+    "asks": "torch.func cannot",
+    "keeps": "changes its steps",
+    "draws": "draws random numbers",
     "draws in Python": "draws random numbers",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("odd", REASONS)
@@ -363,7 +411,9 @@ def test_a_model_that_is_not_fit_is_left_to_the_loop(federation: Make, odd: str)
 
 def test_a_parameter_that_the_loss_does_not_reach_stays(federation: Make) -> None:
     """As in the loop, where it has no gradient: neither decay nor momentum moves it."""
-    fed = federation(FedAvg(), precision="64-true", optimizer={"weight_decay": 0.1, "momentum": 0.5})
+    fed = federation(
+        FedAvg(), precision="64-true", optimizer={"weight_decay": 0.1, "momentum": 0.5}
+    )
     fed = with_model(fed, Odd("spare"))
     stacked, reason = made(fed, "vmap")
     assert isinstance(stacked, Vmap), reason
@@ -372,7 +422,10 @@ def test_a_parameter_that_the_loss_does_not_reach_stays(federation: Make) -> Non
     assert len(spare) == 2
     for start, one, other in zip(before, looped, trained(stacked, jobs_of(fed))[0], strict=True):
         torch.testing.assert_close(other.vector, one.vector, rtol=0, atol=1e-10)
-        assert all(torch.equal(other.vector[b.start : b.stop], start.vector[b.start : b.stop]) for b in spare)
+        assert all(
+            torch.equal(other.vector[b.start : b.stop], start.vector[b.start : b.stop])
+            for b in spare
+        )
         assert not torch.equal(other.vector, start.vector)
 
 
@@ -437,10 +490,17 @@ def named(fed: Federation, name: str) -> Federation:
 
 def every_method() -> list[Method]:
     """With their defaults, but for the number of public samples: the digits have no 5000."""
-    found = [instantiate("method", Component(e.class_path)) for e in catalogue.table("methods").values()]
-    drawn = [replace(method, samples=50) if hasattr(method, "samples") else method for method in found]
-    small = {FedDF: {"steps": 5}, FedAlign: {"block": "body.1"}}  # the last block has no channels to take a part of
-    return [replace(m, **next((v for cls, v in small.items() if isinstance(m, cls)), {})) for m in drawn]
+    found = [
+        instantiate("method", Component(e.class_path)) for e in catalogue.table("methods").values()
+    ]
+    drawn = [
+        replace(method, samples=50) if hasattr(method, "samples") else method for method in found
+    ]
+    # the last block has no channels to take a part of
+    small = {FedDF: {"steps": 5}, FedAlign: {"block": "body.1"}}
+    return [
+        replace(m, **next((v for cls, v in small.items() if isinstance(m, cls)), {})) for m in drawn
+    ]
 
 
 PLAIN_STEPS = ("APFL", "FLAYER", "FedNova", "PFedMe", "PerFedAvg", "SCAFFOLD")
@@ -450,14 +510,18 @@ PLAIN_STEPS = ("APFL", "FLAYER", "FedNova", "PFedMe", "PerFedAvg", "SCAFFOLD")
 @pytest.mark.sampled("KAPC-0.5", "FedRep-0.5", "Ditto-1.0", "FedHKD-0.5")
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("method", every_method(), ids=lambda method: type(method).__name__)
-def test_every_method_agrees_with_the_loop(federation: Make, method: Method, participation: float) -> None:
+def test_every_method_agrees_with_the_loop(
+    federation: Make, method: Method, participation: float
+) -> None:
     """Fine-tuning, judging and what clients are left with between rounds included."""
     memory = {"momentum": 0.9, "keep_state": True}
     settings: dict[str, Any] = {
-        "precision": "64-true", "participation": participation,
+        "precision": "64-true",
+        "participation": participation,
         "data": prepare(DataConfig(validation=0.1, public="held_back"), 4, 0),
-        "optimizer": {} if type(method).__name__ in PLAIN_STEPS else memory, "rounds": 3,
-    }  # fmt: skip
+        "optimizer": {} if type(method).__name__ in PLAIN_STEPS else memory,
+        "rounds": 3,
+    }
     feds = [named(federation(method, **settings), name) for name in ("loop", "vmap")]
     loop, stacked = (run(fed) for fed in feds)
     assert first(feds[1]).executor.name == "vmap"
@@ -465,17 +529,23 @@ def test_every_method_agrees_with_the_loop(federation: Make, method: Method, par
         assert (a.cohort, a.metrics.keys()) == (b.cohort, b.metrics.keys())
         for name in a.metrics:
             if "seconds" not in name and "memory" not in name:
-                assert b.metrics[name] == pytest.approx(a.metrics[name], abs=1e-10, nan_ok=True), name
+                assert b.metrics[name] == pytest.approx(a.metrics[name], abs=1e-10, nan_ok=True), (
+                    name
+                )
         np.testing.assert_allclose(b.relation.rows, a.relation.rows, rtol=0, atol=1e-6)
     ours, theirs = (fed.run.states for fed in feds)
     assert ours.keys() == theirs.keys()
     for c, state in ours.items():
         torch.testing.assert_close(theirs[c].vectors, state.vectors, rtol=0, atol=1e-10)
         torch.testing.assert_close(theirs[c].received, state.received, rtol=0, atol=1e-10)
-        torch.testing.assert_close(theirs[c].memory, state.memory, rtol=0, atol=1e-10, equal_nan=True)
+        torch.testing.assert_close(
+            theirs[c].memory, state.memory, rtol=0, atol=1e-10, equal_nan=True
+        )
 
 
-def test_each_architecture_has_its_own(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_architecture_has_its_own(
+    federation: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     fed = named(federation(Local(), net={"plain": 3, "norm": 2}, clients=5), "vmap")
     assert len(run(fed)[-1].clients) == 5
     assert [trainer.executor.name for trainer in fed.worker.trainers] == ["vmap", "loop"]
@@ -505,7 +575,11 @@ class Bursts(Transform):
 
 @pytest.mark.parametrize("hook", ["on_download", "on_training", "on_upload"])
 def test_one_that_fails_fails_alone(federation: Make, hook: str) -> None:
-    settings: dict[str, Any] = {"clients": 5, "on_bad_client": "retry", "optimizer": {"momentum": 0.9}}
+    settings: dict[str, Any] = {
+        "clients": 5,
+        "on_bad_client": "retry",
+        "optimizer": {"momentum": 0.9},
+    }
     fine = named(federation(Local(), **settings), "vmap")
     run(fine)
     for always in (False, True):
@@ -521,8 +595,12 @@ def test_one_that_fails_fails_alone(federation: Make, hook: str) -> None:
         run(fed)
 
 
-def test_a_batch_that_fails_is_trained_one_by_one(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    fine, fed = (named(federation(Local(), clients=5, on_bad_client="skip"), "vmap") for _ in range(2))
+def test_a_batch_that_fails_is_trained_one_by_one(
+    federation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine, fed = (
+        named(federation(Local(), clients=5, on_bad_client="skip"), "vmap") for _ in range(2)
+    )
     run(fine)
     original = vmap.Feed
 
@@ -535,13 +613,18 @@ def test_a_batch_that_fails_is_trained_one_by_one(federation: Make, monkeypatch:
     monkeypatch.setattr(vmap, "Feed", burst)
     record = fed.round(1)
     fed.round(2)
-    assert [(f["client"], f["stage"], f["outcome"]) for f in record.failures] == [(3, "training", "skipped")]
+    assert [(f["client"], f["stage"], f["outcome"]) for f in record.failures] == [
+        (3, "training", "skipped")
+    ]
     assert [torch.equal(model_of(fed, c), model_of(fine, c)) for c in (0, 1, 2, 4)] == [True] * 4
 
 
 @pytest.mark.parametrize("fastest", ["loop", "vmap"])
 def test_auto_changes_no_number_and_is_remembered(
-    federation: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fastest: str
+    federation: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fastest: str,
 ) -> None:
     measured = choice.seconds_by_client
 
@@ -555,7 +638,9 @@ def test_auto_changes_no_number_and_is_remembered(
     run(named(auto, "auto"))
     assert first(auto).executor.name == fastest
     assert all(torch.equal(model_of(auto, c), model_of(asked, c)) for c in range(4))
-    assert f"fabric.executor auto: {fastest} for plainnet (a client: loop" in capsys.readouterr().err
+    assert (
+        f"fabric.executor auto: {fastest} for plainnet (a client: loop" in capsys.readouterr().err
+    )
     monkeypatch.setattr(choice, "seconds_by_client", lambda *_: pytest.fail("it has been measured"))
     again.run.resumed_from = 1
     choose(named(again, "auto"))
@@ -566,7 +651,9 @@ def test_auto_changes_no_number_and_is_remembered(
             choose(again)
 
 
-@pytest.mark.parametrize(("loop", "vmap", "best"), [(1.0, 2.1, "loop"), (1.0, 0.95, "loop"), (1.0, 0.85, "vmap")])
+@pytest.mark.parametrize(
+    ("loop", "vmap", "best"), [(1.0, 2.1, "loop"), (1.0, 0.95, "loop"), (1.0, 0.85, "vmap")]
+)
 def test_auto_takes_nothing_that_it_has_measured_to_be_slower(
     federation: Make, monkeypatch: pytest.MonkeyPatch, loop: float, vmap: float, best: str
 ) -> None:
@@ -598,19 +685,23 @@ def test_auto_measures_for_real(federation: Make, capsys: pytest.CaptureFixture[
     assert "auto: loop for normnet (a client: no other is fit)" in capsys.readouterr().err
 
 
-# ---------------------------------------------------------------- phases: masks, own rates, linear terms, own losses
+# ----------------------------------------------- phases: masks, own rates, linear terms, own losses
 
 
 def head_only(fed: Federation) -> np.ndarray:
     return fed.run.groups[0].layout.mask(lambda b: b.name.startswith("out"))
 
 
-def phase_jobs(fed: Federation, *, masks: str, keep: bool = False, linear: bool = True) -> list[LocalJob]:
+def phase_jobs(
+    fed: Federation, *, masks: str, keep: bool = False, linear: bool = True
+) -> list[LocalJob]:
     """As `jobs_of`, each with what a phase of a method may ask for."""
     jobs = jobs_of(fed)
     for k, job in enumerate(jobs):
         draws = torch.Generator().manual_seed(50 + k)
-        slope = 0.1 * torch.randn(fed.run.groups[0].layout.size, generator=draws, dtype=fed.run.dtype)
+        slope = 0.1 * torch.randn(
+            fed.run.groups[0].layout.size, generator=draws, dtype=fed.run.dtype
+        )
         if linear:
             job.objective = replace(job.objective, linear=slope)
         job.keep = keep
@@ -631,7 +722,13 @@ def test_phases_agree_with_the_loop(federation: Make, masks: str, settings: dict
     fixed = fed.run.groups[0].layout.segments(~head_only(fed))
     for k, (job, before) in enumerate(zip(want, make_jobs(), strict=True)):
         masked = masks == "alike" or (masks == "mixed" and k % 2 == 1)
-        assert all(torch.equal(job.vector[s.start : s.stop], before.vector[s.start : s.stop]) for s in fixed) == masked
+        assert (
+            all(
+                torch.equal(job.vector[s.start : s.stop], before.vector[s.start : s.stop])
+                for s in fixed
+            )
+            == masked
+        )
         assert not torch.equal(job.vector, before.vector)
     kind = stacked(fed)
     found, results = trained(kind, make_jobs())
@@ -646,14 +743,18 @@ def test_phases_agree_with_the_loop(federation: Make, masks: str, settings: dict
 
 
 def test_momentum_of_what_does_not_train_waits(federation: Make) -> None:
-    """A stretch of everything, one of the head, one of everything: the body's momentum is taken up again."""
+    """A stretch of everything, one of the head, one of everything: the body's momentum is taken up
+    again."""
     fed = federation(FedAvg(), precision="64-true", optimizer={"momentum": 0.9, "keep_state": True})
     kinds: dict[str, Executor] = {"loop": loop_of(fed), "vmap": stacked(fed)}
     vectors = {}
     for name, kind in kinds.items():
         jobs = jobs_of(fed)
         trained(kind, jobs)
-        body = [{k: v.clone() for k, v in job.kept.items() if k in ("momentum.0", "momentum.1")} for job in jobs]
+        body = [
+            {k: v.clone() for k, v in job.kept.items() if k in ("momentum.0", "momentum.1")}
+            for job in jobs
+        ]
         for job in jobs:
             job.trains = head_only(fed)
         trained(kind, jobs)
@@ -703,8 +804,12 @@ class Squares(FedProx):
 
 
 def test_an_own_loss_is_left_to_the_loop(federation: Make) -> None:
-    """Bit for bit the loop's numbers; beside it the others train as ever, and if it fails, it fails alone."""
-    settings: dict[str, Any] = {"optimizer": {"momentum": 0.9, "keep_state": True}, "on_bad_client": "skip"}
+    """Bit for bit the loop's numbers; beside it the others train as ever, and if it fails, it fails
+    alone."""
+    settings: dict[str, Any] = {
+        "optimizer": {"momentum": 0.9, "keep_state": True},
+        "on_bad_client": "skip",
+    }
 
     def after(name: str, **own: Any) -> dict[int, Any]:
         fed = named(federation(Squares(mu=0.7, **own), **settings), name)
@@ -715,7 +820,8 @@ def test_an_own_loss_is_left_to_the_loop(federation: Make) -> None:
 
     def same(one: dict[int, Any], other: dict[int, Any]) -> list[bool]:
         return [
-            all(torch.equal(a[k], b[k]) for a, b in zip(one[c], other[c], strict=True) for k in a) for c in range(4)
+            all(torch.equal(a[k], b[k]) for a, b in zip(one[c], other[c], strict=True) for k in a)
+            for c in range(4)
         ]
 
     plain, loop = after("vmap"), after("loop", who=(1, 2))
@@ -729,7 +835,9 @@ def test_an_own_loss_is_left_to_the_loop(federation: Make) -> None:
     assert [same(failed | {2: mixed[2]}, mixed)[c] for c in (0, 1, 3)] == [True] * 3
 
 
-def test_an_own_loss_or_step_is_refused_by_those_that_know_the_task_loss_alone(federation: Make) -> None:
+def test_an_own_loss_or_step_is_refused_by_those_that_know_the_task_loss_alone(
+    federation: Make,
+) -> None:
     """Else it would silently be left out."""
     fed = federation(FedAvg())
     for own in ({"objective": Objective(loss=squared)}, {"step": lambda batch, _: torch.zeros(())}):
@@ -738,11 +846,15 @@ def test_an_own_loss_or_step_is_refused_by_those_that_know_the_task_loss_alone(f
         before = [job.vector.clone() for job in jobs]
         with pytest.raises(ValueError, match="the loop"):
             kind.train(jobs[: kind.at_once])
-        assert all(torch.equal(job.vector, vector) for job, vector in zip(jobs, before, strict=True))
+        assert all(
+            torch.equal(job.vector, vector) for job, vector in zip(jobs, before, strict=True)
+        )
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["batches", "data"])
-def test_batches_larger_than_the_federations_are_left_to_the_loop(federation: Make, other: bool) -> None:
+def test_batches_larger_than_the_federations_are_left_to_the_loop(
+    federation: Make, other: bool
+) -> None:
     """Of a phase that asks for them, and of data with more samples than any client has."""
 
     @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""The terms beside the loss and the direction of a step, against autograd, finite differences and torch's own SGD."""
+"""The terms beside the loss and the direction of a step, against autograd, finite differences and
+torch's own SGD."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def rows(k: int = 3, size: int = 6, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_terms_against_autograd(k: int) -> None:
-    """Value and gradient, with one number for each stretch of columns and with a tensor of coefficients alike."""
+    """Value and gradient, with one number for each stretch of columns and with a tensor of
+    coefficients alike."""
     w, anchor, linear = rows(k, seed=1).requires_grad_(), rows(k, seed=2), rows(k, seed=3)
     c = torch.tensor([0.7, 0.7, 0.0, 0.2, 0.2, 0.0], dtype=torch.float64)
     want = (c * (w - anchor).square()).sum(1) + (linear * w).sum(1)
@@ -36,13 +38,18 @@ def test_terms_against_autograd(k: int) -> None:
         torch.testing.assert_close(terms.gradient(), slope, rtol=1e-14, atol=1e-15)
         terms.value(w.detach())
         torch.testing.assert_close(
-            terms.gradient(torch.tensor(3.0, dtype=torch.float64)), 3 * slope, rtol=1e-14, atol=1e-15
+            terms.gradient(torch.tensor(3.0, dtype=torch.float64)),
+            3 * slope,
+            rtol=1e-14,
+            atol=1e-15,
         )
 
 
 def test_columns_that_are_not_pulled_may_hold_anything() -> None:
     anchor = torch.tensor([[1.0, torch.nan, 1.0]])
-    terms = Terms(torch.empty(1, 3), anchor, torch.ones(1, 3), [(0, 1, 2.0), (2, 3, 2.0), (1, 2, 0.0)])
+    terms = Terms(
+        torch.empty(1, 3), anchor, torch.ones(1, 3), [(0, 1, 2.0), (2, 3, 2.0), (1, 2, 0.0)]
+    )
     assert terms.value(torch.zeros(1, 3)).tolist() == [2.0]
     assert terms.gradient().tolist() == [[-1.0, 1.0, -1.0]]
 
@@ -67,10 +74,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_the_direction_is_that_of_torch(settings: dict[str, Any]) -> None:
-    """Bit for bit over three steps; decay as a number and as a tensor; gradients are not written to."""
+    """Bit for bit over three steps; decay as a number and as a tensor; gradients are not written
+    to."""
     ours, theirs = [rows(2, 3)], [nn.Parameter(rows(2, 3))]
     stacked = [rows(2, 3)]
-    momenta, others = [torch.zeros(2, 3, dtype=torch.float64)], [torch.zeros(2, 3, dtype=torch.float64)]
+    momenta, others = (
+        [torch.zeros(2, 3, dtype=torch.float64)],
+        [torch.zeros(2, 3, dtype=torch.float64)],
+    )
     sgd = torch.optim.SGD(theirs, lr=0.1, **settings)
     momentum, nesterov = settings.get("momentum", 0.0), settings.get("nesterov", False)
     decay = settings.get("weight_decay", 0.0)
@@ -82,7 +93,9 @@ def test_the_direction_is_that_of_torch(settings: dict[str, Any]) -> None:
         torch._foreach_add_(ours, step, alpha=-0.1)
         table = torch.full((2, 3), decay, dtype=torch.float64)
         torch._foreach_add_(
-            stacked, list(direction(stacked, [gradient], others, table, momentum, nesterov)), alpha=-0.1
+            stacked,
+            list(direction(stacked, [gradient], others, table, momentum, nesterov)),
+            alpha=-0.1,
         )
         assert torch.equal(gradient, rows(2, 3, seed=t))
     assert torch.equal(ours[0], theirs[0])
@@ -91,7 +104,8 @@ def test_the_direction_is_that_of_torch(settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("settings", [*SETTINGS.values(), {"clip_norm": 0.1, "momentum": 0.5}])
 def test_fast_sgd_is_torch_sgd(settings: dict[str, Any]) -> None:
-    """Also where one gradient tensor reaches two parameters, and where the loss does not reach a parameter."""
+    """Also where one gradient tensor reaches two parameters, and where the loss does not reach a
+    parameter."""
     config = OptimizerConfig(lr=0.1, **settings)
     first, second = ([nn.Parameter(rows(1, 4, seed=k)[0]) for k in range(3)] for _ in range(2))
     settings = dict(settings)
@@ -130,7 +144,8 @@ def test_the_objective_against_finite_differences(parts: str) -> None:
     client, row = module()
     anchor, linear = rows(2, len(row), seed=4)
     pull = np.array([0.3, 0.0, 0.1, 0.3, 0.0, 0.2, 0.0, 0.0])
-    anchor[client.layout.blocks[1].start : client.layout.blocks[1].stop] = torch.nan  # was not received
+    # was not received
+    anchor[client.layout.blocks[1].start : client.layout.blocks[1].stop] = torch.nan
     for a, b in zip(client.layout.blocks, client.layout.blocks[1:], strict=False):
         linear[a.stop : b.start] = 0
     objective = Objective(
@@ -140,7 +155,10 @@ def test_the_objective_against_finite_differences(parts: str) -> None:
     )
     client.set_objective(objective)
     gradients = torch.autograd.grad(client.training_step(batch()), client.binding.parameters)
-    gradients = [g if c is None else g + c for g, c in zip(gradients, (client.coaching() or (0, []))[1], strict=True)]
+    gradients = [
+        g if c is None else g + c
+        for g, c in zip(gradients, (client.coaching() or (0, []))[1], strict=True)
+    ]
     steps = 1e-6
     blocks = [b for b in client.layout.blocks if b.kind == "parameter"]
     for block, gradient in zip(blocks, gradients, strict=True):
@@ -152,7 +170,9 @@ def test_the_objective_against_finite_differences(parts: str) -> None:
                 assert terms is not None
                 at.append(float(client.training_step(batch()).detach() + terms[0]))
                 row[place] -= sign * steps
-            assert (at[0] - at[1]) / (2 * steps) == pytest.approx(float(gradient.flatten()[k]), abs=1e-7), block.name
+            assert (at[0] - at[1]) / (2 * steps) == pytest.approx(
+                float(gradient.flatten()[k]), abs=1e-7
+            ), block.name
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -172,7 +192,9 @@ def test_the_terms_are_added_alike_by_both_optimizers(reached: bool, frozen: boo
         config = OptimizerConfig(lr=0.1, momentum=0.5)
         sgd: FastSGD | AnyOptimizer = FastSGD(trained, config)
         if not fast:
-            sgd = AnyOptimizer(one_process("64-true"), torch.optim.SGD(trained, 0.1, 0.5), trained, config)
+            sgd = AnyOptimizer(
+                one_process("64-true"), torch.optim.SGD(trained, 0.1, 0.5), trained, config
+            )
         for _ in range(3):
             loss_of_batch = client.training_step(batch())
             terms = client.coaching()
@@ -224,24 +246,44 @@ def test_what_the_user_has_frozen_stays_frozen() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "size"),
-    [((2,), (7, 8)), ((3, 2), (9, 8)), (((2, 3), (1, 2)), (5, 6)), ((1,), (3, 3)), ((5,), (5, 5)), ((2, 2, 1), (6, 6))],
+    [
+        ((2,), (7, 8)),
+        ((3, 2), (9, 8)),
+        (((2, 3), (1, 2)), (5, 6)),
+        ((1,), (3, 3)),
+        ((5,), (5, 5)),
+        ((2, 2, 1), (6, 6)),
+    ],
 )
 @pytest.mark.parametrize("turned", [False, True])
-def test_pooling_gives_the_numbers_and_the_gradients_of_torch(settings: Any, size: Any, turned: bool) -> None:
+def test_pooling_gives_the_numbers_and_the_gradients_of_torch(
+    settings: Any, size: Any, turned: bool
+) -> None:
     pool = nn.MaxPool2d(*settings)
     x = torch.randn(3, 4, *size, generator=torch.Generator().manual_seed(0)).relu()
     x = x.contiguous(memory_format=torch.channels_last) if turned else x
     x[0, 0, 0, 0] = torch.nan
     with torch.no_grad():
         ours, theirs = max_pool(pool, x), pool(x)
-    assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0)) and ours.stride() == theirs.stride()
+    assert (
+        torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
+        and ours.stride() == theirs.stride()
+    )
 
 
 @pytest.mark.parametrize("channels", [3, 8])
-@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1), nn.MaxPool2d((2, 3), (1, 2))])
-def test_pooling_with_gradients_is_that_of_torch_to_the_bit(pool: nn.MaxPool2d, channels: int) -> None:
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1), nn.MaxPool2d((2, 3), (1, 2))]
+)
+def test_pooling_with_gradients_is_that_of_torch_to_the_bit(
+    pool: nn.MaxPool2d, channels: int
+) -> None:
     """Ties (zeros after the activation), and gradients of gradients."""
-    x = torch.randn(4, channels, 9, 8, generator=torch.Generator().manual_seed(0)).relu().requires_grad_()
+    x = (
+        torch.randn(4, channels, 9, 8, generator=torch.Generator().manual_seed(0))
+        .relu()
+        .requires_grad_()
+    )
     results = []
     for forward in (max_pool, nn.MaxPool2d.forward):
         out = forward(pool, x)
@@ -255,20 +297,27 @@ def test_pooling_with_gradients_is_that_of_torch_to_the_bit(pool: nn.MaxPool2d, 
 
 
 def test_pooling_under_vmap_is_torchs_own() -> None:
-    pool, x = nn.MaxPool2d(2), torch.randn(5, 2, 8, 4, 4, generator=torch.Generator().manual_seed(0))
+    pool, x = (
+        nn.MaxPool2d(2),
+        torch.randn(5, 2, 8, 4, 4, generator=torch.Generator().manual_seed(0)),
+    )
     together = torch.func.vmap(torch.func.grad(lambda image: (max_pool(pool, image) ** 2).sum()))(x)
     for one, slope in zip(x, together, strict=True):
         one = one.clone().requires_grad_()
         assert torch.equal(torch.autograd.grad((pool(one) ** 2).sum(), one)[0], slope)
 
 
-def test_pooling_of_a_client_is_the_fast_one_only_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pooling_of_a_client_is_the_fast_one_only_without_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On an image that is smaller than the window torch's own pooling says what is wrong."""
     net = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 2))
     module = ClientModule(net, Layout(net, "2"), 2)
     slow: list[bool] = []
     forward = nn.MaxPool2d.forward
-    monkeypatch.setattr(nn.MaxPool2d, "forward", lambda pool, x: slow.append(True) or forward(pool, x))
+    monkeypatch.setattr(
+        nn.MaxPool2d, "forward", lambda pool, x: slow.append(True) or forward(pool, x)
+    )
     with torch.no_grad():
         module(torch.rand(1, 1, 4, 4))
     assert slow == []

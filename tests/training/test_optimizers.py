@@ -1,4 +1,5 @@
-"""The learning rate; and the loss scaling of 16-mixed, which is a client's, whoever trained before it on the rank."""
+"""The learning rate; and the loss scaling of 16-mixed, which is a client's, whoever trained before
+it on the rank."""
 
 from __future__ import annotations
 
@@ -26,12 +27,16 @@ def scaled() -> tuple[AnyOptimizer, Any]:
         scaler.step(optimizer)
         scaler.update()
 
-    precision = SimpleNamespace(scaler=scaler, unscale_gradients=scaler.unscale_, precision="16-mixed")
+    precision = SimpleNamespace(
+        scaler=scaler, unscale_gradients=scaler.unscale_, precision="16-mixed"
+    )
     strategy = SimpleNamespace(precision=precision, optimizer_step=step)
     fabric = SimpleNamespace(strategy=strategy, backward=lambda loss: scaler.scale(loss).backward())
     model = nn.Linear(2, 1)
     adam = torch.optim.Adam(model.parameters(), lr=0.1)
-    optimizer = AnyOptimizer(fabric, adam, list(model.parameters()), OptimizerConfig(name="adam", lr=0.1))
+    optimizer = AnyOptimizer(
+        fabric, adam, list(model.parameters()), OptimizerConfig(name="adam", lr=0.1)
+    )
     return optimizer, lambda: optimizer.step(model(torch.ones(1, 2)).sum())
 
 
@@ -63,7 +68,8 @@ def test_a_kept_state_brings_its_scale_along(scaled: Any) -> None:
 def test_a_step_that_failed_leaves_the_next_client_nothing_of_its_scaling(
     scaled: Any, clip: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Out of memory in the optimiser's step, with `retry` or `skip`: the next step would not be unscaled."""
+    """Out of memory in the optimiser's step, with `retry` or `skip`: the next step would not be
+    unscaled."""
     optimizer, step = scaled
     optimizer.config = OptimizerConfig(name="adam", lr=0.1, clip_norm=clip)
     first = [p.detach().clone() for p in optimizer._parameters()]
@@ -88,7 +94,9 @@ def test_the_learning_rate_decays_from_round_to_round(federation: Any) -> None:
     """A single step of the second round, from the same model, is half as long."""
     moved = []
     for decay in (1.0, 0.5):
-        fed = federation(FedAvg(), local_epochs=None, local_steps=1, optimizer={"lr": 0.1, "lr_decay": decay})
+        fed = federation(
+            FedAvg(), local_epochs=None, local_steps=1, optimizer={"lr": 0.1, "lr_decay": decay}
+        )
         models = [fed.run.groups[0].initial]
         for t in (1, 2):
             fed.round(t)

@@ -1,4 +1,5 @@
-"""Own losses in stacked passes: where they are stacked they come to what the loop does, else the loop trains."""
+"""Own losses in stacked passes: where they are stacked they come to what the loop does, else the
+loop trains."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ Loss = Callable[[Tensors, Module, Batch], Tensor]
 
 
 def weighted(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
-    """Classes weigh what the client says, and a batch what it has of samples: no mean over samples."""
+    """Classes weigh what the client says, and a batch what it has of samples: no mean over
+    samples."""
     x, y = batch
     return cross_entropy(module.model(x), y, weight=tensors["weights"]) * (1 + len(y) / 100)
 
@@ -107,10 +109,15 @@ def compare(loop: list[Any], vmap: list[Any]) -> None:
             assert ours == pytest.approx(theirs, abs=1e-10)
 
 
-@pytest.mark.parametrize("optimizer", [{}, {"momentum": 0.9, "weight_decay": 0.1, "keep_state": True}])
+@pytest.mark.parametrize(
+    "optimizer", [{}, {"momentum": 0.9, "weight_decay": 0.1, "keep_state": True}]
+)
 @pytest.mark.parametrize("loss", [weighted, of_the_head])
-def test_a_pure_loss_is_stacked(federation: Make, stacked: list[LocalJob], loss: Loss, optimizer: Any) -> None:
-    """Of any batch, whole or not; operations too. What a loss does not reach does not decay either."""
+def test_a_pure_loss_is_stacked(
+    federation: Make, stacked: list[LocalJob], loss: Loss, optimizer: Any
+) -> None:
+    """Of any batch, whole or not; operations too. What a loss does not reach does not decay
+    either."""
     compare(*both(federation, Own(loss), optimizer=optimizer))
     assert len(stacked) == 8
     assert any(len(job.part) % 24 for job in stacked)
@@ -138,7 +145,11 @@ def test_the_terms_of_an_objective_come_to_it(federation: Make, stacked: list[Lo
     ],
 )
 def test_what_torch_func_cannot_run_trains_in_the_loop(
-    federation: Make, stacked: list[LocalJob], loss: Loss, why: str, capsys: pytest.CaptureFixture[str]
+    federation: Make,
+    stacked: list[LocalJob],
+    loss: Loss,
+    why: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A line says why; the numbers are the loop's to the bit."""
     COUNTED[0] = 1.0
@@ -181,7 +192,9 @@ def test_own_losses_have_the_same_bits_alone_and_among_others(
     assert len(stacked) == 10
     together = Together()
     company = [method, Own(), method, GPFL(), method]
-    feds = [vmapped(federation(one, seed=k, **changes), together) for k, one in enumerate(company, 1)]
+    feds = [
+        vmapped(federation(one, seed=k, **changes), together) for k, one in enumerate(company, 1)
+    ]
     feds.insert(2, vmapped(federation(method, **changes), together))
     ended = drive(together, [lambda fed=fed: whole(fed) for fed in feds])  # type: ignore[misc]
     assert repr(ended[2]) == repr(scores)

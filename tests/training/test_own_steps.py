@@ -23,8 +23,8 @@ Make = Callable[..., Federation]
 
 @dataclass(frozen=True)
 class Noisy(Method):
-    """Steps down the gradient and by draws of its own; client `fails` fails in its third step. It may bind. `whole`:
-    the gradient is that of all the client's data."""
+    """Steps down the gradient and by draws of its own; client `fails` fails in its third step. It
+    may bind. `whole`: the gradient is that of all the client's data."""
 
     fails: int | None = None
     binds: bool = False
@@ -35,7 +35,9 @@ class Noisy(Method):
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         return [Phase(step=partial(self.step, client.generator("noise"), []), by_gradient=True)]
 
-    def step(self, draws: torch.Generator, taken: list[int], client: Client, batch: Batch) -> Tensor:
+    def step(
+        self, draws: torch.Generator, taken: list[int], client: Client, batch: Batch
+    ) -> Tensor:
         w, columns = client["model"], client.layout.parameters
         taken.append(1)
         if client.id == self.fails and len(taken) == 3:
@@ -46,12 +48,16 @@ class Noisy(Method):
             samples = client.data.train.tensors if self.whole else batch
             loss, gradient = client.gradient(w, samples, training=not self.evaluating)
         assert torch.is_grad_enabled()
-        w[columns] -= client.lr * gradient[columns] + 0.001 * torch.randn(w[columns].shape, generator=draws)
+        w[columns] -= client.lr * gradient[columns] + 0.001 * torch.randn(
+            w[columns].shape, generator=draws
+        )
         return loss
 
 
 def ran(federation: Make, method: Method, executor: str = "vmap", **settings: Any) -> Federation:
-    fed = federation(method, local_epochs=2, batch_size=16, fabric={"executor": executor}, **settings)
+    fed = federation(
+        method, local_epochs=2, batch_size=16, fabric={"executor": executor}, **settings
+    )
     fed.prepare()
     assert isinstance(fed.worker.trainers[0].executor, Vmap) == (executor == "vmap")
     fed.round(1)
@@ -62,7 +68,9 @@ def test_who_fails_does_so_alone(federation: Make) -> None:
     """The others are trained once: their draws and vectors have gone on."""
     whole, without = ran(federation, Noisy()), ran(federation, Noisy(fails=2), on_bad_client="skip")
     for c in (0, 1, 3):
-        assert torch.equal(whole.run.states[c].vectors["model"], without.run.states[c].vectors["model"]), c
+        assert torch.equal(
+            whole.run.states[c].vectors["model"], without.run.states[c].vectors["model"]
+        ), c
     assert 2 in whole.run.states and 2 not in without.run.states
 
 
@@ -79,7 +87,9 @@ def test_a_step_that_binds_is_refused(federation: Make) -> None:
         ran(federation, Noisy(binds=True))
 
 
-def test_a_pass_that_fails_is_repeated_client_by_client(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_fails_is_repeated_client_by_client(
+    federation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whose request it is that fails shows then, and the others go on."""
     pools, gradients_of = [], OwnSteps._gradients
 
@@ -102,8 +112,8 @@ def test_a_pass_that_fails_is_repeated_client_by_client(federation: Make, monkey
 def test_passes_hold_samples_alone_and_train(
     federation: Make, monkeypatch: pytest.MonkeyPatch, evaluating: bool
 ) -> None:
-    """Smaller batches are filled up with their first sample: a model need not be defined at 0. What is asked for in
-    evaluation mode goes through no pass."""
+    """Smaller batches are filled up with their first sample: a model need not be defined at 0. What
+    is asked for in evaluation mode goes through no pass."""
     rows: list[Tensor] = []
     made = OwnSteps.__init__
 

@@ -28,8 +28,14 @@ Make = Callable[..., Federation]
 
 
 def part(samples: int = 23, augmented: bool = False) -> Part:
-    x = torch.arange(samples, dtype=torch.float32)[:, None, None, None].expand(-1, 1, 8, 8).contiguous()
-    return ResidentPart(x, torch.arange(samples), Augmentation(True, torch.zeros(1, 1, 1)) if augmented else None)
+    x = (
+        torch.arange(samples, dtype=torch.float32)[:, None, None, None]
+        .expand(-1, 1, 8, 8)
+        .contiguous()
+    )
+    return ResidentPart(
+        x, torch.arange(samples), Augmentation(True, torch.zeros(1, 1, 1)) if augmented else None
+    )
 
 
 def schedule(index: int, length: Length, **more: Any) -> BatchSchedule:
@@ -64,7 +70,9 @@ def test_steps_go_on_where_the_stretch_before_has_ended() -> None:
 
 def test_augmentation_does_not_depend_on_the_cut() -> None:
     whole = [x for x, _ in stream(part(augmented=True), schedule(0, Length(epochs=2)))]
-    cut = [x for k in range(5) for x, _ in stream(part(augmented=True), schedule(k, Length(steps=2)))]
+    cut = [
+        x for k in range(5) for x, _ in stream(part(augmented=True), schedule(k, Length(steps=2)))
+    ]
     assert all(torch.equal(a, b) for a, b in zip(whole, cut, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(whole[:5], whole[5:], strict=True))
 
@@ -112,7 +120,8 @@ EVEN: dict[str, Any] = {"data": {"partition": "iid", "fraction": 0.5}, "precisio
 
 @pytest.mark.parametrize("name", ["loop", "vmap"])
 def test_the_steps_of_an_epoch_are_an_epoch(federation: Make, name: str) -> None:
-    """Bit for bit; and any cut of the steps into rounds gives a client that hears nobody the same model."""
+    """Bit for bit; and any cut of the steps into rounds gives a client that hears nobody the same
+    model."""
     one = federation(Local(), local_epochs=1, rounds=3, **EVEN)
     steps = {-(-n // 32) for n in one.run.data.train_sizes}
     assert len(steps) == 1  # all clients have as many
@@ -120,21 +129,32 @@ def test_the_steps_of_an_epoch_are_an_epoch(federation: Make, name: str) -> None
     want = models_of(one, name)
     for count, rounds in ((per_epoch, 3), (1, 3 * per_epoch), (3 * per_epoch, 1)):
         fed = federation(Local(), local_epochs=None, local_steps=count, rounds=rounds, **EVEN)
-        assert all(torch.equal(a, b) for a, b in zip(want, models_of(fed, name), strict=True)), count
+        assert all(torch.equal(a, b) for a, b in zip(want, models_of(fed, name), strict=True)), (
+            count
+        )
 
 
 def test_vmap_takes_the_steps_of_the_loop(federation: Make) -> None:
-    """With clients of other sizes: some go through several epochs in a round, others through a part of one."""
-    settings: dict[str, Any] = {"local_epochs": None, "local_steps": 7, "precision": "64-true", "rounds": 3}
+    """With clients of other sizes: some go through several epochs in a round, others through a part
+    of one."""
+    settings: dict[str, Any] = {
+        "local_epochs": None,
+        "local_steps": 7,
+        "precision": "64-true",
+        "rounds": 3,
+    }
     settings["evaluation"] = {"judge": "finetuned"}
-    loop, stacked = (run(federation(FedProx(mu=0.3), **settings), name) for name in ("loop", "vmap"))
+    loop, stacked = (
+        run(federation(FedProx(mu=0.3), **settings), name) for name in ("loop", "vmap")
+    )
     found = [fed.run.groups[0].vectors["model"] for fed in (loop, stacked)]
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-10)
     assert not torch.equal(found[0], loop.run.groups[0].initial)
 
 
 def test_a_part_of_an_epoch(federation: Make) -> None:
-    """Half of the batches, rounded, and at least one: the operations say how many samples went through."""
+    """Half of the batches, rounded, and at least one: the operations say how many samples went
+    through."""
     fed = federation(Local(), local_epochs=0.5, rounds=1)
     fed.prepare()
     sizes = fed.run.data.train_sizes

@@ -30,7 +30,9 @@ def test_the_page_has_every_method_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", catalogue.table("methods"))
-def test_phases_stack_as_the_page_says(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_stack_as_the_page_says(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone: list[bool] = []
     executors: dict[Trainer, Executor] = {}
     train = Worker._train

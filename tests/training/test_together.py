@@ -60,21 +60,32 @@ def drive(together: Together, works: Sequence[Callable[[], Any]]) -> dict[int, A
 
 
 COMPANY: list[Callable[[], Any]] = [
-    lambda: FedProx(mu=0.5), Local, FedAvg, Ditto, lambda: KAPC(solver="exact"), SCAFFOLD, FedPer, FedProto, FedAvg,
-]  # fmt: skip
+    lambda: FedProx(mu=0.5),
+    Local,
+    FedAvg,
+    Ditto,
+    lambda: KAPC(solver="exact"),
+    SCAFFOLD,
+    FedPer,
+    FedProto,
+    FedAvg,
+]
 
 
 @pytest.mark.parametrize(
-    "number", [3, pytest.param(10, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.slow)]
+    "number",
+    [3, pytest.param(10, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.slow)],
 )
 def test_a_run_has_the_same_bits_alone_and_among_others(federation: Make, number: int) -> None:
-    """In each place, beside runs of other methods, seeds and sizes of clients; its scores and losses too."""
+    """In each place, beside runs of other methods, seeds and sizes of clients; its scores and
+    losses too."""
     changes = {"clients": 5, "optimizer": {"momentum": 0.5}}
     alone = vmapped(federation(FedProx(mu=0.5), **changes))
     scores = whole(alone)
     together = Together()
     others = [
-        vmapped(federation(COMPANY[k % len(COMPANY)](), seed=k, **changes), together) for k in range(1, number + 1)
+        vmapped(federation(COMPANY[k % len(COMPANY)](), seed=k, **changes), together)
+        for k in range(1, number + 1)
     ]
     ours = vmapped(federation(FedProx(mu=0.5), **changes), together)
     feds = [*others[: number // 2], ours, *others[number // 2 :]]
@@ -141,7 +152,9 @@ def test_models_with_other_constants_train_beside_them(
     """By a difference that no test of gradients could see."""
 
     def made(seed: int, factor: float, together: Together | None = None) -> Federation:
-        monkeypatch.setitem(federation.__globals__["NETS"], "plain", lambda: Scaled(FACTORS[kind](factor)))
+        monkeypatch.setitem(
+            federation.__globals__["NETS"], "plain", lambda: Scaled(FACTORS[kind](factor))
+        )
         return vmapped(federation(FedPer(), seed=seed), together)
 
     runs, together = [(0, 1.0), (1, 1.0003), (2, 1.0003)], Together()
@@ -155,9 +168,16 @@ def test_models_with_other_constants_train_beside_them(
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: nn.LSTM(3, 4, 2), lambda: nn.TransformerEncoderLayer(8, 2), lambda: Scaled((1, "a", None)), nn.Identity],
+    [
+        lambda: nn.LSTM(3, 4, 2),
+        lambda: nn.TransformerEncoderLayer(8, 2),
+        lambda: Scaled((1, "a", None)),
+        nn.Identity,
+    ],
 )
-def test_models_that_differ_in_what_is_trained_alone_have_equal_constants(make: Callable[[], nn.Module]) -> None:
+def test_models_that_differ_in_what_is_trained_alone_have_equal_constants(
+    make: Callable[[], nn.Module],
+) -> None:
     one, other = constants(make()), constants(make())
     assert one == other and hash(one) == hash(other)
 
@@ -171,10 +191,13 @@ def test_what_cannot_be_compared_is_equal_to_itself_alone(value: Any) -> None:
 
 
 def test_a_run_that_fails_ends_alone(federation: Make) -> None:
-    """One diverges, one cannot read its data, one fails between two rounds; the others end as they would have."""
+    """One diverges, one cannot read its data, one fails between two rounds; the others end as they
+    would have."""
     want = whole(vmapped(federation(Local(), seed=7)))
     together = Together()
-    diverges, unreadable, fails, fine = (vmapped(federation(Local(), seed=k), together) for k in (1, 2, 3, 7))
+    diverges, unreadable, fails, fine = (
+        vmapped(federation(Local(), seed=k), together) for k in (1, 2, 3, 7)
+    )
     vectors = diverges.run.groups[0].initial
     vectors.fill_(torch.nan)
 
@@ -251,7 +274,8 @@ def test_widths() -> None:
 
 
 def test_what_is_recorded_is_what_was_computed() -> None:
-    """Operations in place, several results, dead ends, constants from outside; on other numbers of the same shape."""
+    """Operations in place, several results, dead ends, constants from outside; on other numbers of
+    the same shape."""
     weight = torch.randn(5, 3)
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
 
@@ -282,7 +306,15 @@ def test_what_follows_from_shapes_is_made_once_where_nothing_writes(writes: bool
         turned = x.transpose(0, 1)
         again, twice = turned.transpose(1, 0), (turned * 2).transpose(0, 1).transpose(0, 1)
         onwards = x[None].transpose(0, 1).transpose(1, 2)
-        return [zeros, torch.where(x > 0, x, 0.5), inner * 3, again @ turned, twice, spare, onwards + 1]
+        return [
+            zeros,
+            torch.where(x > 0, x, 0.5),
+            inner * 3,
+            again @ turned,
+            twice,
+            spare,
+            onwards + 1,
+        ]
 
     replay = recorded(function, [torch.randn(3, 4)])
     for _ in range(3):

@@ -1,4 +1,5 @@
-"""Six hospitals with everything that can be wrong with them, and one small `fl-train worth` over them."""
+"""Six hospitals with everything that can be wrong with them, and one small `fl-train worth` over
+them."""
 
 from __future__ import annotations
 
@@ -11,13 +12,16 @@ import pytest
 from fl_lightning.cli import main
 
 SIZES = {"Aarau": 90, "Basel": 70, "Chur": 50, "Zug": 3, "Pure": 45}
-"""Pure has ill people alone, Zug three patients; Twin is Chur again, and ten of Basel's patients are Aarau's, too."""
+"""Pure has ill people alone, Zug three patients; Twin is Chur again, and ten of Basel's patients
+are Aarau's, too."""
 SMALL = (
-    "--config hospitals.yaml --model mlp --model.hidden [8] --federation.rounds 2 --federation.local_epochs 1 "
+    "--config hospitals.yaml --model mlp --model.hidden [8] --federation.rounds 2 "
+    "--federation.local_epochs 1 "
     "--fabric.accelerator cpu --methods fedper --workers 1"
 )
 BASE = (
-    "data: {source: table, root: hospitals.csv, label_column: ill, group_column: hospital, partition: natural}\n"
+    "data: {source: table, root: hospitals.csv, label_column: ill, group_column: hospital, "
+    "partition: natural}\n"
     "federation.clients: 6\n"
 )
 
@@ -29,10 +33,16 @@ def write_hospitals(folder: Path) -> None:
     for name, size in SIZES.items():
         x = rng.normal(size=(size, 4))
         ill = (x[:, 0] + x[:, 1] + rng.logistic(size=size) > 0) | (name == "Pure")
-        rows[name] = [",".join([*(f"{v:.5f}" for v in one), str(int(sick))]) for one, sick in zip(x, ill, strict=True)]
+        rows[name] = [
+            ",".join([*(f"{v:.5f}" for v in one), str(int(sick))])
+            for one, sick in zip(x, ill, strict=True)
+        ]
     rows["Twin"] = rows["Chur"]
     rows["Basel"][:10] = rows["Aarau"][:10]
-    lines = ["hospital,a,b,c,d,ill", *(f"{name},{row}" for name, own in rows.items() for row in own)]
+    lines = [
+        "hospital,a,b,c,d,ill",
+        *(f"{name},{row}" for name, own in rows.items() for row in own),
+    ]
     (folder / "hospitals.csv").write_text("\n".join(lines))
     (folder / "hospitals.yaml").write_text(BASE)
 

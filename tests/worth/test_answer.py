@@ -1,4 +1,5 @@
-"""The answer as a page, a picture, and an object: what readers are shown is what `worth.json` says."""
+"""The answer as a page, a picture, and an object: what readers are shown is what `worth.json`
+says."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ JARGON = r"client|epoch|hyper|baseline|kapc|fedavg|fedper|federat|aggregat|round
 
 
 def made(gains: dict[str, tuple[int, float]], cycles: int = 4, windows: int = 0) -> Measured:
-    """Silos of so many samples, `windows` of them a recording, whose federated models are right so much more often."""
+    """Silos of so many samples, `windows` of them a recording, whose federated models are right so
+    much more often."""
     rng = np.random.default_rng(1)
     silos = []
     for c, (name, (n, gain)) in enumerate(gains.items()):
@@ -45,30 +47,52 @@ def made(gains: dict[str, tuple[int, float]], cycles: int = 4, windows: int = 0)
 
 def test_every_verdict_is_found_where_it_is_due() -> None:
     measured = made(
-        {"up": (900, 0.08), "down": (900, -0.08), "same": (3000, 0.0), "few": (30, 0.1), "open": (60, 0.02)}
+        {
+            "up": (900, 0.08),
+            "down": (900, -0.08),
+            "same": (3000, 0.0),
+            "few": (30, 0.1),
+            "open": (60, 0.02),
+        }
     )
     verdicts = {answer.silo.name: answer.verdict for answer in measured.answers}
     assert verdicts == {
-        "up": "gains", "down": "harmed", "same": "no difference that matters", "few": "cannot tell yet",
+        "up": "gains",
+        "down": "harmed",
+        "same": "no difference that matters",
+        "few": "cannot tell yet",
         "open": "cannot tell yet",
-    }  # fmt: skip
+    }
     assert measured.method == "ditto"
-    assert measured.consortium["sentence"].startswith("It depends on the silo: of 5 silos 1 gains, 1 loses, for 1 it")
+    assert measured.consortium["sentence"].startswith(
+        "It depends on the silo: of 5 silos 1 gains, 1 loses, for 1 it"
+    )
     assert measured.consortium["surely_gain"] == ["up"]
     sentences = {answer.silo.name: answer.sentence for answer in measured.answers}
-    assert re.search(r"with about \d+ own samples we would know it to within ±\d", sentences["open"], re.IGNORECASE)
+    assert re.search(
+        r"with about \d+ own samples we would know it to within ±\d",
+        sentences["open"],
+        re.IGNORECASE,
+    )
     assert "verdict takes 40" in sentences["few"]
 
 
 def test_promises_for_windows_are_of_recordings() -> None:
-    """What intervals count is what is asked for: recordings, not their windows; too few of them get no verdict."""
+    """What intervals count is what is asked for: recordings, not their windows; too few of them get
+    no verdict."""
     measured = made({"few": (80, 0.3), "open": (120, 0.02), "other": (240, 0.0)}, windows=10)
     few, unsure, _ = measured.answers
-    assert few.verdict == "cannot tell yet" and "windows of 8 recordings, and a verdict takes 10" in few.sentence
+    assert (
+        few.verdict == "cannot tell yet"
+        and "windows of 8 recordings, and a verdict takes 10" in few.sentence
+    )
     assert unsure.estimate is not None and unsure.verdict == "cannot tell yet"
     wanted = words.narrower(unsure.estimate.half)
     needed = unsure.estimate.samples_for(12, wanted)
-    assert f"about {needed} own recordings" in unsure.sentence and "windows of 12 recordings" in unsure.sentence
+    assert (
+        f"about {needed} own recordings" in unsure.sentence
+        and "windows of 12 recordings" in unsure.sentence
+    )
     row = as_json(measured)["silos"][1]
     assert row["recordings"] == 12 and "samples_for" not in row
     assert row["recordings_for"]["0.05"] == unsure.estimate.samples_for(12, 0.05)
@@ -79,9 +103,13 @@ def test_more_samples_are_not_promised_where_trainings_decide() -> None:
     answer = measured.answers[0]
     assert answer.estimate is not None
     answer.estimate = replace(answer.estimate, common=0.9 * answer.estimate.variance)
-    assert "more own samples alone would hardly narrow it" in words.of_silo(answer, measured).lower()
+    assert (
+        "more own samples alone would hardly narrow it" in words.of_silo(answer, measured).lower()
+    )
     foretold = as_json(measured)["silos"][0]["samples_for"]
-    assert {wanted: foretold[wanted] for wanted in ("0.01", "0.02", "0.03")} == dict.fromkeys(["0.01", "0.02", "0.03"])
+    assert {wanted: foretold[wanted] for wanted in ("0.01", "0.02", "0.03")} == dict.fromkeys(
+        ["0.01", "0.02", "0.03"]
+    )
 
 
 @pytest.mark.parametrize("gain", [0.004, -0.004])
@@ -90,10 +118,15 @@ def test_gains_within_the_margin_are_no_yes_and_no_no(gain: float) -> None:
     rng, silos = np.random.default_rng(0), []
     for c in range(5):
         right = np.repeat((rng.random(4000) < 0.9)[None], 4, 0).astype(float)
-        rows, moved = {label: Scores(right.copy()) for label in ("local", "ditto")}, rng.choice(4000, 16, replace=False)
+        rows, moved = (
+            {label: Scores(right.copy()) for label in ("local", "ditto")},
+            rng.choice(4000, 16, replace=False),
+        )
         rows["local"].right[:, moved], rows["ditto"].right[:, moved] = gain < 0, gain > 0
         folds = np.stack([rng.permutation(np.arange(4000) % 5) for _ in range(4)])
-        silos.append(Silo(c, f"s{c}", Samples(np.arange(4000) % 2, folds, np.arange(4000)), rows, size=4000))
+        silos.append(
+            Silo(c, f"s{c}", Samples(np.arange(4000) % 2, folds, np.arange(4000)), rows, size=4000)
+        )
     facts = measure(silos, "accuracy", None).consortium
     assert facts["sentence"].startswith(
         "On average joining makes no difference that matters: of 5 silos for 5 it makes"
@@ -116,18 +149,24 @@ def test_the_page_says_what_the_json_says(out: Path) -> None:
 
 
 def test_the_first_screen_needs_no_word_of_the_field() -> None:
-    measured = made({"Aarau": (900, 0.08), "Basel": (900, -0.08), "Chur": (3000, 0.0), "Davos": (60, 0.02)})
+    measured = made(
+        {"Aarau": (900, 0.08), "Basel": (900, -0.08), "Chur": (3000, 0.0), "Davos": (60, 0.02)}
+    )
     body = page.render(measured, []).partition("<body>")[2].partition("<h2>")[0]
     assert not re.search(JARGON, re.sub(r"<[^>]*>", " ", body), re.IGNORECASE)
 
 
 def test_bars_beyond_the_axis_are_said_to_be() -> None:
-    """Four patients: an interval without an end, whose bar is cut at the edge, and no mark that would lie beyond."""
+    """Four patients: an interval without an end, whose bar is cut at the edge, and no mark that
+    would lie beyond."""
     large = {"Aarau": (900, 0.08), "Basel": (900, -0.08), "Chur": (3000, 0.0)}
     note = "A bar that reaches the edge goes on beyond it."
     whole, cut = page.render(made(large), []), page.render(made(large | {"Zug": (4, 1.0)}), [])
     assert note not in whole and note in cut
-    assert whole.count('class="dot"') == cut.count('class="dot"') == 3 and cut.count('class="range"') == 4
+    assert (
+        whole.count('class="dot"') == cut.count('class="dot"') == 3
+        and cut.count('class="range"') == 4
+    )
 
 
 def test_a_silos_name_is_no_markup() -> None:

@@ -1,4 +1,5 @@
-"""`fl-train worth` from the command line: its files, its sentences, that it goes on, and what it refuses."""
+"""`fl-train worth` from the command line: its files, its sentences, that it goes on, and what it
+refuses."""
 
 from __future__ import annotations
 
@@ -40,11 +41,27 @@ def answer(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_the_contract_of_the_files(out: Path, answer: dict[str, dict[str, Any]]) -> None:
-    keys = {"silo", "samples", "method", "alone", "federated", "gain", "low", "high", "verdict", "sentence"}
+    keys = {
+        "silo",
+        "samples",
+        "method",
+        "alone",
+        "federated",
+        "gain",
+        "low",
+        "high",
+        "verdict",
+        "sentence",
+    }
     assert all(keys <= row.keys() and row["verdict"] in words.VERDICTS for row in answer.values())
     assert {name: row["samples"] for name, row in answer.items()} == {
-        "Aarau": 90, "Basel": 70, "Chur": 50, "Pure": 45, "Twin": 50, "Zug": 3,
-    }  # fmt: skip
+        "Aarau": 90,
+        "Basel": 70,
+        "Chur": 50,
+        "Pure": 45,
+        "Twin": 50,
+        "Zug": 3,
+    }
     with (out / "worth.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [line["silo"] for line in lines] == list(answer)
@@ -56,13 +73,20 @@ def test_the_contract_of_the_files(out: Path, answer: dict[str, dict[str, Any]])
 
 
 def test_the_scores_are_those_of_the_runs(out: Path) -> None:
-    """Sample by sample what the run folder has as a share: of training alone, and of one run that serves two rows."""
-    for label, folder in (("local", "local"), ("fedavg,after", "fedavg,personalised"), ("fedper", "fedper")):
+    """Sample by sample what the run folder has as a share: of training alone, and of one run that
+    serves two rows."""
+    for label, folder in (
+        ("local", "local"),
+        ("fedavg,after", "fedavg,personalised"),
+        ("fedper", "fedper"),
+    ):
         for seed in (0, 3):
             with np.load(out / "scores" / label / f"seed-{seed}.npz") as table:
                 own = [table["right"][table["client"] == c].mean() for c in range(6)]
             with (out / "runs" / folder / f"seed-{seed}" / "final.csv").open() as file:
-                assert own == pytest.approx([float(row["accuracy"]) for row in csv.DictReader(file)], abs=1e-6)
+                assert own == pytest.approx(
+                    [float(row["accuracy"]) for row in csv.DictReader(file)], abs=1e-6
+                )
 
 
 def test_fine_tuned_models_are_scored_as_such(out: Path) -> None:
@@ -83,19 +107,32 @@ def test_runs_of_two_processes_are_scored_as_those_of_one(out: Path, tmp_path: P
             out / "runs/fedavg,personalised/seed-1",
         )
         config = load(folder)
-        score(replace(config, fabric=replace(config.fabric, devices=2, threads=1)), folder, tmp_path, rows)
+        score(
+            replace(config, fabric=replace(config.fabric, devices=2, threads=1)),
+            folder,
+            tmp_path,
+            rows,
+        )
     for label in rows:
         with np.load(place(out, label, 1)) as one, np.load(place(tmp_path, label, 1)) as two:
-            assert {name: two[name].tolist() for name in two} == {name: one[name].tolist() for name in one}
+            assert {name: two[name].tolist() for name in two} == {
+                name: one[name].tolist() for name in one
+            }
 
 
-def test_a_silos_seconds_count_processes_that_train_beside_each_other(out: Path, tmp_path: Path) -> None:
+def test_a_silos_seconds_count_processes_that_train_beside_each_other(
+    out: Path, tmp_path: Path
+) -> None:
     run = shutil.copytree(out / "runs/fedavg,personalised/seed-1", tmp_path / "run")
-    measured: Any = SimpleNamespace(answers=[SimpleNamespace(silo=SimpleNamespace(number=0, name="Aarau"))], method="a")
+    measured: Any = SimpleNamespace(
+        answers=[SimpleNamespace(silo=SimpleNamespace(number=0, name="Aarau"))], method="a"
+    )
     one = further.costs(tmp_path, measured, "run")[0]["seconds_a_silo"]
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | {"world_size": 2}))
-    assert further.costs(tmp_path, measured, "run")[0]["seconds_a_silo"] == pytest.approx(2 * one) != 0
+    assert (
+        further.costs(tmp_path, measured, "run")[0]["seconds_a_silo"] == pytest.approx(2 * one) != 0
+    )
 
 
 def test_every_sample_is_tested_once_a_cycle_by_models_that_have_not_seen_it(out: Path) -> None:
@@ -119,14 +156,17 @@ def test_silos_that_cannot_be_judged_are_told_why(answer: dict[str, dict[str, An
 def test_shared_samples_are_in_no_figure(out: Path, answer: dict[str, dict[str, Any]]) -> None:
     """Basel's share of right answers without the ten that Aarau has, too."""
     tables = [np.load(out / "scores" / "local" / f"seed-{seed}.npz") for seed in range(FOLDS)]
-    sample, client, right = (np.concatenate([t[name] for t in tables]) for name in ("sample", "client", "right"))
+    sample, client, right = (
+        np.concatenate([t[name] for t in tables]) for name in ("sample", "client", "right")
+    )
     kept = (client == 1) & ~np.isin(sample, sample[client == 0])
     assert kept.sum() == 60
     assert answer["Basel"]["alone"] == pytest.approx(right[kept].mean())
 
 
 def test_it_goes_on_where_it_was_stopped(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run and a row's scores are gone: the same command makes them again, and nothing else, to the same answer."""
+    """A run and a row's scores are gone: the same command makes them again, and nothing else, to
+    the same answer."""
     before = (out / "worth.json").read_bytes()
     kept = (out / "runs" / "fedper" / "seed-0" / "summary.json").stat().st_mtime_ns
     shutil.rmtree(out / "runs" / "local" / "seed-2")
@@ -167,11 +207,19 @@ def test_another_base_is_refused(out: Path, capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_bad_input_is_one_line(
-    flags: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: str,
+    key: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_hospitals(tmp_path)
-    words_ = [word for word in shlex.split(SMALL) if "--methods" not in flags or word not in ("--methods", "fedper")]
+    words_ = [
+        word
+        for word in shlex.split(SMALL)
+        if "--methods" not in flags or word not in ("--methods", "fedper")
+    ]
     assert main(["worth", *words_, *shlex.split(flags), "--out", "answer"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"fl-train: error: {key}: ") and error.count("\n") == 1
@@ -179,15 +227,20 @@ def test_bad_input_is_one_line(
 
 
 def test_half_widths_are_foretold() -> None:
-    """Before the work begins: with 60 samples a gain above 13 points, with 3 nothing; no less than was measured."""
+    """Before the work begins: with 60 samples a gain above 13 points, with 3 nothing; no less than
+    was measured."""
     lines = words.beforehand(["a", "b", "c"], [60, 60, 3], 4)
     assert "3 samples (c)" in lines[0] and "too few" in lines[0]
     assert "60 samples (a, b)" in lines[1] and "13.4 points" in lines[1]
-    for size, width in {60: 7.3, 200: 3.5, 1000: 1.5, 2000: 1.0}.items():  # with networks: docs/worth.md
+    # with networks: docs/worth.md
+    for size, width in {60: 7.3, 200: 3.5, 1000: 1.5, 2000: 1.0}.items():
         (line,) = words.beforehand(["a"], [size], 4)
         assert float(line.split("about ")[1].split()[0]) > 1.2 * width
     (line,) = words.beforehand(["a"], [60], 4, metric="auroc")
-    assert "a gain in accuracy above about 13.4 points" in line and "of auroc no such width was simulated" in line
+    assert (
+        "a gain in accuracy above about 13.4 points" in line
+        and "of auroc no such width was simulated" in line
+    )
     assert words.beforehand(["a"], [60], 4, metric="mae") == []  # an error has a unit of its own
     lines = words.beforehand(["a", "b"], [60, 300], 4, [9, 14])
     assert lines[0].startswith("60 windows of 9 recordings (a): too few recordings")
@@ -196,7 +249,8 @@ def test_half_widths_are_foretold() -> None:
 
 @pytest.mark.slow
 def test_what_is_asked_beyond_the_gain(out: Path) -> None:
-    """A new silo and the costs always; without each silo in turn, and with fewer samples, on request."""
+    """A new silo and the costs always; without each silo in turn, and with fewer samples, on
+    request."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(out.parent)
         flags = [*shlex.split(SMALL), "--out", "answer", "--repeats", "5"]
@@ -206,7 +260,9 @@ def test_what_is_asked_beyond_the_gain(out: Path) -> None:
     method = facts["method"]
     assert [row["labelled"] for row in facts["newcomers"]] == [0, 5, 20]
     assert facts["newcomers"][0]["alone"] is None and facts["newcomers"][2]["alone"] > 0
-    run = out / "runs" / ("fedavg,personalised" if method.startswith("fedavg") else method) / "seed-0"
+    run = (
+        out / "runs" / ("fedavg,personalised" if method.startswith("fedavg") else method) / "seed-0"
+    )
     with (run / "clients.csv").open() as file:
         sent = [float(row["upload_bytes"]) for row in csv.DictReader(file) if row["client"] == "2"]
     assert facts["costs"]["rounds"] == 2 and facts["costs"]["upload_bytes"][2] == sum(sent) > 0
@@ -218,8 +274,11 @@ def test_what_is_asked_beyond_the_gain(out: Path) -> None:
     basel = np.concatenate([t["sample"][t["client"] == 1] for t in first])
     for folder in (out, out / "without" / "silo-1"):
         tables = [np.load(folder / place / f"seed-{seed}.npz") for seed in range(FOLDS)]
-        sample, client, right = (np.concatenate([t[name] for t in tables]) for name in ("sample", "client", "right"))
-        kept = (client == 0) & ~np.isin(sample, basel)  # the ten that Basel has, too, are not counted
+        sample, client, right = (
+            np.concatenate([t[name] for t in tables]) for name in ("sample", "client", "right")
+        )
+        # the ten that Basel has, too, are not counted
+        kept = (client == 0) & ~np.isin(sample, basel)
         shares.append(right[kept].mean())
         assert not (folder != out and any((t["client"] == 1).any() for t in tables))
     assert missed[0][0] is None and missed[2] == [None] * 6  # Chur is a copy: nothing to compare
@@ -229,7 +288,12 @@ def test_what_is_asked_beyond_the_gain(out: Path) -> None:
     assert [p["share"] for p in points] == [0.1, 0.25, 0.5, 1.0]
     assert all(p["low"] < p["gain"] < p["high"] for p in points)
     text = (out / "worth.html").read_text()
-    for title in ("A silo that joins later", "Who would miss whom", "With fewer samples", "What it costs a silo"):
+    for title in (
+        "A silo that joins later",
+        "Who would miss whom",
+        "With fewer samples",
+        "What it costs a silo",
+    ):
         assert f"<h2>{title}</h2>" in text
 
 
@@ -252,7 +316,9 @@ def test_means_are_not_told_as_more_than_they_are() -> None:
     nothing: dict[str, float | None] = {"gain": None, "low": None, "high": None}
 
     def of(ends: dict[str, float | None], *gains: float) -> str:
-        return further._until(ends, [{"share": 0.25 * k, "gain": gain} for k, gain in enumerate(gains, 1)])
+        return further._until(
+            ends, [{"share": 0.25 * k, "gain": gain} for k, gain in enumerate(gains, 1)]
+        )
 
     assert of(nothing, -0.2, -0.1) == "It does not pay at any of these sizes."
     assert of(nothing, 0.2, 0.1) == "It pays at all of these sizes."
@@ -261,18 +327,24 @@ def test_means_are_not_told_as_more_than_they_are() -> None:
         == "By the means it pays at 75 %, 100 % of the samples, and not at 25 %, 50 %."
     )
     assert "intervals do not tell" in of({"gain": 30.0, "low": None, "high": None}, 0.1, -0.1)
-    assert of({"gain": 30.0, "low": 20.0, "high": None}, 0.1, -0.1).endswith("(20 to more than measured).")
+    assert of({"gain": 30.0, "low": 20.0, "high": None}, 0.1, -0.1).endswith(
+        "(20 to more than measured)."
+    )
 
 
 def test_runs_without_a_silo_are_kept_by_method(tmp_path: Path) -> None:
     """Another call may choose another method: its runs are not those that are there."""
     config = Config(method=Component("unused"), models=[ModelConfig(Component("unused"))])
     rows = dict.fromkeys(("fedper", "fedavg finetuned"), (config, None))
-    folders = [{folder for _, folder, _, _ in further.without(tmp_path, rows, label, 3)} for label in rows]
+    folders = [
+        {folder for _, folder, _, _ in further.without(tmp_path, rows, label, 3)} for label in rows
+    ]
     assert len(folders[0]) == len(folders[1]) == 3 * 5 and not folders[0] & folders[1]
 
 
-def test_a_new_silo_trains_alone_as_long_as_the_others_and_shares_are_of_the_runs_samples(tmp_path: Path) -> None:
+def test_a_new_silo_trains_alone_as_long_as_the_others_and_shares_are_of_the_runs_samples(
+    tmp_path: Path,
+) -> None:
     base = Config(method=Component("unused"), models=[ModelConfig(Component("unused"))])
     config = replace(base, data=replace(base.data, train_share=0.4))
     rows = dict.fromkeys(("fedper", "local"), (config, None))
@@ -291,14 +363,23 @@ def asked(methods: list[str], minutes: float) -> command.Plan:
 def test_models_are_kept_whatever_the_configuration_says() -> None:
     """They are scored from the checkpoint."""
     plan = command.Plan(
-        values_of("worth", [{"out": "answer"}]), [{"callbacks": {"checkpoint": None}}], ["fedper"], 4, ""
+        values_of("worth", [{"out": "answer"}]),
+        [{"callbacks": {"checkpoint": None}}],
+        ["fedper"],
+        4,
+        "",
     )
     assert "checkpoint" in command._resolved(plan, 1)[1].callbacks
 
 
-@pytest.mark.parametrize(("minutes", "cycle", "expected"), [(10, 75, 8), (10, 200, 2), (3, 100, 1), (60, 30, 10)])
-def test_minutes_are_kept(minutes: float, cycle: float, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that runs only while something trains: whole cycles and what follows them, at most a tenth over."""
+@pytest.mark.parametrize(
+    ("minutes", "cycle", "expected"), [(10, 75, 8), (10, 200, 2), (3, 100, 1), (60, 30, 10)]
+)
+def test_minutes_are_kept(
+    minutes: float, cycle: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that runs only while something trains: whole cycles and what follows them, at most
+    a tenth over."""
     now = [0.0]
     monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
 

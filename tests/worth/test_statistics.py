@@ -19,7 +19,9 @@ def folds_of(cycles: int, n: int, rng: np.random.Generator, folds: int = 5) -> n
     return np.stack([rng.permutation(np.arange(n) % folds) for _ in range(cycles)])
 
 
-def made(n: int = 60, cycles: int = 3, classes: int = 2, seed: int = 0) -> tuple[Scores, Scores, Samples]:
+def made(
+    n: int = 60, cycles: int = 3, classes: int = 2, seed: int = 0
+) -> tuple[Scores, Scores, Samples]:
     rng = np.random.default_rng(seed)
     labels = np.arange(n) % classes
     both = []
@@ -57,7 +59,9 @@ def test_more_cycles_are_no_more_samples() -> None:
     alone, ours, samples = made(cycles=1)
     again = Samples(samples.labels, np.repeat(samples.folds, 6, 0), samples.units)
     once = estimated("accuracy", alone, ours, samples)
-    often = estimated("accuracy", Scores(np.repeat(alone.right, 6, 0)), Scores(np.repeat(ours.right, 6, 0)), again)
+    often = estimated(
+        "accuracy", Scores(np.repeat(alone.right, 6, 0)), Scores(np.repeat(ours.right, 6, 0)), again
+    )
     assert often.gain == pytest.approx(once.gain)
     spread = (ours.right - alone.right)[0].var(ddof=1) / 60 + 0.5 / (60 * 59)
     assert often.variance >= spread * (1 - 1e-9)
@@ -67,16 +71,23 @@ def test_samples_of_one_person_count_once() -> None:
     """Every sample four times, as of one person: the variance is that of the persons."""
     alone, ours, samples = made(cycles=2)
     four = [Scores(np.repeat(one.right, 4, 1)) for one in (alone, ours)]
-    repeated = Samples(np.repeat(samples.labels, 4), np.repeat(samples.folds, 4, 1), np.repeat(samples.units, 4))
+    repeated = Samples(
+        np.repeat(samples.labels, 4), np.repeat(samples.folds, 4, 1), np.repeat(samples.units, 4)
+    )
     apart = Samples(repeated.labels, repeated.folds, np.arange(240))
-    once, persons = estimated("accuracy", alone, ours, samples), estimated("accuracy", *four, repeated)
+    once, persons = (
+        estimated("accuracy", alone, ours, samples),
+        estimated("accuracy", *four, repeated),
+    )
     assert persons.gain == pytest.approx(once.gain)
     assert persons.half > 1.15 * estimated("accuracy", *four, apart).half
-    assert persons.half == pytest.approx(once.half, rel=0.04)  # half a made-up sample is of 240, not of 60
+    # half a made-up sample is of 240, not of 60
+    assert persons.half == pytest.approx(once.half, rel=0.04)
 
 
 def test_one_recording_tells_nothing() -> None:
-    """500 windows of one recording, all judged better: they count as one, and the interval has every gain in it."""
+    """500 windows of one recording, all judged better: they count as one, and the interval has
+    every gain in it."""
     _, _, samples = made(n=500)
     of_one = Samples(samples.labels, samples.folds, np.zeros(500, int))
     alone, ours = Scores(np.zeros((3, 500))), Scores(np.ones((3, 500)))
@@ -90,12 +101,14 @@ def test_few_recordings_get_no_verdict() -> None:
     assert worth.too_few("accuracy", labels, recordings=9) == (
         "its 60 samples are windows of 9 recordings, and a verdict takes 10"
     )
-    assert worth.too_few("accuracy", labels, recordings=10) == worth.too_few("accuracy", labels) == ""
+    assert (
+        worth.too_few("accuracy", labels, recordings=10) == worth.too_few("accuracy", labels) == ""
+    )
 
 
 def test_intervals_over_recordings_cover() -> None:
-    """Of 200 silos with 12 windows in each of 10 recordings that differ: the intervals cover the mean over recordings;
-    as if windows were independent, they would not."""
+    """Of 200 silos with 12 windows in each of 10 recordings that differ: the intervals cover the
+    mean over recordings; as if windows were independent, they would not."""
     rng, covered, naive = np.random.default_rng(4), 0, 0
     for _ in range(200):
         effect, units = rng.normal(0.05, 0.2, 10), np.repeat(np.arange(10), 12)
@@ -103,7 +116,9 @@ def test_intervals_over_recordings_cover() -> None:
         alone = (rng.random((2, 120)) < 0.5).astype(float)
         ours = (rng.random((2, 120)) < np.clip(0.5 + effect, 0, 1)[units]).astype(float)
         for kind in (units, np.arange(120)):
-            got = estimated("accuracy", Scores(alone), Scores(ours), Samples(units % 2, folds, kind))
+            got = estimated(
+                "accuracy", Scores(alone), Scores(ours), Samples(units % 2, folds, kind)
+            )
             inside = abs(got.gain - 0.05) <= got.half
             covered += inside and kind is units
             naive += inside and kind is not units
@@ -117,15 +132,20 @@ def test_metrics_are_scikit_learns(classes: int) -> None:
     whole = Samples(samples.labels, np.zeros((1, 60), int), samples.units)
     parts = worth.contributions("balanced_accuracy", alone, samples)
     answers = alone.outputs[0].argmax(-1)  # type: ignore[index]
-    assert worth.value("balanced_accuracy", parts) == pytest.approx(balanced_accuracy_score(samples.labels, answers))
+    assert worth.value("balanced_accuracy", parts) == pytest.approx(
+        balanced_accuracy_score(samples.labels, answers)
+    )
     chances = softmax(alone.outputs[0], -1)  # type: ignore[index]
-    truth = roc_auc_score(samples.labels, chances[:, 1] if classes == 2 else chances, multi_class="ovr")
+    truth = roc_auc_score(
+        samples.labels, chances[:, 1] if classes == 2 else chances, multi_class="ovr"
+    )
     assert worth.value("auroc", worth.contributions("auroc", alone, whole)) == pytest.approx(truth)
     assert worth.by_fold("auroc", alone, whole)[0, 0] == pytest.approx(truth)
 
 
 def test_auroc_has_delongs_variance() -> None:
-    """Two classes, one fold: the variances of placements, each over its class, and half a made-up sample of each."""
+    """Two classes, one fold: the variances of placements, each over its class, and half a made-up
+    sample of each."""
     alone, ours, samples = made(cycles=1, n=80)
     whole = Samples(samples.labels, np.zeros((1, 80), int), samples.units)
     got = estimated("auroc", alone, ours, whole)
@@ -135,7 +155,8 @@ def test_auroc_has_delongs_variance() -> None:
         below = np.sign(chance[whole.labels == 1][:, None] - chance[whole.labels == 0]) / 2 + 0.5
         placed.append((below.mean(1), below.mean(0)))
     expected = sum(
-        float((ours - alone).var(ddof=1)) / 40 + 0.5 / (40 * 39) for alone, ours in zip(*placed, strict=True)
+        float((ours - alone).var(ddof=1)) / 40 + 0.5 / (40 * 39)
+        for alone, ours in zip(*placed, strict=True)
     )
     assert got.variance == pytest.approx(expected)
 
@@ -146,7 +167,9 @@ def test_mae_is_better_where_it_is_less() -> None:
     errors = np.abs(np.random.default_rng(1).normal(0, 1, (3, 60)))
     got = estimated("mae", Scores(errors), Scores(errors / 2), samples)
     assert got.gain == pytest.approx(errors.mean() / 2)
-    assert worth.value("mae", worth.contributions("mae", Scores(errors), samples)) == pytest.approx(errors.mean())
+    assert worth.value("mae", worth.contributions("mae", Scores(errors), samples)) == pytest.approx(
+        errors.mean()
+    )
 
 
 def test_an_undefined_metric_has_no_estimate() -> None:
@@ -182,7 +205,8 @@ def test_floors() -> None:
     assert "39 samples" in worth.too_few("accuracy", few)
     assert worth.too_few("accuracy", np.arange(40) % 2) == ""
     assert "9 samples outside" in worth.too_few("accuracy", (np.arange(100) < 9).astype(int))
-    assert worth.too_few("accuracy", np.minimum(np.arange(100), 11)) == ""  # small classes, but 11 outside the largest
+    # small classes, but 11 outside the largest
+    assert worth.too_few("accuracy", np.minimum(np.arange(100), 11)) == ""
     assert "one class" in worth.too_few("auroc", np.ones(100, int))
     assert worth.too_few("mae", np.zeros(40, int)) == ""
 
@@ -200,8 +224,11 @@ def test_a_winner_is_not_scored_where_it_won() -> None:
 
 
 def test_samples_for_a_half_width() -> None:
-    """Without luck of fits 1.4² n (h / w)², in two figures, rounded up; with it more, or no number at all."""
-    one = Estimate(gain=0.0, variance=4e-4, degrees=1e9, common=0.0, fits=20, by_cycles=0.0, cycles=4)
+    """Without luck of fits 1.4² n (h / w)², in two figures, rounded up; with it more, or no number
+    at all."""
+    one = Estimate(
+        gain=0.0, variance=4e-4, degrees=1e9, common=0.0, fits=20, by_cycles=0.0, cycles=4
+    )
     assert 1.96 * 100 * (one.half / 0.02) ** 2 == pytest.approx(911, abs=1)
     assert one.samples_for(100, 0.02) == 920 and one.samples_for(100, 1.01 * one.half) == 100
     lucky = replace(one, common=0.2e-4)
@@ -213,8 +240,8 @@ def test_samples_for_a_half_width() -> None:
 
 
 def test_intervals_cover_and_cry_no_wolf() -> None:
-    """400 silos of 60 whose models are right with fixed chances, sample by sample: 95 % intervals cover the true mean,
-    and silos without a gain are hardly ever called so."""
+    """400 silos of 60 whose models are right with fixed chances, sample by sample: 95 % intervals
+    cover the true mean, and silos without a gain are hardly ever called so."""
     rng = np.random.default_rng(3)
     covered, false = 0, 0
     for k in range(400):
@@ -225,9 +252,16 @@ def test_intervals_cover_and_cry_no_wolf() -> None:
         alone, ours = (Scores((rng.random((4, n)) < p).astype(float)) for p in (chance, better))
         got = estimated("accuracy", alone, ours, samples)
         truth = gain if gain == 0 else None
-        expected = 0.0 if truth == 0.0 else float(np.mean([np.clip(rng.beta(4, 2, 9999) + 0.1, 0, 1) - 4 / 6]))
+        expected = (
+            0.0
+            if truth == 0.0
+            else float(np.mean([np.clip(rng.beta(4, 2, 9999) + 0.1, 0, 1) - 4 / 6]))
+        )
         covered += got.gain - got.half <= expected <= got.gain + got.half
-        false += truth == 0.0 and worth.verdict(got.gain - got.half, got.gain + got.half, 0.02) == "gains"
+        false += (
+            truth == 0.0
+            and worth.verdict(got.gain - got.half, got.gain + got.half, 0.02) == "gains"
+        )
     assert covered >= 0.94 * 400
     assert false <= 5
 
@@ -237,11 +271,17 @@ def test_more_cycles_narrow_as_foretold() -> None:
     n, foretold, reached = 200, [], []
     for _ in range(40):
         chance = rng.beta(4, 2, n)
-        both = [(rng.random((8, n)) < np.clip(chance + gain, 0, 1)).astype(float) for gain in (0, 0.05)]
+        both = [
+            (rng.random((8, n)) < np.clip(chance + gain, 0, 1)).astype(float) for gain in (0, 0.05)
+        ]
         folds = folds_of(8, n, rng)
         labels = np.arange(n) % 2
-        few = estimated("accuracy", *(Scores(one[:4]) for one in both), Samples(labels, folds[:4], np.arange(n)))  # type: ignore[arg-type]
-        many = estimated("accuracy", *(Scores(one) for one in both), Samples(labels, folds, np.arange(n)))  # type: ignore[arg-type]
+        few = estimated(
+            "accuracy", *(Scores(one[:4]) for one in both), Samples(labels, folds[:4], np.arange(n))
+        )  # type: ignore[arg-type]
+        many = estimated(
+            "accuracy", *(Scores(one) for one in both), Samples(labels, folds, np.arange(n))
+        )  # type: ignore[arg-type]
         foretold.append(few.half_after(8))
         reached.append(many.half)
     assert np.median(np.array(foretold) / np.array(reached)) == pytest.approx(1, abs=0.1)
@@ -249,7 +289,9 @@ def test_more_cycles_narrow_as_foretold() -> None:
 
 def test_cycles_cannot_narrow_by_more_than_their_number() -> None:
     """Single cycles that differ so much that the formula would promise no width at all."""
-    one = Estimate(gain=0.0, variance=1e-4, degrees=20, common=0.0, fits=20, by_cycles=2e-3, cycles=4)
+    one = Estimate(
+        gain=0.0, variance=1e-4, degrees=20, common=0.0, fits=20, by_cycles=2e-3, cycles=4
+    )
     assert one.half_after(8) == pytest.approx(one.half / math.sqrt(2))
     assert one.half_after(4) == one.half
 

@@ -33,7 +33,9 @@ NAMES = ["Aarau", "Basel", "Chur", "Pure", "Twin", "Zug"]
         ([], 0.0),
     ],
 )
-def test_the_share_of_the_fall_that_the_last_fifth_brings(losses: Sequence[float], share: float) -> None:
+def test_the_share_of_the_fall_that_the_last_fifth_brings(
+    losses: Sequence[float], share: float
+) -> None:
     assert fall_at_the_end(losses) == pytest.approx(share)
 
 
@@ -42,14 +44,20 @@ def test_steps_stand_in_the_files_and_the_loss_that_still_falls_is_warned_of(out
         sizes = {row["name"]: int(row["train_samples"]) for row in csv.DictReader(file)}
     content = json.loads((out / "worth.json").read_text())
     rows = {row["silo"]: row for row in content["silos"]}
-    steps = {name: 2 * math.ceil(size / FederationConfig().batch_size) for name, size in sizes.items()}
+    steps = {
+        name: 2 * math.ceil(size / FederationConfig().batch_size) for name, size in sizes.items()
+    }
     assert {name: row["steps_alone"] for name, row in rows.items()} == steps
     with (out / "worth.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [int(line["steps_alone"]) for line in lines] == [*steps.values()]
-    assert all(row["still_falling"] for name, row in rows.items() if name != "Zug")  # two rounds are few
+    # two rounds are few
+    assert all(row["still_falling"] for name, row in rows.items() if name != "Zug")
     page = (out / "worth.html").read_text()
-    assert "<h2>How long each silo trained</h2>" in page and "Warning: the loss of training alone still falls" in page
+    assert (
+        "<h2>How long each silo trained</h2>" in page
+        and "Warning: the loss of training alone still falls" in page
+    )
 
 
 def test_the_federations_steps_follow_from_its_passes(out: Path) -> None:
@@ -62,11 +70,18 @@ def test_the_federations_steps_follow_from_its_passes(out: Path) -> None:
 
 
 @pytest.mark.parametrize("metric", ["balanced_accuracy", "auroc"])
-def test_newcomers_are_scored_by_the_chosen_metric(out: Path, metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newcomers_are_scored_by_the_chosen_metric(
+    out: Path, metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is trained again: newcomers were scored by all that --metric may name."""
     monkeypatch.chdir(out.parent)
     before = {file: file.stat().st_mtime_ns for file in out.rglob("newcomers.csv")}
-    assert main(["worth", *shlex.split(SMALL), "--out", "answer", "--repeats", "5", "--metric", metric]) == 0
+    assert (
+        main(
+            ["worth", *shlex.split(SMALL), "--out", "answer", "--repeats", "5", "--metric", metric]
+        )
+        == 0
+    )
     content = json.loads((out / "worth.json").read_text())
     method = content["consortium"]["method"]
     scores: list[float] = []
@@ -74,9 +89,12 @@ def test_newcomers_are_scored_by_the_chosen_metric(out: Path, metric: str, monke
         with file.open() as lines:
             rows = [row for row in csv.DictReader(lines) if row["samples_per_class"] == "20"]
         scores += [float(row[metric]) for row in rows if row.get(metric)]
-    [of_20] = [row["federated"] for row in content["consortium"]["newcomers"] if row["labelled"] == 20]
+    [of_20] = [
+        row["federated"] for row in content["consortium"]["newcomers"] if row["labelled"] == 20
+    ]
     assert of_20 == pytest.approx(sum(scores) / len(scores))
     text = (out / "worth.html").read_text().partition("A silo that joins later")[2]
     assert "share of cases judged right)" not in text
-    assert re.search(r"It is defined for [45] of 6 silos", text)  # Pure has one class, and Zug may have
+    # Pure has one class, and Zug may have
+    assert re.search(r"It is defined for [45] of 6 silos", text)
     assert {file: at for file, at in before.items() if file.stat().st_mtime_ns != at} == {}

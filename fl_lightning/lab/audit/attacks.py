@@ -1,14 +1,18 @@
-"""Attacks on what was observed, as rows: what a viewer learns, with an interval, beside what chance gives.
+"""Attacks on what was observed, as rows: what a viewer learns, with an interval, beside what chance
+gives.
 
-Membership: loss threshold (Yeom et al., CSF 2018) on one run; online LiRA (Carlini et al., S&P 2022, Algorithm 1) over
-runs of other seeds, in which the same sample was a training sample or a test sample of a client: no shadow model is
-trained. Its Gaussians have a mean for each sample and, since there are few runs, one variance for all.
+Membership: loss threshold (Yeom et al., CSF 2018) on one run; online LiRA (Carlini et al., S&P
+    2022, Algorithm 1) over
+runs of other seeds, in which the same sample was a training sample or a test sample of a client: no
+shadow model is trained. Its Gaussians have a mean for each sample and, since there are few runs,
+one variance for all.
 
-Both have two further versions, for an attacker who saw models in several rounds. One goes by the mean of a sample's
-confidence over the rounds kept; the other by its rise from the first of them to the last, in which the first model
-tells how hard a sample is (difficulty calibration: Watson, Guo, Cormode, Sablayrolles, ICLR 2022, with other models).
-Nasr, Shokri, Houmansadr (S&P 2019) let a passive attacker of federated learning train a network on the gradients and
-activations of several rounds, Liu, Zhao, Backes, Zhang (CCS 2022) one on losses along training: both learn more so than
+Both have two further versions, for an attacker who saw models in several rounds. One goes by the
+mean of a sample's confidence over the rounds kept; the other by its rise from the first of them to
+the last, in which the first model tells how hard a sample is (difficulty calibration: Watson, Guo,
+Cormode, Sablayrolles, ICLR 2022, with other models). Nasr, Shokri, Houmansadr (S&P 2019) let a
+passive attacker of federated learning train a network on the gradients and activations of several
+rounds, Liu, Zhao, Backes, Zhang (CCS 2022) one on losses along training: both learn more so than
 from the last model. Theirs are stronger attacks than a mean or a difference.
 """
 
@@ -25,13 +29,16 @@ from scipy.stats import rankdata
 from fl_lightning.lab.audit.observe import VIEWS, Confidence, Observed
 
 DRAWS = 200
-"""Bootstraps of an interval and permutations of chance (ours): intervals of 95 % to a tenth of their width."""
+"""Bootstraps of an interval and permutations of chance (ours): intervals of 95 % to a tenth of
+their width."""
 CONTROL = "AUC, control: memberships shuffled"
 LEVELS = {"true positives at 1 % false": 0.01, "true positives at 0.1 % false": 0.001}
 FEWEST = 40
-"""Ways to divide the clients into groups of their sizes, below which 95 % of permutations include the right one."""
+"""Ways to divide the clients into groups of their sizes, below which 95 % of permutations include
+the right one."""
 SHUFFLES = 20
-"""Of memberships, for what LiRA and thresholds give by chance (ours): their spread is known to a sixth."""
+"""Of memberships, for what LiRA and thresholds give by chance (ours): their spread is known to a
+sixth."""
 FLIPPED = "trained on flipped labels (callbacks.attack): their samples are left out"
 """What the page says of some clients (`Observed.flipped`)."""
 FEW = 20
@@ -49,8 +56,8 @@ class Row:
     value: float
     low: float
     high: float
-    """A bootstrap interval of 95 % of `value`; of an attack on the relation, what 95 % of permutations give; of a
-    control, what 95 % of shuffles give, and `value` is their mean."""
+    """A bootstrap interval of 95 % of `value`; of an attack on the relation, what 95 % of
+    permutations give; of a control, what 95 % of shuffles give, and `value` is their mean."""
     chance: float
     """What guessing gives."""
     samples: int
@@ -73,7 +80,13 @@ def auc(member: np.ndarray, score: np.ndarray) -> float:
 
 
 def membership(
-    method: str, view: str, attack: str, scored: Labelled, runs: int, controls: Sequence[Labelled], rounds: int = 1
+    method: str,
+    view: str,
+    attack: str,
+    scored: Labelled,
+    runs: int,
+    controls: Sequence[Labelled],
+    rounds: int = 1,
 ) -> list[Row]:
     """AUC over all clients and for single ones, true positives at low false ones, and the control.
 
@@ -86,9 +99,13 @@ def membership(
     def row(measure: str, value: float, drawn: Sequence[float], chance: float, n: int) -> Row:
         known = [value for value in drawn if value == value]
         low, high = np.percentile(known, [2.5, 97.5]) if known else (np.nan, np.nan)
-        return Row(method, view, attack, measure, value, float(low), float(high), chance, n, runs, rounds)
+        return Row(
+            method, view, attack, measure, value, float(low), float(high), chance, n, runs, rounds
+        )
 
-    rows = [row("AUC", auc(member, score), [auc(member[d], score[d]) for d in draws], 0.5, len(member))]
+    rows = [
+        row("AUC", auc(member, score), [auc(member[d], score[d]) for d in draws], 0.5, len(member))
+    ]
     drawn = [auc(shuffled, mixed) for _, shuffled, mixed in controls]
     rows.append(row(CONTROL, float(np.mean(drawn)), drawn, 0.5, len(member)))
     for words, level in LEVELS.items():
@@ -124,10 +141,15 @@ def _by_client(scored: Labelled, row: Callable[..., Row]) -> list[Row]:
             own[c], sizes[c] = auc(member[mine], score[mine]), int(member[mine].sum())
     if not own:
         return []
-    rows = [row("AUC, mean over clients", float(np.mean(list(own.values()))), (), 0.5, len(own)),
-            row("AUC, worst client", max(own.values()), (), 0.5, len(own))]  # fmt: skip
+    rows = [
+        row("AUC, mean over clients", float(np.mean(list(own.values()))), (), 0.5, len(own)),
+        row("AUC, worst client", max(own.values()), (), 0.5, len(own)),
+    ]
     middle = float(np.median(list(sizes.values())))
-    for words, small in (("AUC, clients with fewer samples", True), ("AUC, clients with more samples", False)):
+    for words, small in (
+        ("AUC, clients with fewer samples", True),
+        ("AUC, clients with more samples", False),
+    ):
         values = [own[c] for c in own if (sizes[c] <= middle) == small]
         if values:
             rows.append(row(words, float(np.mean(values)), (), 0.5, len(values)))
@@ -144,18 +166,22 @@ def thresholds(run: Observed) -> list[Row]:
             score, attack = seen[view], f"loss threshold{words}"
             if len(score) and not np.isnan(score).any():
                 controls = [(s.client, members, score) for members in mixed]
-                rows += membership(run.method, view, attack, (s.client, s.member, score), 1, controls, rounds)
+                rows += membership(
+                    run.method, view, attack, (s.client, s.member, score), 1, controls, rounds
+                )
     return rows
 
 
 def _seen(runs: Sequence[Observed]) -> list[tuple[str, int, list[Confidence]]]:
-    """What an attacker goes by in each run, as words and the number of rounds: the last round; where all of the runs
-    have kept the same further rounds, also each of `over_rounds`."""
+    """What an attacker goes by in each run, as words and the number of rounds: the last round;
+    where all of the runs have kept the same further rounds, also each of `over_rounds`."""
     last = ("", 1, [run.samples.confidence for run in runs])
     rounds, several = runs[0].rounds, runs[0].samples.over_rounds
     if any(run.rounds != rounds for run in runs):
         return [last]
-    ways = [(f", {way} over rounds", [run.samples.over_rounds[way] for run in runs]) for way in several]
+    ways = [
+        (f", {way} over rounds", [run.samples.over_rounds[way] for run in runs]) for way in several
+    ]
     return [last, *((words, len(rounds), seen) for words, seen in ways)]
 
 
@@ -167,7 +193,10 @@ def lira(runs: Sequence[Observed]) -> list[Row]:
             scores = [confidence[view] for confidence in seen]
             if any(np.isnan(score).any() for score in scores):
                 continue
-            truth, attack = attacked(runs, scores, [run.samples.member for run in runs]), f"LiRA{words}"
+            truth, attack = (
+                attacked(runs, scores, [run.samples.member for run in runs]),
+                f"LiRA{words}",
+            )
             if len(set(truth[1].tolist())) == 2:
                 controls = by_chance(runs, scores)
                 rows += membership(runs[0].method, view, attack, truth, len(runs), controls, rounds)
@@ -177,14 +206,20 @@ def lira(runs: Sequence[Observed]) -> list[Row]:
 def by_chance(runs: Sequence[Observed], scores: Sequence[np.ndarray]) -> list[Labelled]:
     """LiRA on memberships that were shuffled within each client of each run, `SHUFFLES` times."""
     rng = np.random.default_rng(1)
-    draws = [[shuffle(run.samples.client, run.samples.member, rng) for run in runs] for _ in range(SHUFFLES)]
+    draws = [
+        [shuffle(run.samples.client, run.samples.member, rng) for run in runs]
+        for _ in range(SHUFFLES)
+    ]
     return [attacked(runs, scores, members) for members in draws]
 
 
-def attacked(runs: Sequence[Observed], scores: Sequence[np.ndarray], members: Sequence[np.ndarray]) -> Labelled:
+def attacked(
+    runs: Sequence[Observed], scores: Sequence[np.ndarray], members: Sequence[np.ndarray]
+) -> Labelled:
     """LiRA's log likelihood ratios of the samples that have one.
 
-    A sample has one in a run where among the other runs it was trained on in some, and only tested on in others.
+    A sample has one in a run where among the other runs it was trained on in some, and only tested
+    on in others.
     """
     client = np.concatenate([k * 10**6 + run.samples.client for k, run in enumerate(runs)])
     digest = np.concatenate([run.samples.digest for run in runs])
@@ -211,7 +246,8 @@ def attacked(runs: Sequence[Observed], scores: Sequence[np.ndarray], members: Se
 def relations(run: Observed) -> list[Row]:
     """From the relation, by layer: who shares a group, and how alike two clients' label mixes are.
 
-    The server sees the whole cube, another client its own row: its measure is the mean over clients.
+    The server sees the whole cube, another client its own row: its measure is the mean over
+    clients.
     """
     rows: list[Row] = []
     apart = ~np.eye(len(run.counts), dtype=bool)
@@ -220,30 +256,47 @@ def relations(run: Observed) -> list[Row]:
     same = np.equal.outer(run.groups, run.groups)
     for layer, R in run.relation.items():
         columns = [R[apart[:, j], j] for j in range(len(R))]
-        if not R[apart].any() or max(map(np.ptp, columns)) < 1e-6:  # nobody's, or one row for all: sample counts
+        # nobody's, or one row for all: sample counts
+        if not R[apart].any() or max(map(np.ptp, columns)) < 1e-6:
             continue
         if len(set(run.groups)) > 1 and not too_few(run):
             rows += _related(run, layer, R, same, "who shares a group", "AUC", auc, 0.5)
-        rows += _related(run, layer, R, alike, "how alike label mixes are", "rank correlation", _ranked, 0.0)
+        rows += _related(
+            run, layer, R, alike, "how alike label mixes are", "rank correlation", _ranked, 0.0
+        )
     return rows
 
 
 def too_few(run: Observed) -> list[str]:
-    """Why the relation's groups cannot be told from luck: so few ways to divide the clients that one in 40 is right."""
+    """Why the relation's groups cannot be told from luck: so few ways to divide the clients that
+    one in 40 is right."""
     sizes = sorted(Counter(run.groups).values())
     if not run.relation or len(sizes) < 2:
         return []
     ways = math.factorial(len(run.groups))
     for size, times in Counter(sizes).items():
         ways //= math.factorial(size) ** times * math.factorial(times)
-    words = f"{len(run.groups)} clients in groups of {', '.join(map(str, sizes))} can be divided in {ways} ways only"
-    return [f"{words}: whether the relation tells who shares a group is not tested"] if ways < FEWEST else []
+    words = (
+        f"{len(run.groups)} clients in groups of {', '.join(map(str, sizes))} can be divided in "
+        f"{ways} ways only"
+    )
+    return (
+        [f"{words}: whether the relation tells who shares a group is not tested"]
+        if ways < FEWEST
+        else []
+    )
 
 
 def _related(
-    run: Observed, layer: str, R: np.ndarray, truth: np.ndarray, question: str, measure: str,
-    of: Callable[[np.ndarray, np.ndarray], float], chance: float,
-) -> list[Row]:  # fmt: skip
+    run: Observed,
+    layer: str,
+    R: np.ndarray,
+    truth: np.ndarray,
+    question: str,
+    measure: str,
+    of: Callable[[np.ndarray, np.ndarray], float],
+    chance: float,
+) -> list[Row]:
     n = len(R)
     apart, rng = ~np.eye(n, dtype=bool), np.random.default_rng(0)
     orders = [rng.permutation(n) for _ in range(DRAWS)]
@@ -256,10 +309,17 @@ def _related(
 
     rows = []
     for viewer, value in (("server: relation", whole), ("another client: its row", single)):
-        permuted = [value(truth[np.ix_(order, order)]) for order in orders[: DRAWS if viewer[0] == "s" else DRAWS // 4]]
+        permuted = [
+            value(truth[np.ix_(order, order)])
+            for order in orders[: DRAWS if viewer[0] == "s" else DRAWS // 4]
+        ]
         low, high = np.percentile([v for v in permuted if v == v] or [np.nan], [2.5, 97.5])
         name = f"{measure}, layer {layer}" if layer != "mean" else f"{measure}, mean over layers"
-        rows.append(Row(run.method, viewer, question, name, value(truth), float(low), float(high), chance, n))
+        rows.append(
+            Row(
+                run.method, viewer, question, name, value(truth), float(low), float(high), chance, n
+            )
+        )
     return rows
 
 
@@ -276,7 +336,8 @@ def _ranked(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def label_mixes(run: Observed) -> list[Row]:
-    """From the biases of uploaded classifiers, less their mean: how well the order of a client's classes follows."""
+    """From the biases of uploaded classifiers, less their mean: how well the order of a client's
+    classes follows."""
     if run.heads is None:
         return []
     change = run.heads - run.heads.mean(0)
@@ -290,5 +351,16 @@ def label_mixes(run: Observed) -> list[Row]:
     rng, n = np.random.default_rng(0), len(change)
     permuted = [value(rng.permutation(n)) for _ in range(DRAWS)]
     low, high = np.percentile([v for v in permuted if v == v] or [np.nan], [2.5, 97.5])
-    return [Row(run.method, "server: upload", "label mix from the classifier's bias", "rank correlation by class",
-                value(np.arange(n)), float(low), float(high), 0.0, n)]  # fmt: skip
+    return [
+        Row(
+            run.method,
+            "server: upload",
+            "label mix from the classifier's bias",
+            "rank correlation by class",
+            value(np.arange(n)),
+            float(low),
+            float(high),
+            0.0,
+            n,
+        )
+    ]

@@ -12,10 +12,12 @@ from fl_lightning.privacy.bound import lower_bound, share_right
 
 @dataclass(frozen=True)
 class Claim:
-    """Of the runs of one method; canaries of several runs (other seeds, other coins) are counted together."""
+    """Of the runs of one method; canaries of several runs (other seeds, other coins) are counted
+    together."""
 
     epsilon: float
-    """The largest that a run claims for a unit, against those who know the cohorts; infinite: none that is finite."""
+    """The largest that a run claims for a unit, against those who know the cohorts; infinite: none
+    that is finite."""
     delta: float
     canaries: int = 0
     guesses: int = 0
@@ -25,7 +27,11 @@ class Claim:
     @property
     def bound(self) -> float | None:
         """The epsilon that the canaries refute; None: there are none."""
-        return lower_bound(self.canaries, self.guesses, self.right, self.delta) if self.guesses else None
+        return (
+            lower_bound(self.canaries, self.guesses, self.right, self.delta)
+            if self.guesses
+            else None
+        )
 
     @property
     def broken(self) -> bool:
@@ -34,7 +40,9 @@ class Claim:
 
     def words(self, method: str) -> str:
         """For the page, and for the terminal."""
-        text = f"{method} claims epsilon {self.epsilon:.4g} at delta {self.delta:g} for a {self.unit}"
+        text = (
+            f"{method} claims epsilon {self.epsilon:.4g} at delta {self.delta:g} for a {self.unit}"
+        )
         if not self.guesses:
             return f"{text}; no canary tests it"
         low, high = share_right(self.guesses, self.right)
@@ -46,7 +54,13 @@ class Claim:
         """All numbers; what is infinite is null."""
         epsilon = self.epsilon if math.isfinite(self.epsilon) else None
         counts = {"canaries": self.canaries, "guesses": self.guesses, "right": self.right}
-        return {"epsilon": epsilon, "delta": self.delta, **counts, "bound": self.bound, "broken": self.broken}
+        return {
+            "epsilon": epsilon,
+            "delta": self.delta,
+            **counts,
+            "bound": self.bound,
+            "broken": self.broken,
+        }
 
 
 def claimed(summaries: Sequence[Mapping[str, Any]]) -> Claim | None:

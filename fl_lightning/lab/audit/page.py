@@ -1,4 +1,5 @@
-"""`audit.json`, `audit.csv` and `audit.html`: the same rows three times. The page needs no script and no network."""
+"""`audit.json`, `audit.csv` and `audit.html`: the same rows three times. The page needs no script
+and no network."""
 
 from __future__ import annotations
 
@@ -36,23 +37,36 @@ th,td{padding:.3rem .7rem;border-bottom:1px solid #dde2e8;text-align:left;white-
 @media(max-width:44rem){main{padding:1rem .6rem}th,td{padding:.3rem .2rem;white-space:normal;font-size:.8rem}
 :is(th,td):nth-child(6){white-space:nowrap;font-size:.72rem}.again{font-size:0}
 :is(th,td):is(:nth-child(5),:nth-child(n+7)){display:none}}
-"""
-MEAN = "The same by an attacker who saw the models of several rounds, on the mean of a sample's confidence over them."
-RISE = "The same by an attacker who saw several rounds, on how a sample's confidence rose from the first to the last."
+"""  # noqa: E501
+MEAN = (
+    "The same by an attacker who saw the models of several rounds, on the mean of a sample's "
+    "confidence over them."
+)
+RISE = (
+    "The same by an attacker who saw several rounds, on how a sample's confidence rose from the "
+    "first to the last."
+)
 ATTACKS = {
-    "LiRA": "Was a sample trained on? Online LiRA over the study's runs: each sample was trained on in some, and only "
+    "LiRA": "Was a sample trained on? Online LiRA over the study's runs: each sample was trained "
+    "on in "
+    "some, and only "
     "tested on in others. Intervals of 95 % are bootstraps over samples, not over runs.",
     "LiRA, mean over rounds": MEAN,
     "LiRA, rise over rounds": RISE,
-    "loss threshold": "Was a sample trained on? Its loss under one model, training against test samples of the same "
+    "loss threshold": "Was a sample trained on? Its loss under one model, training against test "
+    "samples of the "
+    "same "
     "client. Intervals of 95 % are bootstraps over samples.",
     "loss threshold, mean over rounds": MEAN,
     "loss threshold, rise over rounds": RISE,
-    "who shares a group": "Do weights of the last round's relation tell which clients share a planted group? The "
+    "who shares a group": "Do weights of the last round's relation tell which clients share a "
+    "planted group? The "
     "interval is what 95 % of permutations of the clients give.",
-    "how alike label mixes are": "Do weights of the last round's relation follow how alike label mixes are? The "
+    "how alike label mixes are": "Do weights of the last round's relation follow how alike label "
+    "mixes are? The "
     "interval is what 95 % of permutations of the clients give.",
-    "label mix from the classifier's bias": "Do the biases of an uploaded classifier follow how often the client has "
+    "label mix from the classifier's bias": "Do the biases of an uploaded classifier follow how "
+    "often the client has "
     "each class? The interval is what 95 % of permutations of the clients give.",
 }
 """What each attack asks, in words."""
@@ -61,8 +75,14 @@ PERMUTED = ("who", "how", "label")
 
 def as_json(rows: Sequence[Row], claims: dict[str, Claim]) -> str:
     """Rows, and what is claimed by method; what is not a number is null."""
-    plain = [{k: None if _odd(v) else v for k, v in dataclasses.asdict(row).items()} for row in rows]
-    content = {"version": __version__, "rows": plain, "claims": {k: claim.as_json() for k, claim in claims.items()}}
+    plain = [
+        {k: None if _odd(v) else v for k, v in dataclasses.asdict(row).items()} for row in rows
+    ]
+    content = {
+        "version": __version__,
+        "rows": plain,
+        "claims": {k: claim.as_json() for k, claim in claims.items()},
+    }
     return json.dumps(content, indent=1) + "\n"
 
 
@@ -79,24 +99,35 @@ def as_html(rows: Sequence[Row], title: str, claims: dict[str, Claim], notes: Se
     """The page: a table for each attack, methods and viewers one below the other."""
     order = {attack: k for k, attack in enumerate(ATTACKS)}
     parts = []
-    for attack, group in groupby(sorted(rows, key=lambda row: order[row.attack]), key=lambda row: row.attack):
+    for attack, group in groupby(
+        sorted(rows, key=lambda row: order[row.attack]), key=lambda row: row.attack
+    ):
         listed = list(group)
-        firsts = [k == 0 or (a.method, a.viewer) != (b.method, b.viewer)
-                  for k, (a, b) in enumerate(zip(listed, listed[:1] + listed, strict=False))]  # fmt: skip
+        firsts = [
+            k == 0 or (a.method, a.viewer) != (b.method, b.viewer)
+            for k, (a, b) in enumerate(zip(listed, listed[:1] + listed, strict=False))
+        ]
         lines = "".join(map(_line, listed, firsts))
         head = "<tr><th>method</th><th>viewer</th><th>measure</th><th class=n>value</th><th></th>"
-        head += "<th class=n>95 %</th><th class=n>chance</th><th class=n>of</th><th class=n>runs</th>"
+        head += (
+            "<th class=n>95 %</th><th class=n>chance</th><th class=n>of</th><th class=n>runs</th>"
+        )
         head += "<th class=n>rounds</th></tr>"
-        parts.append(f"<h2>{escape(attack)}</h2><p>{escape(ATTACKS[attack])}</p>"
-                     f'<div class="wide"><table>{head}{lines}</table></div>')  # fmt: skip
-    claimed = "".join(f"<p{' class=false' * c.broken}>{escape(c.words(m))}.</p>" for m, c in claims.items())
+        parts.append(
+            f"<h2>{escape(attack)}</h2><p>{escape(ATTACKS[attack])}</p>"
+            f'<div class="wide"><table>{head}{lines}</table></div>'
+        )
+    claimed = "".join(
+        f"<p{' class=false' * c.broken}>{escape(c.words(m))}.</p>" for m, c in claims.items()
+    )
     more = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">{MARKER} {__version__}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Audit of {escape(title)}</title><style>{STYLE}</style></head><body><main>"
         f"<h1>What {escape(title)} tells of its clients</h1>"
-        '<p class="note">Measured, not guaranteed: a stronger attack may learn more. Red: the interval lies beyond '
+        '<p class="note">Measured, not guaranteed: a stronger attack may learn more. Red: the '
+        "interval lies beyond "
         f"chance.</p>{claimed}{more}{''.join(parts)}</main></body></html>\n"
     )
 
@@ -112,7 +143,10 @@ def _line(row: Row, first: bool) -> str:
 
     bar = f'<i class="guess" style="left:{at(row.chance):.1f}%"></i>'
     if not _odd(low):
-        bar += f'<i class="range" style="left:{at(low):.1f}%;width:{max(at(high) - at(low), 0.5):.1f}%"></i>'
+        bar += (
+            f'<i class="range" '
+            f'style="left:{at(low):.1f}%;width:{max(at(high) - at(low), 0.5):.1f}%"></i>'
+        )
     if not _odd(row.value):
         bar += f'<i class="dot" style="left:{at(row.value):.1f}%"></i>'
     interval = "" if _odd(low) else f"{low:.3f} to {high:.3f}"
@@ -120,8 +154,10 @@ def _line(row: Row, first: bool) -> str:
     return (
         f"<tr class='{'much' * beyond} {'first' * first}'><td{again}>{escape(row.method)}</td>"
         f"<td{again}>{escape(row.viewer)}</td>"
-        f"<td>{escape(row.measure)}</td><td class='n v'>{_number(row.value)}</td><td><div class=bar>{bar}</div></td>"
-        f"<td class=n>{interval}</td><td class=n>{row.chance:g}</td><td class=n>{row.samples:,}</td>"
+        f"<td>{escape(row.measure)}</td><td class='n v'>{_number(row.value)}</td><td><div "
+        f"class=bar>{bar}</div></td>"
+        f"<td class=n>{interval}</td><td class=n>{row.chance:g}</td><td "
+        f"class=n>{row.samples:,}</td>"
         f"<td class=n>{row.runs}</td><td class=n>{row.rounds}</td></tr>"
     )
 

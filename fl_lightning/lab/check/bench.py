@@ -41,8 +41,11 @@ class Bench:
         return self.config.federation.rounds // 2
 
     def changed(self, components: dict[str, Any] | None = None, **groups: dict[str, Any]) -> Config:
-        """The configuration with other values in its groups, and with other `components` (models, callbacks)."""
-        values = {name: replace(getattr(self.config, name), **given) for name, given in groups.items()}
+        """The configuration with other values in its groups, and with other `components` (models,
+        callbacks)."""
+        values = {
+            name: replace(getattr(self.config, name), **given) for name, given in groups.items()
+        }
         return replace(self.config, **values, **(components or {}))
 
     def failing(self, policy: str, **arguments: int) -> Config:
@@ -51,7 +54,9 @@ class Bench:
         callbacks = {"failing": part, **self.config.callbacks}
         return self.changed({"callbacks": callbacks}, federation={"on_bad_client": policy})
 
-    def fit(self, name: str, config: Config | None = None, resume: bool = False, fresh: bool = True) -> Path:
+    def fit(
+        self, name: str, config: Config | None = None, resume: bool = False, fresh: bool = True
+    ) -> Path:
         """Run `config` (None: as it is) in this process; gives its folder.
 
         With `fresh` the method's own module is imported again first, as a new process would do.
@@ -65,8 +70,11 @@ class Bench:
             engine.fit(config, folder, resume)
         return folder
 
-    def launch(self, name: str, work: Callable[..., dict[str, Any]], config: Config, *given: Any) -> dict[str, Any]:
-        """What `work` returns, called on every rank with its Fabric, `config`, a folder of this name and `given`."""
+    def launch(
+        self, name: str, work: Callable[..., dict[str, Any]], config: Config, *given: Any
+    ) -> dict[str, Any]:
+        """What `work` returns, called on every rank with its Fabric, `config`, a folder of this
+        name and `given`."""
         with self.about_to(name, config) as folder:
             return engine.launch(config, work, folder, *given)
 
@@ -88,7 +96,8 @@ class Bench:
         return self.fit(name, config, resume=True)
 
     def on_two(self, jobs: dict[str, Config]) -> dict[str, Path]:
-        """Runs on two processes, one after the other, by name; gives their folders. Raises as `fit`."""
+        """Runs on two processes, one after the other, by name; gives their folders. Raises as
+        `fit`."""
         folders = {name: self.path / name for name in jobs}
         for folder in folders.values():
             folder.mkdir()
@@ -100,16 +109,21 @@ class Bench:
 
     @contextlib.contextmanager
     def explained(self, config: Config) -> Iterator[None]:
-        """What runs within fails in words, with the line of the method's own file at which it was."""
+        """What runs within fails in words, with the line of the method's own file at which it
+        was."""
         try:
             yield
         except BadInput:
             raise
         except Exception as error:
-            raise Wrong(f"{_message(error)}{_line_of(error.__cause__ or error, config.method.class_path)}") from error
+            raise Wrong(
+                f"{_message(error)}{_line_of(error.__cause__ or error, config.method.class_path)}"
+            ) from error
 
 
-def _one_after_the_other(fabric: Fabric, config: Config, work: list[tuple[Config, Path]]) -> dict[str, Any]:
+def _one_after_the_other(
+    fabric: Fabric, config: Config, work: list[tuple[Config, Path]]
+) -> dict[str, Any]:
     """On every rank."""
     for each, folder in work:
         engine.fit_on_rank(fabric, each, folder, False)
@@ -133,7 +147,8 @@ def quiet() -> Iterator[io.StringIO]:
 
 
 def difference(one: Path, other: Path) -> str | None:
-    """In what two runs differ, in words, but for seconds and memory; None: they agree to the last bit."""
+    """In what two runs differ, in words, but for seconds and memory; None: they agree to the last
+    bit."""
     for table, _, a, b, columns in unlike(one, other):
         at = f"from round {int({**a, **b}['round'])} on" if "round" in {**a, **b} else "at the end"
         return f"{table}.csv differs {at} ({', '.join(columns[:3])}{', ...' * (len(columns) > 3)})"
@@ -155,5 +170,9 @@ def _line_of(error: BaseException, class_path: str) -> str:
     """` (my_methods.py, line 12)` where the error came out of the method's own file."""
     module = sys.modules.get(class_path.rpartition(".")[0])
     file = getattr(module, "__file__", None)
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == file
+    ]
     return f" ({Path(str(file)).name}, line {lines[-1]})" if lines else ""

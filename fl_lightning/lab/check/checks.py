@@ -1,4 +1,5 @@
-"""The checks, in the order in which they are made: each says what it has seen, or raises `Wrong`."""
+"""The checks, in the order in which they are made: each says what it has seen, or raises
+`Wrong`."""
 
 from __future__ import annotations
 
@@ -19,10 +20,17 @@ from fl_lightning.foundation.metric import BY_TASK
 from fl_lightning.lab.check.bench import Bench, Wrong, difference
 from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
 
-DRAWS = "draw from client.generator(...) or fl_lightning.foundation.rng, never from random, numpy.random, torch or an unseeded one"
-KEEPS = "what outlives a round belongs into slots, init_client or init_server, not into the object, its class or module"
+DRAWS = (
+    "draw from client.generator(...) or fl_lightning.foundation.rng, never from random, "
+    "numpy.random, torch or an unseeded one"
+)
+KEEPS = (
+    "what outlives a round belongs into slots, init_client or init_server, not into the object, "
+    "its class or module"
+)
 UNSEEN = 1.02
-"""Operations that torch may see for each one that is counted: 2 % for sums that are in no formula."""
+"""Operations that torch may see for each one that is counted: 2 % for sums that are in no
+formula."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,12 @@ def _runs(bench: Bench) -> str:
 
 def _seed(bench: Bench) -> str:
     again = bench.fit("again", fresh=False)
-    _same(_whole(bench), again, "a second run with the same seed, in the same process, is another", f"{DRAWS}; {KEEPS}")
+    _same(
+        _whole(bench),
+        again,
+        "a second run with the same seed, in the same process, is another",
+        f"{DRAWS}; {KEEPS}",
+    )
     return "a second run in the same process has the same bits"
 
 
@@ -82,7 +95,9 @@ def _resume(bench: Bench) -> str:
 
 def _cohort(bench: Bench) -> str:
     config = _partial(bench)
-    says = _in_parts(bench, "partial", config, "with a partial cohort, stopped and continued, it is another run")
+    says = _in_parts(
+        bench, "partial", config, "with a partial cohort, stopped and continued, it is another run"
+    )
     bench.made["partial"] = bench.path / "partial"
     drawn = sum(row["round"] == 1 for row in RunFolder(bench.made["partial"]).read("clients"))
     return f"{drawn} of {config.clients} clients in a round; {says}"
@@ -105,12 +120,19 @@ def _skip(bench: Bench) -> str:
         raise Wrong(f"client 1 was made to fail in round 2, but those who failed are {lost}")
     clean = bench.fit("never", bench.failing("retry", at=0))
     tried = bench.fit("retried", bench.failing("retry", at=2, times=1))
-    _same(clean, tried, "a client whose upload failed once and that was tried again leaves a trace", KEEPS)
+    _same(
+        clean,
+        tried,
+        "a client whose upload failed once and that was tried again leaves a trace",
+        KEEPS,
+    )
     return f"without client 1 in round 2: {problem}; tried again it leaves no trace"
 
 
 def _normed(bench: Bench) -> str:
-    config = bench.changed({"models": [ModelConfig(Component("fl_lightning.lab.check.parts.Normed"))]})
+    config = bench.changed(
+        {"models": [ModelConfig(Component("fl_lightning.lab.check.parts.Normed"))]}
+    )
     return _in_parts(bench, "normed", config, "stopped and continued, it is another run")
 
 
@@ -128,7 +150,10 @@ def _bytes(bench: Bench) -> str:
         traffic = folder.read_traffic(int(row["round"]))
         down, up = traffic.bytes.sum((0, 2, 3)).tolist()
         if (down, up) != (row["download_bytes"], row["upload_bytes"]):
-            raise Wrong(f"round {int(row['round'])}: the ledger has {down} bytes down and {up} up, metrics.csv others")
+            raise Wrong(
+                f"round {int(row['round'])}: the ledger has {down} bytes down and {up} up, "
+                f"metrics.csv others"
+            )
     for way in ("up", "down"):
         if not any(row[f"{way}load_bytes"] for row in rows):
             _apart(bench, way)
@@ -136,20 +161,31 @@ def _bytes(bench: Bench) -> str:
     parts = traffic.bytes.sum((0, 1, 2))
     named = zip(traffic.kinds, parts, strict=True)
     kinds = ", ".join(f"{size / parts.sum():.0%} {kind}" for kind, size in named if size)
-    sent, received = (rows[-1][f"{way}load_bytes"] / bench.config.clients / 1024 for way in ("up", "down"))
-    return f"{received:,.1f} KiB down and {sent:,.1f} KiB up for a client and round{f': {kinds}' if kinds else ''}"
+    sent, received = (
+        rows[-1][f"{way}load_bytes"] / bench.config.clients / 1024 for way in ("up", "down")
+    )
+    return (
+        f"{received:,.1f} KiB down and {sent:,.1f} KiB up for a client and "
+        f"round{f': {kinds}' if kinds else ''}"
+    )
 
 
 def _apart(bench: Bench, way: str) -> None:
-    """Where no byte goes one way, nobody's data may matter to others: `Wrong` if those of client 0 do."""
-    one, other = (bench.launch(f"turned-{turned}", _others, bench.config, turned) for turned in (False, True))
+    """Where no byte goes one way, nobody's data may matter to others: `Wrong` if those of client 0
+    do."""
+    one, other = (
+        bench.launch(f"turned-{turned}", _others, bench.config, turned) for turned in (False, True)
+    )
     if not all(torch.equal(one[name], other[name]) for name in one):
         reason = "something travels that is not in a Payload"
-        raise Wrong(f"no byte goes {way}, yet what client 0 holds changes the models of others: {reason}")
+        raise Wrong(
+            f"no byte goes {way}, yet what client 0 holds changes the models of others: {reason}"
+        )
 
 
 def _others(fabric: Fabric, config: Config, folder: Path, turned: bool) -> dict[str, Any]:
-    """The vectors of all clients but client 0, whose training samples are `turned` negative, after three rounds."""
+    """The vectors of all clients but client 0, whose training samples are `turned` negative, after
+    three rounds."""
     fed = engine.assemble(fabric, config, folder, [])
     part = fed.run.data.client(0).train
     if turned and isinstance(part, ResidentPart):
@@ -158,7 +194,11 @@ def _others(fabric: Fabric, config: Config, folder: Path, turned: bool) -> dict[
     for t in (1, 2, 3):
         fed.round(t)
     states = {client: state for client, state in fed.run.states.items() if client}
-    return {f"{c} {name}": vector.clone() for c, state in states.items() for name, vector in state.vectors.items()}
+    return {
+        f"{c} {name}": vector.clone()
+        for c, state in states.items()
+        for name, vector in state.vectors.items()
+    }
 
 
 def _operations(bench: Bench) -> str:
@@ -172,8 +212,13 @@ def _operations(bench: Bench) -> str:
     counted = sum(result["counted"][name] for name in names if name != "flops_penalty")
     seen = f"{result['seen'] / 1e6:,.2f} million"
     if result["seen"] > UNSEEN * counted:
-        more = f"torch sees {seen} operations in a round, and {counted / 1e6:,.2f} million are counted"
-        adds = "what a hook computes beside passes of the client's model it adds to client.flops or server.flops"
+        more = (
+            f"torch sees {seen} operations in a round, and {counted / 1e6:,.2f} million are counted"
+        )
+        adds = (
+            "what a hook computes beside passes of the client's model it adds to client.flops or "
+            "server.flops"
+        )
         raise Wrong(f"{more}; {adds}")
     return f"{counted / 1e6:,.2f} million in a round; torch sees {seen}"
 
@@ -191,13 +236,20 @@ def _counted(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
 
 
 def _ranks(bench: Bench) -> str:
-    jobs = {"two": bench.config} | ({"two-partial": _partial(bench)} if "partial" in bench.made else {})
+    jobs = {"two": bench.config} | (
+        {"two-partial": _partial(bench)} if "partial" in bench.made else {}
+    )
     folders, another = bench.on_two(jobs), "on two processes it is another run"
     why = f"{KEEPS}; what runs on the server must be the same on every process"
     _same(_whole(bench), folders["two"], another, why)
     if "two-partial" in folders:
-        _same(bench.made["partial"], folders["two-partial"], f"with a partial cohort, {another}", why)
-    return f"on two processes the same bits{', with a partial cohort too' if 'two-partial' in folders else ''}"
+        _same(
+            bench.made["partial"], folders["two-partial"], f"with a partial cohort, {another}", why
+        )
+    return (
+        f"on two processes the same "
+        f"bits{', with a partial cohort too' if 'two-partial' in folders else ''}"
+    )
 
 
 CHECKS = [
@@ -208,7 +260,11 @@ CHECKS = [
     Check("skip", "a client fails, and is left out or tried again", _skip),
     Check("batchnorm", "a network with BatchNorm", _normed),
     Check("one-class", "every client holds one class", lambda bench: _on(bench, "one_class")),
-    Check("few-samples", "clients with fewer samples than a batch", lambda bench: _on(bench, "few_samples")),
+    Check(
+        "few-samples",
+        "clients with fewer samples than a batch",
+        lambda bench: _on(bench, "few_samples"),
+    ),
     Check("bytes", "all bytes are in the ledger", _bytes),
     Check("operations", "all operations are counted", _operations),
     Check("ranks", "two processes do what one does", _ranks),

@@ -1,4 +1,5 @@
-"""What methods are checked with: a network with BatchNorm, a client that fails, clients with hardly any data."""
+"""What methods are checked with: a network with BatchNorm, a client that fails, clients with hardly
+any data."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from fl_lightning.core import Client, Payload
 
 Shares = list[np.ndarray]
 FEW = 6
-"""Samples of a client that has few: less than any batch, and enough to hold some back for validation."""
+"""Samples of a client that has few: less than any batch, and enough to hold some back for
+validation."""
 
 
 class Normed(nn.Module):
@@ -48,7 +50,11 @@ class Failing(Transform):
 
 
 def one_class(
-    train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+    train_labels: np.ndarray,
+    test_labels: np.ndarray,
+    clients: int,
+    data: DataConfig,
+    rng: np.random.Generator,
 ) -> tuple[Shares, Shares]:
     """Every client holds a single class."""
     classes = np.unique(train_labels)
@@ -62,9 +68,14 @@ def one_class(
 
 
 def few_samples(
-    train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+    train_labels: np.ndarray,
+    test_labels: np.ndarray,
+    clients: int,
+    data: DataConfig,
+    rng: np.random.Generator,
 ) -> tuple[Shares, Shares]:
-    """Client 0 has as much as all others could have; of the others each has `FEW` training and test samples."""
+    """Client 0 has as much as all others could have; of the others each has `FEW` training and test
+    samples."""
 
     def shares(labels: np.ndarray) -> Shares:
         order = rng.permutation(len(labels))

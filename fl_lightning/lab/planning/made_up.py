@@ -67,7 +67,9 @@ def made_up(sizes: DataSizes) -> FederatedData:
     )
 
 
-def _part(sizes: DataSizes, counts: Sequence[int], generator: torch.Generator) -> tuple[Samples, list[np.ndarray]]:
+def _part(
+    sizes: DataSizes, counts: Sequence[int], generator: torch.Generator
+) -> tuple[Samples, list[np.ndarray]]:
     """The samples of all clients, `counts[i]` of client i, and the indices of each client's."""
     total, shape = sum(counts), sizes.sample_shape
     if sizes.text is None:
@@ -79,4 +81,6 @@ def _part(sizes: DataSizes, counts: Sequence[int], generator: torch.Generator) -
     by_channel = torch.ones(shape[0], *[1] * (len(shape) - 1))
     order = np.random.default_rng(0).permutation(total)
     # Mean and deviation of pixels from 0 to 255.
-    return Samples(raw, labels, 128 * by_channel, 74 * by_channel), np.split(order, np.cumsum(counts)[:-1])
+    return Samples(raw, labels, 128 * by_channel, 74 * by_channel), np.split(
+        order, np.cumsum(counts)[:-1]
+    )

@@ -1,4 +1,5 @@
-"""A rehearsed round of a run: the memory, bytes and seconds that it takes here, scaled to the cohort and all rounds."""
+"""A rehearsed round of a run: the memory, bytes and seconds that it takes here, scaled to the
+cohort and all rounds."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from fl_lightning.results.record import RoundRecord
 from fl_lightning.run import assemble, instantiate
 
 BUDGET = 8.0
-"""Seconds of a rehearsed round that local training is cut to, so that a plan takes some half a minute (our choice)."""
+"""Seconds of a rehearsed round that local training is cut to, so that a plan takes some half a
+minute (our choice)."""
 MOST_CLIENTS = 16
 """Clients of the rehearsed round: twice as many as train at once on a CPU (our choice)."""
 MADE_UP_CLIENTS = 16
@@ -63,7 +65,8 @@ class Plan:
     memory_device: float | None
     """Peak of torch on the accelerator, bytes; None on a CPU."""
     stored: float
-    """Bytes that further clients add until the last round: their vectors, and their samples where these are kept."""
+    """Bytes that further clients add until the last round: their vectors, and their samples where
+    these are kept."""
     upload: float
     """Bytes of a round from clients to server, the cohort's."""
     download: float
@@ -79,7 +82,8 @@ class Plan:
 
 
 def rehearse(config: Config, samples: int = 500) -> Plan:
-    """Run a short round of some clients of `config` here, then a measured one of as many steps as `BUDGET` allows.
+    """Run a short round of some clients of `config` here, then a measured one of as many steps as
+    `BUDGET` allows.
 
     Args:
         config: the run; nothing of it is written.
@@ -91,7 +95,9 @@ def rehearse(config: Config, samples: int = 500) -> Plan:
     """
     accelerator = device.resolved(config.fabric.accelerator)
     if accelerator not in ("cpu", device.here()):
-        raise BadInput("fabric.accelerator", accelerator, "this machine has none to rehearse a round on")
+        raise BadInput(
+            "fabric.accelerator", accelerator, "this machine has none to rehearse a round on"
+        )
     data = _data(config)
     check_start(config, data)
     rehearsal = _alone(config)
@@ -99,7 +105,9 @@ def rehearse(config: Config, samples: int = 500) -> Plan:
         rehearsal = _few_clients(rehearsal)
         data = in_shape_of(config, rehearsal.clients, samples)
         if data is None:
-            raise BadInput("data.root", config.data.root, "a rehearsal needs the data, which are not here")
+            raise BadInput(
+                "data.root", config.data.root, "a rehearsal needs the data, which are not here"
+            )
     with _one_run_alone(rehearsal):
         _, first = _run(rehearsal, data, accelerator, most_batches=1, rounds=1)
         seconds = first.metrics["seconds_client"]
@@ -119,7 +127,8 @@ def _data(config: Config) -> FederatedData | None:
 
 
 def _alone(config: Config) -> Config:
-    """`config` in one process, without loggers and callbacks that watch; every round is scored, a failure ends it."""
+    """`config` in one process, without loggers and callbacks that watch; every round is scored, a
+    failure ends it."""
     callbacks = {k: c for k, c in config.callbacks.items() if not c.class_path.endswith(_WATCHING)}
     return replace(
         config,
@@ -161,7 +170,8 @@ def _one_run_alone(config: Config) -> Any:
 def _run(
     config: Config, data: FederatedData, accelerator: str, most_batches: int, rounds: int
 ) -> tuple[Federation, RoundRecord]:
-    """Run rounds of some clients, their epochs cut after `most_batches`; the federation and the last record."""
+    """Run rounds of some clients, their epochs cut after `most_batches`; the federation and the
+    last record."""
     fabric = one_process(config.fabric.precision, accelerator)
     fabric.launch()
     with tempfile.TemporaryDirectory() as folder:
@@ -175,19 +185,24 @@ def _run(
 
 
 def _chosen(fed: Federation) -> list[int]:
-    """At most `MOST_CLIENTS` of the first cohort, two of each architecture at least: from few samples to most."""
+    """At most `MOST_CLIENTS` of the first cohort, two of each architecture at least: from few
+    samples to most."""
     run = fed.run
     cohort = set(fed.cohort(1))
     chosen: list[int] = []
     for group in run.groups:
-        members = sorted((c for c in group.members if c in cohort), key=lambda c: run.data.train_sizes[c])
+        members = sorted(
+            (c for c in group.members if c in cohort), key=lambda c: run.data.train_sizes[c]
+        )
         share = max(2, MOST_CLIENTS * len(members) // len(cohort))
         places = np.linspace(0, len(members) - 1, min(share, len(members))).round().astype(int)
         chosen += [members[place] for place in places]
     return sorted(chosen)
 
 
-def _scaled(config: Config, fed: Federation, record: RoundRecord, most_batches: int, *, assumed_data: bool) -> Plan:
+def _scaled(
+    config: Config, fed: Federation, record: RoundRecord, most_batches: int, *, assumed_data: bool
+) -> Plan:
     run, metrics = fed.run, record.metrics
     data, rehearsed = run.data, record.cohort
     mean_cohort = run.cohort_size * config.clients / run.clients
@@ -203,7 +218,9 @@ def _scaled(config: Config, fed: Federation, record: RoundRecord, most_batches: 
     device_mib = metrics.get("memory_device_mib")
     return Plan(
         method=run.method_name,
-        models=[f"{group.name} ({group.layout.size / 1e6:.3g} million numbers)" for group in run.groups],
+        models=[
+            f"{group.name} ({group.layout.size / 1e6:.3g} million numbers)" for group in run.groups
+        ],
         accelerator=run.device.type,
         precision=config.fabric.precision,
         clients=config.clients,
@@ -234,9 +251,12 @@ def _clients_met(config: Config) -> int:
 
 
 def _bytes_of_a_client(fed: Federation, rehearsed: Sequence[int]) -> float:
-    """Bytes that stay in memory of a client that took part, mean over the rehearsed: vectors, memory and samples."""
+    """Bytes that stay in memory of a client that took part, mean over the rehearsed: vectors,
+    memory and samples."""
     run = fed.run
-    stored = sum(_tensor_bytes(state.vectors, state.received, state.memory) for state in run.states.values())
+    stored = sum(
+        _tensor_bytes(state.vectors, state.received, state.memory) for state in run.states.values()
+    )
     if run.config.fabric.bank != "memory":
         stored = 0
     if run.config.data.resident != "never":
@@ -264,7 +284,8 @@ def _privacy(config: Config, fed: Federation) -> dict[str, Any]:
 
 
 def run_bytes(config: Config) -> tuple[float, float]:
-    """Bytes of a process with one run of `config` after a round cut to a batch an epoch, and what a second run adds.
+    """Bytes of a process with one run of `config` after a round cut to a batch an epoch, and what a
+    second run adds.
 
     Raises:
         BadInput: the run cannot begin, or its data are not here.

@@ -1,4 +1,5 @@
-"""What `fit` would refuse before its first round, found out on the CPU, in one process and without a run folder."""
+"""What `fit` would refuse before its first round, found out on the CPU, in one process and without
+a run folder."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from fl_lightning.run import assemble, instantiate
 
 
 def check_starts(configs: Iterable[Config]) -> None:
-    """`check_start` of each, but for those that differ from another in their seed alone; equal data are read once."""
+    """`check_start` of each, but for those that differ from another in their seed alone; equal data
+    are read once."""
     data: dict[str, FederatedData | None] = {}
     for config in {repr(replace(c, seed=0)): c for c in reversed(list(configs))}.values():
         key = repr((config.data, config.federation.clients))
@@ -27,10 +29,12 @@ def check_starts(configs: Iterable[Config]) -> None:
 
 
 def check_start(config: Config, data: FederatedData | None) -> None:
-    """Raise `BadInput` for what `fit` would refuse before its first round, as far as this machine can tell.
+    """Raise `BadInput` for what `fit` would refuse before its first round, as far as this machine
+    can tell.
 
-    Callbacks and loggers are built, which asks nothing of the network. With `data`, and networks that are here (ours,
-    without files), the federation is assembled and checked, too, by all but loggers and classes of the user's own.
+    Callbacks and loggers are built, which asks nothing of the network. With `data`, and networks
+    that are here (ours, without files), the federation is assembled and checked, too, by all but
+    loggers and classes of the user's own.
     """
     callbacks = {name: instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()}
     for name, component in config.loggers.items():
@@ -48,15 +52,23 @@ def check_start(config: Config, data: FederatedData | None) -> None:
 def _data(config: Config) -> FederatedData | None:
     """The data; None where they are absent: nothing is downloaded for a check."""
     try:
-        return prepare(replace(config.data, download=False), config.federation.clients, config.seed, config.smoke)
+        return prepare(
+            replace(config.data, download=False),
+            config.federation.clients,
+            config.seed,
+            config.smoke,
+        )
     except Absent:
         return None
 
 
 def _is_here(config: Config) -> bool:
-    """Whether each network is one of ours that needs no file: others may want a GPU, or what a node alone can reach."""
+    """Whether each network is one of ours that needs no file: others may want a GPU, or what a node
+    alone can reach."""
     networks = [model.component for model in config.models]
-    return all(_is_ours(c) and not (isinstance(c, Network) and c.weights is not None) for c in networks)
+    return all(
+        _is_ours(c) and not (isinstance(c, Network) and c.weights is not None) for c in networks
+    )
 
 
 def _is_ours(component: Component) -> bool:

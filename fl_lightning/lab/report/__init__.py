@@ -1,4 +1,5 @@
-"""One HTML page on one or several run folders: what `fl-train report` writes. Nothing here imports torch."""
+"""One HTML page on one or several run folders: what `fl-train report` writes. Nothing here imports
+torch."""
 
 from fl_lightning.lab.report.page import MARKER, render
 from fl_lightning.results.result import RunResult

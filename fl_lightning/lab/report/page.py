@@ -1,4 +1,5 @@
-"""The page itself: template, style, script and plotly.js put into one file that needs no network."""
+"""The page itself: template, style, script and plotly.js put into one file that needs no
+network."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def render(runs: list[RunResult]) -> str:
     for run in runs:
         for table in TABLES:  # so that the notes tell what cannot be read
             run.rows(table)
-    drawn = figures.training(runs) | figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
+    drawn = (
+        figures.training(runs) | figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
+    )
     drawn |= newcomers.curve(runs)
     relation, splits = pictures.relations(runs), clients.splits(runs)
     for run in relation["runs"]:
@@ -60,7 +63,9 @@ def render(runs: list[RunResult]) -> str:
         splits=[(clients.split_words(split, runs), clients.split_table(split)) for split in splits],
         by_client=clients.table(runs),
         own_worth=clients.own_worth(runs),
-        notes=lambda section: [f"{run.name}: {note}" for run in runs for note in run.notes.get(section, [])],
+        notes=lambda section: [
+            f"{run.name}: {note}" for run in runs for note in run.notes.get(section, [])
+        ],
     )
 
 
@@ -68,14 +73,20 @@ def template(package: str, file: str = "page.html.j2") -> Template:
     """The page of a package, in which every name must be given."""
     from jinja2 import Environment, StrictUndefined
 
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     return page.from_string(files(package).joinpath(file).read_text(encoding="utf-8"))
 
 
 def _clients(relation: dict[str, Any]) -> dict[int, str]:
-    """Of the clients that are shown one by one, the name (of one number several, if runs differ) or number."""
+    """Of the clients that are shown one by one, the name (of one number several, if runs differ) or
+    number."""
     rounds = [picture for run in relation["runs"] for picture in run["pictures"].values()]
     shown = sorted({client for picture in rounds for client in picture["clients"]})
     return {
-        c: " / ".join(dict.fromkeys(run.get("names", {}).get(c, str(c)) for run in relation["runs"])) for c in shown
+        c: " / ".join(
+            dict.fromkeys(run.get("names", {}).get(c, str(c)) for run in relation["runs"])
+        )
+        for c in shown
     }

@@ -1,7 +1,8 @@
 """Heatmaps as bytes: the relation by round, and which layers travelled.
 
-A page of a long run must stay small. So a cell is one byte, 254 steps between the ends of its picture's colours; the
-few cells beyond the end (a client's own weight, mostly) are numbers beside it; and long runs show some rounds only.
+A page of a long run must stay small. So a cell is one byte, 254 steps between the ends of its
+picture's colours; the few cells beyond the end (a client's own weight, mostly) are numbers beside
+it; and long runs show some rounds only.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from fl_lightning.results.record import RelationView
 from fl_lightning.results.result import RunResult
 
 STEPS, OVER, MISSING = 253, 254, 255
-"""Greatest code of a value within the colours, codes of a value beyond them and of one that is not finite."""
+"""Greatest code of a value within the colours, codes of a value beyond them and of one that is not
+finite."""
 BUDGET = 6_000_000
 """Characters of the page that all relations together may take."""
 MOST_ROUNDS, FEWEST_ROUNDS = 100, 4
-"""Rounds that the slider shows at most, and at least as long as leaving out clients makes room for them."""
+"""Rounds that the slider shows at most, and at least as long as leaving out clients makes room for
+them."""
 ROUNDED = 1e-6
 """By how much equal weights may differ: they were worked out and kept as 32-bit numbers."""
 MOST_NAMES = 6
@@ -30,7 +33,8 @@ Picture = dict[str, Any]
 
 
 def encode(values: np.ndarray, high: float | None = None) -> Picture:
-    """A picture of `values` (rows, columns): `low` and `high` ends of the colours, `codes` (base64), `over`."""
+    """A picture of `values` (rows, columns): `low` and `high` ends of the colours, `codes`
+    (base64), `over`."""
     values = np.asarray(values, dtype=np.float64)
     finite = np.isfinite(values)
     low = float(values[finite].min(initial=0.0))
@@ -41,28 +45,39 @@ def encode(values: np.ndarray, high: float | None = None) -> Picture:
     beyond = finite & (level > 1)
     codes[beyond], codes[~finite] = OVER, MISSING
     over = [float(f"{value:.4g}") for value in values[beyond]]
-    return {"low": low, "high": float(f"{end:.6g}"), "codes": base64.b64encode(codes.tobytes()).decode(), "over": over}
+    return {
+        "low": low,
+        "high": float(f"{end:.6g}"),
+        "codes": base64.b64encode(codes.tobytes()).decode(),
+        "over": over,
+    }
 
 
 def top(values: np.ndarray, own: np.ndarray) -> float | None:
-    """Where the colours of a relation end: at 1.5 times the greatest weight of another client's model, beside which a
-    client's `own` weight would leave the rest one colour; None: at the greatest value."""
+    """Where the colours of a relation end: at 1.5 times the greatest weight of another client's
+    model, beside which a client's `own` weight would leave the rest one colour; None: at the
+    greatest value."""
     others = values[~own & np.isfinite(values)].max(initial=0.0)
     return float(1.5 * others) if 0 < 1.5 * others < values.max() else None
 
 
 def relations(runs: list[RunResult]) -> dict[str, Any]:
-    """The pictures of all runs: `rounds` of the slider, and for each run its `layers`, `pictures` by round, `names` of
-    clients by number, and in words what is `constant` in all of them: empty where there is something to see.
+    """The pictures of all runs: `rounds` of the slider, and for each run its `layers`, `pictures`
+    by round, `names` of clients by number, and in words what is `constant` in all of them: empty
+    where there is something to see.
 
-    A round's picture has `receivers`, `sources`, `overview` (receivers x sources) and `clients` (layers x sources by
-    receiver). What is left out is noted in the runs.
+    A round's picture has `receivers`, `sources`, `overview` (receivers x sources) and `clients`
+    (layers x sources by receiver). What is left out is noted in the runs.
     """
     kept = {run.name: run.relation_rounds for run in runs}
     for run in runs:
-        absent = run.rounds_done - len([number for number in kept[run.name] if number <= run.rounds_done])
+        absent = run.rounds_done - len(
+            [number for number in kept[run.name] if number <= run.rounds_done]
+        )
         if absent > 0:
-            run.notes["relation"].append(f"{absent} of {run.rounds_done} rounds have no relation file")
+            run.notes["relation"].append(
+                f"{absent} of {run.rounds_done} rounds have no relation file"
+            )
     rounds, most = _plan(runs, kept)
     shown = []
     for run in runs:
@@ -70,7 +85,9 @@ def relations(runs: list[RunResult]) -> dict[str, Any]:
         layers: list[str] = []
         same: set[str] = set()
         details = most[run.name]
-        due = [number for number in rounds if number in kept[run.name]] if details is not None else []
+        due = (
+            [number for number in rounds if number in kept[run.name]] if details is not None else []
+        )
         for number in due:
             view = run.files.intact_relation(number)
             if view is not None:
@@ -81,11 +98,18 @@ def relations(runs: list[RunResult]) -> dict[str, Any]:
         named = {"names": run.client_names} if run.client_names else {}
         shown.append({"layers": layers, "pictures": pictures, "constant": constant, **named})
     rounds = [number for number in rounds if any(number in run["pictures"] for run in shown)]
-    return {"rounds": rounds, "of": len({number for numbers in kept.values() for number in numbers}), "runs": shown}
+    return {
+        "rounds": rounds,
+        "of": len({number for numbers in kept.values() for number in numbers}),
+        "runs": shown,
+    }
 
 
-def _plan(runs: list[RunResult], kept: dict[str, list[int]]) -> tuple[list[int], dict[str, int | None]]:
-    """Which rounds to show, and how many receivers of each run in detail (None: not even the overview)."""
+def _plan(
+    runs: list[RunResult], kept: dict[str, list[int]]
+) -> tuple[list[int], dict[str, int | None]]:
+    """Which rounds to show, and how many receivers of each run in detail (None: not even the
+    overview)."""
     every = sorted({number for numbers in kept.values() for number in numbers})
     shown_rounds = keep = min(len(every), MOST_ROUNDS)
     most: dict[str, int | None] = dict.fromkeys(kept)
@@ -95,10 +119,16 @@ def _plan(runs: list[RunResult], kept: dict[str, list[int]]) -> tuple[list[int],
         view = next((view for view in views if view is not None), None)
         if view is not None:
             receivers, layers, sources = view.rows.shape
-            sizes[run.name] = receivers, _cost(receivers, sources, receivers), _cost(layers, sources, layers)
+            sizes[run.name] = (
+                receivers,
+                _cost(receivers, sources, receivers),
+                _cost(layers, sources, layers),
+            )
         elif kept[run.name]:
             run.notes["relation"].append("no relation file can be read")
-    everything = sum(overview + receivers * detail for receivers, overview, detail in sizes.values())
+    everything = sum(
+        overview + receivers * detail for receivers, overview, detail in sizes.values()
+    )
     for run in (run for run in runs if run.name in sizes):
         receivers, overview, detail = sizes[run.name]
         share = BUDGET * (overview + receivers * detail) / everything
@@ -108,7 +138,9 @@ def _plan(runs: list[RunResult], kept: dict[str, list[int]]) -> tuple[list[int],
             continue
         most[run.name] = count = min(receivers, int(for_details // detail))
         if count < receivers:
-            run.notes["relation"].append(f"layer by layer, only the first {count} of each round's cohort are shown")
+            run.notes["relation"].append(
+                f"layer by layer, only the first {count} of each round's cohort are shown"
+            )
         keep = min(keep, int(share // (overview + count * detail)))
     if not every:
         return [], most
@@ -122,7 +154,8 @@ def _cost(rows: int, columns: int, over: int) -> int:
 
 
 def _same(view: RelationView) -> str:
-    """In words a relation in which no client differs from another: of each layer all receive one mix, or their own.
+    """In words a relation in which no client differs from another: of each layer all receive one
+    mix, or their own.
 
     Empty for any other.
     """

@@ -1,4 +1,5 @@
-"""The page's tables, as text: what ran, when a target was reached, what came out, how clients differ."""
+"""The page's tables, as text: what ran, when a target was reached, what came out, how clients
+differ."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _COMPARED = ("seed", "smoke", "model", "data", "federation", "optimizer", "evalu
 
 @dataclass
 class Table:
-    """A head and rows; the first cell of a row heads it. Where `of_runs`, each further column is a run."""
+    """A head and rows; the first cell of a row heads it. Where `of_runs`, each further column is a
+    run."""
 
     head: list[str]
     rows: list[list[str]]
@@ -50,16 +52,25 @@ def overview(runs: list[RunResult]) -> Table:
     }
     if any("privacy_epsilon" in run.summary for run in runs):
         facts["privacy"] = privacy
-    return Table(["", *_names(runs)], [[name, *(fact(run) for run in runs)] for name, fact in facts.items()])
+    return Table(
+        ["", *_names(runs)], [[name, *(fact(run) for run in runs)] for name, fact in facts.items()]
+    )
 
 
 def privacy(run: RunResult) -> str:
-    """Epsilon and delta of the run, and whose data they are about; a method's own report names what it covers."""
+    """Epsilon and delta of the run, and whose data they are about; a method's own report names what
+    it covers."""
     kept = run.summary
     if "privacy_epsilon" not in kept:
         return "nothing is protected"
-    whose = f"for each {kept['privacy_unit']}" if "privacy_unit" in kept else str(kept.get("privacy_covers", ""))
-    size = "infinite" if kept["privacy_epsilon"] is None else f"{float(kept['privacy_epsilon']):.3g}"
+    whose = (
+        f"for each {kept['privacy_unit']}"
+        if "privacy_unit" in kept
+        else str(kept.get("privacy_covers", ""))
+    )
+    size = (
+        "infinite" if kept["privacy_epsilon"] is None else f"{float(kept['privacy_epsilon']):.3g}"
+    )
     return f"epsilon {size} at delta {float(kept['privacy_delta']):g}, {whose}"
 
 
@@ -68,11 +79,16 @@ def remarks(runs: list[RunResult]) -> list[str]:
     lines = []
     for run in runs:
         if not run.finished:
-            lines.append(f"{run.name} is unfinished: {run.rounds_done} of {text(run.rounds_asked)} rounds are done.")
+            lines.append(
+                f"{run.name} is unfinished: {run.rounds_done} of {text(run.rounds_asked)} rounds "
+                f"are done."
+            )
         if run.facts.get("made_up_data"):
             lines.append(f"{run.name} was trained on made-up data: its accuracies mean nothing.")
         elif run.setting("smoke"):
-            lines.append(f"{run.name} is a smoke run (a few samples and steps): its accuracies mean little.")
+            lines.append(
+                f"{run.name} is a smoke run (a few samples and steps): its accuracies mean little."
+            )
         if words := one_class(run):
             lines.append(f"{run.name}: {words}.")
     return lines + judges(runs)
@@ -83,14 +99,20 @@ def judges(runs: list[RunResult]) -> list[str]:
     by = Comparison.of(runs)
     if not by.differ:
         return []
-    own = "; ".join(f"{run.name}: {model_words(run.judge)}" for run in runs if run.has(run.metric.of("mean")))
+    own = "; ".join(
+        f"{run.name}: {model_words(run.judge)}" for run in runs if run.has(run.metric.of("mean"))
+    )
     line = f"Each run has a judge of its own ({own})."
     if by.kind is None:
         return [
-            f"{line} No kind of model was scored in all: each number is by its run's own judge. Do not compare them."
+            f"{line} No kind of model was scored in all: each number is by its run's own judge. Do "
+            f"not compare them."
         ]
     shared = model_words(by.kind)
-    return [f"{line} All are compared by what all were scored by: {shared}. Each run's own judge is shown as well."]
+    return [
+        f"{line} All are compared by what all were scored by: {shared}. Each run's own judge is "
+        f"shown as well."
+    ]
 
 
 def incomparable(runs: list[RunResult]) -> list[str]:
@@ -98,9 +120,12 @@ def incomparable(runs: list[RunResult]) -> list[str]:
     keys = {key for key in differing_keys(runs) if key.partition(".")[0] in _COMPARED}
     if same_seeds(runs):
         keys -= {"seed"}  # what bands over seeds are made of
-    if not any(key.startswith(("data.", "federation.", "smoke")) for key in keys) and _other_samples(runs):
+    if not any(
+        key.startswith(("data.", "federation.", "smoke")) for key in keys
+    ) and _other_samples(runs):
         keys.add("data.root")
-    # `auto` may stand for different kinds of model: what counts is whether there is one that all were scored by.
+    # `auto` may stand for different kinds of model: what counts is whether there is one that all
+    # were scored by.
     keys -= {"evaluation.judge"}
     by = Comparison.of(runs)
     if by.differ and by.kind is None:
@@ -109,7 +134,8 @@ def incomparable(runs: list[RunResult]) -> list[str]:
 
 
 def _other_samples(runs: list[RunResult]) -> bool:
-    """Whether runs are known to have trained on different data, or with one seed on different samples of them."""
+    """Whether runs are known to have trained on different data, or with one seed on different
+    samples of them."""
     if len({provenance.source_of(run.folder) for run in runs} - {None}) > 1:
         return True
     known = [(repr(run.setting("seed")), provenance.data_of(run.folder)) for run in runs]
@@ -120,18 +146,23 @@ def _other_samples(runs: list[RunResult]) -> bool:
 def differences(runs: list[RunResult]) -> Table:
     """Every setting that is not the same in all runs."""
     rows = [[key, *(text(value) for value in values)] for key, values in differing(runs)]
-    seen = [row for row in rows if len({*row[1:]}) > 1]  # no arguments and none that is known look alike
+    # no arguments and none that is known look alike
+    seen = [row for row in rows if len({*row[1:]}) > 1]
     return Table(["setting", *_names(runs)], seen)
 
 
 def targets(runs: list[RunResult]) -> list[float]:
-    """Round scores, the easiest first, that a run reached and not all runs began with: the hardest few.
+    """Round scores, the easiest first, that a run reached and not all runs began with: the hardest
+    few.
 
-    Accuracies five points apart, or as close as it takes to have any; errors some eighth of the way apart.
+    Accuracies five points apart, or as close as it takes to have any; errors some eighth of the way
+    apart.
     """
     by = Comparison.of(runs)
     column = by.column
-    curves = [[row[column] for row in run.judged(column) if math.isfinite(row[column])] for run in runs]
+    curves = [
+        [row[column] for row in run.judged(column) if math.isfinite(row[column])] for run in runs
+    ]
     curves = [curve for curve in curves if curve]
     if not by.metric.rises:
         return _falling(curves)
@@ -145,8 +176,12 @@ def targets(runs: list[RunResult]) -> list[float]:
 
 
 def _falling(curves: list[list[float]]) -> list[float]:
-    """Round numbers between the greatest error that a run began with and the least that one reached, falling."""
-    begun, least = max((curve[0] for curve in curves), default=0.0), min(map(min, curves), default=0.0)
+    """Round numbers between the greatest error that a run began with and the least that one
+    reached, falling."""
+    begun, least = (
+        max((curve[0] for curve in curves), default=0.0),
+        min(map(min, curves), default=0.0),
+    )
     if begun <= least:
         return []
     rough = (begun - least) / MOST_TARGETS
@@ -156,8 +191,11 @@ def _falling(curves: list[list[float]]) -> list[float]:
     return [k * step for k in range(first, last)][::-1]
 
 
-def reached(run: RunResult, target: float, column: str = "mean_accuracy") -> dict[str, float | None] | None:
-    """Where on each axis the score in `column` first was `target` or better; None if it never was."""
+def reached(
+    run: RunResult, target: float, column: str = "mean_accuracy"
+) -> dict[str, float | None] | None:
+    """Where on each axis the score in `column` first was `target` or better; None if it never
+    was."""
     merit = COLUMNS[column].merit
     for at, row in enumerate(run.rows("metrics")):
         if column in row and merit(row[column]) >= merit(target):
@@ -173,11 +211,15 @@ def scored_seldom(runs: Iterable[RunResult]) -> str:
         return ""
     spacing = f"{every[0]} to {every[-1]}" if len(every) > 1 else str(every[0])
     more = f"up to {every[-1] - 1} rounds too late" if every[-1] > 2 else "up to a round too late"
-    return f"runs are scored every {spacing} rounds: a target is seen {more}, and its bytes and seconds count them"
+    return (
+        f"runs are scored every {spacing} rounds: a target is seen {more}, and its bytes and "
+        f"seconds count them"
+    )
 
 
 def time_to_accuracy(runs: list[RunResult]) -> list[tuple[str, list[tuple[int, list[str]]]]]:
-    """For each target: its text, and for each run its number and the cells round, MiB, channel, wall."""
+    """For each target: its text, and for each run its number and the cells round, MiB, channel,
+    wall."""
     table, by = [], Comparison.of(runs)
     for target in targets(runs):
         lines = []
@@ -185,7 +227,10 @@ def time_to_accuracy(runs: list[RunResult]) -> list[tuple[str, list[tuple[int, l
             costs = reached(run, target, by.column)
             cells = ["not reached", "", "", ""]
             if costs is not None:
-                spent = [known(costs["mib"], mib), *(known(costs[name], seconds) for name in ("channel", "wall"))]
+                spent = [
+                    known(costs["mib"], mib),
+                    *(known(costs[name], seconds) for name in ("channel", "wall")),
+                ]
                 cells = [f"{costs['round']:.0f}", *spent]
             lines.append((number, cells))
         table.append((f"{100 * target:g} %" if by.metric is ACCURACY else f"{target:.4g}", lines))
@@ -195,31 +240,53 @@ def time_to_accuracy(runs: list[RunResult]) -> list[tuple[str, list[tuple[int, l
 def _at_best(run: RunResult, column: str, shown: str) -> str:
     """`shown` in the round that is best by `column`."""
     accuracy, number = run.best(column)
-    chosen = next((row for row in run.judged(shown) if row["round"] == number), {}).get(shown, math.nan)
-    return NONE if math.isnan(accuracy) or math.isnan(chosen) else f"{run.metric.shown(chosen)} (round {number})"
+    chosen = next((row for row in run.judged(shown) if row["round"] == number), {}).get(
+        shown, math.nan
+    )
+    return (
+        NONE
+        if math.isnan(accuracy) or math.isnan(chosen)
+        else f"{run.metric.shown(chosen)} (round {number})"
+    )
 
 
 def _last(run: RunResult, column: str) -> str:
     judged = run.judged(column)
-    return f"{run.metric.shown(judged[-1][column])} (round {judged[-1]['round']:.0f})" if judged else NONE
+    return (
+        f"{run.metric.shown(judged[-1][column])} (round {judged[-1]['round']:.0f})"
+        if judged
+        else NONE
+    )
 
 
 def on_global_test(runs: list[RunResult]) -> list[list[str]]:
-    """The rows of what came out on the test set of all clients, for each kind of model that a run scored on it."""
+    """The rows of what came out on the test set of all clients, for each kind of model that a run
+    scored on it."""
     shown = []
     for kind, model in MODELS.items():
         column = Comparison.of(runs).metric.on_global_test(kind)
         if any(run.has(column) for run in runs):
             begin = f"test set of all, {model}: "
-            shown.append([f"{begin}best round (optimistic)", *(_at_best(run, column, column) for run in runs)])
+            shown.append(
+                [
+                    f"{begin}best round (optimistic)",
+                    *(_at_best(run, column, column) for run in runs),
+                ]
+            )
             shown.append([f"{begin}last judged round", *(_last(run, column) for run in runs)])
             ended = [(run, run.summary.get(f"final_{column}")) for run in runs]
-            shown.append([f"{begin}all clients at the end", *(known(v, run.metric.shown) for run, v in ended)])
+            shown.append(
+                [
+                    f"{begin}all clients at the end",
+                    *(known(v, run.metric.shown) for run, v in ended),
+                ]
+            )
     return shown
 
 
 def by_judge(runs: list[RunResult]) -> list[list[str]]:
-    """The rows of what came out: by the kind of model that runs are compared by, then by their own judges."""
+    """The rows of what came out: by the kind of model that runs are compared by, then by their own
+    judges."""
     by = Comparison.of(runs)
 
     def of_clients(run: RunResult, kind: str | None) -> str:
@@ -250,10 +317,19 @@ def by_judge(runs: list[RunResult]) -> list[list[str]]:
     shown.append([f"{own}all clients at the end: model", *ended])
     for key, name in (("mean", "mean"), ("worst", "worst 10 %"), ("std", "spread (std)")):
         values = (run.summary.get(by.metric.of(f"final_{key}")) for run in runs)
-        shown.append([f"{own}all clients at the end: {name}", *(known(value, by.metric.shown) for value in values)])
+        shown.append(
+            [
+                f"{own}all clients at the end: {name}",
+                *(known(value, by.metric.shown) for value in values),
+            ]
+        )
     for name, metric in FURTHER.items():
         cells = [_averaged(run, name) for run in runs]
-        shown += [[f"{own}all clients at the end: {metric.mean_words}", *cells]] if set(cells) != {NONE} else []
+        shown += (
+            [[f"{own}all clients at the end: {metric.mean_words}", *cells]]
+            if set(cells) != {NONE}
+            else []
+        )
     return shown
 
 
@@ -270,7 +346,9 @@ def scores(runs: list[RunResult]) -> Table:
         return lambda run: known(run.total(*columns), mib, MIB)
 
     def peak(column: str) -> Callable[[RunResult], str]:
-        return lambda run: known(max((row[column] for row in run.judged(column)), default=None), mib)
+        return lambda run: known(
+            max((row[column] for row in run.judged(column)), default=None), mib
+        )
 
     facts: dict[str, Callable[[RunResult], str]] = {
         "upload": summed("upload_bytes"),
@@ -283,7 +361,8 @@ def scores(runs: list[RunResult]) -> Table:
         "peak memory, host": peak("memory_mib"),
         "peak memory, GPU": peak("memory_device_mib"),
         "peak memory, server's share": peak("memory_server_mib"),
-        "true groups found in the relation, last round (adjusted Rand index; 1: all, 0: by chance)": _agreement,
+        "true groups found in the relation, last round (adjusted Rand index; 1: all, "
+        "0: by chance)": _agreement,
     }
     rows = [[name, *(fact(run) for run in runs)] for name, fact in facts.items()]
     optional = ("modelled", "operations", "peak", "true groups")
@@ -293,7 +372,10 @@ def scores(runs: list[RunResult]) -> Table:
 
 def _agreement(run: RunResult) -> str:
     """The last round's `rand_index`, where true groups are known."""
-    return known(next((row["rand_index"] for row in reversed(run.judged("rand_index"))), None), "{:.2f}".format)
+    return known(
+        next((row["rand_index"] for row in reversed(run.judged("rand_index"))), None),
+        "{:.2f}".format,
+    )
 
 
 def fairness(runs: list[RunResult]) -> Table:
@@ -331,7 +413,8 @@ def worst_tenth(scores: np.ndarray, metric: Metric = ACCURACY) -> float:
 
 
 def flops(run: RunResult) -> float | None:
-    """Floating-point operations of the whole run, of clients and server; None unless all of them were counted."""
+    """Floating-point operations of the whole run, of clients and server; None unless all of them
+    were counted."""
     return run.total(*CLIENT_FLOPS, *(["flops_server"] if run.has("flops_server") else []))
 
 
@@ -358,7 +441,11 @@ def mib(value: float) -> str:
     if 0 < value < 0.1:
         return f"{value * 1024:.1f} KiB"
     return (
-        f"{value / 1024:,.1f} GiB" if value >= 10_240 else f"{value:,.0f} MiB" if value >= 100 else f"{value:.2f} MiB"
+        f"{value / 1024:,.1f} GiB"
+        if value >= 10_240
+        else f"{value:,.0f} MiB"
+        if value >= 100
+        else f"{value:.2f} MiB"
     )
 
 

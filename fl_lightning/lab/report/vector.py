@@ -36,7 +36,9 @@ _ABREAST = 45
 
 def write(runs: list[RunResult], folder: Path, kind: Kind) -> list[Path]:
     """Write the charts on `runs`, each to a file of its own in `folder`; returns the files."""
-    drawn = figures.training(runs) | figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
+    drawn = (
+        figures.training(runs) | figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
+    )
     drawn |= newcomers.curve(runs) | figures.accuracy(runs)
     drawn.pop("fairness-box", None)  # the same as in order, for eyes that want both
     made = {name: _image(kind, name, _chart, figure) for name, figure in drawn.items()}
@@ -51,7 +53,8 @@ def write(runs: list[RunResult], folder: Path, kind: Kind) -> list[Path]:
 
 
 def keep(folder: Path, kind: Kind, pictures: Mapping[str, bytes]) -> list[Path]:
-    """Have `folder` hold these pictures in place of those of the report before; returns their files.
+    """Have `folder` hold these pictures in place of those of the report before; returns their
+    files.
 
     Raises:
         BadInput: a file that no report has made has one of their names.
@@ -61,16 +64,25 @@ def keep(folder: Path, kind: Kind, pictures: Mapping[str, bytes]) -> list[Path]:
     except (OSError, ValueError, TypeError):
         before = []
     made = {f"{name}.{kind}": content for name, content in pictures.items()}
-    strange = next((folder / name for name in made if name not in before and (folder / name).exists()), folder)
-    allowed = f"{strange} exists and is of no report before, and is not written over: move it, or give another --out"
+    strange = next(
+        (folder / name for name in made if name not in before and (folder / name).exists()), folder
+    )
+    allowed = (
+        f"{strange} exists and is of no report before, and is not written over: move it, or give "
+        f"another --out"
+    )
     check("figures", kind, strange is folder, allowed)
-    write_whole(folder / LISTED, json.dumps(sorted({*before, *made})))  # first: after a kill the next report knows them
+    # first: after a kill the next report knows them
+    write_whole(folder / LISTED, json.dumps(sorted({*before, *made})))
     for name, content in made.items():
         write_whole(folder / name, content)
     for name in before:
         if name not in made and Path(name).name == name and name.endswith(f".{kind}"):
             (folder / name).unlink(missing_ok=True)
-    write_whole(folder / LISTED, json.dumps(sorted({*made, *(n for n in before if not n.endswith(f".{kind}"))})))
+    write_whole(
+        folder / LISTED,
+        json.dumps(sorted({*made, *(n for n in before if not n.endswith(f".{kind}"))})),
+    )
     return [folder / name for name in made]
 
 
@@ -83,10 +95,15 @@ def _image(kind: Kind, name: str, draw: Any, *what: Any) -> bytes:
 
 
 def image(name: str, figure: Figure, kind: Kind, made_by: str | None = None) -> bytes:
-    """A figure in a format; letters stay letters, and equal numbers give equal bytes. `made_by`: kept in a PNG."""
+    """A figure in a format; letters stay letters, and equal numbers give equal bytes. `made_by`:
+    kept in a PNG."""
     import matplotlib as mpl
 
-    undated: dict[Kind, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": made_by}}
+    undated: dict[Kind, Any] = {
+        "svg": {"Date": None},
+        "pdf": {"CreationDate": None},
+        "png": {"Software": made_by},
+    }
     buffer = io.BytesIO()
     with mpl.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": name}):
         figure.savefig(buffer, format=kind, dpi=150, metadata=undated[kind])
@@ -108,17 +125,27 @@ def _chart(axes: Axes, figure: dict[str, Any]) -> None:
             rows = [_plain(row) for row in trace["y"]]
             values = [value or 0.0 for value in trace["x"]]
             left = [before.get(row, 0.0) for row in rows]
-            named.append((axes.barh(rows, values, left=left, color=trace["marker"]["color"]), label))
-            before |= {row: before.get(row, 0.0) + value for row, value in zip(rows, values, strict=True)}
-        elif trace["line"].get("width") == 0:  # an edge of a band over seeds; the second is filled to the first
+            named.append(
+                (axes.barh(rows, values, left=left, color=trace["marker"]["color"]), label)
+            )
+            before |= {
+                row: before.get(row, 0.0) + value for row, value in zip(rows, values, strict=True)
+            }
+        # an edge of a band over seeds; the second is filled to the first
+        elif trace["line"].get("width") == 0:
             x, y = _known(trace["x"], trace["y"])
             if trace.get("fill"):
                 axes.fill_between(x, edge, y, color=trace["line"]["color"], alpha=0.2, lw=0)
             edge = y
         else:
-            look = {"color": trace["line"]["color"], "linestyle": _DASHES[trace["line"].get("dash", "solid")]}
+            look = {
+                "color": trace["line"]["color"],
+                "linestyle": _DASHES[trace["line"].get("dash", "solid")],
+            }
             look["marker"] = "o" if len(trace["x"]) == 1 else ""
-            x, y = _known([places.index(place) for place in trace["x"]] if places else trace["x"], trace["y"])
+            x, y = _known(
+                [places.index(place) for place in trace["x"]] if places else trace["x"], trace["y"]
+            )
             spread = trace.get("error_y", {}).get("array")
             named.append((axes.errorbar(x, y, spread, linewidth=1.4, capsize=3, **look), label))
     if before:
@@ -149,7 +176,8 @@ class _Heat(NamedTuple):
 
 
 def _relations(run: RunResult) -> Iterator[tuple[str, _Heat]]:
-    """Of the last round that is kept: who receives from whom, and what the first receivers get of each layer.
+    """Of the last round that is kept: who receives from whom, and what the first receivers get of
+    each layer.
 
     Each with the end of its file's name. None where there is no relation that can be read.
     """
@@ -162,11 +190,15 @@ def _relations(run: RunResult) -> Iterator[tuple[str, _Heat]]:
     mean = f"{words}, mean over the layers"
     yield "", _Heat(overall, receivers, sources, "source client", "receiving client", mean, True)
     for receiver, rows in list(zip(view.receivers, view.rows, strict=True))[:_RECEIVERS]:
-        yield f"-client-{receiver:03d}", _Heat(rows, view.layers, sources, "source client", "layer", words, True)
+        yield (
+            f"-client-{receiver:03d}",
+            _Heat(rows, view.layers, sources, "source client", "layer", words, True),
+        )
 
 
 def _shares(ledger: Ledger) -> Iterator[tuple[str, _Heat]]:
-    """The share of the cohort that received and sent each layer, by round; `down` and `up` are in files' names."""
+    """The share of the cohort that received and sent each layer, by round; `down` and `up` are in
+    files' names."""
     for way, verb, share in zip(("down", "up"), ("received", "sent"), ledger.share, strict=True):
         words = f"share of the cohort that {verb} the layer"
         yield way, _Heat(share, ledger.layers, ledger.rounds, "round", "layer", words, False)
@@ -181,14 +213,17 @@ def _heat(axes: Axes, heat: _Heat) -> None:
     norm = weight_scale() if heat.weights else Normalize(0.0, 1.0)
     picture = axes.imshow(values, norm=norm, aspect="auto", interpolation="nearest", cmap=colours)
     assert axes.figure is not None
-    ends = extension(float(np.nanmin(values, initial=0.0)), float(np.nanmax(values, initial=0.0)), 1.0)
+    ends = extension(
+        float(np.nanmin(values, initial=0.0)), float(np.nanmax(values, initial=0.0)), 1.0
+    )
     ticks: dict[str, Any] = {"ticks": WEIGHT_TICKS, "format": "%g"} if heat.weights else {}
     axes.figure.colorbar(picture, ax=axes, label=heat.words, extend=ends, **ticks).minorticks_off()
     _name(axes, heat.columns, heat.rows, heat.x, heat.y)
 
 
 def _name(axes: Axes, columns: Sequence[Any], rows: Sequence[Any], x: str, y: str) -> None:
-    """Name both axes and the places on them, of many some ten each; long names below are turned, side by side."""
+    """Name both axes and the places on them, of many some ten each; long names below are turned,
+    side by side."""
     from matplotlib.figure import Figure
 
     for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
@@ -198,7 +233,8 @@ def _name(axes: Axes, columns: Sequence[Any], rows: Sequence[Any], x: str, y: st
         if axis is axes.xaxis and sum(map(len, texts)) > _ABREAST:
             axis.set_ticks([*shown], texts, rotation=40, ha="right")
             assert isinstance(axes.figure, Figure)
-            axes.figure.set_figheight(0.62 * _WIDTH + 0.06 * max(map(len, texts)))  # what else is there keeps its room
+            # what else is there keeps its room
+            axes.figure.set_figheight(0.62 * _WIDTH + 0.06 * max(map(len, texts)))
     axes.set(xlabel=x, ylabel=y)
 
 
@@ -220,7 +256,8 @@ def _known(x: Sequence[Any], y: list[float | None]) -> tuple[list[Any], list[flo
 
 def _finish(axes: Axes, named: list[tuple[Any, str]], x: str, y: str, above: bool) -> None:
     """Axes' names, grid and the legend of what is `named`, within the axes or `above` them."""
-    if x == "round" and axes.dataLim.width == 0:  # one round: matplotlib would find no whole number beside it
+    # one round: matplotlib would find no whole number beside it
+    if x == "round" and axes.dataLim.width == 0:
         axes.set_xticks([axes.dataLim.x0])
     elif x == "round":
         axes.locator_params(axis="x", integer=True)
@@ -230,6 +267,8 @@ def _finish(axes: Axes, named: list[tuple[Any, str]], x: str, y: str, above: boo
     handles, words = [each for each, _ in named], [label for _, label in named]
     # Matplotlib would leave out a label that begins with an underscore.
     place: Any = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": 3} if above else {}
-    legend = axes.legend(handles, [str(at) for at in range(len(named))], frameon=False, fontsize="small", **place)
+    legend = axes.legend(
+        handles, [str(at) for at in range(len(named))], frameon=False, fontsize="small", **place
+    )
     for text, label in zip(legend.get_texts(), words, strict=True):
         text.set_text(label)

@@ -22,12 +22,17 @@ def component(value: Any) -> str:
     name = text(value.get("name") or value.get("class_path"))
     count = f"{value['count']} x " if value.get("count") else ""
     given = value.get("init_args")
-    inside = ", ".join(f"{key} {text(item)}" for key, item in given.items()) if isinstance(given, dict) else ""
+    inside = (
+        ", ".join(f"{key} {text(item)}" for key, item in given.items())
+        if isinstance(given, dict)
+        else ""
+    )
     return f"{count}{name} ({inside})" if inside else f"{count}{name}"
 
 
 def method(run: RunResult, runs: list[RunResult]) -> Any:
-    """A run's method; beside other runs, with those arguments alone in which runs of the same method differ."""
+    """A run's method; beside other runs, with those arguments alone in which runs of the same
+    method differ."""
 
     def parts(of: RunResult) -> tuple[Any, dict[str, Any]]:
         value = of.config.get("method")
@@ -39,20 +44,30 @@ def method(run: RunResult, runs: list[RunResult]) -> Any:
     same = [others for other, others in map(parts, runs) if other == name]
     if len(runs) == 1 or not given:
         return run.config.get("method")
-    return {"name": name, "init_args": {k: v for k, v in given.items() if any(args.get(k) != v for args in same)}}
+    return {
+        "name": name,
+        "init_args": {k: v for k, v in given.items() if any(args.get(k) != v for args in same)},
+    }
 
 
 def data(run: RunResult) -> str:
     """Source, partition and what it is like."""
     root = PurePath(str(run.setting("data.root")))
-    source = root.name if root.suffix in (".csv", ".npz", ".parquet") else text(run.setting("data.source"))
+    source = (
+        root.name
+        if root.suffix in (".csv", ".npz", ".parquet")
+        else text(run.setting("data.source"))
+    )
     words = [source, text(run.setting("data.partition"))]
     if run.setting("data.partition") in ("dirichlet", "hsu"):
         words.append(f"alpha {text(run.setting('data.alpha'))}")
     if run.setting("data.partition") == "pathological":
         words.append(f"{text(run.setting('data.classes_per_client'))} classes a client")
     if run.setting("data.planted") in ("labels", "permuted", "rotation"):
-        words.append(f"{text(run.setting('data.groups'))} planted groups by {text(run.setting('data.planted'))}")
+        words.append(
+            f"{text(run.setting('data.groups'))} planted groups by "
+            f"{text(run.setting('data.planted'))}"
+        )
     return ", ".join(words)
 
 
@@ -60,13 +75,21 @@ def clients(run: RunResult) -> str:
     """How many there are, and how many of them were held out."""
     held_out = run.facts.get("held_out_clients")
     number = text(run.setting("federation.clients"))
-    return f"{number}, {len(held_out)} of them held out" if isinstance(held_out, list) and held_out else number
+    return (
+        f"{number}, {len(held_out)} of them held out"
+        if isinstance(held_out, list) and held_out
+        else number
+    )
 
 
 def participation(run: RunResult) -> str:
     """Share of the clients in a cohort."""
     share = run.setting("federation.participation")
-    return f"{100 * share:.3g}% of the clients a round" if isinstance(share, int | float) else text(share)
+    return (
+        f"{100 * share:.3g}% of the clients a round"
+        if isinstance(share, int | float)
+        else text(share)
+    )
 
 
 def judged_by(run: RunResult) -> str:
@@ -75,7 +98,8 @@ def judged_by(run: RunResult) -> str:
         "before": "what the client begins a round with, before local training",
         "after": "the client's model after local training",
         "global": "the global model",
-        "finetuned": "a copy of the global model (else of the client's own), fine-tuned by the client",
+        "finetuned": "a copy of the global model (else of the client's own), fine-tuned by the "
+        "client",
     }
     return words.get(run.judge or "", NONE)
 
@@ -105,15 +129,26 @@ def optimizer(run: RunResult) -> str:
     settings = run.setting("optimizer")
     if not isinstance(settings, dict):
         return NONE
-    more = [f"{key} {text(settings[key])}" for key in ("momentum", "weight_decay", "clip_norm") if settings.get(key)]
+    more = [
+        f"{key} {text(settings[key])}"
+        for key in ("momentum", "weight_decay", "clip_norm")
+        if settings.get(key)
+    ]
     rate = settings.get("lr_decay", 1)
     decay = [f"times {rate} every {settings.get('lr_step', 1)} rounds"] if rate != 1 else []
-    return ", ".join([f"{text(settings.get('name'))}, lr {text(settings.get('lr'))}", *decay, *more])
+    return ", ".join(
+        [f"{text(settings.get('name'))}, lr {text(settings.get('lr'))}", *decay, *more]
+    )
 
 
 def samples(run: RunResult) -> str:
     """How many there are, and how unevenly they are dealt."""
     if not run.rows("split"):
         return NONE
-    train, test = ([int(row[f"{part}_samples"]) for row in run.rows("split")] for part in ("train", "test"))
-    return f"{sum(train):,} for training ({min(train)} to {max(train)} a client), {sum(test):,} for tests"
+    train, test = (
+        [int(row[f"{part}_samples"]) for row in run.rows("split")] for part in ("train", "test")
+    )
+    return (
+        f"{sum(train):,} for training ({min(train)} to {max(train)} a client), {sum(test):,} for "
+        f"tests"
+    )

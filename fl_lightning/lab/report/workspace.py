@@ -1,4 +1,5 @@
-"""The W&B workspace of a project: which panels it has, as W&B's web page reads it. Written the same every time."""
+"""The W&B workspace of a project: which panels it has, as W&B's web page reads it. Written the same
+every time."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 VIEW = "fl_lightning"
 """How the view is called unless told otherwise."""
 _BANDS = {"groupby": "Group", "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
-"""Runs of a group differ by their seed: their mean, and a band one standard deviation wide on either side."""
+"""Runs of a group differ by their seed: their mean, and a band one standard deviation wide on
+either side."""
 _NEWCOMERS = tuple(f"newcomers/newcomer_mean_accuracy_{count}" for count in (0, 1, 5, 20))
 _JUDGE, _ROUND = "accuracy/own_judge_mean", "round"
 _VIEWS = """query Views($entity: String, $project: String) {
@@ -30,7 +32,8 @@ _VIEWS = """query Views($entity: String, $project: String) {
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: what it is called, which kind it is, and the logged keys that it draws (a curve: over `x`)."""
+    """One panel: what it is called, which kind it is, and the logged keys that it draws (a curve:
+    over `x`)."""
 
     title: str
     keys: tuple[str, ...]
@@ -46,7 +49,9 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
     "Who receives from whom": (
         Panel("Who receives from whom, by round and run", ("relation/overview",), "pictures"),
         Panel(
-            "What single clients receive, layer by layer", ("relation/client-000", "relation/client-001"), "pictures"
+            "What single clients receive, layer by layer",
+            ("relation/client-000", "relation/client-001"),
+            "pictures",
         ),
         Panel("Who holds which classes", ("data/split",), "pictures"),
         Panel("Every weight", ("relation/cube",), "table"),
@@ -57,13 +62,18 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
             accuracy__before="Before local training",
             accuracy__after="After local training",
             accuracy__global="Global model",
-            fairness__own_judge_worst_accuracy="Worst tenth of the clients, by each run's own judge",
+            fairness__own_judge_worst_accuracy=(
+                "Worst tenth of the clients, by each run's own judge"
+            ),
             fairness__own_judge_std_accuracy="Spread over clients (std), by each run's own judge",
         ),
         Panel("Clients at the end", ("clients/final",), "table"),
     ),
     "Further metrics, where evaluation.metrics asks for them": tuple(
-        Panel(f"{metric.words[:1].upper()}{metric.words[1:]}, by each run's own judge", (shown(metric.of("mean")),))
+        Panel(
+            f"{metric.words[:1].upper()}{metric.words[1:]}, by each run's own judge",
+            (shown(metric.of("mean")),),
+        )
         for metric in FURTHER.values()
     ),
     "Gain over local, share harmed": _curves(
@@ -94,18 +104,26 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
 
 
 def view(entity: str, project: str, name: str = VIEW) -> dict[str, Any]:
-    """The view as W&B keeps it: `displayName`, `entity`, `project`, `type` and `spec`. No network is needed.
+    """The view as W&B keeps it: `displayName`, `entity`, `project`, `type` and `spec`. No network
+    is needed.
 
     Raises:
         BadInput: the package wandb-workspaces is not installed.
     """
     model = _workspace(entity, project, name)._to_model()
     spec = model.spec.model_dump(by_alias=True, exclude_none=True, mode="json")
-    return {"displayName": name, "entity": entity, "project": project, "type": "project-view", "spec": spec}
+    return {
+        "displayName": name,
+        "entity": entity,
+        "project": project,
+        "type": "project-view",
+        "spec": spec,
+    }
 
 
 def save(entity: str | None, project: str, name: str = VIEW) -> tuple[str, bool]:
-    """Bring the view of this name at W&B to what `view` gives; returns where it is, and whether it was saved.
+    """Bring the view of this name at W&B to what `view` gives; returns where it is, and whether it
+    was saved.
 
     Nothing is sent where the view is there and the same.
     """
@@ -116,9 +134,15 @@ def save(entity: str | None, project: str, name: str = VIEW) -> tuple[str, bool]
 
     api = wandb.Api()
     workspace.entity = entity or api.default_entity or ""
-    answer = execute_graphql(api, _VIEWS, {"entity": workspace.entity, "project": project}).get("project")
+    answer = execute_graphql(api, _VIEWS, {"entity": workspace.entity, "project": project}).get(
+        "project"
+    )
     if answer is None:
-        raise BadInput("project", f"{workspace.entity}/{project}", "W&B has no such project yet: log a run to it first")
+        raise BadInput(
+            "project",
+            f"{workspace.entity}/{project}",
+            "W&B has no such project yet: log a run to it first",
+        )
     nodes = [edge["node"] for edge in answer["allViews"]["edges"]]
     there = next((node for node in nodes if node["displayName"] == name), None)
     if there is not None:
@@ -144,15 +168,22 @@ def _workspace(entity: str, project: str, name: str) -> Workspace:
 
     def drawn(panel: Panel) -> Any:
         kinds: dict[str, Any] = {
-            "curve": lambda: panels.LinePlot(title=panel.title, x=panel.x, y=[*panel.keys], **_BANDS),
+            "curve": lambda: panels.LinePlot(
+                title=panel.title, x=panel.x, y=[*panel.keys], **_BANDS
+            ),
             "bars": lambda: panels.BarPlot(title=panel.title, metrics=[*panel.keys], **_BANDS),
             "table": lambda: panels.WeavePanelSummaryTable(table_name=panel.keys[0]),
             "pictures": lambda: panels.MediaBrowser(
-                title=panel.title, media_keys=[*panel.keys], mode="grid", grid_x_axis="step", grid_y_axis="run"
+                title=panel.title,
+                media_keys=[*panel.keys],
+                mode="grid",
+                grid_x_axis="step",
+                grid_y_axis="run",
             ),
         }
         made = kinds[panel.kind]()
-        made._id = hashlib.blake2b(panel.title.encode(), digest_size=6).hexdigest()  # else it is drawn at random
+        # else it is drawn at random
+        made._id = hashlib.blake2b(panel.title.encode(), digest_size=6).hexdigest()
         return made
 
     sections = [
@@ -172,5 +203,7 @@ def _workspace(entity: str, project: str, name: str) -> Workspace:
         name=name,
         sections=sections,
         settings=workspaces.WorkspaceSettings(x_axis=_ROUND, max_runs=50),
-        runset_settings=workspaces.RunsetSettings(groupby=[Metric("Group")], pinned_columns=columns),
+        runset_settings=workspaces.RunsetSettings(
+            groupby=[Metric("Group")], pinned_columns=columns
+        ),
     )

@@ -1,6 +1,7 @@
 """Studies: many runs over a grid of methods, settings and seeds, run and compared as one thing.
 
-The package shares its name with the function `fl_lightning.lab.study`: called, it is that function (`api.study`).
+The package shares its name with the function `fl_lightning.lab.study`: called, it is that function
+(`api.study`).
 """
 
 import sys

@@ -1,8 +1,9 @@
-"""A study as one file: what its table is made from, and what each cell is to come to when it is run again.
+"""A study as one file: what its table is made from, and what each cell is to come to when it is run
+again.
 
-A zip of configurations, tables, relations and summaries, with `archive.json`: versions and the kind of machine that it
-was packed with, and each run was trained with, the checksum of every file, and of every run's final weights. Equal
-studies give equal files, bit for bit.
+A zip of configurations, tables, relations and summaries, with `archive.json`: versions and the kind
+of machine that it was packed with, and each run was trained with, the checksum of every file, and
+of every run's final weights. Equal studies give equal files, bit for bit.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ KEPT = (
     "source/**/*.py",
 )
 VARYING = ("version", "world_size", "best_checkpoint_round", "wandb")
-"""Keys of `summary.json` that tell how and where a run was run; when checkpoints are saved is a matter of the clock."""
+"""Keys of `summary.json` that tell how and where a run was run; when checkpoints are saved is a
+matter of the clock."""
 SEARCH = ("tuned.csv", "trials.csv")
 """Of the search that chose a study's settings, in the folder that holds the study's."""
 STUDY = ("study.yaml", "study.json", ACCEPTED, *SEARCH)
@@ -79,11 +81,18 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
         "files": {name: _digest(files[name].read_bytes()) for name in names},
     }
     text = json.dumps(index, indent=1).encode()
-    with atomic_write(out) as aside, zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with (
+        atomic_write(out) as aside,
+        zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive,
+    ):
         archive.comment = _digest(text).encode()
         for name in (INDEX, *names):
             entry = zipfile.ZipInfo(name, STAMP)
-            entry.compress_type, entry.external_attr, entry.create_system = zipfile.ZIP_DEFLATED, 0o644 << 16, 3
+            entry.compress_type, entry.external_attr, entry.create_system = (
+                zipfile.ZIP_DEFLATED,
+                0o644 << 16,
+                3,
+            )
             archive.writestr(entry, text if name == INDEX else files[name].read_bytes())
     return index
 
@@ -97,14 +106,26 @@ def read_index(file: Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(file) as archive:
             names = archive.namelist()
-            check("archive", str(file), INDEX in names, f"it is no archive of a study: it has no {INDEX}")
+            check(
+                "archive",
+                str(file),
+                INDEX in names,
+                f"it is no archive of a study: it has no {INDEX}",
+            )
             text = archive.read(INDEX)
             index: dict[str, Any] = json.loads(text)
             version = index["version"]
-            check("archive", str(file), version == VERSION, f"it is of version {version}, not {VERSION}")
+            check(
+                "archive",
+                str(file),
+                version == VERSION,
+                f"it is of version {version}, not {VERSION}",
+            )
             changed = [INDEX] if archive.comment.decode() != _digest(text) else []
             changed += sorted({INDEX, *index["files"]} ^ set(names))
-            changed = changed or [n for n, digest in index["files"].items() if _digest(archive.read(n)) != digest]
+            changed = changed or [
+                n for n, digest in index["files"].items() if _digest(archive.read(n)) != digest
+            ]
     except UNREADABLE as error:
         raise BadInput("archive", str(file), f"it cannot be read as an archive ({error})") from None
     if changed:
@@ -113,8 +134,8 @@ def read_index(file: Path) -> dict[str, Any]:
 
 
 def check_out(file: Path, folder: StudyFolder) -> None:
-    """Raise `BadInput` unless `file` is an intact archive of this study as it is now or was before: runs of both have
-    equal settings, and each run of the archive is here, finished.
+    """Raise `BadInput` unless `file` is an intact archive of this study as it is now or was before:
+    runs of both have equal settings, and each run of the archive is here, finished.
 
     Where a study runs may change (`PLACE`).
     """
@@ -124,13 +145,22 @@ def check_out(file: Path, folder: StudyFolder) -> None:
         archived = read_index(file)["weights"]
         with zipfile.ZipFile(file) as archive:
             runs = ended & archived.keys()
-            pairs = [((folder.path / run / CONFIG).read_bytes(), archive.read(f"{run}/{CONFIG}")) for run in runs]
-        ours = bool(pairs) and all(now == then or _settings(now) == _settings(then) for now, then in pairs)
+            pairs = [
+                ((folder.path / run / CONFIG).read_bytes(), archive.read(f"{run}/{CONFIG}"))
+                for run in runs
+            ]
+        ours = bool(pairs) and all(
+            now == then or _settings(now) == _settings(then) for now, then in pairs
+        )
     except (BadInput, yaml.YAMLError, *UNREADABLE):
         ours = False
-    check("out", str(file), ours, "it exists and is no archive of this study, and is not written over")
+    check(
+        "out", str(file), ours, "it exists and is no archive of this study, and is not written over"
+    )
     lost = sorted(archived.keys() - ended)
-    allowed = f"it holds runs that {folder.path} has not finished ({some(lost)}): give another --out"
+    allowed = (
+        f"it holds runs that {folder.path} has not finished ({some(lost)}): give another --out"
+    )
     check("out", str(file), not lost, allowed)
 
 
@@ -147,7 +177,8 @@ def unpacked(file: Path) -> Iterator[Path]:
 
 
 def weights(run: Path) -> str | None:
-    """The checksum of a run's final models and of all else in its last checkpoint; None without an intact one."""
+    """The checksum of a run's final models and of all else in its last checkpoint; None without an
+    intact one."""
     folder = run / "checkpoints"
     newest = next(filter(None, (manifest.intact(folder, t) for t in manifest.rounds(folder))), None)
     if newest is None:
@@ -160,11 +191,16 @@ def weights(run: Path) -> str | None:
 
 
 def differences(ours: Path, archived: Path, digest: str | None) -> list[str]:
-    """In what a run differs from the archived one: `weights`, or names of files; seconds, memory, `VARYING` apart."""
+    """In what a run differs from the archived one: `weights`, or names of files; seconds, memory,
+    `VARYING` apart."""
     differing = ["weights"] if digest is not None and weights(ours) != digest else []
     differing += [name for name in TABLES if _rows(ours / name) != _rows(archived / name)]
-    names = sorted({file.name for run in (ours, archived) for file in (run / "relation").glob("*.npz")})
-    other = [n for n in names if _arrays(ours / "relation" / n) != _arrays(archived / "relation" / n)]
+    names = sorted(
+        {file.name for run in (ours, archived) for file in (run / "relation").glob("*.npz")}
+    )
+    other = [
+        n for n in names if _arrays(ours / "relation" / n) != _arrays(archived / "relation" / n)
+    ]
     differing += [f"relation ({some(other)})"] if other else []
     now, was = (_comparable(run / "summary.json") for run in (ours, archived))
     keys = [key for key in dict.fromkeys([*was, *now]) if now.get(key) != was.get(key)]
@@ -172,14 +208,18 @@ def differences(ours: Path, archived: Path, digest: str | None) -> list[str]:
 
 
 def trained(run: Path) -> list[dict[str, dict[str, Any]]]:
-    """`versions` and `machine` of each start of a run, equal ones once; empty where its `provenance.json` is not there.
+    """`versions` and `machine` of each start of a run, equal ones once; empty where its
+    `provenance.json` is not there.
 
     When and in which folder it was, the command, and the machine's name are left out.
     """
     try:
         starts = json.loads((run / "provenance.json").read_text(encoding="utf-8"))
         records = [
-            {"versions": dict(start["versions"]), "machine": {k: v for k, v in start["machine"].items() if k in KIND}}
+            {
+                "versions": dict(start["versions"]),
+                "machine": {k: v for k, v in start["machine"].items() if k in KIND},
+            }
             for start in starts
         ]
         distinct = [start for k, start in enumerate(records) if start not in records[:k]]
@@ -189,7 +229,9 @@ def trained(run: Path) -> list[dict[str, dict[str, Any]]]:
     with contextlib.suppress(OSError, ValueError):
         lines = (run / "environment.txt").read_text(encoding="utf-8").splitlines()
         installed = dict(line.split("==", 1) for line in lines)
-        distinct[last]["versions"] |= {name: installed[name] for name in PACKAGES if name in installed}
+        distinct[last]["versions"] |= {
+            name: installed[name] for name in PACKAGES if name in installed
+        }
     return distinct
 
 
@@ -220,25 +262,36 @@ def _rows(table: Path) -> list[dict[str, str]]:
 def _settings(config: bytes) -> dict[str, Any]:
     """Dotted keys of a config.yaml and their values, but for those in `PLACE` and defaults."""
     settings = dict(flat(yaml.safe_load(config)))
-    return {key: value for key, value in settings.items() if key not in PLACE and value != default(key)}
+    return {
+        key: value for key, value in settings.items() if key not in PLACE and value != default(key)
+    }
 
 
 def _arrays(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
-    """Type, shape and bytes of each array by name; None where there is no such file, or none that can be read."""
+    """Type, shape and bytes of each array by name; None where there is no such file, or none that
+    can be read."""
     try:
         with np.load(file) as arrays:
-            return {name: (arrays[name].dtype.str, arrays[name].shape, arrays[name].tobytes()) for name in arrays.files}
+            return {
+                name: (arrays[name].dtype.str, arrays[name].shape, arrays[name].tobytes())
+                for name in arrays.files
+            }
     except UNREADABLE:
         return None
 
 
 def _comparable(summary: Path) -> dict[str, str]:
-    """The keys of a `summary.json` that equal runs have alike, and their values as JSON: NaN is NaN."""
+    """The keys of a `summary.json` that equal runs have alike, and their values as JSON: NaN is
+    NaN."""
     try:
         content = dict(json.loads(summary.read_text(encoding="utf-8")))
     except UNREADABLE:
         return {}
-    return {key: json.dumps(v) for key, v in content.items() if key not in VARYING and not _measured(key)}
+    return {
+        key: json.dumps(v)
+        for key, v in content.items()
+        if key not in VARYING and not _measured(key)
+    }
 
 
 def some(names: list[str]) -> str:

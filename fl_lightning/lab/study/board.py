@@ -1,4 +1,5 @@
-"""The state of a study as a table, read from its folder: the same whichever process runs the study."""
+"""The state of a study as a table, read from its folder: the same whichever process runs the
+study."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from fl_lightning.lab.study.grid import by_key
 from fl_lightning.results.folder import RunFolder, final_kind
 from fl_lightning.results.runs import words as setting_words
 
-State = Literal["finished", "running", "starting", "queued", "stopped", "failed", "unreadable", "waiting"]
+State = Literal[
+    "finished", "running", "starting", "queued", "stopped", "failed", "unreadable", "waiting"
+]
 
 _COUNTED: tuple[State, ...] = ("running", "starting", "queued", "stopped", "failed", "unreadable")
 """States that the heading counts."""
@@ -34,8 +37,8 @@ class Seen:
     state: State
     round: int = 0
     score: float = math.nan
-    """Of the models of the cell's judge, mean over clients: of all that have a final model, or else of the last judged
-    round's. The same as `fl-train compare` has it."""
+    """Of the models of the cell's judge, mean over clients: of all that have a final model, or else
+    of the last judged round's. The same as `fl-train compare` has it."""
     metric: Metric = ACCURACY
     judge: str = ""
     """The kind of model that `score` speaks of; empty before one was judged."""
@@ -51,8 +54,8 @@ class Board:
         self._ended: dict[tuple[str, str], Seen] = {}
 
     def look(self, now: Callable[[str], State | None]) -> list[Seen]:
-        """The state of each cell. `now`: of a run folder (relative) that has not ended, where more than that is known:
-        running, starting, queued, failed."""
+        """The state of each cell. `now`: of a run folder (relative) that has not ended, where more
+        than that is known: running, starting, queued, failed."""
         return [self._look(cell, now) for cell in self.cells]
 
     def _look(self, cell: dict[str, Any], now: Callable[[str], State | None]) -> Seen:
@@ -78,14 +81,19 @@ class Board:
             self._ended[key] = Seen("finished", done, score, metric, judge, seconds)
             return self._ended[key]
         state = now(cell["folder"]) or ("stopped" if run.path.is_dir() else "waiting")
-        return Seen("starting" if state == "running" and not rows else state, done, score, metric, judge)
+        return Seen(
+            "starting" if state == "running" and not rows else state, done, score, metric, judge
+        )
 
     def table(self, seen: list[Seen], most: int | None = None) -> Table:
-        """A line for each method in a setting; of more than `most`, those that something is going on in."""
+        """A line for each method in a setting; of more than `most`, those that something is going
+        on in."""
         rows = [(json.dumps(cell["setting"]), cell["label"]) for cell in self.cells]
         shown = list(by_key(range(len(rows)), lambda k: rows[k]).values())
         if most is not None and len(shown) > most:
-            shown = [line for line in shown if {seen[k].state for k in line} & {"running", "failed"}][:most]
+            shown = [
+                line for line in shown if {seen[k].state for k in line} & {"running", "failed"}
+            ][:most]
         table = Table(title=words(self.cells, seen), title_justify="left", caption_justify="left")
         settings = any(cell["setting"] for cell in self.cells)
         for column in [*(["setting"] if settings else []), "method", "judged"]:
@@ -94,10 +102,17 @@ class Board:
             table.add_column(column, justify="right", no_wrap=True)
         table.add_column("now")
         for line in shown:
-            first, ended = self.cells[line[0]], [seen[k] for k in line if seen[k].state == "finished"]
+            first, ended = (
+                self.cells[line[0]],
+                [seen[k] for k in line if seen[k].state == "finished"],
+            )
             judged = ", ".join(sorted({seen[k].judge for k in line} - {""}))
             texts = (judged, f"{len(ended)}/{len(line)}", _spread(ended), self._now(line, seen))
-            table.add_row(*([escape(setting_words(first["setting"]))] if settings else []), first["label"], *texts)
+            table.add_row(
+                *([escape(setting_words(first["setting"]))] if settings else []),
+                first["label"],
+                *texts,
+            )
         return table
 
     def _now(self, line: list[int], seen: list[Seen]) -> str:
@@ -105,7 +120,9 @@ class Board:
         for k in line:
             one, at = seen[k], ""
             if one.state in ("running", "stopped"):
-                at = f": round {one.round}" + ("" if math.isnan(one.score) else f", {one.metric.shown(one.score)}")
+                at = f": round {one.round}" + (
+                    "" if math.isnan(one.score) else f", {one.metric.shown(one.score)}"
+                )
             if one.state not in ("finished", "queued", "waiting"):
                 parts.append(f"seed {self.cells[k]['seed']} {one.state}{at}")
         return "; ".join(parts)
@@ -117,7 +134,9 @@ def words(cells: list[dict[str, Any]], seen: list[Seen]) -> str:
     states = Counter(state.state for state in by_run.values())
     parts = [f"{states['finished']} of {len(by_run)} runs finished"]
     parts += [f"{states[state]} {state}" for state in _COUNTED if states[state]]
-    took = [s.seconds for s in by_run.values() if s.state == "finished" and not math.isnan(s.seconds)]
+    took = [
+        s.seconds for s in by_run.values() if s.state == "finished" and not math.isnan(s.seconds)
+    ]
     left = len(by_run) - states["finished"] - states["failed"]
     if took and left and (busy := states["running"] + states["starting"]):
         parts.append(f"about {in_time(median(took) * left / busy)} left")
@@ -128,7 +147,9 @@ def called(cells: Iterable[dict[str, Any]]) -> str:
     """A run by its cells: `kapc lam=0.5, data.alpha=0.1, seed 2`."""
     cells = list(cells)
     labels = " and ".join(dict.fromkeys(cell["label"] for cell in cells))
-    return ", ".join(filter(None, [labels, setting_words(cells[0]["setting"]), f"seed {cells[0]['seed']}"]))
+    return ", ".join(
+        filter(None, [labels, setting_words(cells[0]["setting"]), f"seed {cells[0]['seed']}"])
+    )
 
 
 def _spread(ended: list[Seen]) -> str:

@@ -14,7 +14,8 @@ from fl_lightning.lab.study.grid import Run
 from fl_lightning.results import owncode
 
 ACCEPTED = "changed_code.json"
-"""In a study's folder: for each file of own code, the SHA-256 of versions that `--accept_changed_code` let in."""
+"""In a study's folder: for each file of own code, the SHA-256 of versions that
+`--accept_changed_code` let in."""
 Versions = dict[str, list[str]]
 
 
@@ -28,10 +29,11 @@ def accepted(folder: Path) -> Versions:
 
 
 def changes(folder: StudyFolder, todo: Collection[tuple[Run, Config]]) -> dict[str, str]:
-    """Files of own code that runs of the study were trained with in another version than `todo` would execute.
+    """Files of own code that runs of the study were trained with in another version than `todo`
+    would execute.
 
-    All code of runs of the same row counts, of other rows that of models and data, which all rows have in common.
-    Accepted versions do not count.
+    All code of runs of the same row counts, of other rows that of models and data, which all rows
+    have in common. Accepted versions do not count.
 
     Returns:
         SHA-256 of the version now, by file.
@@ -56,7 +58,8 @@ def check_same(folder: StudyFolder, todo: Collection[tuple[Run, Config]], accept
     """Raise `BadInput` for `changes`, unless `accept`."""
     names = ", ".join(changes(folder, todo))
     allowed = (
-        f"runs in {folder.path} were trained with another version (their folders' source/ has it): change it back, "
+        f"runs in {folder.path} were trained with another version (their folders' source/ has it): "
+        f"change it back, "
         "give the study another --out, or go on with --accept_changed_code, which tables then say"
     )
     check("code", names, accept or not names, allowed)
@@ -71,9 +74,14 @@ def accept(folder: StudyFolder, todo: Collection[tuple[Run, Config]]) -> None:
 
 
 def flag(place: Path, config: Config) -> list[str]:
-    """What a job's command line needs beside the run's name, where the run in `place` goes on with accepted code."""
+    """What a job's command line needs beside the run's name, where the run in `place` goes on with
+    accepted code."""
     begun = (place / "metrics.csv").is_file()
-    return ["--accept_changed_code"] if begun and owncode.changed(owncode.recorded(place), owncode.now(config)) else []
+    return (
+        ["--accept_changed_code"]
+        if begun and owncode.changed(owncode.recorded(place), owncode.now(config))
+        else []
+    )
 
 
 def _row(name: str) -> str:
@@ -84,7 +92,9 @@ def _row(name: str) -> str:
 # ---------------------------------------------------------------- in a table
 
 
-def check_rows(rows: Mapping[str, Sequence[tuple[int, Path]]], known: Versions, accept: bool) -> list[str]:
+def check_rows(
+    rows: Mapping[str, Sequence[tuple[int, Path]]], known: Versions, accept: bool
+) -> list[str]:
     """What is to be said of own code of which runs of a table had several versions.
 
     Args:
@@ -107,13 +117,23 @@ def check_rows(rows: Mapping[str, Sequence[tuple[int, Path]]], known: Versions, 
                     everywhere[name].add(digest)
         for name, by in seeds.items():
             strange = [digest for digest in by if (name, digest) not in fine]
-            versions = f"its runs were trained with {len(by)} versions of {name} (their folders' source/ has them)"
+            versions = (
+                f"its runs were trained with {len(by)} versions of {name} (their folders' source/ "
+                f"has them)"
+            )
             allowed = f"{versions}; --accept_changed_code compares them all the same"
             check("compare", label, accept or len(strange) < 2, allowed)
             notes += [f"{label}: {versions}: {_listed(by)}"] if len(by) > 1 else []
     apart = sorted(name for name, digests in everywhere.items() if len(digests) > 1)
-    return notes + ([f"rows were trained with different versions of {', '.join(apart)}"] if apart and not notes else [])
+    return notes + (
+        [f"rows were trained with different versions of {', '.join(apart)}"]
+        if apart and not notes
+        else []
+    )
 
 
 def _listed(by: Mapping[str, set[int]]) -> str:
-    return "; ".join(f"seeds {', '.join(map(str, sorted(seeds)))} with {digest[:8]}" for digest, seeds in by.items())
+    return "; ".join(
+        f"seeds {', '.join(map(str, sorted(seeds)))} with {digest[:8]}"
+        for digest, seeds in by.items()
+    )

@@ -1,7 +1,8 @@
 """A study's folder: what it was asked for, its table of cells, and who is at work in it.
 
-`study.yaml` and `study.json` are written before the first run begins; every run has an ordinary run folder. The
-state of a run is read from its folder, so that nothing is lost with the process that runs the study.
+`study.yaml` and `study.json` are written before the first run begins; every run has an ordinary run
+folder. The state of a run is read from its folder, so that nothing is lost with the process that
+runs the study.
 """
 
 from __future__ import annotations
@@ -55,12 +56,22 @@ class StudyFolder:
         return (self.path / folder / "summary.json").is_file()
 
     def results(self, regression: bool = True) -> dict[str, RunResult]:
-        """Its runs that have ended and can be read, by folder; `BadInput` as `results.runs.load`."""
-        return {n: run for n, run in self.ended(regression).items() if run.finished and damage(run) is None}
+        """Its runs that have ended and can be read, by folder; `BadInput` as
+        `results.runs.load`."""
+        return {
+            n: run
+            for n, run in self.ended(regression).items()
+            if run.finished and damage(run) is None
+        }
 
     def ended(self, regression: bool = True) -> dict[str, RunResult]:
-        """Its runs with a `summary.json`, damaged ones included, by folder; `BadInput` as `results.runs.load`."""
-        names = [name for name in dict.fromkeys(cell["folder"] for cell in self.cells()) if self.finished(name)]
+        """Its runs with a `summary.json`, damaged ones included, by folder; `BadInput` as
+        `results.runs.load`."""
+        names = [
+            name
+            for name in dict.fromkeys(cell["folder"] for cell in self.cells())
+            if self.finished(name)
+        ]
         return dict(zip(names, load([self.path / name for name in names], regression), strict=True))
 
     def cells(self) -> list[dict[str, Any]]:
@@ -68,21 +79,32 @@ class StudyFolder:
         try:
             content = json.loads(self._cells.read_text(encoding="utf-8"))
             version = content["version"]
-            check("study", str(self.path), version == VERSION, f"its study.json is of version {version}, not {VERSION}")
+            check(
+                "study",
+                str(self.path),
+                version == VERSION,
+                f"its study.json is of version {version}, not {VERSION}",
+            )
             listed = list(content["cells"])
             kinds = {"folder": str, "label": str, "method": str, "seed": int, "setting": dict}
-            if not all(isinstance(cell[key], kind) for cell in listed for key, kind in kinds.items()):
+            if not all(
+                isinstance(cell[key], kind) for cell in listed for key, kind in kinds.items()
+            ):
                 raise TypeError("a cell has no folder, label, method, seed or setting")
             return listed
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise BadInput("study", str(self.path), f"its study.json cannot be read ({error})") from None
+            raise BadInput(
+                "study", str(self.path), f"its study.json cannot be read ({error})"
+            ) from None
 
     def definition(self) -> dict[str, Any]:
         """What `study.yaml` holds; `BadInput` if it cannot be read."""
         try:
             content = yaml.safe_load(self._study.read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
-            raise BadInput("study", str(self.path), f"its study.yaml cannot be read ({error})") from None
+            raise BadInput(
+                "study", str(self.path), f"its study.yaml cannot be read ({error})"
+            ) from None
         check("study", str(self.path), isinstance(content, dict), "its study.yaml cannot be read")
         return content
 
@@ -112,22 +134,37 @@ class StudyFolder:
         write_whole(self._cells, f'{{"version": {VERSION}, "cells": [\n  {lines}\n]}}\n')
 
     def check(self, study: Study, base: Mapping[str, Any], runs: list[Run]) -> None:
-        """Raise `BadInput` unless the study may be run here: in a new folder, or as one that has grown."""
+        """Raise `BadInput` unless the study may be run here: in a new folder, or as one that has
+        grown."""
         out, is_folder = str(self.path), self.path.is_dir()
         check("out", out, is_folder or not self.path.exists(), "it is no folder")
         if not self:
-            ours = {"lock", *(p.name for file in (self._study, self._cells) for p in (file, aside_of(file)))}
+            ours = {
+                "lock",
+                *(p.name for file in (self._study, self._cells) for p in (file, aside_of(file))),
+            }
             strange = {path.name for path in self.path.iterdir()} - ours if is_folder else set()
-            check("out", out, not strange, "it is a folder of something else: it holds no study.json")
+            check(
+                "out", out, not strange, "it is a folder of something else: it holds no study.json"
+            )
             return
         before = self.definition()
         old, new = dict(flat(before.get("base"))), dict(flat(base))
         for key in dict.fromkeys([*old, *new]):
             same = old.get(key, default(key)) == new.get(key) or key in PLACE
-            allowed = f"the study in {self.path} has {old.get(key)!r}: for another base give another --out"
+            allowed = (
+                f"the study in {self.path} has {old.get(key)!r}: for another base give another "
+                f"--out"
+            )
             check(f"base.{key}", new.get(key), same, allowed)
-        begun = {cell["label"] for cell in self.cells() if (self.path / cell["folder"] / "config.yaml").is_file()}
-        _check_labels([entry for entry in Study.of(before).entries() if entry.label in begun], study.entries())
+        begun = {
+            cell["label"]
+            for cell in self.cells()
+            if (self.path / cell["folder"] / "config.yaml").is_file()
+        }
+        _check_labels(
+            [entry for entry in Study.of(before).entries() if entry.label in begun], study.entries()
+        )
         stays = {(cell["folder"], cell["label"]) for run in runs for cell in run.cells()}
         for cell in self.cells():
             fine = (cell["folder"], cell["label"]) in stays or not self.finished(cell["folder"])
@@ -136,7 +173,8 @@ class StudyFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other studies out of the folder, which is made. `Busy` if one is in it, `BadInput` if it refuses."""
+        """Keep other studies out of the folder, which is made. `Busy` if one is in it, `BadInput`
+        if it refuses."""
         lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         try:
             make_folder(self.path)
@@ -146,8 +184,13 @@ class StudyFolder:
             raise Busy("out", str(self.path), allowed) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                raise BadInput("out", str(self.path), f"it cannot be written ({error.strerror})") from None
-            print(f"{self.path}: no locks here ({error.strerror}); start no second study in it", file=sys.stderr)
+                raise BadInput(
+                    "out", str(self.path), f"it cannot be written ({error.strerror})"
+                ) from None
+            print(
+                f"{self.path}: no locks here ({error.strerror}); start no second study in it",
+                file=sys.stderr,
+            )
         with lock:
             yield
 
@@ -158,7 +201,8 @@ def is_search(folder: Path) -> bool:
 
 
 def search_of(study: Path) -> Path | None:
-    """The search whose choices the study in this folder has (`OUT` of `OUT/study`); None: it is of none."""
+    """The search whose choices the study in this folder has (`OUT` of `OUT/study`); None: it is of
+    none."""
     whole = study.resolve()
     return whole.parent if whole.name == "study" and is_search(whole.parent) else None
 
@@ -169,12 +213,18 @@ def as_yaml(base: str, rest: Mapping[str, Any]) -> str:
 
 
 def _check_labels(before: list[Entry], now: list[Entry]) -> None:
-    """A label of which a run has begun means what it meant: its runs are in folders of that name."""
+    """A label of which a run has begun means what it meant: its runs are in folders of that
+    name."""
     known = {entry.label: _meaning(entry) for entry in before}
     for entry in now:
         means = _meaning(entry)
         meant = known.get(entry.label, means)
-        check(entry.key, means, means == meant, f"in this study {entry.label!r} is {meant}: give it another `label`")
+        check(
+            entry.key,
+            means,
+            means == meant,
+            f"in this study {entry.label!r} is {meant}: give it another `label`",
+        )
 
 
 def _meaning(entry: Entry) -> dict[str, Any]:
@@ -183,8 +233,13 @@ def _meaning(entry: Entry) -> dict[str, Any]:
 
 
 def default(key: str) -> Any:
-    """What a run has that does not say: a study of an earlier version lacks the keys that have come since."""
+    """What a run has that does not say: a study of an earlier version lacks the keys that have come
+    since."""
     group, _, name = key.partition(".")
-    made = Config.__dataclass_fields__[group].default_factory if group in Config.__dataclass_fields__ else MISSING
+    made = (
+        Config.__dataclass_fields__[group].default_factory
+        if group in Config.__dataclass_fields__
+        else MISSING
+    )
     value = None if made is MISSING else getattr(made(), name, None)
     return list(value) if isinstance(value, tuple) else value

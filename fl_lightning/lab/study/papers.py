@@ -1,14 +1,16 @@
 """What a paper prints, as cells that a study's numbers are put beside.
 
-The tables are facts that ship as CSV files (configs/papers): paper, table, dataset, setting, method, metric, mean, std,
-as printed. The key `paper` of a study says which of their cells it repeats, and which of its own numbers each is:
+The tables are facts that ship as CSV files (configs/papers): paper, table, dataset, setting,
+method, metric, mean, std, as printed. The key `paper` of a study says which of their cells it
+repeats, and which of its own numbers each is:
 
     title: what the table is                      where: {dataset: MNIST}, the columns that choose its cells
     tables: names of CSV files                    settings: the paper's words for a setting: flat keys of the grid,
                                                       and `label` where it is another method of ours
     runs: how many runs its means are over        figures: by metric, how our number is read off a run (`Ours`)
-    rows: by method, the label of ours, or a mapping of `label` and what its figure has for itself, or `absent: why`
-"""
+    rows: by method, the label of ours, or a mapping of `label` and what its figure has for itself,
+        or `absent: why`
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ FIGURES = {
 }
 """How one number is read off a run, in words."""
 UNITS = {"1": 1.0, "percent": 100.0, "MiB": 2.0**-20, "GFLOP": 1e-9}
-"""What our number is multiplied with, by the paper's unit; percent where a metric's name ends so."""
+"""What our number is multiplied with, by the paper's unit; percent where a metric's name ends
+so."""
 KEYS = ("title", "tables", "where", "settings", "figures", "rows", "runs", "alone")
 HERE = "the study does not list it"
 """Why a row of the paper has no counterpart, where no other reason is given."""
@@ -87,79 +90,138 @@ class Cell:
 
 
 def cells_of(study: Study) -> list[Cell]:
-    """The cells that a study repeats, in the order of its settings and figures, then of the papers' tables.
+    """The cells that a study repeats, in the order of its settings and figures, then of the papers'
+    tables.
 
     Raises:
         BadInput: the key `paper` is missing or cannot work.
     """
     paper = study.paper
     if paper is None:
-        raise BadInput("paper", None, "the study says of no paper's numbers that they are its own: see fl-train study")
+        raise BadInput(
+            "paper",
+            None,
+            "the study says of no paper's numbers that they are its own: see fl-train study",
+        )
     for key in paper:
         check(f"paper.{key}", paper[key], key in KEYS, f"keys: {', '.join(KEYS)}")
     for key in ("settings", "figures", "rows"):
-        check(f"paper.{key}", paper.get(key), isinstance(paper.get(key), dict), "it must be a mapping")
+        check(
+            f"paper.{key}", paper.get(key), isinstance(paper.get(key), dict), "it must be a mapping"
+        )
     where, runs = paper.get("where", {}), paper.get("runs", 1)
-    check("paper.where", where, isinstance(where, dict), "it must be a mapping of columns and what they hold")
-    check("paper.runs", runs, type(runs) is int and runs >= 1, "it must be a whole number, at least 1")
+    check(
+        "paper.where",
+        where,
+        isinstance(where, dict),
+        "it must be a mapping of columns and what they hold",
+    )
+    check(
+        "paper.runs", runs, type(runs) is int and runs >= 1, "it must be a whole number, at least 1"
+    )
     _check_label("paper.alone", paper.get("alone"), study)
     _check_rows(study, paper)
     for words, keys in paper["settings"].items():
-        number = sum(_within(keys, setting) for setting in study.settings()) if isinstance(keys, dict) else 0
+        number = (
+            sum(_within(keys, setting) for setting in study.settings())
+            if isinstance(keys, dict)
+            else 0
+        )
         allowed = "it must be keys and values that one setting of the grid has"
-        check(f"paper.settings.{words}", keys, number == 1, allowed if number == 0 else f"{allowed}, not {number}")
+        check(
+            f"paper.settings.{words}",
+            keys,
+            number == 1,
+            allowed if number == 0 else f"{allowed}, not {number}",
+        )
         _check_label(f"paper.settings.{words}", keys.get("label"), study)
     printed = list(_printed(paper))
     for key, column in (("settings", "setting"), ("figures", "metric"), ("rows", "method")):
         columns = dict.fromkeys(row[column] for row in printed)
         for name in paper[key]:
             near = did_you_mean(str(name), columns)
-            check(f"paper.{key}", name, name in columns, f"no such {column} in its tables{near}: {'; '.join(columns)}")
-    chosen = [row for row in printed if row["setting"] in paper["settings"] and row["metric"] in paper["figures"]]
-    check("paper", paper.get("where"), bool(chosen), "no cell of its tables has such a setting and metric together")
+            check(
+                f"paper.{key}",
+                name,
+                name in columns,
+                f"no such {column} in its tables{near}: {'; '.join(columns)}",
+            )
+    chosen = [
+        row
+        for row in printed
+        if row["setting"] in paper["settings"] and row["metric"] in paper["figures"]
+    ]
+    check(
+        "paper",
+        paper.get("where"),
+        bool(chosen),
+        "no cell of its tables has such a setting and metric together",
+    )
     order = [*paper["settings"]], [*paper["figures"]]
     chosen.sort(key=lambda row: (order[0].index(row["setting"]), order[1].index(row["metric"])))
     digits: dict[tuple[str, ...], int] = {}
-    for row in printed:  # a 0, or a last 0, may have been left out of one number: the finest of the column tells
+    # a 0, or a last 0, may have been left out of one number: the finest of the column tells
+    for row in printed:
         place = row["paper"], row["table"], row["metric"]
         digits[place] = max(digits.get(place, 0), len(row["mean"].partition(".")[2]))
     return [_cell(row, paper, digits[row["paper"], row["table"], row["metric"]]) for row in chosen]
 
 
 def reasons() -> list[dict[str, str]]:
-    """Why our number is another than a paper's, where that was found; an empty column holds for all."""
+    """Why our number is another than a paper's, where that was found; an empty column holds for
+    all."""
     return _table("reasons")
 
 
 def reason(cell: Cell) -> tuple[str, str]:
     """What was found of a cell that differs, and where that is written; empty where nothing was."""
     for row in reasons():
-        if all(row[name] in ("", getattr(cell, name)) for name in ("source", "dataset", "method", "metric")):
+        if all(
+            row[name] in ("", getattr(cell, name))
+            for name in ("source", "dataset", "method", "metric")
+        ):
             return row["reason"], row["written"]
     return "", ""
 
 
 def _check_rows(study: Study, paper: Mapping[str, Any]) -> None:
-    for kind, stands_for, more in (("figures", "figure", ()), ("rows", "label", ("label", "absent"))):
+    for kind, stands_for, more in (
+        ("figures", "figure", ()),
+        ("rows", "label", ("label", "absent")),
+    ):
         for name, row in paper[kind].items():
             key, spec = f"paper.{kind}.{name}", _spec(row, stands_for)
             known = ("figure", "kind", "column", "unit", *more)
             check(key, row, set(spec) <= set(known), f"keys: {', '.join(known)}")
-            figure, model, label, column = (spec.get(name) for name in ("figure", "kind", "label", "column"))
-            check(f"{key}.column", column, isinstance(column, str | None), "it must be a column of metrics.csv")
+            figure, model, label, column = (
+                spec.get(name) for name in ("figure", "kind", "label", "column")
+            )
+            check(
+                f"{key}.column",
+                column,
+                isinstance(column, str | None),
+                "it must be a column of metrics.csv",
+            )
             unit = str(spec.get("unit", "1"))
             check(key, unit, unit in UNITS, f"units: {', '.join(UNITS)}")
             fine = figure in FIGURES or (figure is None and kind == "rows")
             check(key, figure, fine, f"figures: {', '.join(FIGURES)}")
             check(key, model, model in (None, *MODELS), f"kinds of model: {', '.join(MODELS)}")
             if kind == "rows" and "absent" not in spec:
-                check(key, row, isinstance(label, str), "it must name a method of ours by its label, or say `absent`")
+                check(
+                    key,
+                    row,
+                    isinstance(label, str),
+                    "it must name a method of ours by its label, or say `absent`",
+                )
                 _check_label(key, label, study)
 
 
 def _check_label(key: str, label: Any, study: Study) -> None:
     known = [label for entry in study.entries() for label in (entry.judges or [entry.label])]
-    allowed = f"no method is called so{did_you_mean(str(label), known)}; methods: {', '.join(known)}"
+    allowed = (
+        f"no method is called so{did_you_mean(str(label), known)}; methods: {', '.join(known)}"
+    )
     check(key, label, label is None or label in known, allowed)
 
 
@@ -169,16 +231,26 @@ def _spec(given: Any, name: str) -> dict[str, Any]:
 
 
 def _within(keys: Mapping[str, Any], setting: Setting) -> bool:
-    return all(key in setting and setting[key] == value for key, value in keys.items() if key != "label")
+    return all(
+        key in setting and setting[key] == value for key, value in keys.items() if key != "label"
+    )
 
 
 def _cell(row: dict[str, str], paper: Mapping[str, Any], decimals: int) -> Cell:
     own = _spec(paper["rows"].get(row["method"], {"absent": HERE}), "label")
     cell = Cell(
-        f"{row['paper']}, {row['table']}", row["dataset"], row["setting"], row["method"], row["metric"],
-        float(row["mean"]), float(row["std"]) if row["std"] else None, int(paper.get("runs", 1)),
-        decimals, None, str(own.get("absent", "")),
-    )  # fmt: skip
+        f"{row['paper']}, {row['table']}",
+        row["dataset"],
+        row["setting"],
+        row["method"],
+        row["metric"],
+        float(row["mean"]),
+        float(row["std"]) if row["std"] else None,
+        int(paper.get("runs", 1)),
+        decimals,
+        None,
+        str(own.get("absent", "")),
+    )
     if "absent" in own:
         return cell
     where = dict(paper["settings"][row["setting"]])
@@ -198,7 +270,9 @@ def _printed(paper: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     for name in names or []:
         for row in _table(name):
             cell = tuple(row[column] for column in ("dataset", "setting", "method", "metric"))
-            if cell not in seen and all(row.get(column) == value for column, value in where.items()):
+            if cell not in seen and all(
+                row.get(column) == value for column, value in where.items()
+            ):
                 seen.add(cell)
                 yield row
 
@@ -209,5 +283,9 @@ def _table(name: str) -> list[dict[str, str]]:
     file = folder.joinpath(f"{name}.csv")
     if not file.is_file():
         known = sorted(other.name.removesuffix(".csv") for other in folder.iterdir())
-        raise BadInput("paper.tables", name, f"no such table{did_you_mean(name, known)}; tables: {', '.join(known)}")
+        raise BadInput(
+            "paper.tables",
+            name,
+            f"no such table{did_you_mean(name, known)}; tables: {', '.join(known)}",
+        )
     return list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))

@@ -26,11 +26,17 @@ class Part:
         return (
             (self.methods is None or run.entry.forced or run.entry.label in self.methods)
             and (self.seeds is None or run.seed in self.seeds)
-            and all(word in self.settings for word in words(run.setting) if _key(word) in map(_key, self.settings))
+            and all(
+                word in self.settings
+                for word in words(run.setting)
+                if _key(word) in map(_key, self.settings)
+            )
         )
 
 
-def part_of(study: Study, methods: str | None, seeds: str | None, settings: str | None) -> tuple[Study, Part]:
+def part_of(
+    study: Study, methods: str | None, seeds: str | None, settings: str | None
+) -> tuple[Study, Part]:
     """What a command line chooses of a study, and the study with the seeds that it lacked.
 
     Args:
@@ -44,7 +50,9 @@ def part_of(study: Study, methods: str | None, seeds: str | None, settings: str 
     labels = frozenset(_listed(methods)) if methods is not None else None
     known = [entry.label for entry in study.entries()[: len(study.methods)]]
     for name in _listed(methods):
-        allowed = f"the study has no such method{did_you_mean(name, known)}; it has {', '.join(known)}"
+        allowed = (
+            f"the study has no such method{did_you_mean(name, known)}; it has {', '.join(known)}"
+        )
         check("methods", name, name in known, allowed)
     there = list(dict.fromkeys(word for setting in study.settings() for word in words(setting)))
     for word in _listed(settings):
@@ -54,7 +62,9 @@ def part_of(study: Study, methods: str | None, seeds: str | None, settings: str 
     if seeds is None:
         return study, Part(labels, None, frozenset(_listed(settings)))
     parts = _listed(seeds)
-    chosen = tuple(read_seeds([int(part) for part in parts] if all(p.isdecimal() for p in parts) else seeds))
+    chosen = tuple(
+        read_seeds([int(part) for part in parts] if all(p.isdecimal() for p in parts) else seeds)
+    )
     return with_seeds(study, chosen), Part(labels, chosen, frozenset(_listed(settings)))
 
 

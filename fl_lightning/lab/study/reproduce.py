@@ -24,7 +24,16 @@ from fl_lightning.results.result import RunResult
 AGREES, DIFFERS, OPEN = "agrees within the spread", "differs", "too few seeds to tell"
 ONE, NOT_RUN = "one seed: no verdict", "not run"
 MARK = "fl-train reproduce"
-HEAD = ["method", "paper", "ours ± std", "seeds", "difference", "95 % interval", "verdict", "ours is"]
+HEAD = [
+    "method",
+    "paper",
+    "ours ± std",
+    "seeds",
+    "difference",
+    "95 % interval",
+    "verdict",
+    "ours is",
+]
 
 
 @dataclass(frozen=True)
@@ -53,13 +62,15 @@ class Line:
     """Where that is written."""
 
 
-def judge(ours: Sequence[float], printed: float, std: float | None, runs: int, decimals: int = 6) -> Verdict:
+def judge(
+    ours: Sequence[float], printed: float, std: float | None, runs: int, decimals: int = 6
+) -> Verdict:
     """The verdict on our numbers, one a seed, beside a printed mean.
 
-    They differ where Welch's interval for the difference of two means leaves out 0, and agree where it does not and the
-    difference is within the spread of single runs (the root of the sum of both variances); between the two it cannot
-    be told. Where the paper prints no spread, a run of its spreads as ours. Half a unit of the last printed digit is
-    forgiven.
+    They differ where Welch's interval for the difference of two means leaves out 0, and agree where
+    it does not and the difference is within the spread of single runs (the root of the sum of both
+    variances); between the two it cannot be told. Where the paper prints no spread, a run of its
+    spreads as ours. Half a unit of the last printed digit is forgiven.
 
     Args:
         ours: in the paper's unit.
@@ -73,7 +84,10 @@ def judge(ours: Sequence[float], printed: float, std: float | None, runs: int, d
     if count == 1:
         return Verdict(ONE, mean)
     spread = float(np.std(ours, ddof=1))
-    parts = [(spread**2 / count, count), ((spread if std is None else std) ** 2 / runs, runs if std is not None else 1)]
+    parts = [
+        (spread**2 / count, count),
+        ((spread if std is None else std) ** 2 / runs, runs if std is not None else 1),
+    ]
     error = math.sqrt(sum(part for part, _ in parts))
     below = sum(part**2 / (number - 1) for part, number in parts if number > 1)
     freedom = (count - 1) if std is None or not below else error**4 / below
@@ -94,12 +108,18 @@ def beside(cells: Sequence[Cell], folder: StudyFolder, reasons: bool = True) -> 
     return [_line(cell, table, runs, reasons) for cell in cells]
 
 
-def _line(cell: Cell, table: list[dict[str, Any]], runs: Mapping[str, RunResult], reasons: bool) -> Line:
+def _line(
+    cell: Cell, table: list[dict[str, Any]], runs: Mapping[str, RunResult], reasons: bool
+) -> Line:
     figures: list[float] = []
     if ours := cell.ours:
         named = next((row.get("judge") for row in table if row["label"] == ours.label), None)
         ours = dataclasses.replace(ours, kind=ours.kind or named)
-        of = [row for row in table if row["folder"] in runs and ours.setting.items() <= row["setting"].items()]
+        of = [
+            row
+            for row in table
+            if row["folder"] in runs and ours.setting.items() <= row["setting"].items()
+        ]
         alone = {row["seed"]: runs[row["folder"]] for row in of if row["label"] == ours.alone}
         by_seed = {row["seed"]: runs[row["folder"]] for row in of if row["label"] == ours.label}
         figures = [ours.unit * figure(ours, run, alone.get(seed)) for seed, run in by_seed.items()]
@@ -136,7 +156,11 @@ def figure(ours: Ours, run: RunResult, alone: RunResult | None = None) -> float:
 def _clients(run: RunResult, column: str) -> dict[int, float]:
     """Each client's score in the round that is best on validation data."""
     chosen = run.best("validation_accuracy")[1]
-    return {int(row["client"]): row[column] for row in run.rows("clients") if row["round"] == chosen and column in row}
+    return {
+        int(row["client"]): row[column]
+        for row in run.rows("clients")
+        if row["round"] == chosen and column in row
+    }
 
 
 def _beside_alone(name: str, ours: Mapping[int, float], alone: Mapping[int, float]) -> float:
@@ -152,18 +176,39 @@ def _beside_alone(name: str, ours: Mapping[int, float], alone: Mapping[int, floa
 
 def sheet_of(lines: Sequence[Line], title: str, notes: Sequence[str]) -> Sheet:
     """A block for each of the paper's data sets, settings and metrics."""
-    groups = by_key(lines, lambda line: f"{line.cell.dataset}; {line.cell.setting}; {line.cell.metric}")
-    blocks = [Block(name, list(map(_cells, those)), list(map(_span, those))) for name, those in groups.items()]
+    groups = by_key(
+        lines, lambda line: f"{line.cell.dataset}; {line.cell.setting}; {line.cell.metric}"
+    )
+    blocks = [
+        Block(name, list(map(_cells, those)), list(map(_span, those)))
+        for name, those in groups.items()
+    ]
     counts = Counter(line.verdict.words for line in lines)
-    summary = ", ".join(f"{counts[words]} {words}" for words in (AGREES, DIFFERS, OPEN, ONE, NOT_RUN) if counts[words])
+    summary = ", ".join(
+        f"{counts[words]} {words}"
+        for words in (AGREES, DIFFERS, OPEN, ONE, NOT_RUN)
+        if counts[words]
+    )
     below = [*notes, f"{len(lines)} cells: {summary}", *_whys(lines)]
-    return Sheet(MARK, HEAD, blocks, below, [_record(line) for line in lines], {"title": title, "notes": below}, title)
+    return Sheet(
+        MARK,
+        HEAD,
+        blocks,
+        below,
+        [_record(line) for line in lines],
+        {"title": title, "notes": below},
+        title,
+    )
 
 
 def _whys(lines: Sequence[Line]) -> list[str]:
     """Why cells differ, or have not been run, each reason once with the methods that it is of."""
-    reasons = by_key((one for one in lines if one.why), lambda one: (one.verdict.words, one.why, one.written))
-    methods = [", ".join(dict.fromkeys(line.cell.method for line in those)) for those in reasons.values()]
+    reasons = by_key(
+        (one for one in lines if one.why), lambda one: (one.verdict.words, one.why, one.written)
+    )
+    methods = [
+        ", ".join(dict.fromkeys(line.cell.method for line in those)) for those in reasons.values()
+    ]
     return [
         f"{of} ({verdict}): {why}{f' ({written})' * bool(written)}"
         for of, (verdict, why, written) in zip(methods, reasons, strict=True)
@@ -175,13 +220,24 @@ def _cells(line: Line) -> list[str]:
     cell, verdict = line.cell, line.verdict
     digits = cell.decimals
     mean, std = verdict.mean, verdict.std
-    shown = NONE if mean is None else f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
-    span = NONE if verdict.low is None else f"[{verdict.low:+.{digits}f}, {verdict.high:+.{digits}f}]"
+    shown = (
+        NONE
+        if mean is None
+        else f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+    )
+    span = (
+        NONE if verdict.low is None else f"[{verdict.low:+.{digits}f}, {verdict.high:+.{digits}f}]"
+    )
     return [
-        cell.method, f"{cell.value:.{digits}f}" + ("" if cell.std is None else f" ± {cell.std:.{digits}f}"),
-        shown, str(line.seeds), NONE if mean is None else f"{mean - cell.value:+.{digits}f}", span, verdict.words,
+        cell.method,
+        f"{cell.value:.{digits}f}" + ("" if cell.std is None else f" ± {cell.std:.{digits}f}"),
+        shown,
+        str(line.seeds),
+        NONE if mean is None else f"{mean - cell.value:+.{digits}f}",
+        span,
+        verdict.words,
         cell.ours.words() if cell.ours else NONE,
-    ]  # fmt: skip
+    ]
 
 
 def _span(line: Line) -> tuple[float, float, float] | None:
@@ -194,7 +250,13 @@ def _span(line: Line) -> tuple[float, float, float] | None:
 def _record(line: Line) -> dict[str, Any]:
     cell, verdict = line.cell, line.verdict
     own = {name: getattr(cell.ours, name, None) for name in ("label", "figure", "kind", "column")}
-    printed = {name: value for name, value in vars(cell).items() if name not in ("ours", "absent", "decimals")}
+    printed = {
+        name: value
+        for name, value in vars(cell).items()
+        if name not in ("ours", "absent", "decimals")
+    }
     rest = {"verdict": verdict.words, "why": line.why, "written": line.written}
-    numbers = {name: value for name, value in dataclasses.asdict(verdict).items() if name != "words"}
+    numbers = {
+        name: value for name, value in dataclasses.asdict(verdict).items() if name != "words"
+    }
     return {**printed, **own, "seeds": line.seeds, **numbers, **rest}

@@ -55,12 +55,15 @@ class Runner:
         """
         self.folder.write_failures(self._others)  # these are tried again
         if self._console.is_terminal:
-            # No thread of its own: workers that take a dead one's place are forked from this process.
+            # No thread of its own: workers that take a dead one's place are forked from this
+            # process.
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
         try:
             logs = self.folder.path / "logs"
-            with contextlib.closing(serve_all(self.serve, self.jobs, count, logs, self._show, most)) as all_ended:
+            with contextlib.closing(
+                serve_all(self.serve, self.jobs, count, logs, self._show, most)
+            ) as all_ended:
                 for ended in all_ended:
                     self._tell(ended)
             self._show([], last=True)
@@ -72,7 +75,8 @@ class Runner:
             more = f"; and {len(names) - NAMED} more" if len(names) > NAMED else ""
             first = next(iter(self.failures.values()))
             raise RunFailed(
-                f"{len(names)} of {self.number} runs failed ({'; '.join(names[:NAMED])}{more}), the first: {first}; "
+                f"{len(names)} of {self.number} runs failed ({'; '.join(names[:NAMED])}{more}), "
+                f"the first: {first}; "
                 "the same command tries them again"
             )
 
@@ -92,10 +96,13 @@ class Runner:
         self._live.update(self.board.table(seen, most), refresh=True)
 
     def _known(self, at_work: Collection[str]) -> Callable[[str], State | None]:
-        return lambda run: "running" if run in at_work else "failed" if run in self.failures else None
+        return lambda run: (
+            "running" if run in at_work else "failed" if run in self.failures else None
+        )
 
     def _tell(self, ended: Ended) -> None:
-        """Keep a failure, and say what has ended: a line each, where there is no terminal (failures always)."""
+        """Keep a failure, and say what has ended: a line each, where there is no terminal (failures
+        always)."""
         run = self.todo[ended.job]
         self.ended += ended.error is None
         if ended.error is not None:
@@ -105,7 +112,10 @@ class Runner:
         elif self._live is None:
             seen = Board(self.folder, run.cells()).look(lambda run: None)
             scores = ", ".join(f"{one.metric.shown(one.score)} ({one.judge})" for one in seen)
-            self._print(f"[{self.ended}/{self.number}] {called(run.cells())}: {scores}, {seen[0].seconds:.1f} s")
+            self._print(
+                f"[{self.ended}/{self.number}] {called(run.cells())}: {scores}, "
+                f"{seen[0].seconds:.1f} s"
+            )
 
     def _print(self, line: str) -> None:
         if self._live is not None:

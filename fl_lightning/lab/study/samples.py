@@ -1,4 +1,5 @@
-"""Data that change under a study: its runs would be of several data sets, and a row of its table a mean over them."""
+"""Data that change under a study: its runs would be of several data sets, and a row of its table a
+mean over them."""
 
 from __future__ import annotations
 
@@ -12,9 +13,22 @@ from fl_lightning.lab.study.grid import Run
 from fl_lightning.results import provenance
 
 READING = (
-    "source", "root", "task", "label_column", "group_column", "columns", "one_hot", "impute", "tokens", "length",
-    "vocabulary", "clients_per_domain", "public", "public_root", "reads_test",
-)  # fmt: skip
+    "source",
+    "root",
+    "task",
+    "label_column",
+    "group_column",
+    "columns",
+    "one_hot",
+    "impute",
+    "tokens",
+    "length",
+    "vocabulary",
+    "clients_per_domain",
+    "public",
+    "public_root",
+    "reads_test",
+)
 """Of the settings of data, those that decide what is read."""
 SHOWN = 3
 """Run folders in a line, at most."""
@@ -27,7 +41,8 @@ def reading(data: DataConfig) -> str:
 
 
 def digests(configs: Iterable[Config]) -> dict[str, str]:
-    """The digest of the data that each of `configs` names now, by what is read; without those that cannot be read.
+    """The digest of the data that each of `configs` names now, by what is read; without those that
+    cannot be read.
 
     Data are loaded in a process of their own: this one must run no threads when it forks workers.
     """
@@ -52,7 +67,8 @@ def _current(config: Config) -> str:
 
 
 def check_same(folder: StudyFolder, runs: Pairs, todo: Pairs) -> None:
-    """Raise `BadInput` where `todo` would read other data than finished `runs` of the study have read."""
+    """Raise `BadInput` where `todo` would read other data than finished `runs` of the study have
+    read."""
     kept: dict[str, dict[Path, str]] = {}
     for run, config in runs:
         place = folder.path / run.folder
@@ -63,8 +79,13 @@ def check_same(folder: StudyFolder, runs: Pairs, todo: Pairs) -> None:
     for key, digest in now.items():
         others = [str(place) for place, before in kept[key].items() if before != digest]
         root = next(config.data.root for _, config in todo if reading(config.data) == key)
-        whose = ", ".join(others[:SHOWN]) + (f" and {len(others) - SHOWN} more" if len(others) > SHOWN else "")
-        allowed = f"the data have changed since {whose} trained on them: restore them, or give another --out"
+        whose = ", ".join(others[:SHOWN]) + (
+            f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+        )
+        allowed = (
+            f"the data have changed since {whose} trained on them: restore them, or give another "
+            f"--out"
+        )
         check("data.root", root, not others, allowed)
 
 
@@ -83,7 +104,10 @@ def notes(settings: Mapping[str, Mapping[Path, int]]) -> list[str]:
         if len(by_digest) > 1:
             parts = "; ".join(_listed(places, seeds) for places in by_digest.values())
             where = f"{setting}: " if setting else ""
-            lines.append(f"{where}runs were trained on {len(by_digest)} versions of the data, which differ: {parts}")
+            lines.append(
+                f"{where}runs were trained on {len(by_digest)} versions of the data, which "
+                f"differ: {parts}"
+            )
     return lines
 
 

@@ -1,4 +1,5 @@
-"""A table as text: for the terminal, as CSV, as LaTeX (booktabs), as JSON, as an HTML page with its intervals drawn."""
+"""A table as text: for the terminal, as CSV, as LaTeX (booktabs), as JSON, as an HTML page with its
+intervals drawn."""
 
 from __future__ import annotations
 
@@ -68,15 +69,24 @@ def choose(sheet: Sheet, columns: str) -> Sheet:
     keys = [sheet.keys[0]]
     for word in _named(columns, sheet.keys):
         near = did_you_mean(word, sheet.keys)
-        check("columns", word, word in sheet.keys, f"no such column{near}; columns: {', '.join(sheet.keys)}")
+        check(
+            "columns",
+            word,
+            word in sheet.keys,
+            f"no such column{near}; columns: {', '.join(sheet.keys)}",
+        )
         keys += [word] if word not in keys else []
     places = [sheet.keys.index(key) for key in keys]
-    blocks = [replace(block, rows=[[row[k] for k in places] for row in block.rows]) for block in sheet.blocks]
+    blocks = [
+        replace(block, rows=[[row[k] for k in places] for row in block.rows])
+        for block in sheet.blocks
+    ]
     return replace(sheet, keys=keys, head=[sheet.head[k] for k in places], blocks=blocks)
 
 
 def _named(columns: str, keys: Sequence[str]) -> list[str]:
-    """The words between the commas; where a key has commas itself (a method's label), all of it is one word."""
+    """The words between the commas; where a key has commas itself (a method's label), all of it is
+    one word."""
     parts, words = [part.strip() for part in columns.split(",")], []
     while parts:
         sizes = range(len(parts), 1, -1)
@@ -118,16 +128,34 @@ def as_json(sheet: Sheet) -> str:
 
 
 def as_latex(sheet: Sheet) -> str:
-    r"""A tabular for \usepackage{booktabs}, in a table where there is a caption or a label; the lines below the table
-    are comments above it."""
-    bold = "bold: the best mean, where the interval of its paired difference to the next best lies above 0"
-    words = [sheet.mark, sheet.title, *([bold] if any(block.best for block in sheet.blocks) else []), *sheet.lines]
+    r"""A tabular for \usepackage{booktabs}, in a table where there is a caption or a label; the
+    lines below the table are comments above it."""
+    bold = (
+        "bold: the best mean, where the interval of its paired difference to the next best lies "
+        "above 0"
+    )
+    words = [
+        sheet.mark,
+        sheet.title,
+        *([bold] if any(block.best for block in sheet.blocks) else []),
+        *sheet.lines,
+    ]
     comments = "".join(f"% {' '.join(line.split())}\n" for line in filter(None, words))
-    text = [f"\\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}", r"\toprule", _line(map(_tex, sheet.head))]
+    text = [
+        f"\\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}",
+        r"\toprule",
+        _line(map(_tex, sheet.head)),
+    ]
     for block in sheet.blocks:
-        text += [r"\midrule", f"\\multicolumn{{{len(sheet.head)}}}{{l}}{{\\emph{{{_tex(block.title)}}}}} \\\\"]
+        text += [
+            r"\midrule",
+            f"\\multicolumn{{{len(sheet.head)}}}{{l}}{{\\emph{{{_tex(block.title)}}}}} \\\\",
+        ]
         for row in block.rows:
-            cells = [f"\\textbf{{{_tex(c)}}}" if sheet.bold(block, row, k) else _tex(c) for k, c in enumerate(row)]
+            cells = [
+                f"\\textbf{{{_tex(c)}}}" if sheet.bold(block, row, k) else _tex(c)
+                for k, c in enumerate(row)
+            ]
             text.append(_line(cells))
     text += [r"\bottomrule", r"\end{tabular}"]
     if sheet.caption or sheet.label:
@@ -146,15 +174,20 @@ def as_html(sheet: Sheet) -> str:
     return template("fl_lightning.lab.report", "page.sheet.html.j2").render(
         sheet=sheet,
         pictures=[(Markup(svg), words) for svg, words in sheet.pictures],
-        style=Markup(files("fl_lightning.lab.report").joinpath("page.css").read_text(encoding="utf-8")),
+        style=Markup(
+            files("fl_lightning.lab.report").joinpath("page.css").read_text(encoding="utf-8")
+        ),
         place=_places([span for block in sheet.blocks for span in block.spans]),
     )
 
 
 FORMATS: dict[str, Callable[[Sheet], str]] = {
-    "table": table, "latex": as_latex, "json": as_json, "html": as_html,
+    "table": table,
+    "latex": as_latex,
+    "json": as_json,
+    "html": as_html,
     "csv": lambda sheet: as_csv([{"made_by": sheet.mark, **record} for record in sheet.records]),
-}  # fmt: skip
+}
 
 
 def _places(spans: Sequence[Span | None]) -> Callable[[float], float]:
@@ -169,9 +202,21 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _tex(text: str) -> str:
-    """`text` with what LaTeX takes for its own made plain, in any font encoding; negative numbers have a minus."""
+    """`text` with what LaTeX takes for its own made plain, in any font encoding; negative numbers
+    have a minus."""
     text = re.sub(r"(?<![\w-])-(?=[.\d])|(?<=\de)-(?=\d)", "\N{MINUS SIGN}", text)
-    plain = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    plain |= {"\N{MINUS SIGN}": "$-$", "|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}"}
+    plain = {
+        "\\": r"\textbackslash{}",
+        "±": r"$\pm$",
+        "–": "--",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
+    plain |= {
+        "\N{MINUS SIGN}": "$-$",
+        "|": r"\textbar{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+    }
     plain |= {character: f"\\{character}" for character in "&%$#_{}"}
     return "".join(plain.get(character, character) for character in text)

@@ -1,4 +1,5 @@
-"""What is searched for a method: its own arguments that say where, and what all methods have in common."""
+"""What is searched for a method: its own arguments that say where, and what all methods have in
+common."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ RATES: dict[str, tuple[Space, str]] = {
     "adam": (LogRange(1e-4, 1e-2), "a decade around 0.001, Adam's default and FedHKD's"),
     "adamw": (LogRange(1e-4, 1e-2), "as for adam"),
 }
-"""Where the learning rate is searched, for all methods. An optimiser of the model's own has its own."""
+"""Where the learning rate is searched, for all methods. An optimiser of the model's own has its
+own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +37,8 @@ def space(config: Config, fixed: Collection[str] = ()) -> list[Dimension]:
     """The dimensions of the method of `config`, each widened to hold the value that is there.
 
     Args:
-        fixed: keys that the study file sets, which are not searched; nor are those whose space cannot hold their value.
+        fixed: keys that the study file sets, which are not searched; nor are those whose space
+            cannot hold their value.
 
     Raises:
         BadInput: the method declares a space that nothing can be drawn from.
@@ -46,12 +49,23 @@ def space(config: Config, fixed: Collection[str] = ()) -> list[Dimension]:
         if "search" in f.metadata and (allowed := refusal(f.metadata["search"])) is not None:
             raise BadInput(f"{name}.{f.name}", f.metadata["search"], allowed)
     searched = [
-        (f"method.{f.name}", f.metadata["search"], config.method.init_args.get(f.name, f.default), f.metadata["why"])
+        (
+            f"method.{f.name}",
+            f.metadata["search"],
+            config.method.init_args.get(f.name, f.default),
+            f.metadata["why"],
+        )
         for f in own
         if "search" in f.metadata
     ]
     if config.optimizer.name in RATES:
         where, why = RATES[config.optimizer.name]
         searched.append(("optimizer.lr", where, config.optimizer.lr, why))
-    wide = [(key, widened(where, start), start, why) for key, where, start, why in searched if key not in fixed]
-    return [Dimension(key, where, start, why) for key, where, start, why in wide if where is not None]
+    wide = [
+        (key, widened(where, start), start, why)
+        for key, where, start, why in searched
+        if key not in fixed
+    ]
+    return [
+        Dimension(key, where, start, why) for key, where, start, why in wide if where is not None
+    ]

@@ -1,4 +1,5 @@
-"""Statistics of paired comparisons: numbers in, numbers out. Which interval and why: docs/decisions/0023."""
+"""Statistics of paired comparisons: numbers in, numbers out. Which interval and why:
+docs/decisions/0023."""
 
 from __future__ import annotations
 
@@ -14,21 +15,26 @@ LEVEL = 0.05
 MIN_PAIRS = 6
 """Fewer have no test: of 5 pairs, Wilcoxon's two-sided p is never below 2 / 2**5 = 0.0625."""
 FEW = 5
-"""Seeds below which an interval is Student's: there are too few to draw from (docs/decisions/0023)."""
+"""Seeds below which an interval is Student's: there are too few to draw from
+(docs/decisions/0023)."""
 EQUAL = 5e-7
-"""Scores, in 0..1, and differences of them that lie no further apart are the same. Scores come from float32: each is
-off by 3e-8 at most where it is one quotient, by a few times that where it is made of several, and so are means."""
+"""Scores, in 0..1, and differences of them that lie no further apart are the same. Scores come from
+float32: each is off by 3e-8 at most where it is one quotient, by a few times that where it is made
+of several, and so are means."""
 RESAMPLES = 9_999
-"""Of a bootstrap. Davison and Hinkley (1997) ask for 1,000 or more at 95 %; these cost well under a second."""
+"""Of a bootstrap. Davison and Hinkley (1997) ask for 1,000 or more at 95 %; these cost well under a
+second."""
 
 Differences = Sequence[Sequence[np.ndarray]]
-"""Paired differences between two methods: of each seed, in each setting, of each client (the last axis; before it there
-may be one of many studies, which share the draws of a bootstrap)."""
+"""Paired differences between two methods: of each seed, in each setting, of each client (the last
+axis; before it there may be one of many studies, which share the draws of a bootstrap)."""
 
 
 def seed_means(differences: Differences) -> np.ndarray:
     """Of each seed: the mean over settings of the means over clients, (..., seeds)."""
-    means = [np.mean([clients.mean(axis=-1) for clients in settings], axis=0) for settings in differences]
+    means = [
+        np.mean([clients.mean(axis=-1) for clients in settings], axis=0) for settings in differences
+    ]
     return np.stack(means, axis=-1)
 
 
@@ -40,11 +46,13 @@ def alike(differences: Differences) -> bool:
 def interval(
     differences: Differences, level: float = LEVEL, resamples: int = RESAMPLES
 ) -> tuple[float, float, Literal["t", "bootstrap"]]:
-    """The 1 - `level` interval of the mean difference of new seeds, and how it came about. Of at least two seeds.
+    """The 1 - `level` interval of the mean difference of new seeds, and how it came about. Of at
+    least two seeds.
 
-    Seeds are what is independent: below `FEW` of them Student's t over their means, else the outer ends of that and of
-    the hierarchical bootstrap (but where all but a seed or two are alike: then it has no end). Alone, t covers skewed
-    seeds too rarely (88 to 93 %), and the bootstrap 91 to 94 %; the outer ends 92 to 97 % (docs/decisions/0023).
+    Seeds are what is independent: below `FEW` of them Student's t over their means, else the outer
+    ends of that and of the hierarchical bootstrap (but where all but a seed or two are alike: then
+    it has no end). Alone, t covers skewed seeds too rarely (88 to 93 %), and the bootstrap 91 to 94
+    %; the outer ends 92 to 97 % (docs/decisions/0023).
     """
     means = seed_means(differences)
     if len(means) >= FEW and not alike(differences):
@@ -55,8 +63,11 @@ def interval(
     return low, high, "t"
 
 
-def outer(differences: Differences, level: float = LEVEL, resamples: int = RESAMPLES) -> tuple[Any, Any]:
-    """The lower one of the lower ends of Student's t and of the bootstrap, and the upper one of the upper ends."""
+def outer(
+    differences: Differences, level: float = LEVEL, resamples: int = RESAMPLES
+) -> tuple[Any, Any]:
+    """The lower one of the lower ends of Student's t and of the bootstrap, and the upper one of the
+    upper ends."""
     (a, b), (c, d) = students(differences, level), bootstrap(differences, level, resamples)
     return np.minimum(a, c), np.maximum(b, d)
 
@@ -64,26 +75,34 @@ def outer(differences: Differences, level: float = LEVEL, resamples: int = RESAM
 def students(differences: Differences, level: float = LEVEL) -> tuple[Any, Any]:
     """Student's t over the means of seeds."""
     means = seed_means(differences)
-    middle, half = means.mean(axis=-1), stats.t.ppf(1 - level / 2, means.shape[-1] - 1) * stats.sem(means, axis=-1)
+    middle, half = (
+        means.mean(axis=-1),
+        stats.t.ppf(1 - level / 2, means.shape[-1] - 1) * stats.sem(means, axis=-1),
+    )
     return middle - half, middle + half
 
 
-def bootstrap(differences: Differences, level: float = LEVEL, resamples: int = RESAMPLES) -> tuple[Any, Any]:
+def bootstrap(
+    differences: Differences, level: float = LEVEL, resamples: int = RESAMPLES
+) -> tuple[Any, Any]:
     """Hierarchical bootstrap-t: seeds are drawn with replacement, then clients within each of them.
 
-    Studentised by the spread over seeds (Davison and Hinkley, 1997, section 5.2.1). Each call draws the same.
+    Studentised by the spread over seeds (Davison and Hinkley, 1997, section 5.2.1). Each call draws
+    the same.
     """
     means = seed_means(differences)
     middle, error = means.mean(axis=-1), stats.sem(means, axis=-1)
     drawn = resampled(differences, resamples, np.random.default_rng(0))
-    with np.errstate(divide="ignore", invalid="ignore"):  # all draws of one seed whose clients are alike
+    # all draws of one seed whose clients are alike
+    with np.errstate(divide="ignore", invalid="ignore"):
         t = (drawn.mean(axis=-1) - middle[..., None]) / stats.sem(drawn, axis=-1)
     low, high = np.quantile(t, [level / 2, 1 - level / 2], axis=-1, method="inverted_cdf")
     return middle - high * error, middle - low * error
 
 
 def resampled(differences: Differences, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """Means of drawn seeds over drawn clients, (..., resamples, seeds); of a seed drawn twice clients are, too."""
+    """Means of drawn seeds over drawn clients, (..., resamples, seeds); of a seed drawn twice
+    clients are, too."""
     seeds = rng.integers(len(differences), size=(resamples, len(differences)))
     means = np.empty((*differences[0][0].shape[:-1], *seeds.shape))
     for seed, settings in enumerate(differences):
@@ -94,7 +113,8 @@ def resampled(differences: Differences, resamples: int, rng: np.random.Generator
 
 
 def _drawn_means(clients: np.ndarray, times: int, rng: np.random.Generator) -> np.ndarray:
-    """Means of so many draws with replacement, each of as many clients as there are, (..., times)."""
+    """Means of so many draws with replacement, each of as many clients as there are, (...,
+    times)."""
     count = clients.shape[-1]
     counts = rng.multinomial(count, np.full(count, 1 / count), size=times)
     return np.asarray(clients @ counts.T / count)
@@ -104,7 +124,8 @@ def _drawn_means(clients: np.ndarray, times: int, rng: np.random.Generator) -> n
 
 
 def levelled(values: Any) -> np.ndarray:
-    """`values`, (n,), where those that are the same (`EQUAL`) are so to the last bit: the least of them.
+    """`values`, (n,), where those that are the same (`EQUAL`) are so to the last bit: the least of
+    them.
 
     Rounding would part two that lie on either side of a step, however near they are.
     """
@@ -122,7 +143,8 @@ def _signed(differences: Sequence[float]) -> np.ndarray:
 
 
 def wilcoxon(differences: Sequence[float]) -> float:
-    """Two-sided p of Wilcoxon's signed ranks, without the pairs that are equal; exact where scipy has it exact."""
+    """Two-sided p of Wilcoxon's signed ranks, without the pairs that are equal; exact where scipy
+    has it exact."""
     signed = _signed(differences)
     signed = signed[signed != 0]
     return float(stats.wilcoxon(signed).pvalue) if len(signed) else 1.0
@@ -131,7 +153,8 @@ def wilcoxon(differences: Sequence[float]) -> float:
 def over_seeds(differences: Differences) -> float:
     """Two-sided p of Student's t over the means of seeds, at least two.
 
-    Where these are all the same there is no spread to go by: then that of their signs, 2 / 2^n, or 1 if they are 0.
+    Where these are all the same there is no spread to go by: then that of their signs, 2 / 2^n, or
+    1 if they are 0.
     """
     means = seed_means(differences)
     if np.ptp(means) <= EQUAL:
@@ -140,7 +163,8 @@ def over_seeds(differences: Differences) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """p values corrected for being so many (Holm, 1979): none is below another whose own is smaller."""
+    """p values corrected for being so many (Holm, 1979): none is below another whose own is
+    smaller."""
     order = np.argsort(p, kind="stable")
     steps = np.asarray(p)[order] * np.arange(len(p), 0, -1)
     corrected = np.empty(len(p))
@@ -149,7 +173,8 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def pairs_needed(comparisons: int, level: float = LEVEL) -> int:
-    """The fewest pairs from which Wilcoxon's p, corrected for so many comparisons, can be at or below `level`.
+    """The fewest pairs from which Wilcoxon's p, corrected for so many comparisons, can be at or
+    below `level`.
 
     The least p of n pairs is 2 / 2**n.
     """
@@ -163,7 +188,8 @@ def tally(differences: Sequence[float]) -> tuple[int, int, int]:
 
 
 def friedman(scores: np.ndarray) -> tuple[float, float, np.ndarray]:
-    """Friedman's chi-square and p over settings, and the mean rank of each method (1 is best; ties share theirs).
+    """Friedman's chi-square and p over settings, and the mean rank of each method (1 is best; ties
+    share theirs).
 
     Args:
         scores: (settings, methods), higher is better.
@@ -177,24 +203,31 @@ def friedman(scores: np.ndarray) -> tuple[float, float, np.ndarray]:
 
 
 def pairwise(scores: np.ndarray) -> np.ndarray:
-    """Wilcoxon's p between all methods over settings, Holm-corrected, (methods, methods); 1 on the diagonal.
+    """Wilcoxon's p between all methods over settings, Holm-corrected, (methods, methods); 1 on the
+    diagonal.
 
-    In place of ranks' differences, which depend on the other methods (Benavoli, Corani, Mangili, JMLR 2016).
+    In place of ranks' differences, which depend on the other methods (Benavoli, Corani, Mangili,
+    JMLR 2016).
     """
     rows, columns = np.triu_indices(scores.shape[1], k=1)
     table = np.eye(scores.shape[1])
-    table[rows, columns] = holm([wilcoxon(scores[:, i] - scores[:, j]) for i, j in zip(rows, columns, strict=True)])
+    table[rows, columns] = holm(
+        [wilcoxon(scores[:, i] - scores[:, j]) for i, j in zip(rows, columns, strict=True)]
+    )
     return np.maximum(table, table.T)
 
 
 def cliques(ranks: np.ndarray, p: np.ndarray, level: float = LEVEL) -> list[list[int]]:
-    """The largest groups of methods next to each other in rank, best first, of which no two differ at `level`."""
+    """The largest groups of methods next to each other in rank, best first, of which no two differ
+    at `level`."""
     order = [int(k) for k in np.argsort(ranks, kind="stable")]
     groups: list[list[int]] = []
     reached = 0
     for first in range(len(order)):
         last = first + 1
-        while last < len(order) and all(p[order[last], other] > level for other in order[first:last]):
+        while last < len(order) and all(
+            p[order[last], other] > level for other in order[first:last]
+        ):
             last += 1
         if last - first > 1 and last > reached:
             groups.append(order[first:last])

@@ -1,7 +1,9 @@
-"""The trials of one method: optuna asks for them, a journal keeps them, which processes and machines may share.
+"""The trials of one method: optuna asks for them, a journal keeps them, which processes and
+machines may share.
 
-Every process asks and tells on its own; there is no server. A trial belongs to the process that holds its lock. One
-whose process is gone is continued from its runs, and none that has ended is run again.
+Every process asks and tells on its own; there is no server. A trial belongs to the process that
+holds its lock. One whose process is gone is continued from its runs, and none that has ended is run
+again.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Ended:
     values: dict[str, Any]
     """By key, as its runs had them."""
     score: float | None
-    """Greater is better; None: the method refused the values, failed with them, or came to no number."""
+    """Greater is better; None: the method refused the values, failed with them, or came to no
+    number."""
     why: str = ""
 
 
@@ -54,7 +57,9 @@ class Claim:
         self._study, self._trial, self._lock = trials.study, trial, lock
         self.number: int = trial.number
         try:
-            self.values = {d.key: _rounded(d, trials.suggested(trial, d)) for d in trials.dimensions}
+            self.values = {
+                d.key: _rounded(d, trials.suggested(trial, d)) for d in trials.dimensions
+            }
         except BaseException:  # Ctrl-C
             lock.close()
             raise
@@ -85,23 +90,29 @@ class Trials:
         label: the method's, within the study.
         dimensions: what is searched; the first trial has their starts.
         number: how many trials, those that fail among them.
-        seed: of the sampler. What trial k asks for depends on the seed, the label, k, the argument, and
-            the trials that have ended.
+        seed: of the sampler. What trial k asks for depends on the seed, the label, k, the argument,
+            and the trials that have ended.
     """
 
-    def __init__(self, folder: Path, label: str, dimensions: Sequence[Dimension], number: int, seed: int) -> None:
+    def __init__(
+        self, folder: Path, label: str, dimensions: Sequence[Dimension], number: int, seed: int
+    ) -> None:
         self.folder, self.label, self.dimensions = folder, label, list(dimensions)
         self.number, self.seed = number, seed
 
     @cached_property
     def study(self) -> optuna.Study:
-        """What the journal holds of it, begun where it holds nothing; `BadInput` where it is damaged."""
+        """What the journal holds of it, begun where it holds nothing; `BadInput` where it is
+        damaged."""
         make_folder(self.folder)
         journal = self.folder / "journal.log"
         with self._reading():
             backend = JournalFileBackend(str(journal), lock_obj=_Lock(journal))
             return optuna.create_study(
-                storage=JournalStorage(backend), study_name=self.label, direction="maximize", load_if_exists=True
+                storage=JournalStorage(backend),
+                study_name=self.label,
+                direction="maximize",
+                load_if_exists=True,
             )
 
     def folder_of(self, number: int) -> Path:
@@ -109,7 +120,8 @@ class Trials:
         return self.folder / place(self.label) / f"trial-{number:03d}"
 
     def claim(self) -> Claim | None:
-        """A trial that nobody works on, begun before or new; None where all have ended or are others'."""
+        """A trial that nobody works on, begun before or new; None where all have ended or are
+        others'."""
         make_folder(self.folder / place(self.label))
         with _alone(self.folder / "claim.lock"):
             trials = self.study.get_trials(deepcopy=False)
@@ -130,7 +142,11 @@ class Trials:
     def ended(self) -> list[Ended]:
         """The trials that have ended, in order; `BadInput` where the journal is damaged."""
         with self._reading():
-            return [self._ended(t) for t in self.study.get_trials(deepcopy=False) if t.state.is_finished()]
+            return [
+                self._ended(t)
+                for t in self.study.get_trials(deepcopy=False)
+                if t.state.is_finished()
+            ]
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
@@ -155,9 +171,10 @@ class Trials:
     def suggested(self, trial: Trial, dimension: Dimension) -> Any:
         """What the trial has for a dimension, asked for now where it has not been.
 
-        Of a sampler of its own: what it draws does not depend on what has been drawn in this process, or before a kill.
-        Of a key that all methods have (the learning rate) all methods draw the same while draws are random, in the
-        first `RANDOM` trials: else with few trials the luck of the draw is taken for a difference of methods.
+        Of a sampler of its own: what it draws does not depend on what has been drawn in this
+        process, or before a kill. Of a key that all methods have (the learning rate) all methods
+        draw the same while draws are random, in the first `RANDOM` trials: else with few trials the
+        luck of the draw is taken for a difference of methods.
         """
         name, space = dimension.key, dimension.space
         whose = f"{self.label} " if name.startswith("method.") else ""
@@ -183,14 +200,16 @@ def _rounded(dimension: Dimension, value: Any) -> Any:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Wait until this process alone is in the block. A process that is gone, however it went, is in it no longer."""
+    """Wait until this process alone is in the block. A process that is gone, however it went, is in
+    it no longer."""
     with path.open("a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 class _Lock(JournalFileOpenLock):
-    """That of the journal's writers. Optuna's own locks are files that a killed process leaves behind."""
+    """That of the journal's writers. Optuna's own locks are files that a killed process leaves
+    behind."""
 
     def __init__(self, journal: Path) -> None:
         super().__init__(str(journal))

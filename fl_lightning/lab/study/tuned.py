@@ -1,4 +1,5 @@
-"""What a search came to: the choice of each method, the spread over its trials, and the study file of the choices."""
+"""What a search came to: the choice of each method, the spread over its trials, and the study file
+of the choices."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from fl_lightning.lab.study.trials import RANDOM, Ended, best
 
 @dataclass(frozen=True)
 class Tuned:
-    """One method's trials. Raises `RunFailed` where its choice is asked for and none of them ended well."""
+    """One method's trials. Raises `RunFailed` where its choice is asked for and none of them ended
+    well."""
 
     entry: Entry
     ended: list[Ended]
@@ -36,15 +38,22 @@ class Tuned:
         """The choice."""
         chosen = best(self.ended)
         if chosen is None:
-            raise RunFailed(f"{self.entry.label}: none of its {len(self.ended)} trials ended well: {self.ended[0].why}")
+            raise RunFailed(
+                f"{self.entry.label}: none of its {len(self.ended)} trials ended well: "
+                f"{self.ended[0].why}"
+            )
         return chosen
 
     def row(self) -> dict[str, Any]:
-        """Of `tuned.csv`: scores are on validation data; `gain` is what the best trial has over the first."""
+        """Of `tuned.csv`: scores are on validation data; `gain` is what the best trial has over the
+        first."""
         chosen = self.best
         scores = [trial.score for trial in self.ended if trial.score is not None]
         start = self.ended[0].score  # None: its models came to no number
-        first, last = self.metric.merit(math.nan if start is None else start), self.metric.merit(max(scores))
+        first, last = (
+            self.metric.merit(math.nan if start is None else start),
+            self.metric.merit(max(scores)),
+        )
         return {
             "method": self.entry.label,
             "trials": len(self.ended),
@@ -63,42 +72,64 @@ class Tuned:
         }
 
     def warnings(self) -> list[str]:
-        """Why the choice may say little: few trials, the start, or a value at the edge of where it was searched."""
+        """Why the choice may say little: few trials, the start, or a value at the edge of where it
+        was searched."""
         if not self.dimensions:
             return []
         values, number = self.best.values, len(self.ended)
         lines = [line] if (line := few(number)) else []
-        lines += ["the best trial is the start: nothing was gained"] if self.best.number == self.ended[0].number else []
+        lines += (
+            ["the best trial is the start: nothing was gained"]
+            if self.best.number == self.ended[0].number
+            else []
+        )
         for one in self.dimensions:
             end = edge(one.space, values[one.key])
-            lines += [f"{one.key}={values[one.key]} lies at the edge of its range ({end})"] if end is not None else []
+            lines += (
+                [f"{one.key}={values[one.key]} lies at the edge of its range ({end})"]
+                if end is not None
+                else []
+            )
         return lines
 
     def listed(self, trial: Ended, label: str) -> dict[str, Any]:
         """The method with a trial's values, as a study file lists it."""
         arguments, settings = split_values(trial.values)
-        listed: dict[str, Any] = {"name": self.entry.name, "label": label, **self.entry.settings, **settings}
+        listed: dict[str, Any] = {
+            "name": self.entry.name,
+            "label": label,
+            **self.entry.settings,
+            **settings,
+        }
         listed |= {"when": dict(self.entry.when)} if self.entry.when else {}
         return listed | {"init_args": {**self.entry.arguments, **arguments}}
 
 
 def few(number: int) -> str:
     """The warning that so many trials are too few; empty where they are not."""
-    return f"{number} trials: below {RANDOM} the luck of the draw decides" if number < RANDOM else ""
+    return (
+        f"{number} trials: below {RANDOM} the luck of the draw decides" if number < RANDOM else ""
+    )
 
 
 def split_values(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a method is given as arguments, and what as keys of its own, of the `values` of a trial."""
-    arguments = {key.removeprefix("method."): v for key, v in values.items() if key.startswith("method.")}
+    """What a method is given as arguments, and what as keys of its own, of the `values` of a
+    trial."""
+    arguments = {
+        key.removeprefix("method."): v for key, v in values.items() if key.startswith("method.")
+    }
     return arguments, {key: v for key, v in values.items() if not key.startswith("method.")}
 
 
-def study_file(base: str, tuned_methods: Sequence[Tuned], seeds: list[int], grid: dict[str, Any], untuned: bool) -> str:
+def study_file(
+    base: str, tuned_methods: Sequence[Tuned], seeds: list[int], grid: dict[str, Any], untuned: bool
+) -> str:
     """The study of the choices, as YAML: fresh seeds, no forced rows beside those that were tuned.
 
     Args:
         base: the resolved base, as YAML.
-        untuned: list each method with the settings of its first trial, too, where the choice is another.
+        untuned: list each method with the settings of its first trial, too, where the choice is
+            another.
     """
     methods = [one.listed(one.best, one.entry.label) for one in tuned_methods]
     moved = [one for one in tuned_methods if untuned and one.best.values != one.ended[0].values]
@@ -132,5 +163,11 @@ def table(tuned_methods: Sequence[Tuned]) -> Table:
         row, say = one.row(), one.metric.shown
         trials = f"{row['trials']}" + (f" ({row['refused']} refused)" if row["refused"] else "")
         scores = [say(row[name]) for name in ("start", "min", "median", "max")]
-        shown.add_row(escape(one.entry.label), trials, *scores, say(row["gain"]), escape(words(one.best.values)))
+        shown.add_row(
+            escape(one.entry.label),
+            trials,
+            *scores,
+            say(row["gain"]),
+            escape(words(one.best.values)),
+        )
     return shown

@@ -1,7 +1,9 @@
-"""Worker processes that stay up between runs: what they import is imported once, and the loss of one costs one run.
+"""Worker processes that stay up between runs: what they import is imported once, and the loss of
+one costs one run.
 
-They are forked from the process that has checked the study, and so has imported everything. It must run no other
-threads (none may hold a lock that the fork would copy), and must not have touched a GPU.
+They are forked from the process that has checked the study, and so has imported everything. It must
+run no other threads (none may hold a lock that the fork would copy), and must not have touched a
+GPU.
 """
 
 from __future__ import annotations
@@ -54,9 +56,12 @@ class Worker:
         self.jobs: list[int] = []
         self.most = most
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.pipe, serve, log, os.getpid()))
+        self.process = context.Process(
+            target=_serve, args=(theirs, self.pipe, serve, log, os.getpid())
+        )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on threads: libraries' idle ones here
+            # Python 3.12 on threads: libraries' idle ones here
+            warnings.simplefilter("ignore", DeprecationWarning)
             self.process.start()
         theirs.close()
 
@@ -72,7 +77,11 @@ class Worker:
         except (EOFError, OSError):
             self.process.join(PATIENCE)
             code = self.process.exitcode
-            how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+            how = (
+                f"killed by {signal.Signals(-code).name}"
+                if code is not None and code < 0
+                else f"exit code {code}"
+            )
             ended, self.jobs = [Ended(job, f"its process died ({how})") for job in self.jobs], []
             return ended
         self.jobs.remove(number)
@@ -90,14 +99,20 @@ def one_by_one(work: Callable[[Any], str | None]) -> Serve:
 
 
 def run_all(
-    work: Callable[[Any], str | None], jobs: Sequence[Any], count: int, logs: Path, on_look: Callable[[list[int]], None]
+    work: Callable[[Any], str | None],
+    jobs: Sequence[Any],
+    count: int,
+    logs: Path,
+    on_look: Callable[[list[int]], None],
 ) -> Generator[Ended, None, None]:
-    """As `serve_all`, one job after the other in each process: `work` returns None, or why the job failed."""
+    """As `serve_all`, one job after the other in each process: `work` returns None, or why the job
+    failed."""
     return serve_all(one_by_one(work), jobs, count, logs, on_look)
 
 
 def in_a_process(work: Callable[[Any], Any], given: Any) -> Any:
-    """What `work` makes of `given` in a process of its own: one that forks workers must run no threads.
+    """What `work` makes of `given` in a process of its own: one that forks workers must run no
+    threads.
 
     Raises:
         BadInput: `work` has raised it.
@@ -116,25 +131,35 @@ def in_a_process(work: Callable[[Any], Any], given: Any) -> Any:
         tempfile.TemporaryDirectory() as logs,
         contextlib.closing(run_all(tried, [given], 1, Path(logs), lambda numbers: None)) as ended,
     ):
-        answer: Any = next(iter(ended)).error  # what `tried` returns, or a line on a process that died
+        # what `tried` returns, or a line on a process that died
+        answer: Any = next(iter(ended)).error
     if isinstance(answer, tuple):
         return answer[0]
     raise answer if isinstance(answer, Exception) else RunFailed(answer)
 
 
 def serve_all(
-    serve: Serve, jobs: Sequence[Any], count: int, logs: Path, on_look: Callable[[list[int]], None], most: int = 1
+    serve: Serve,
+    jobs: Sequence[Any],
+    count: int,
+    logs: Path,
+    on_look: Callable[[list[int]], None],
+    most: int = 1,
 ) -> Generator[Ended, None, None]:
-    """Run all jobs in `count` processes, `most` at a time in each, and say of each how it has ended, as it ends.
+    """Run all jobs in `count` processes, `most` at a time in each, and say of each how it has
+    ended, as it ends.
 
     Args:
-        serve: what a process does. Ctrl-C and SIGTERM of this process reach it as KeyboardInterrupt.
+        serve: what a process does. Ctrl-C and SIGTERM of this process reach it as
+            KeyboardInterrupt.
         logs: folder for what workers print.
         on_look: called with the numbers of the jobs that are running, every `TICK` seconds.
     """
     left = list(range(len(jobs)))[::-1]
     most = min(most, max(1, -(-len(jobs) // count)))  # all processes have their share
-    workers = [Worker(serve, logs / f"worker-{k + 1}.log", most) for k in range(min(count, len(jobs)))]
+    workers = [
+        Worker(serve, logs / f"worker-{k + 1}.log", most) for k in range(min(count, len(jobs)))
+    ]
     try:
         while True:
             while left:  # who has fewest gets the next one: each has its share of what takes long
@@ -176,17 +201,21 @@ def _serve(pipe: Connection, parents: Connection, serve: Serve, log: Path, paren
         ended = True  # where nobody sees the exception: what a destructor raises is dropped
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent tells us
+    # Ctrl-C reaches all processes of a terminal; the parent tells us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end)  # unwind: close what is open
-    _prctl_pr_set_pdeathsig(signal.SIGKILL)  # an orphan would hold its run against the study that goes on with it
-    os.environ.pop("WANDB_SWEEP_PARAM_PATH", None)  # an agent of W&B has started one run, and these are several
+    # an orphan would hold its run against the study that goes on with it
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)
+    # an agent of W&B has started one run, and these are several
+    os.environ.pop("WANDB_SWEEP_PARAM_PATH", None)
     parents.close()
     log.parent.mkdir(exist_ok=True)
     into = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(into, stream)
     sys.stdout, sys.stderr = (
-        os.fdopen(stream, "w", buffering=1, encoding="utf-8", errors="backslashreplace") for stream in (1, 2)
+        os.fdopen(stream, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+        for stream in (1, 2)
     )
     gc.freeze()  # what has been imported is not looked through again and again
 

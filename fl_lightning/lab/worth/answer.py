@@ -27,15 +27,21 @@ class Worth:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         try:
-            self._content: dict[str, Any] = json.loads((self.folder / "worth.json").read_text(encoding="utf-8"))
+            self._content: dict[str, Any] = json.loads(
+                (self.folder / "worth.json").read_text(encoding="utf-8")
+            )
         except (OSError, ValueError) as error:
-            raise BadInput("worth", str(folder), f"it holds no worth.json that can be read ({error})") from None
+            raise BadInput(
+                "worth", str(folder), f"it holds no worth.json that can be read ({error})"
+            ) from None
 
     def __repr__(self) -> str:
         return f"<Worth {self.folder}: {self.sentence}>"
 
     def _repr_html_(self) -> str:
-        html: str = self.silos[["silo", "samples", "alone", "federated", "gain", "low", "high", "verdict"]].to_html()
+        html: str = self.silos[
+            ["silo", "samples", "alone", "federated", "gain", "low", "high", "verdict"]
+        ].to_html()
         return html
 
     @property
@@ -61,7 +67,10 @@ class Worth:
 
         from fl_lightning.lab.worth.output import COLUMNS
 
-        table = DataFrame([[row[name] for name in COLUMNS] for row in self._content["silos"]], columns=list(COLUMNS))
+        table = DataFrame(
+            [[row[name] for name in COLUMNS] for row in self._content["silos"]],
+            columns=list(COLUMNS),
+        )
         numbers = ["alone", "federated", "gain", "low", "high"]
         table[numbers] = table[numbers].astype(float)
         return table

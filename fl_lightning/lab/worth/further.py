@@ -1,4 +1,5 @@
-"""What is asked beyond the gain: a new silo, a federation without one of its silos, silos with fewer samples, costs."""
+"""What is asked beyond the gain: a new silo, a federation without one of its silos, silos with
+fewer samples, costs."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ SHARES = (0.1, 0.25, 0.5)
 BESIDE_ACCURACY = ("balanced_accuracy", "auroc")
 """What `--metric` may name that `evaluation.metrics` must name, too."""
 SAME = 1e-6
-"""Weights of a relation that lie no further apart are the same: they were kept as 32-bit numbers."""
+"""Weights of a relation that lie no further apart are the same: they were kept as 32-bit
+numbers."""
 Task = tuple[Config, Path, Path | None, dict[str, str | None]]
 """A run's config and folder, where its scores go (None: nowhere), and the rows that it serves."""
 Rows = Mapping[str, tuple[Config, str | None]]
@@ -39,7 +41,8 @@ Rows = Mapping[str, tuple[Config, str | None]]
 
 
 def newcomers(out: Path, rows: Rows, method: str, silos: int) -> list[Task]:
-    """Every silo held out once, by the chosen method and by training alone, for as many rounds as the others' run."""
+    """Every silo held out once, by the chosen method and by training alone, for as many rounds as
+    the others' run."""
     tasks: list[Task] = []
     for label in (method, ALONE):
         config, kind = rows[label]
@@ -49,7 +52,12 @@ def newcomers(out: Path, rows: Rows, method: str, silos: int) -> list[Task]:
         for fold in range(FOLDS):
             away = [c for c in range(silos) if c % FOLDS == fold]
             if away and len(away) < silos:
-                place = out / "newcomers" / ("alone" if label == ALONE else folder_of(label)) / f"seed-{fold}"
+                place = (
+                    out
+                    / "newcomers"
+                    / ("alone" if label == ALONE else folder_of(label))
+                    / f"seed-{fold}"
+                )
                 tasks.append((_without(config, away, fold), place, None, {label: kind}))
     return tasks
 
@@ -67,7 +75,8 @@ def without(out: Path, rows: Rows, method: str, silos: int) -> list[Task]:
 
 
 def curve(out: Path, rows: Rows, method: str) -> list[Task]:
-    """A cycle of training alone and of the chosen method with a share of each silo's training samples."""
+    """A cycle of training alone and of the chosen method with a share of each silo's training
+    samples."""
     tasks: list[Task] = []
     for share in SHARES:
         place = out / "curve" / f"share-{share:g}"
@@ -76,13 +85,19 @@ def curve(out: Path, rows: Rows, method: str) -> list[Task]:
             for fold in range(FOLDS):
                 data = replace(config.data, train_share=share * config.data.train_share)
                 run = replace(config, seed=fold, data=data)
-                tasks.append((run, place / "runs" / folder_of(label) / f"seed-{fold}", place, {label: kind}))
+                tasks.append(
+                    (run, place / "runs" / folder_of(label) / f"seed-{fold}", place, {label: kind})
+                )
     return tasks
 
 
 def _without(config: Config, away: list[int], fold: int) -> Config:
-    data, evaluation = replace(config.data, held_out=away), replace(config.evaluation, newcomer_samples=LABELLED)
-    if data.task == "classification":  # whichever --metric a later call names, newcomers have been scored by it
+    data, evaluation = (
+        replace(config.data, held_out=away),
+        replace(config.evaluation, newcomer_samples=LABELLED),
+    )
+    # whichever --metric a later call names, newcomers have been scored by it
+    if data.task == "classification":
         metrics = dict.fromkeys([*(evaluation.metrics or ()), *BESIDE_ACCURACY])
         evaluation = replace(evaluation, metrics=[*metrics])
     return replace(config, seed=fold, data=data, evaluation=evaluation)
@@ -92,25 +107,38 @@ def _without(config: Config, away: list[int], fold: int) -> Config:
 
 
 def of_newcomers(tasks: Sequence[Task], measured: Measured) -> tuple[list[dict[str, Any]], Section]:
-    """What a new silo gets by labelled samples, mean over silos: with the others' model, and alone."""
+    """What a new silo gets by labelled samples, mean over silos: with the others' model, and
+    alone."""
     metric = measured.metric
     scores: dict[tuple[str, int], list[float]] = {}
-    part = min((config.evaluation.newcomer_rounds / config.federation.rounds for config, *_ in tasks), default=0.0)
-    trained = [(next(iter(rows)), row) for _, folder, _, rows in tasks for row in RunResult(folder).rows("newcomers")]
+    part = min(
+        (config.evaluation.newcomer_rounds / config.federation.rounds for config, *_ in tasks),
+        default=0.0,
+    )
+    trained = [
+        (next(iter(rows)), row)
+        for _, folder, _, rows in tasks
+        for row in RunResult(folder).rows("newcomers")
+    ]
     for label, row in trained:
         if metric in row:
             scores.setdefault((label, int(row["samples_per_class"])), []).append(float(row[metric]))
     samples = "labelled samples" if metric == "mae" else "labelled samples of each class"
     text = (
         f"Every silo was left out once, and came when all was over, with so many {samples}: score "
-        f"of the model that {measured.method} gives it, trained on these with {100 * part:.0f} % of the passes "
-        "that a whole training makes over a silo's samples, and of one that it trains on these alone, with all of "
+        f"of the model that {measured.method} gives it, trained on these with {100 * part:.0f} % "
+        f"of the passes "
+        "that a whole training makes over a silo's samples, and of one that it trains on these "
+        "alone, with all of "
         f"them; mean over silos ({words.METRICS[metric]}). {_left_out(trained, metric)}"
     ).strip()
     section = Section("A silo that joins later", text, [samples, "with the others", "alone"])
     means_by_count: list[dict[str, Any]] = []
     for count in LABELLED:
-        each = {key: scores.get((label, count)) for key, label in (("federated", measured.method), ("alone", ALONE))}
+        each = {
+            key: scores.get((label, count))
+            for key, label in (("federated", measured.method), ("alone", ALONE))
+        }
         means = {key: float(np.mean(values)) if values else None for key, values in each.items()}
         means_by_count.append({"labelled": count} | means)
         cells = ["-" if mean is None else words.score(mean, metric) for mean in means.values()]
@@ -119,16 +147,25 @@ def of_newcomers(tasks: Sequence[Task], measured: Measured) -> tuple[list[dict[s
 
 
 def _left_out(trained: Sequence[tuple[str, Mapping[str, Any]]], metric: numbers.Name) -> str:
-    """Says over how many silos a newcomers' mean is, where the metric is not defined for all of them."""
+    """Says over how many silos a newcomers' mean is, where the metric is not defined for all of
+    them."""
     silos = {row["client"] for _, row in trained}
     scored = {row["client"] for _, row in trained if metric in row}
     if trained and not scored:
-        return f"Its runs were not scored by {metric}: delete the folder newcomers, and the same command trains them."
-    return f"It is defined for {len(scored)} of {len(silos)} silos." if len(scored) < len(silos) else ""
+        return (
+            f"Its runs were not scored by {metric}: delete the folder newcomers, and the same "
+            f"command trains them."
+        )
+    return (
+        f"It is defined for {len(scored)} of {len(silos)} silos."
+        if len(scored) < len(silos)
+        else ""
+    )
 
 
 def of_without(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, Any], Section]:
-    """What each silo loses where another is missing, (silos, silos): by how much the score of row i falls without j."""
+    """What each silo loses where another is missing, (silos, silos): by how much the score of row i
+    falls without j."""
     names, method, metric = list(facts.names), measured.method, measured.metric
     count = len(names)
     effect, half = np.full((count, count), math.nan), np.full((count, count), math.nan)
@@ -146,36 +183,57 @@ def of_without(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, A
     relation, rank = _relation(out, count, method), math.nan
     if relation is not None:
         off = ~np.eye(count, dtype=bool) & np.isfinite(effect)
-        rank = float(stats.spearmanr(effect[off], relation[off]).statistic) if off.sum() > 3 else math.nan
+        rank = (
+            float(stats.spearmanr(effect[off], relation[off]).statistic)
+            if off.sum() > 3
+            else math.nan
+        )
         content |= {"relation": relation.tolist(), "rank_correlation": rank}
-    surely = "; ".join(f"{one} would miss {other}" for one, other in content["surely"]) or "of no pair is it sure"
-    worse = "error of the silo of a row rises" if metric == "mae" else "score of the silo of a row falls"
+    surely = (
+        "; ".join(f"{one} would miss {other}" for one, other in content["surely"])
+        or "of no pair is it sure"
+    )
+    worse = (
+        "error of the silo of a row rises"
+        if metric == "mae"
+        else "score of the silo of a row falls"
+    )
     text = (
         f"How much the {worse} where the silo of a column does not take part ({method}, one "
-        f"cycle; {words.METRICS[metric]}), with half of its 95 % interval. A positive number: it would be missed. "
+        f"cycle; {words.METRICS[metric]}), with half of its 95 % interval. A positive number: it "
+        f"would be missed. "
         f"All pairs considered together (Holm, 5 %): {surely}."
     )
     if math.isfinite(rank):
         text += f" Rank correlation with the relation that the method has learned: {rank:.2f}."
     section = Section("Who would miss whom", text, ["", *names])
     for name, row, widths in zip(names, effect, half, strict=True):
-        cells = [f"{words.signed(x, metric)} ± {words.amount(w, metric)}" for x, w in zip(row, widths, strict=True)]
-        section.rows.append([name, *(c if math.isfinite(x) else "-" for c, x in zip(cells, row, strict=True))])
+        cells = [
+            f"{words.signed(x, metric)} ± {words.amount(w, metric)}"
+            for x, w in zip(row, widths, strict=True)
+        ]
+        section.rows.append(
+            [name, *(c if math.isfinite(x) else "-" for c, x in zip(cells, row, strict=True))]
+        )
     return content, section
 
 
 def _missed(out: Path, i: int, j: int, measured: Measured, facts: Facts) -> numbers.Estimate | None:
-    """What silo i has from silo j, on the samples that no other silo has; None where that is not defined."""
+    """What silo i has from silo j, on the samples that no other silo has; None where that is not
+    defined."""
     method, metric, like = measured.method, measured.metric, measured.answers[i].silo
     if not len(like.samples):
         return None
     whole, part = (one(at, like, method, facts) for at in (out, out / "without" / f"silo-{j}"))
-    there, away = (numbers.contributions(metric, silo.rows[method], silo.samples) for silo in (whole, part))
+    there, away = (
+        numbers.contributions(metric, silo.rows[method], silo.samples) for silo in (whole, part)
+    )
     return numbers.estimate(metric, away, there, whole.samples)
 
 
 def _relation(out: Path, count: int, method: str) -> np.ndarray | None:
-    """Mean over layers of the last relation of the first cycle's runs; None where all silos have one row."""
+    """Mean over layers of the last relation of the first cycle's runs; None where all silos have
+    one row."""
     kept = []
     for folder in sorted((out / "runs" / folder_of(method)).glob("seed-[0-4]")):
         run = RunResult(folder)
@@ -187,14 +245,17 @@ def _relation(out: Path, count: int, method: str) -> np.ndarray | None:
 
 
 def of_curve(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, Any], Section]:
-    """Mean gain over silos by the share of their training samples, with its interval, and where it ends."""
+    """Mean gain over silos by the share of their training samples, with its interval, and where it
+    ends."""
     metric, points, labels = measured.metric, [], [ALONE, measured.method]
     for share in (*SHARES, 1.0):
         place = out if share == 1 else out / "curve" / f"share-{share:g}"
         judged = [silo for silo in read(place, labels, 1, facts) if not words.why_not(silo, metric)]
         estimates = []
         for silo in judged:
-            alone, federated = (numbers.contributions(metric, silo.rows[label], silo.samples) for label in labels)
+            alone, federated = (
+                numbers.contributions(metric, silo.rows[label], silo.samples) for label in labels
+            )
             estimates.append(numbers.estimate(metric, alone, federated, silo.samples))
         known = [one for one in estimates if one is not None]
         if known:
@@ -208,25 +269,30 @@ def of_curve(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, Any
     content |= {"pays_up_to_low": ends["low"], "pays_up_to_high": ends["high"]}
     section = Section(
         "With fewer samples",
-        f"Mean gain over silos where each trains on a share of its samples ({measured.method}, one cycle). "
+        f"Mean gain over silos where each trains on a share of its samples ({measured.method}, one "
+        f"cycle). "
         f"{_until(ends, points)}",
         ["share", "training samples of a silo", "mean gain", "95 % interval"],
     )
     for p in points:
         cells = [words.signed(p[key], metric) for key in ("gain", "low", "high")]
-        section.rows.append([f"{100 * p['share']:.0f} %", f"{p['samples']:.0f}", cells[0], " to ".join(cells[1:])])
+        section.rows.append(
+            [f"{100 * p['share']:.0f} %", f"{p['samples']:.0f}", cells[0], " to ".join(cells[1:])]
+        )
     return content, section
 
 
 def _crossing(points: Sequence[Mapping[str, float]], key: str) -> float | None:
-    """Samples from which on it is 0 or below, on lines through the points over the logarithm of samples; None: nowhere,
-    or at all sizes."""
+    """Samples from which on it is 0 or below, on lines through the points over the logarithm of
+    samples; None: nowhere, or at all sizes."""
     for left, right in reversed(list(itertools.pairwise(points))):
         if right[key] > 0:
             return None
         if left[key] > 0:
             part = left[key] / (left[key] - right[key])
-            return math.exp(math.log(left["samples"]) * (1 - part) + math.log(right["samples"]) * part)
+            return math.exp(
+                math.log(left["samples"]) * (1 - part) + math.log(right["samples"]) * part
+            )
     return None
 
 
@@ -234,30 +300,43 @@ def _until(ends: Mapping[str, float | None], points: Sequence[Mapping[str, float
     pays = [p["gain"] > 0 for p in points]
     if pays != sorted(pays, reverse=True):
         at, not_at = (
-            ", ".join(f"{100 * p['share']:.0f} %" for p in points if (p["gain"] > 0) is it) for it in (True, False)
+            ", ".join(f"{100 * p['share']:.0f} %" for p in points if (p["gain"] > 0) is it)
+            for it in (True, False)
         )
         return f"By the means it pays at {at} of the samples, and not at {not_at}."
     if ends["gain"] is None:
-        return "It pays at all of these sizes." if any(pays) else "It does not pay at any of these sizes."
+        return (
+            "It pays at all of these sizes."
+            if any(pays)
+            else "It does not pay at any of these sizes."
+        )
     if ends["low"] is None and ends["high"] is None:
         size = f"{ends['gain']:.0f}"
-        return f"By the means it pays up to about {size} training samples of a silo; the intervals do not tell."
+        return (
+            f"By the means it pays up to about {size} training samples of a silo; the intervals do "
+            f"not tell."
+        )
     low = f"{ends['low']:.0f}" if ends["low"] is not None else "fewer than measured"
     high = f"{ends['high']:.0f}" if ends["high"] is not None else "more than measured"
     return f"It pays up to about {ends['gain']:.0f} training samples of a silo ({low} to {high})."
 
 
 def costs(out: Path, measured: Measured, folder: str) -> tuple[dict[str, Any], Section]:
-    """What the method to take asks of each silo in one training: bytes and seconds, from its first run."""
+    """What the method to take asks of each silo in one training: bytes and seconds, from its first
+    run."""
     run = RunResult(out / folder)
     numbers_of = [answer.silo.number for answer in measured.answers]
     sums = run.clients.groupby("client")[["upload_bytes", "download_bytes"]].sum()
     sums = sums.reindex(numbers_of, fill_value=0).astype(float)
-    at_once = run.summary.get("world_size") or 1  # processes train their silos at once: the slowest one's time counts
-    seconds = (run.total("seconds_client") or 0.0) * at_once / max(run.clients["client"].nunique(), 1)
+    # processes train their silos at once: the slowest one's time counts
+    at_once = run.summary.get("world_size") or 1
+    seconds = (
+        (run.total("seconds_client") or 0.0) * at_once / max(run.clients["client"].nunique(), 1)
+    )
     content = {"rounds": run.rounds_done, "seconds_a_silo": seconds} | sums.to_dict("list")
     text = (
-        f"One training of {measured.method}: {run.rounds_done} rounds, {seconds:.2g} seconds of training for a silo on "
+        f"One training of {measured.method}: {run.rounds_done} rounds, {seconds:.2g} seconds of "
+        f"training for a silo on "
         "this machine, mean over silos. Bytes are those of all rounds."
     )
     section = Section("What it costs a silo", text, ["silo", "sent", "received"])

@@ -31,7 +31,10 @@ def measure(silos: Sequence[Silo], metric: Name, margin: float | None) -> Measur
         margin: differences below it do not matter; None: `words.default_margin`.
     """
     methods = [label for label in silos[0].rows if label != ALONE]
-    cycles, folds = len(silos[0].samples.folds), 1 + max(int(silo.samples.folds.max(initial=0)) for silo in silos)
+    cycles, folds = (
+        len(silos[0].samples.folds),
+        1 + max(int(silo.samples.folds.max(initial=0)) for silo in silos),
+    )
     tables = np.full((len(methods), len(silos), cycles, folds), np.nan)
     sizes = np.zeros((len(silos), cycles, folds))
     for c, silo in enumerate(silos):
@@ -54,12 +57,16 @@ def measure(silos: Sequence[Silo], metric: Name, margin: float | None) -> Measur
     return measured
 
 
-def _answer(silo: Silo, methods: Sequence[str], picks: np.ndarray, metric: Name, margin: float) -> Answer:
+def _answer(
+    silo: Silo, methods: Sequence[str], picks: np.ndarray, metric: Name, margin: float
+) -> Answer:
     samples = silo.samples
     reason = words.why_not(silo, metric)
     if not len(samples):
         return Answer(silo, math.nan, math.nan, None, math.nan, math.nan, "cannot tell yet", reason)
-    parts = {label: numbers.contributions(metric, scores, samples) for label, scores in silo.rows.items()}
+    parts = {
+        label: numbers.contributions(metric, scores, samples) for label, scores in silo.rows.items()
+    }
     chosen = np.take_along_axis(picks, samples.folds, 1)
     stacked = np.stack([parts[label] for label in methods])
     federated = np.take_along_axis(stacked, chosen[None], 0)[0]
@@ -88,23 +95,37 @@ def _ends(estimate: Estimate | None, metric: Name) -> tuple[float, float]:
 
 def _consortium(measured: Measured) -> dict[str, Any]:
     """What `worth.json` says of all silos together."""
-    judged = [answer for answer in measured.answers if not answer.reason and answer.estimate is not None]
+    judged = [
+        answer for answer in measured.answers if not answer.reason and answer.estimate is not None
+    ]
     counts = {word: sum(a.verdict == word for a in measured.answers) for word in words.VERDICTS}
     facts: dict[str, Any] = {
-        "method": measured.method, "chosen_by_folds": measured.picks, "metric": measured.metric,
-        "margin": measured.margin, "cycles": measured.cycles, "silos": len(measured.answers),
-        "silos_with_verdict": len(judged), "counts": counts,
+        "method": measured.method,
+        "chosen_by_folds": measured.picks,
+        "metric": measured.metric,
+        "margin": measured.margin,
+        "cycles": measured.cycles,
+        "silos": len(measured.answers),
+        "silos_with_verdict": len(judged),
+        "counts": counts,
         "shares": {word: count / len(measured.answers) for word, count in counts.items()},
-    }  # fmt: skip
+    }
     if len(judged) >= FEWEST:
         estimates = [answer.estimate for answer in judged if answer.estimate is not None]
         sure = [p <= LEVEL for p in holm([one.p_of_no_gain for one in estimates])]
         gain, low, high = numbers.mean_gain(estimates)
-        worst = min(judged, key=lambda answer: answer.estimate.gain if answer.estimate else math.inf)
+        worst = min(
+            judged, key=lambda answer: answer.estimate.gain if answer.estimate else math.inf
+        )
         facts |= {"gain": gain, "low": low, "high": high}
-        certain = [a for a, is_sure in zip(judged, sure, strict=True) if is_sure and a.verdict == "gains"]
+        certain = [
+            a for a, is_sure in zip(judged, sure, strict=True) if is_sure and a.verdict == "gains"
+        ]
         facts |= {"surely_gain": [answer.silo.name for answer in certain]}
-        facts |= {"worst": worst.silo.name, "worst_gain": worst.estimate.gain if worst.estimate else None}
+        facts |= {
+            "worst": worst.silo.name,
+            "worst_gain": worst.estimate.gain if worst.estimate else None,
+        }
         facts |= {"between_silos": float(np.std([one.gain for one in estimates], ddof=1))}
         new = numbers.of_new_silos([one.gain for one in estimates])
         facts |= {"new_silo_low": new[0], "new_silo_high": new[1]} if new else {}
@@ -118,24 +139,38 @@ def as_json(measured: Measured) -> dict[str, Any]:
     for answer in measured.answers:
         one = answer.estimate
         row: dict[str, Any] = {
-            "silo": answer.silo.name, "samples": answer.silo.size, "method": measured.method,
-            "alone": answer.alone, "federated": answer.federated, "gain": one.gain if one else math.nan,
-            "low": answer.low, "high": answer.high, "verdict": answer.verdict, "sentence": answer.sentence,
-        }  # fmt: skip
+            "silo": answer.silo.name,
+            "samples": answer.silo.size,
+            "method": measured.method,
+            "alone": answer.alone,
+            "federated": answer.federated,
+            "gain": one.gain if one else math.nan,
+            "low": answer.low,
+            "high": answer.high,
+            "verdict": answer.verdict,
+            "sentence": answer.sentence,
+        }
         row["between_trainings"] = one.between if one else math.nan
         row["not_counted"], row["recordings"] = answer.silo.left_out, answer.silo.recordings
         row["methods"] = answer.methods
         if (training := measured.training) is not None:
             name = answer.silo.name
-            row["steps_alone"], row["steps_federated"] = training.alone[name], training.federated[name]
+            row["steps_alone"], row["steps_federated"] = (
+                training.alone[name],
+                training.federated[name],
+            )
             row["still_falling"] = name in training.falling
         if one is not None and not answer.reason:
             row["half_after_8_cycles"] = one.half_after(max(8, one.cycles))
             scale = 1.0 if measured.metric != "mae" else measured.margin / 0.02
             count, kind = answer.silo.independent
-            row[f"{kind}_for"] = {f"{w * scale:g}": one.samples_for(count, w * scale) for w in PRECISIONS}
+            row[f"{kind}_for"] = {
+                f"{w * scale:g}": one.samples_for(count, w * scale) for w in PRECISIONS
+            }
         silos.append(row)
-    plain: dict[str, Any] = _plain({"silos": silos, "consortium": measured.consortium, "version": 1})
+    plain: dict[str, Any] = _plain(
+        {"silos": silos, "consortium": measured.consortium, "version": 1}
+    )
     return plain
 
 

@@ -1,4 +1,5 @@
-"""The answer as files and on the screen: `worth.json`, `worth.csv`, `worth.html`, `worth.png`, a table."""
+"""The answer as files and on the screen: `worth.json`, `worth.csv`, `worth.html`, `worth.png`, a
+table."""
 
 from __future__ import annotations
 
@@ -13,14 +14,26 @@ from fl_lightning.lab.worth import page, words
 from fl_lightning.lab.worth.measure import as_json
 from fl_lightning.lab.worth.silos import Measured
 
-COLUMNS = ("silo", "samples", "method", "alone", "federated", "gain", "low", "high", "verdict", "sentence")
+COLUMNS = (
+    "silo",
+    "samples",
+    "method",
+    "alone",
+    "federated",
+    "gain",
+    "low",
+    "high",
+    "verdict",
+    "sentence",
+)
 """Of `worth.csv`, and the keys of each silo in `worth.json` that scripts rely on."""
 STEPS = ("steps_alone", "steps_federated", "still_falling")
 """Further columns of `worth.csv`."""
 
 
 def write(out: Path, measured: Measured, sections: list[page.Section]) -> None:
-    """Write all files of the answer into the folder `out`; `sections`: what the page has below its first screen."""
+    """Write all files of the answer into the folder `out`; `sections`: what the page has below its
+    first screen."""
     content = as_json(measured)
     files: dict[str, bytes | str] = {
         "worth.html": page.render(measured, sections),
@@ -33,25 +46,42 @@ def write(out: Path, measured: Measured, sections: list[page.Section]) -> None:
 
 
 def table(measured: Measured) -> str:
-    """What the terminal shows: the answer, a line for each silo, and what its sentence says beyond it."""
+    """What the terminal shows: the answer, a line for each silo, and what its sentence says beyond
+    it."""
     metric = measured.metric
     head = ["silo", "samples", "alone", "federated", "gain", "95 % interval", "verdict"]
     lines = [head]
     for answer in measured.answers:
         known = answer.estimate is not None
         gain = words.signed(answer.estimate.gain, metric) if answer.estimate else "-"
-        ends = f"{words.signed(answer.low, metric)} to {words.signed(answer.high, metric)}" if known else "-"
+        ends = (
+            f"{words.signed(answer.low, metric)} to {words.signed(answer.high, metric)}"
+            if known
+            else "-"
+        )
         scores = [words.score(value, metric) for value in (answer.alone, answer.federated)]
         lines.append([answer.silo.name, str(answer.silo.size), *scores, gain, ends, answer.verdict])
     widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
     texts = ["  ".join(map(_aligned, line, widths, range(len(line)))).rstrip() for line in lines]
     notes = [
-        f"{a.silo.name}: {a.sentence}" for a in measured.answers if a.verdict == "cannot tell yet" or a.silo.shared
+        f"{a.silo.name}: {a.sentence}"
+        for a in measured.answers
+        if a.verdict == "cannot tell yet" or a.silo.shared
     ]
     margin = f"margin {words.amount(measured.margin, metric)}{words.unit_of(metric)}"
-    what = f"{words.METRICS[metric]}{', %' if metric != 'mae' else ''}; method {measured.method}, {margin}"
+    what = (
+        f"{words.METRICS[metric]}{', %' if metric != 'mae' else ''}; method {measured.method}, "
+        f"{margin}"
+    )
     notes += words.of_training(measured)
-    parts = [measured.consortium["sentence"], "", f"({what})", *texts, *([""] if notes else []), *notes]
+    parts = [
+        measured.consortium["sentence"],
+        "",
+        f"({what})",
+        *texts,
+        *([""] if notes else []),
+        *notes,
+    ]
     return "\n".join(parts) + "\n"
 
 

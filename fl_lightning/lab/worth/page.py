@@ -1,4 +1,5 @@
-"""The answer for people who decide: one HTML page without a script or a network, and a picture of the same bars."""
+"""The answer for people who decide: one HTML page without a script or a network, and a picture of
+the same bars."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ KINDS = {
 """Of each verdict, what the page's style calls it."""
 COLOURS = {"gains": "#1f6f8b", "harmed": "#c2571a", "same": "#6b7280", "unknown": "#a8b0bb"}
 WIDEST = 3.0
-"""The axis is at most so many times as long as the median interval: a silo of a few samples has one without an end."""
+"""The axis is at most so many times as long as the median interval: a silo of a few samples has one
+without an end."""
 
 
 @dataclass
@@ -49,7 +51,9 @@ def render(measured: Measured, sections: list[Section]) -> str:
         head=f"{head}.",
         rest=rest[0].upper() + rest[1:],
         silos=[_silo(answer, end) for answer in measured.answers],
-        ticks=[{"left": _place(x, end), "text": words.signed(x, metric) if x else "0"} for x in steps],
+        ticks=[
+            {"left": _place(x, end), "text": words.signed(x, metric) if x else "0"} for x in steps
+        ],
         unit="points of 100" if metric != "mae" else "fall of the mean error",
         cut=_cut(measured, end),
         zero=_place(0, end),
@@ -71,24 +75,41 @@ def _silo(answer: Answer, end: float) -> dict[str, Any]:
         low, high = (float(np.clip(x, -end, end)) for x in (answer.low, answer.high))
         gain = answer.estimate.gain
         dot = _place(gain, end) if abs(gain) <= end else None
-        bar = {"left": _place(low, end), "width": max(_place(high, end) - _place(low, end), 0.6), "dot": dot}
+        bar = {
+            "left": _place(low, end),
+            "width": max(_place(high, end) - _place(low, end), 0.6),
+            "dot": dot,
+        }
     return {
-        "name": answer.silo.name, "samples": answer.silo.size, "kind": KINDS[answer.verdict], "bar": bar,
-        "verdict": answer.verdict, "sentence": answer.sentence,
-    }  # fmt: skip
+        "name": answer.silo.name,
+        "samples": answer.silo.size,
+        "kind": KINDS[answer.verdict],
+        "bar": bar,
+        "verdict": answer.verdict,
+        "sentence": answer.sentence,
+    }
 
 
 def _end(measured: Measured) -> float:
     """Where the axis ends on either side."""
-    ends = [max(abs(a.low), abs(a.high)) for a in measured.answers if a.estimate is not None and not a.reason]
-    ends = ends or [max(abs(a.low), abs(a.high)) for a in measured.answers if a.estimate is not None]
+    ends = [
+        max(abs(a.low), abs(a.high))
+        for a in measured.answers
+        if a.estimate is not None and not a.reason
+    ]
+    ends = ends or [
+        max(abs(a.low), abs(a.high)) for a in measured.answers if a.estimate is not None
+    ]
     most = min(max(ends), WIDEST * float(np.median(ends))) if ends else measured.margin
     return max(most, 1.5 * measured.margin) * 1.05
 
 
 def _cut(measured: Measured, end: float) -> str:
     """What a reader has to know of bars that are longer than the axis; empty where none is."""
-    longest = max((max(abs(a.low), abs(a.high)) for a in measured.answers if a.estimate is not None), default=0.0)
+    longest = max(
+        (max(abs(a.low), abs(a.high)) for a in measured.answers if a.estimate is not None),
+        default=0.0,
+    )
     return "A bar that reaches the edge goes on beyond it." if longest > end else ""
 
 
@@ -109,8 +130,10 @@ def _methods(measured: Measured) -> Section:
     """Every row beside training alone."""
     metric, labels = measured.metric, list(measured.picks)
     text = (
-        "Score of training alone, then the gain of each method with its 95 % interval. These are not corrected for "
-        "choosing among them: the largest of a row is too large. Last, the standard deviation of one training's gain."
+        "Score of training alone, then the gain of each method with its 95 % interval. These are "
+        "not corrected for "
+        "choosing among them: the largest of a row is too large. Last, the standard deviation of "
+        "one training's gain."
     )
     section = Section("Every method", text, ["silo", "alone", *labels, "between trainings"])
     for answer in measured.answers:
@@ -118,7 +141,11 @@ def _methods(measured: Measured) -> Section:
         for label in labels:
             row = answer.methods.get(label)
             known = row is not None and np.isfinite(row["gain"])
-            ends = (words.signed(row[key], metric) for key in ("gain", "low", "high")) if known and row else ()
+            ends = (
+                (words.signed(row[key], metric) for key in ("gain", "low", "high"))
+                if known and row
+                else ()
+            )
             cells.append("{} [{}, {}]".format(*ends) if known else "-")
         between = words.amount(answer.estimate.between, metric) if answer.estimate else "-"
         section.rows.append([answer.silo.name, words.score(answer.alone, metric), *cells, between])
@@ -131,14 +158,20 @@ def _steps_taken(measured: Measured) -> list[Section]:
     if training is None:
         return []
     text = (
-        f"Steps of local training of each silo in one training, alone and with {measured.method} (by the operations of "
-        "its passes). The loss still falls where the last fifth of the rounds brings more than 5 % of its whole fall."
+        f"Steps of local training of each silo in one training, alone and with {measured.method} "
+        f"(by the operations of "
+        "its passes). The loss still falls where the last fifth of the rounds brings more than 5 % "
+        "of its whole fall."
     )
-    section = Section("How long each silo trained", text, ["silo", "alone", measured.method, "loss alone"])
+    section = Section(
+        "How long each silo trained", text, ["silo", "alone", measured.method, "loss alone"]
+    )
     for name, steps in training.alone.items():
         federated = training.federated[name]
         ours = "-" if federated is None else str(federated)
-        section.rows.append([name, str(steps), ours, "still falls" if name in training.falling else "levels off"])
+        section.rows.append(
+            [name, str(steps), ours, "still falls" if name in training.falling else "levels off"]
+        )
     return [section]
 
 
@@ -156,8 +189,21 @@ def picture(measured: Measured) -> bytes:
         if answer.estimate is not None:
             low, high = (float(np.clip(x, -end, end)) for x in (answer.low, answer.high))
             colour = COLOURS[KINDS[answer.verdict]]
-            axes.plot([unit * low, unit * high], [place, place], color=colour, linewidth=7, solid_capstyle="round")
-            axes.plot([unit * answer.estimate.gain], [place], "|", color="#1d2430", markersize=14, markeredgewidth=2.5)
+            axes.plot(
+                [unit * low, unit * high],
+                [place, place],
+                color=colour,
+                linewidth=7,
+                solid_capstyle="round",
+            )
+            axes.plot(
+                [unit * answer.estimate.gain],
+                [place],
+                "|",
+                color="#1d2430",
+                markersize=14,
+                markeredgewidth=2.5,
+            )
     right = axes.secondary_yaxis("right")
     right.set_yticks(range(count), [answer.verdict for answer in measured.answers])
     axes.set_yticks(range(count), [f"{a.silo.name} ({a.silo.size})" for a in measured.answers])
@@ -168,7 +214,10 @@ def picture(measured: Measured) -> bytes:
     axes.set_xlim(-unit * end, unit * end)
     axes.set_ylim(count - 0.4, -0.6)
     label = "fall of the mean error" if measured.metric == "mae" else "points of 100"
-    axes.set_xlabel(f"gain from learning together, {label}, with its 95 % interval\n{_cut(measured, end)}".strip())
+    axes.set_xlabel(
+        f"gain from learning together, {label}, with its 95 % "
+        f"interval\n{_cut(measured, end)}".strip()
+    )
     lines = textwrap.wrap(measured.consortium["sentence"], 110)
     figure.suptitle("\n".join(lines), fontsize=10, x=0.01, ha="left")
     return image("worth", figure, "png")

@@ -1,4 +1,5 @@
-"""Scores of finished runs: every client's model, of each row that the run serves, on the client's test samples."""
+"""Scores of finished runs: every client's model, of each row that the run serves, on the client's
+test samples."""
 
 from __future__ import annotations
 
@@ -43,9 +44,12 @@ def look(config: Config) -> Facts:
     """
     source, _ = load(config.data, config.federation.clients, config.smoke)
     data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
-    parts = [prepare(config.data, config.federation.clients, seed, config.smoke) for seed in range(FOLDS)]
+    parts = [
+        prepare(config.data, config.federation.clients, seed, config.smoke) for seed in range(FOLDS)
+    ]
     sizes = [sum(part.test_sizes[c] for part in parts) for c in range(data.clients)]
-    few = zip(sizes, data.train_sizes, data.test_sizes, strict=True)  # a silo of 3 tests some of them twice
+    # a silo of 3 tests some of them twice
+    few = zip(sizes, data.train_sizes, data.test_sizes, strict=True)
     sizes = [size if size > FOLDS else min(size, train + test) for size, train, test in few]
     recordings: dict[int, int] = {}
     for pool in (source.train, source.test):
@@ -60,7 +64,9 @@ def look(config: Config) -> Facts:
     return Facts(names, sizes, recordings, counts)
 
 
-def _score(fabric: Fabric, config: Config, folder: Path, out: Path, rows: Mapping[str, str | None]) -> dict[str, Any]:
+def _score(
+    fabric: Fabric, config: Config, folder: Path, out: Path, rows: Mapping[str, str | None]
+) -> dict[str, Any]:
     logging.getLogger("lightning").setLevel(logging.ERROR)
     fed = assemble(fabric, config, folder, [])
     restore(fed.run, folder / "checkpoints")
@@ -76,7 +82,9 @@ def _score(fabric: Fabric, config: Config, folder: Path, out: Path, rows: Mappin
             client.ready(judged, vector)
             seen: scoring.Seen = []
             scoring.score(judged, client, client.data.test, seen)
-            mine[c] = _table(seen, client.module.metric) | {"sample": fingerprints(data.tested(c)[0].numpy())}
+            mine[c] = _table(seen, client.module.metric) | {
+                "sample": fingerprints(data.tested(c)[0].numpy())
+            }
             mine[c]["client"] = np.full(len(mine[c]["sample"]), data.numbers[c])
         parts = [part for _, part in sorted(run.processes.gather_by_client(mine).items())]
         if run.is_main:
@@ -86,7 +94,8 @@ def _score(fabric: Fabric, config: Config, folder: Path, out: Path, rows: Mappin
 
 
 def _table(seen: scoring.Seen, metric: Any) -> dict[str, np.ndarray]:
-    """Of each tested sample its label, the share of right answers or the absolute error, and the class scores."""
+    """Of each tested sample its label, the share of right answers or the absolute error, and the
+    class scores."""
     outputs, y = (torch.cat(parts).cpu() for parts in zip(*seen, strict=True))
     classes = outputs.shape[-1]
     if classes == 1:  # a regression
@@ -94,7 +103,13 @@ def _table(seen: scoring.Seen, metric: Any) -> dict[str, np.ndarray]:
     elif y.ndim == 1:
         right = (outputs.argmax(1) == y).double()
     else:  # texts: of each the share of its positions
-        right = torch.stack([metric.total(outputs[k : k + 1], y[k : k + 1], classes) for k in range(len(y))]).double()
-    kept = outputs.float().numpy() if y.ndim == 1 and classes > 1 else np.zeros((len(y), 0), np.float32)
+        right = torch.stack(
+            [metric.total(outputs[k : k + 1], y[k : k + 1], classes) for k in range(len(y))]
+        ).double()
+    kept = (
+        outputs.float().numpy()
+        if y.ndim == 1 and classes > 1
+        else np.zeros((len(y), 0), np.float32)
+    )
     label = y.numpy() if y.ndim == 1 and classes > 1 else np.zeros(len(y), np.int64)
     return {"label": label, "right": right.numpy(), "outputs": kept}

@@ -13,7 +13,8 @@ from fl_lightning.lab.worth.statistics import Estimate, Name, Samples, Scores, V
 
 @dataclass(frozen=True)
 class Training:
-    """Steps of each silo in one training, and the silos whose loss still falls when training alone ends."""
+    """Steps of each silo in one training, and the silos whose loss still falls when training alone
+    ends."""
 
     alone: dict[str, int]
     federated: dict[str, int | None]
@@ -45,7 +46,8 @@ class Silo:
     keys: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
     """(n,) fingerprints of the content of `samples`."""
     shared: dict[int, int] = field(default_factory=dict)
-    """Samples that another silo has, too, by its number; they are in no figure, and not in `samples`."""
+    """Samples that another silo has, too, by its number; they are in no figure, and not in
+    `samples`."""
     left_out: int = 0
     """Samples that are in no figure."""
     repeated: int = 0

@@ -1,8 +1,10 @@
-"""Gain of one silo over training alone: numbers in, numbers out. Which interval and why: docs/decisions/0027.
+"""Gain of one silo over training alone: numbers in, numbers out. Which interval and why:
+docs/decisions/0027.
 
-Each cycle of folds tests every sample of the silo once, so a model's scores are (C, n): C cycles, n samples. What is
-independent are the samples (or units: recordings, persons), not the cycles. A *contribution* is what one tested sample
-adds to the metric; the sum over a cycle's samples, times `Metric.share`, is the metric.
+Each cycle of folds tests every sample of the silo once, so a model's scores are (C, n): C cycles, n
+samples. What is independent are the samples (or units: recordings, persons), not the cycles. A
+*contribution* is what one tested sample adds to the metric; the sum over a cycle's samples, times
+`Metric.share`, is the metric.
 """
 
 from __future__ import annotations
@@ -19,19 +21,23 @@ from scipy.special import softmax
 Name = Literal["accuracy", "balanced_accuracy", "auroc", "mae"]
 Verdict = Literal["gains", "harmed", "no difference that matters", "cannot tell yet"]
 WIDER = 1.1
-"""Factor of every half-width. No resample of a silo shows how much its training set itself owes to chance; this pays
-for it (simulated: docs/decisions/0027)."""
+"""Factor of every half-width. No resample of a silo shows how much its training set itself owes to
+chance; this pays for it (simulated: docs/decisions/0027)."""
 LEVEL = 0.05
 """1 - LEVEL is the level of the intervals; the field's custom."""
 LEAST, LEAST_OF_CLASS = 40, {"accuracy": 10, "balanced_accuracy": 10, "auroc": 20, "mae": 0}
-"""Samples of a silo, and of the class that has fewer, below which there is no verdict (simulated sizes: 20 and 60)."""
+"""Samples of a silo, and of the class that has fewer, below which there is no verdict (simulated
+sizes: 20 and 60)."""
 LEAST_RECORDINGS = 10
-"""Recordings of a silo whose samples are windows, below which there is no verdict. Ours: intervals over 5 to 20
-recordings cover 94 to 98 % (simulated: docs/decisions/0027), but not what so few of them owe to chance in training."""
+"""Recordings of a silo whose samples are windows, below which there is no verdict. Ours: intervals
+over 5 to 20 recordings cover 94 to 98 % (simulated: docs/decisions/0027), but not what so few of
+them owe to chance in training."""
 CAREFUL = 1.4
-"""Factor of the half-width that is foretold for more samples: 95 of 100 are narrower (docs/decisions/0027)."""
+"""Factor of the half-width that is foretold for more samples: 95 of 100 are narrower
+(docs/decisions/0027)."""
 MADE_UP = 0.5
-"""Samples that are added to each class and differ between the models: no interval has the width 0."""
+"""Samples that are added to each class and differ between the models: no interval has the width
+0."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,8 @@ class Samples:
     Args:
         labels: (n,) class numbers; of a regression all 0.
         folds: (C, n) the fold that tested each sample in each cycle.
-        units: (n,) what is independent: numbers of samples, or of the recordings or persons they are of.
+        units: (n,) what is independent: numbers of samples, or of the recordings or persons they
+            are of.
     """
 
     labels: np.ndarray
@@ -90,15 +97,17 @@ class Estimate:
         return math.sqrt(self.common * self.fits)
 
     def half_after(self, cycles: int) -> float:
-        """The same after as many cycles in all, about; at least what is left where all of it is luck of fits."""
+        """The same after as many cycles in all, about; at least what is left where all of it is
+        luck of fits."""
         variance = self.variance - self.by_cycles * (1 / self.cycles - 1 / cycles)
         return self.half * math.sqrt(max(variance / self.variance, self.cycles / cycles))
 
     def samples_for(self, samples: int, half_width: float) -> int | None:
-        """How many own samples, or recordings, would bring `half_width` in 95 of 100 cases, rounded up.
+        """How many own samples, or recordings, would bring `half_width` in 95 of 100 cases, rounded
+        up.
 
-        More samples leave the luck of fits as it is: `common`. None: no number of samples would do. `samples` where the
-        half-width is reached already.
+        More samples leave the luck of fits as it is: `common`. None: no number of samples would do.
+        `samples` where the half-width is reached already.
 
         Args:
             samples: that the silo has.
@@ -123,12 +132,14 @@ class Estimate:
 
 
 def contributions(metric: Name, scores: Scores, samples: Samples) -> np.ndarray:
-    """What each tested sample adds to the metric, (C, n); NaN where it is not defined. More is better.
+    """What each tested sample adds to the metric, (C, n); NaN where it is not defined. More is
+    better.
 
-    Accuracy and mae are means over samples, balanced accuracy is the mean over classes of such. AUROC (one against the
-    rest, mean over classes; of two classes that of the second) is made of placements within a fold, since scores of two
-    models cannot be ranked together: of a positive the share of negatives below it, of a negative the share of
-    positives above it (DeLong et al., 1988). Both sum up to the AUROC, so contributions sum up to twice that.
+    Accuracy and mae are means over samples, balanced accuracy is the mean over classes of such.
+    AUROC (one against the rest, mean over classes; of two classes that of the second) is made of
+    placements within a fold, since scores of two models cannot be ranked together: of a positive
+    the share of negatives below it, of a negative the share of positives above it (DeLong et al.,
+    1988). Both sum up to the AUROC, so contributions sum up to twice that.
     """
     n = len(samples)
     if metric == "mae":
@@ -164,26 +175,33 @@ def _auroc(scores: Scores, samples: Samples, classes: np.ndarray, counts: np.nda
                 if not len(positive) or not len(negative):
                     total[cycle, here] = np.nan
                     continue
-                above = np.sign(chances[cycle, positive, k][:, None] - chances[cycle, negative, k]) / 2 + 0.5
+                above = (
+                    np.sign(chances[cycle, positive, k][:, None] - chances[cycle, negative, k]) / 2
+                    + 0.5
+                )
                 total[cycle, positive] += above.mean(1) / (size * len(ones))
                 total[cycle, negative] += above.mean(0) / ((n - size) * len(ones))
     return total
 
 
 def value(metric: Name, parts: np.ndarray) -> float:
-    """The metric of these `contributions`, mean over cycles; of mae the error itself. NaN where it is not defined."""
+    """The metric of these `contributions`, mean over cycles; of mae the error itself. NaN where it
+    is not defined."""
     with np.errstate(invalid="ignore"):
         total = float(share(metric) * _over_cycles(parts).sum())
     return -total if metric == "mae" else total
 
 
 def by_fold(metric: Name, scores: Scores, samples: Samples) -> np.ndarray:
-    """The metric (more is better) on each fold of each cycle, (C, folds); NaN where it is not defined."""
+    """The metric (more is better) on each fold of each cycle, (C, folds); NaN where it is not
+    defined."""
     table = np.full((len(samples.folds), int(samples.folds.max()) + 1), np.nan)
     for cycle, folds in enumerate(samples.folds):
         for fold in np.unique(folds):
             here = folds == fold
-            part = Samples(samples.labels[here], np.zeros((1, int(here.sum())), np.int64), samples.units[here])
+            part = Samples(
+                samples.labels[here], np.zeros((1, int(here.sum())), np.int64), samples.units[here]
+            )
             outputs = None if scores.outputs is None else scores.outputs[cycle : cycle + 1, here]
             only = Scores(scores.right[cycle : cycle + 1, here], outputs)
             table[cycle, fold] = share(metric) * contributions(metric, only, part).sum()
@@ -193,12 +211,15 @@ def by_fold(metric: Name, scores: Scores, samples: Samples) -> np.ndarray:
 # ---------------------------------------------------------------- one silo
 
 
-def estimate(metric: Name, alone: np.ndarray, federated: np.ndarray, samples: Samples) -> Estimate | None:
-    """The gain of `federated` over `alone`, both `contributions`; None where the metric is not defined.
+def estimate(
+    metric: Name, alone: np.ndarray, federated: np.ndarray, samples: Samples
+) -> Estimate | None:
+    """The gain of `federated` over `alone`, both `contributions`; None where the metric is not
+    defined.
 
-    The variance is V_s + a + V_x: V_s that of the mean over units of what their samples contribute, class by class;
-    a what `MADE_UP` samples would add; V_x that of fits, as far as it exceeds what their samples explain. Satterthwaite
-    gives the degrees of freedom.
+    The variance is V_s + a + V_x: V_s that of the mean over units of what their samples contribute,
+    class by class; a what `MADE_UP` samples would add; V_x that of fits, as far as it exceeds what
+    their samples explain. Satterthwaite gives the degrees of freedom.
     """
     difference = federated - alone
     if np.isnan(_over_cycles(difference)).any() or len(samples) < 2:
@@ -206,7 +227,11 @@ def estimate(metric: Name, alone: np.ndarray, federated: np.ndarray, samples: Sa
     cycles = len(difference)
     variance, degrees, common = _variance(metric, difference, samples)
     single = [
-        _variance(metric, difference[c : c + 1], Samples(samples.labels, samples.folds[c : c + 1], samples.units))[0]
+        _variance(
+            metric,
+            difference[c : c + 1],
+            Samples(samples.labels, samples.folds[c : c + 1], samples.units),
+        )[0]
         for c in range(cycles)
     ]
     slope = max(0.0, (float(np.mean(single)) - variance) / (1 - 1 / cycles)) if cycles > 1 else 0.0
@@ -216,7 +241,8 @@ def estimate(metric: Name, alone: np.ndarray, federated: np.ndarray, samples: Sa
 
 
 def _variance(metric: Name, difference: np.ndarray, samples: Samples) -> tuple[float, float, float]:
-    """Variance of the gain, its degrees of freedom, and the part of it that all samples of a fit have in common."""
+    """Variance of the gain, its degrees of freedom, and the part of it that all samples of a fit
+    have in common."""
     strata = np.zeros(len(samples), np.int64) if metric in ("accuracy", "mae") else samples.labels
     cycles = len(difference)
     kinds, stratum = np.unique(strata, return_inverse=True)
@@ -232,7 +258,8 @@ def _variance(metric: Name, difference: np.ndarray, samples: Samples) -> tuple[f
         count = len(np.unique(unit[own]))
         factor = count / max(count - 1, 1)
         part = factor * float(np.square(sums).sum())
-        made_up = int(own.sum()) if count == 1 else 1  # a recording alone tells nothing: the whole of it might differ
+        # a recording alone tells nothing: the whole of it might differ
+        made_up = int(own.sum()) if count == 1 else 1
         part += MADE_UP * factor * (made_up * _largest(metric, difference, samples, own)) ** 2
         sampled += part
         below += part**2 / max(count - 1, 1)
@@ -251,7 +278,8 @@ def _largest(metric: Name, difference: np.ndarray, samples: Samples, own: np.nda
     """What one sample of a class, `own` (n,), can contribute to the difference at most."""
     n, labels = len(samples), samples.labels
     if metric == "mae":
-        return max(float(np.nanmax(np.abs(difference))), 1e-12)  # equal models: hardly any width, but one
+        # equal models: hardly any width, but one
+        return max(float(np.nanmax(np.abs(difference))), 1e-12)
     if metric == "accuracy":
         return 1 / n
     classes, counts = np.unique(labels, return_counts=True)
@@ -299,20 +327,21 @@ def too_few(metric: Name, labels: np.ndarray, size: int | None = None, recording
 
 
 def verdict(low: float, high: float, margin: float) -> Verdict:
-    """What an interval says. The margin comes first, or large silos would gain a tenth of a point."""
+    """What an interval says. The margin comes first, or large silos would gain a tenth of a
+    point."""
     if -margin < low and high < margin:
         return "no difference that matters"
     return "gains" if low > 0 else "harmed" if high < 0 else "cannot tell yet"
 
 
-# ---------------------------------------------------------------- choice of the method, and the consortium
+# --------------------------------------------------------- choice of the method, and the consortium
 
 
 def chosen(tables: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, int]:
     """The method for each fold of each cycle, (C, folds), and the one that is best over all folds.
 
-    A fold's method is chosen by the *other* folds of its cycle, for all silos at once: the winner is never scored where
-    it won. A silo without a value there has no vote.
+    A fold's method is chosen by the *other* folds of its cycle, for all silos at once: the winner
+    is never scored where it won. A silo without a value there has no vote.
 
     Args:
         tables: (methods, silos, C, folds) of `by_fold`.
@@ -337,14 +366,21 @@ def _best(tables: np.ndarray, sizes: np.ndarray) -> int:
 
 
 def mean_gain(estimates: Sequence[Estimate]) -> tuple[float, float, float]:
-    """Mean over silos, and its interval. Errors of silos of one federation are hardly correlated (simulated)."""
+    """Mean over silos, and its interval. Errors of silos of one federation are hardly correlated
+    (simulated)."""
     gain = float(np.mean([one.gain for one in estimates]))
-    half = WIDER * stats.norm.ppf(1 - LEVEL / 2) * math.sqrt(sum(one.variance for one in estimates)) / len(estimates)
+    half = (
+        WIDER
+        * stats.norm.ppf(1 - LEVEL / 2)
+        * math.sqrt(sum(one.variance for one in estimates))
+        / len(estimates)
+    )
     return gain, gain - float(half), gain + float(half)
 
 
 def of_new_silos(gains: Sequence[float]) -> tuple[float, float] | None:
-    """Interval of the mean gain of silos that are drawn as these were, by Student's t; None of fewer than three."""
+    """Interval of the mean gain of silos that are drawn as these were, by Student's t; None of
+    fewer than three."""
     if len(gains) < 3:
         return None
     half = float(stats.t.ppf(1 - LEVEL / 2, len(gains) - 1) * stats.sem(gains))

@@ -1,4 +1,5 @@
-"""How long each silo has trained, alone and federated, and whether more training alone would have helped."""
+"""How long each silo has trained, alone and federated, and whether more training alone would have
+helped."""
 
 from __future__ import annotations
 
@@ -18,13 +19,18 @@ from fl_lightning.training.schedule import Length
 FIFTH = 5
 """The rounds are cut into so many parts; the last one decides."""
 STILL = 0.05
-"""Share of the whole fall of the training loss above which the last fifth of the rounds says that it still falls; a
-loss that fell evenly would have 0.2. Ours: in the tutorial on six hospitals only Aarau is below it (0.04), and only
-there is training alone as good as a logistic regression on the silo's own samples."""
+"""Share of the whole fall of the training loss above which the last fifth of the rounds says that
+it still falls; a loss that fell evenly would have 0.2. Ours: in the tutorial on six hospitals only
+Aarau is below it (0.04), and only there is training alone as good as a logistic regression on the
+silo's own samples."""
 
 
 def training(
-    out: Path, folder: str, federation: FederationConfig, names: Sequence[str], finetuning: Length | None = None
+    out: Path,
+    folder: str,
+    federation: FederationConfig,
+    names: Sequence[str],
+    finetuning: Length | None = None,
 ) -> Training:
     """Read how long the silos `names` trained.
 
@@ -45,14 +51,21 @@ def training(
         steps = federation.rounds * Length.of(federation).steps_of(batches)
         alone[name] = steps
         after = finetuning.steps_of(batches) if finetuning is not None else 0
-        ratio = work[client] / work_alone[client] if work.get(client) and work_alone.get(client) else None
+        ratio = (
+            work[client] / work_alone[client]
+            if work.get(client) and work_alone.get(client)
+            else None
+        )
         federated[name] = round(steps * ratio) + after if ratio is not None else None
     falls = [fall_at_the_end(losses) for losses in _losses(runs, len(names))]
-    return Training(alone, federated, [name for name, fall in zip(names, falls, strict=True) if fall > STILL])
+    return Training(
+        alone, federated, [name for name, fall in zip(names, falls, strict=True) if fall > STILL]
+    )
 
 
 def fall_at_the_end(losses: Sequence[float]) -> float:
-    """The share of the whole fall of `losses` (by round) that the last fifth of the rounds brings; 0 without a fall."""
+    """The share of the whole fall of `losses` (by round) that the last fifth of the rounds brings;
+    0 without a fall."""
     if len(losses) < 2:
         return 0.0
     before = losses[-1 - max(1, len(losses) // FIFTH)]
@@ -70,8 +83,11 @@ def _forward(run: RunResult) -> Mapping[int, float]:
 
 
 def _losses(runs: Sequence[RunResult], silos: int) -> list[list[float]]:
-    """Training loss of each silo by round, mean over the runs; without rounds in which it took no step."""
+    """Training loss of each silo by round, mean over the runs; without rounds in which it took no
+    step."""
     values: list[dict[int, list[float]]] = [{} for _ in range(silos)]
     for row in (row for run in runs for row in run.rows("clients") if "train_loss" in row):
         values[int(row["client"])].setdefault(int(row["round"]), []).append(row["train_loss"])
-    return [[float(np.mean(losses)) for _, losses in sorted(by_round.items())] for by_round in values]
+    return [
+        [float(np.mean(losses)) for _, losses in sorted(by_round.items())] for by_round in values
+    ]

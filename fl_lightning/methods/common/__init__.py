@@ -1,1 +1,2 @@
-"""What several methods share, or one needs beside its own file: class means, predictions, clusters, hypernetworks."""
+"""What several methods share, or one needs beside its own file: class means, predictions, clusters,
+hypernetworks."""

@@ -1,4 +1,5 @@
-"""Low-rank adapters (LoRA) in a federation: which blocks are A and B, and what it costs to average them apart."""
+"""Low-rank adapters (LoRA) in a federation: which blocks are A and B, and what it costs to average
+them apart."""
 
 from __future__ import annotations
 
@@ -26,29 +27,42 @@ def check_adapters(run: RunContext) -> None:
     """Raise `BadInput` unless every client's network has adapters."""
     for group, model in zip(run.groups, run.config.models, strict=True):
         adapters = getattr(model.component, "adapters", None)
-        allowed = f"{run.method_name} needs low-rank adapters in {group.name}, such as --model.adapters.rank 8"
+        allowed = (
+            f"{run.method_name} needs low-rank adapters in {group.name}, such as "
+            f"--model.adapters.rank 8"
+        )
         check("model.adapters", adapters, any(is_a(b) for b in group.layout.blocks), allowed)
 
 
 def check_ranks(run: RunContext) -> None:
-    """Raise `BadInput` where clients of one network upload adapters of several ranks: these cannot be averaged."""
+    """Raise `BadInput` where clients of one network upload adapters of several ranks: these cannot
+    be averaged."""
     ranks: dict[str, set[int]] = {}
     for group, model in zip(run.groups, run.config.models, strict=True):
-        sent = [b for b, up in zip(group.layout.blocks, group.up_mask, strict=True) if up and (is_a(b) or is_b(b))]
+        sent = [
+            b
+            for b, up in zip(group.layout.blocks, group.up_mask, strict=True)
+            if up and (is_a(b) or is_b(b))
+        ]
         of_group = {b.shape[0] if is_a(b) else b.shape[1] for b in sent}
         ranks.setdefault(model.component.class_path, set()).update(of_group)
         several = sorted(ranks[model.component.class_path])
-        allowed = f"clients of {group.name} upload adapters, which {run.method_name} cannot mix: one rank for all"
+        allowed = (
+            f"clients of {group.name} upload adapters, which {run.method_name} cannot mix: one "
+            f"rank for all"
+        )
         check("model.adapters.rank", several, len(several) <= 1, allowed)
 
 
 def product_error(server: Server) -> dict[str, float]:
-    """What this round's mean of uploads, which averages A and B apart, errs about their product B A: `adapter_error`.
+    """What this round's mean of uploads, which averages A and B apart, errs about their product B
+    A: `adapter_error`.
 
-    Of each adapted layer ||sum_i p_i B_i A_i - (sum_i p_i B_i) (sum_i p_i A_i)|| / ||sum_i p_i B_i A_i||, Frobenius
-    norms, with p_i the relation's weights of those who answered; the mean over layers (FFA-LoRA's paper, section 3).
-    Nothing where there are no adapters, A or B stays at home, or the relation is no global model's. Called on every
-    rank; what it computes is no operation of the method's.
+    Of each adapted layer ||sum_i p_i B_i A_i - (sum_i p_i B_i) (sum_i p_i A_i)|| / ||sum_i p_i B_i
+    A_i||, Frobenius norms, with p_i the relation's weights of those who answered; the mean over
+    layers (FFA-LoRA's paper, section 3). Nothing where there are no adapters, A or B stays at home,
+    or the relation is no global model's. Called on every rank; what it computes is no operation of
+    the method's.
     """
     if not server.run.relation.is_global:
         return {}
@@ -62,7 +76,9 @@ def _errors(group: GroupServer) -> list[float]:
     blocks, travels = group.layout.blocks, group.group.up_mask & group.group.down_mask
     sent = {b.name: b for b, both in zip(blocks, travels, strict=True) if both}
     pairs = [
-        (b, sent[other]) for b in sent.values() if is_a(b) and (other := b.name.replace("lora_A", "lora_B")) in sent
+        (b, sent[other])
+        for b in sent.values()
+        if is_a(b) and (other := b.name.replace("lora_A", "lora_B")) in sent
     ]
     if not pairs or not group.answered or group.weighed is None or len(group.weighed.weights) > 1:
         return []
@@ -72,13 +88,18 @@ def _errors(group: GroupServer) -> list[float]:
     for client, p in zip(group.answered, weights.tolist(), strict=True):
         for total, product in zip(exact, _products(group.vector(client), pairs), strict=True):
             total += p * product
-    norms = [(float((one - other).norm()), float(one.norm())) for one, other in zip(exact, apart, strict=True)]
+    norms = [
+        (float((one - other).norm()), float(one.norm()))
+        for one, other in zip(exact, apart, strict=True)
+    ]
     return [error / size if size else 0.0 for error, size in norms]
 
 
 def _products(vector: Tensor, pairs: Sequence[tuple[Block, Block]]) -> list[Tensor]:
-    """B A (outputs, inputs) of each pair (A, B) of blocks of `vector` (D,); kernels of a convolution are flattened."""
+    """B A (outputs, inputs) of each pair (A, B) of blocks of `vector` (D,); kernels of a
+    convolution are flattened."""
     matrices = [
-        [vector[x.start : x.stop].to(wide(vector.device)).reshape(x.shape).flatten(1) for x in pair] for pair in pairs
+        [vector[x.start : x.stop].to(wide(vector.device)).reshape(x.shape).flatten(1) for x in pair]
+        for pair in pairs
     ]
     return [b @ a for a, b in matrices]

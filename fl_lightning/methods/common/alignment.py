@@ -1,4 +1,5 @@
-"""What clients are drawn to: directions of models (pFedGraph: Ye et al., ICML 2023), the mean of all features (DBE)."""
+"""What clients are drawn to: directions of models (pFedGraph: Ye et al., ICML 2023), the mean of
+all features (DBE)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from fl_lightning.core.vectors import distances
 
 
 def mean_directions(group: GroupServer) -> dict[int, Tensor]:
-    """Of each receiver here sum_j r_ij w_j / ||w_j|| (D,), r the weights that its model was just mixed with."""
+    """Of each receiver here sum_j r_ij w_j / ||w_j|| (D,), r the weights that its model was just
+    mixed with."""
     mixed, is_parameter = group.weighed, group.layout.is_parameter
     assert mixed is not None
     squares = distances(group, mixed.sources, [torch.zeros_like(group.initial)], is_parameter)[:, 0]
@@ -30,15 +32,16 @@ def alignment(module: Module, direction: Tensor) -> Tensor:
 
 
 class MeanPull:
-    """A local loss: the task's + kappa / 2 mean_d (u_i - u)^2, where u_i runs over the features of batches (DBE: Zhang
-    et al., NeurIPS 2023).
+    """A local loss: the task's + kappa / 2 mean_d (u_i - u)^2, where u_i runs over the features of
+    batches (DBE: Zhang et al., NeurIPS 2023).
 
     Args:
         kappa: weight of the distance.
         momentum: mu of u_i <- (1 - mu) u_i + mu (mean feature of the batch), which begins at 0.
         u: (d,); None: u_i runs, and nothing is added to the loss.
-        whole: samples of a complete batch. A smaller one neither moves u_i nor adds to the loss: with mu = 1 a round's
-            u_i would be the mean of its remainder, which may be a single sample (the authors drop such batches).
+        whole: samples of a complete batch. A smaller one neither moves u_i nor adds to the loss:
+            with mu = 1 a round's u_i would be the mean of its remainder, which may be a single
+            sample (the authors drop such batches).
     """
 
     def __init__(self, kappa: float, momentum: float, u: Tensor | None, whole: int) -> None:

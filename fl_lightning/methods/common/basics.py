@@ -22,14 +22,21 @@ def check_classes(run: RunContext) -> None:
 
 
 def check_batches(run: RunContext, **sizes: int) -> None:
-    """Raise `BadInput` where an argument of the method would leave BatchNorm single samples to train on."""
+    """Raise `BadInput` where an argument of the method would leave BatchNorm single samples to
+    train on."""
     for name, size in sizes.items():
         single = size == 1 and any(group.whole_last for group in run.groups)
-        check(f"method.{name}", size, not single, "BatchNorm cannot train on single samples: at least 2")
+        check(
+            f"method.{name}",
+            size,
+            not single,
+            "BatchNorm cannot train on single samples: at least 2",
+        )
 
 
 def check_plain_loss(model: nn.Module, why: str) -> None:
-    """Raise `BadInput` where the network has a `training_step` of its own, which would not run: `why`."""
+    """Raise `BadInput` where the network has a `training_step` of its own, which would not run:
+    `why`."""
     if getattr(type(model), "training_step", None) not in (None, LightningModule.training_step):
         raise BadInput("model", type(model).__name__, f"{why}, and would pass its training_step by")
 
@@ -46,33 +53,44 @@ def norms(rows: Tensor) -> Tensor:
 
 
 def fisher(client: Client, *, whole: bool) -> Tensor:
-    """Sum over the batches of the client's training data of ||grad||^2 of the mean loss, shape (), float64 (FedAS).
+    """Sum over the batches of the client's training data of ||grad||^2 of the mean loss, shape (),
+    float64 (FedAS).
 
-    `whole`: without an incomplete last batch, whose mean over few samples counts like any other's; it stays where there
-    is no other.
+    `whole`: without an incomplete last batch, whose mean over few samples counts like any other's;
+    it stays where there is no other.
     """
     total, size = torch.zeros((), dtype=torch.float64), client.run.config.federation.batch_size
     for batch in client.data.train.batches(size):
         if not whole or len(batch[1]) >= min(size, len(client.data.train)):
-            total += client.gradient(client["model"], batch, training=False)[1].square().sum().cpu().double()
+            total += (
+                client.gradient(client["model"], batch, training=False)[1]
+                .square()
+                .sum()
+                .cpu()
+                .double()
+            )
     return total
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
-    """Mean -log(e^(cos(z, near) / tau) / (e^(cos(z, near) / tau) + e^(cos(z, far) / tau))) of features (n, d), shape ()
-    (MOON).
+    """Mean -log(e^(cos(z, near) / tau) / (e^(cos(z, near) / tau) + e^(cos(z, far) / tau))) of
+    features (n, d), shape () (MOON).
     """
-    cosines = cosine_similarity(z, torch.stack([near, far]), 2).T  # at once: equal ones leave no trace in z's gradient
+    # at once: equal ones leave no trace in z's gradient
+    cosines = cosine_similarity(z, torch.stack([near, far]), 2).T
     return cross_entropy(cosines / tau, torch.zeros(len(z), dtype=torch.int64, device=z.device))
 
 
 def mmd(x: Tensor, y: Tensor, widths: Sequence[float] = (10, 15, 20, 50)) -> Tensor:
-    """Squared maximum mean discrepancy of samples `x` (n, d) and `y` (m, d), shape (), of a sum of Gaussian kernels
-    exp(-||a - b||^2 / (2 width)); the mean over all pairs, a sample with itself included (the authors' code of FedCP).
+    """Squared maximum mean discrepancy of samples `x` (n, d) and `y` (m, d), shape (), of a sum of
+    Gaussian kernels exp(-||a - b||^2 / (2 width)); the mean over all pairs, a sample with itself
+    included (the authors' code of FedCP).
     """
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         squares = (a[:, None] - b).square().sum(2)
-        return sum((torch.exp(-squares / (2 * width)) for width in widths), torch.zeros_like(squares)).mean()
+        return sum(
+            (torch.exp(-squares / (2 * width)) for width in widths), torch.zeros_like(squares)
+        ).mean()
 
     return kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)

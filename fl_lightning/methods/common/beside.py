@@ -16,12 +16,16 @@ COUNTS: Entries = {
 
 
 def _means(method: Any) -> Entries:
-    return COUNTS | {name: Beside("class_means", f"mean {name} of each class", "rows") for name in method.names}
+    return COUNTS | {
+        name: Beside("class_means", f"mean {name} of each class", "rows") for name in method.names
+    }
 
 
 def _moments(method: Any) -> Entries:
     return _means(method) | {
-        "moments.means": Beside("class_means", "mean features of each class times the class's share", "rows"),
+        "moments.means": Beside(
+            "class_means", "mean features of each class times the class's share", "rows"
+        ),
         "moments.V": Beside("variance", "variance of features", "nonnegative"),
     }
 
@@ -32,7 +36,12 @@ def _predictions(method: Any) -> Entries:
 
 
 def _basis(method: Any) -> Entries:
-    basis = Beside("basis", "a basis of the client's samples, from which the server computes the relation", None, True)
+    basis = Beside(
+        "basis",
+        "a basis of the client's samples, from which the server computes the relation",
+        None,
+        True,
+    )
     return {"basis": basis} if method.similarity == "subspace" else {}
 
 
@@ -42,28 +51,49 @@ _DECLARED: dict[str, Callable[[Any], Entries]] = {
     "FedMD": _predictions,
     "FEDORA": _basis,
     "CrossKAPC": lambda _: {
-        "step": Beside("step_norms", "squared norms of the client's first step by layer", "nonnegative", once=True),
-        "noise": Beside("noise_norms", "variance of the client's step by layer", "nonnegative", once=True),
+        "step": Beside(
+            "step_norms",
+            "squared norms of the client's first step by layer",
+            "nonnegative",
+            once=True,
+        ),
+        "noise": Beside(
+            "noise_norms", "variance of the client's step by layer", "nonnegative", once=True
+        ),
         "losses": Beside("losses", "the client's losses in a trial of groups", None, once=True),
     },
-    "DBE": lambda _: {"mean": Beside("mean_feature", "mean feature of the client's data", once=True)},
-    "FedAS": lambda _: {"fisher": Beside("fisher", "trace of the Fisher information", "nonnegative")},
-    "FedCAC": lambda _: {"critical": Beside("critical", "a bit for each number that matters to the client", None)},
-    "FLAYER": lambda _: {"kept": Beside("kept", "a bit for each number: whether it was uploaded", None)},
+    "DBE": lambda _: {
+        "mean": Beside("mean_feature", "mean feature of the client's data", once=True)
+    },
+    "FedAS": lambda _: {
+        "fisher": Beside("fisher", "trace of the Fisher information", "nonnegative")
+    },
+    "FedCAC": lambda _: {
+        "critical": Beside("critical", "a bit for each number that matters to the client", None)
+    },
+    "FLAYER": lambda _: {
+        "kept": Beside("kept", "a bit for each number: whether it was uploaded", None)
+    },
     "FedFomo": lambda _: {
         "candidates": Beside("candidates", "whose models the client has tried", "public"),
-        "gains": Beside("gains", "a relation that the client computes: what each model is worth to it", None),
+        "gains": Beside(
+            "gains", "a relation that the client computes: what each model is worth to it", None
+        ),
     },
     "FedGen": lambda _: {"labels": Beside("counts", "samples of each class", "counts")},
     "FedNova": lambda _: {"steps": Beside("steps", "local steps", "public")},
-    "IFCA": lambda _: {"cluster": Beside("cluster", "which of the global models suits the client best", None)},
+    "IFCA": lambda _: {
+        "cluster": Beside("cluster", "which of the global models suits the client best", None)
+    },
     "PFedFDA": lambda _: {
         "means": Beside("gaussians", "mean feature of each class"),
         "covariance": Beside("gaussians", "covariance of features", "covariance"),
     },
     "SelfKAPC": lambda _: {
         "step": Beside("step_norms", "squared norms of the client's step by layer", "nonnegative"),
-        "noise": Beside("noise_norms", "variance of the client's step by layer", "nonnegative", once=True),
+        "noise": Beside(
+            "noise_norms", "variance of the client's step by layer", "nonnegative", once=True
+        ),
     },
 }
 
@@ -93,7 +123,9 @@ RECEIVED = {
 
 def of_class(method: Any, table: Any, otherwise: Any) -> Any:
     """The entry of the first of our classes that one of our methods is, by the class's name."""
-    ours = (cls for cls in type(method).__mro__ if cls.__module__.startswith("fl_lightning.methods."))
+    ours = (
+        cls for cls in type(method).__mro__ if cls.__module__.startswith("fl_lightning.methods.")
+    )
     return next((table[cls.__name__] for cls in ours if cls.__name__ in table), otherwise)
 
 

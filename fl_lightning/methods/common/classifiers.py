@@ -1,4 +1,5 @@
-"""Networks whose classifier has been replaced by one that does more: it moves, gates or conditions the features.
+"""Networks whose classifier has been replaced by one that does more: it moves, gates or conditions
+the features.
 
 What the classifier sees (`ClientModule.features`) is then what the body gives, a matrix (batch, d).
 """
@@ -29,10 +30,13 @@ class NewClassifier(nn.Module):
         inner: name, within the new classifier, of what the features are for; none: the whole of it.
 
     Raises:
-        BadInput: the classifier is something else, or the network has a training step of its own, which would not run.
+        BadInput: the classifier is something else, or the network has a training step of its own,
+            which would not run.
     """
 
-    def __init__(self, model: nn.Module, make: Callable[[nn.Linear], nn.Module], method: str, inner: str = "") -> None:
+    def __init__(
+        self, model: nn.Module, make: Callable[[nn.Linear], nn.Module], method: str, inner: str = ""
+    ) -> None:
         super().__init__()
         path, name = head_of(model), type(model).__name__
         own = model.get_submodule(path)
@@ -54,12 +58,16 @@ def is_personal(block: Block) -> bool:
 
 
 class Projected(nn.Sequential):
-    """A projection of features to `width` numbers, linear, ReLU and linear, and a new classifier of them, `out`."""
+    """A projection of features to `width` numbers, linear, ReLU and linear, and a new classifier of
+    them, `out`."""
 
     def __init__(self, own: nn.Linear, width: int) -> None:
         super().__init__()
         self.first, self.relu = nn.Linear(own.in_features, own.in_features), nn.ReLU()
-        self.second, self.out = nn.Linear(own.in_features, width), nn.Linear(width, own.out_features)
+        self.second, self.out = (
+            nn.Linear(own.in_features, width),
+            nn.Linear(width, own.out_features),
+        )
 
 
 class Shifted(nn.Module):
@@ -91,10 +99,11 @@ class InContext(nn.Module):
 
 
 class Separated(InContext):
-    """h(r z) + g(s z): a gate divides each feature between a personal classifier h and a frozen global one g (FedCP).
+    """h(r z) + g(s z): a gate divides each feature between a personal classifier h and a frozen
+    global one g (FedCP).
 
-    (r, s) is the softmax over the two of gate(z v / ||v||), by feature; the context v is the sum of h's current
-    rows, or the one in use.
+    (r, s) is the softmax over the two of gate(z v / ||v||), by feature; the context v is the sum of
+    h's current rows, or the one in use.
 
     Args:
         own: what both classifiers begin as.
@@ -125,7 +134,8 @@ class Separated(InContext):
 
 
 class Conditioned(InContext):
-    """A classifier of features as they are under a condition, and an embedding of each class (GPFL).
+    """A classifier of features as they are under a condition, and an embedding of each class
+    (GPFL).
 
     The context is the condition; without one, the mean embedding.
     """
@@ -134,7 +144,9 @@ class Conditioned(InContext):
         super().__init__()
         d = own.in_features
         self.personal, self.embedding = own, nn.Embedding(own.out_features, d)
-        self.gamma, self.beta = (nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.LayerNorm(d)) for _ in range(2))
+        self.gamma, self.beta = (
+            nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.LayerNorm(d)) for _ in range(2)
+        )
 
     def under(self, z: Tensor, condition: Tensor) -> Tensor:
         """ReLU((gamma(k) + 1) z + beta(k)) of features (batch, d) and a condition k (d,)."""

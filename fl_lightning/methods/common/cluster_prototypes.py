@@ -1,7 +1,8 @@
-"""Several prototypes of each class, by clusters of clients' class means, and the losses on them (FPL).
+"""Several prototypes of each class, by clusters of clients' class means, and the losses on them
+(FPL).
 
-Clusters are by first neighbours: Sarfraz, Sharma, Stiefelhagen: Efficient Parameter-free Clustering Using First
-Neighbor Relations. CVPR 2019.
+Clusters are by first neighbours: Sarfraz, Sharma, Stiefelhagen: Efficient Parameter-free Clustering
+Using First Neighbor Relations. CVPR 2019.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from fl_lightning.methods.common.basics import wide
 
 
 def linked(points: Tensor) -> Tensor:
-    """The clusters (n,), 0 and up, of `points` (n, d), each of which is linked to the one of greatest cosine."""
+    """The clusters (n,), 0 and up, of `points` (n, d), each of which is linked to the one of
+    greatest cosine."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -34,7 +36,8 @@ def means(points: Tensor, clusters: Tensor) -> Tensor:
 
 
 def finch(points: Tensor) -> Tensor:
-    """The coarsest partition (n,) of `points` (n, d) with more than one cluster, or the first, if that has one.
+    """The coarsest partition (n,) of `points` (n, d) with more than one cluster, or the first, if
+    that has one.
 
     Clusters are linked by their means in the same way, again and again.
     """
@@ -47,8 +50,11 @@ def finch(points: Tensor) -> Tensor:
     return clusters
 
 
-def cluster_prototypes(uploads: Iterable[Mapping[str, Tensor]], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean uploads of each cluster (K, d), of the type of `like` (C, d), and their classes (K,), ascending.
+def cluster_prototypes(
+    uploads: Iterable[Mapping[str, Tensor]], like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean uploads of each cluster (K, d), of the type of `like` (C, d), and their classes (K,),
+    ascending.
 
     Each of `uploads` has `classes` and `features`, a row for each.
     """
@@ -60,9 +66,12 @@ def cluster_prototypes(uploads: Iterable[Mapping[str, Tensor]], like: Tensor) ->
     return torch.cat([like[:0], *parts]), torch.cat([torch.empty(0, dtype=torch.int64), *classes])
 
 
-def cluster_losses(features: Tensor, labels: Tensor, known: Tensor, classes: Tensor, tau: float) -> Tensor:
-    """-log of the own class's share of e^(cos(z, p) / tau) over all prototypes p, + the mean squared distance of z to
-    the mean of the own class's; the sum over a batch's samples of known classes, over the size of the batch, shape ().
+def cluster_losses(
+    features: Tensor, labels: Tensor, known: Tensor, classes: Tensor, tau: float
+) -> Tensor:
+    """-log of the own class's share of e^(cos(z, p) / tau) over all prototypes p, + the mean
+    squared distance of z to the mean of the own class's; the sum over a batch's samples of known
+    classes, over the size of the batch, shape ().
 
     Args:
         features: z, (batch, d).

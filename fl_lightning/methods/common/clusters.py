@@ -1,4 +1,5 @@
-"""Models of clusters: the server's vectors `model`, `model.1`, `model.2`, ..., and `cluster` (N,) in its memory."""
+"""Models of clusters: the server's vectors `model`, `model.1`, `model.2`, ..., and `cluster` (N,)
+in its memory."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def model_of(group: GroupServer, client: int) -> Tensor:
 
 
 def average(server: Server, cluster: Tensor, relation: Relation, who: Sequence[int]) -> None:
-    """From now on clients are in the clusters `cluster` (N,), and a cluster's model is the mean of its clients.
+    """From now on clients are in the clusters `cluster` (N,), and a cluster's model is the mean of
+    its clients.
 
     The model of a cluster without any stays what it is.
 
@@ -52,14 +54,21 @@ def average(server: Server, cluster: Tensor, relation: Relation, who: Sequence[i
 
 
 def settle(server: Server, client: Client, own: int | None = None) -> None:
-    """Put a newcomer into the cluster whose model has the least loss on its training samples; without any, into that of
-    the most samples. `own`: into this one, of its own, at the mean of all, weighted by samples.
+    """Put a newcomer into the cluster whose model has the least loss on its training samples;
+    without any, into that of the most samples. `own`: into this one, of its own, at the mean of
+    all, weighted by samples.
     """
-    group, cluster, uploaded = server.only, server.memory["cluster"], sorted(server.run.server.uploaded)
+    group, cluster, uploaded = (
+        server.only,
+        server.memory["cluster"],
+        sorted(server.run.server.uploaded),
+    )
     sizes, part = cluster[uploaded].bincount(weights=server.samples(uploaded)), client.data.train
     known = sizes.nonzero()[:, 0].tolist()
     if own is not None:
-        group[name_of(own)] = sum((float(sizes[k] / sizes.sum()) * centre(group, k) for k in known), 0 * group.initial)
+        group[name_of(own)] = sum(
+            (float(sizes[k] / sizes.sum()) * centre(group, k) for k in known), 0 * group.initial
+        )
         cluster[client.id] = own
         return
     losses = [client.loss(part, centre(group, k)) if len(part) else -float(sizes[k]) for k in known]

@@ -1,4 +1,5 @@
-"""Which classifiers suit which client's data, by the first two moments of features by class (FedPAC)."""
+"""Which classifiers suit which client's data, by the first two moments of features by class
+(FedPAC)."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def no_moments(run: RunContext) -> dict[str, Tensor]:
 
 
 def feature_moments(client: Client) -> dict[str, Tensor]:
-    """H (C, d), where H_k is p_k times the mean feature of class k, and V, shape (), of the client's model and data.
+    """H (C, d), where H_k is p_k times the mean feature of class k, and V, shape (), of the
+    client's model and data.
 
     V = (mean ||z||^2 - ||H||^2) / n; the squares of all classes' H_k are summed.
     """
@@ -43,7 +45,9 @@ def feature_moments(client: Client) -> dict[str, Tensor]:
     return {MEANS: H, VARIANCE: ((squares.cpu() / n - H.double().square().sum()) / n).float()}
 
 
-def lay_out(memory: Mapping[str, Tensor], uploads: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def lay_out(
+    memory: Mapping[str, Tensor], uploads: Mapping[int, Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
     """What the server keeps of moments after the clients' `uploads` (rows of `classes`)."""
     means, variance = memory[MEANS].clone(), memory[VARIANCE].clone()
     for client, tensors in uploads.items():
@@ -54,7 +58,8 @@ def lay_out(memory: Mapping[str, Tensor], uploads: Mapping[int, Mapping[str, Ten
 
 
 def collaborators(H: Tensor, V: Tensor, i: int) -> Tensor:
-    """Client i's weights (n,) on all: argmin of a^T (diag V + D) a on the simplex, D_jl = <H_i - H_j, H_i - H_l>.
+    """Client i's weights (n,) on all: argmin of a^T (diag V + D) a on the simplex, D_jl = <H_i -
+    H_j, H_i - H_l>.
 
     `H` (n, C d) and `V` (n,) in float64.
     """
@@ -63,10 +68,13 @@ def collaborators(H: Tensor, V: Tensor, i: int) -> Tensor:
 
 
 def under_mean_body(server: Server, sent: Mapping[int, Payload]) -> None:
-    """Put the server's body under the mixed classifiers that are to be `sent`, and show who has whose classifier."""
+    """Put the server's body under the mixed classifiers that are to be `sent`, and show who has
+    whose classifier."""
     group, layout = server.only, server.only.layout
     for payload in sent.values():
-        copy_columns(payload.vector, group["model"], layout.segments(layout.mask(lambda b: not b.head)))
+        copy_columns(
+            payload.vector, group["model"], layout.segments(layout.mask(lambda b: not b.head))
+        )
     if (mixed := group.weighed) is not None:
         rows = mixed.weights.transpose(0, 1).float().numpy()
         server.view = RelationView(rows, mixed.receivers, [layout.head], mixed.sources)

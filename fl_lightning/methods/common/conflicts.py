@@ -1,7 +1,8 @@
-"""Updates of clients that conflict, and the step that suits the worst off (ConFREE: Zheng et al., AAAI 2025).
+"""Updates of clients that conflict, and the step that suits the worst off (ConFREE: Zheng et al.,
+AAAI 2025).
 
-Everything is done on the Gram matrix G (n, n), float64, of the clients' updates D_j, never on models: a vector is given
-by its coefficients on them, (n,).
+Everything is done on the Gram matrix G (n, n), float64, of the clients' updates D_j, never on
+models: a vector is given by its coefficients on them, (n,).
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from fl_lightning.callbacks.simplex import simplex_rows
 from fl_lightning.foundation.errors import RunFailed
 
 RIDGE = 1e-9
-"""Of the mean squared norm of updates: makes the weights unique where updates depend on each other; updates of less are
-none."""
+"""Of the mean squared norm of updates: makes the weights unique where updates depend on each other;
+updates of less are none."""
 HALVINGS = 60
 """Of the interval in which the norm of the answer lies: to the last bit of float64."""
 
 
 def guidance(G: Tensor) -> Tensor:
-    """The mean of the updates, each less its projections on those that it conflicts with (<D_i, D_j> below 0).
+    """The mean of the updates, each less its projections on those that it conflicts with (<D_i,
+    D_j> below 0).
 
     Who has next to no update (`RIDGE`) is in conflict with nobody: its direction is rounding.
     """
@@ -30,10 +32,11 @@ def guidance(G: Tensor) -> Tensor:
 
 
 def worst_off(G: Tensor, guide: Tensor, c: float) -> Tensor:
-    """The weights w (n,) on the simplex that minimise <d, D_w> + c ||d|| ||D_w||, D_w = sum_j w_j D_j, d the `guide`.
+    """The weights w (n,) on the simplex that minimise <d, D_w> + c ||d|| ||D_w||, D_w = sum_j w_j
+    D_j, d the `guide`.
 
-    ||D_w||^2 / (2 s) + s / 2 is at least ||D_w||, and equal where s = ||D_w||: the best s is found by halving, and for
-    each s the weights solve a quadratic problem.
+    ||D_w||^2 / (2 s) + s / 2 is at least ||D_w||, and equal where s = ||D_w||: the best s is found
+    by halving, and for each s the weights solve a quadratic problem.
     """
     G = G + RIDGE * torch.eye(len(G), dtype=G.dtype)
     b, k = G @ guide, c * float((guide @ G @ guide).clamp_min(0).sqrt())
@@ -48,11 +51,13 @@ def worst_off(G: Tensor, guide: Tensor, c: float) -> Tensor:
 
 
 RADIUS = 1e-7
-"""Below so small a radius the step's second part is lost in float32's rounding, and its weights cannot be found."""
+"""Below so small a radius the step's second part is lost in float32's rounding, and its weights
+cannot be found."""
 
 
 def conflict_free(G: Tensor, c: float, *, rescaled: bool) -> Tensor:
-    """d + c ||d|| D_w / ||D_w||, of the guidance vector d and the `worst_off` w; over 1 + c^2 where it is `rescaled`.
+    """d + c ||d|| D_w / ||D_w||, of the guidance vector d and the `worst_off` w; over 1 + c^2 where
+    it is `rescaled`.
 
     Raises:
         RunFailed: an update is not finite.

@@ -1,4 +1,5 @@
-"""The server distils many clients' models into one on public data (FedDF: Lin et al., NeurIPS 2020)."""
+"""The server distils many clients' models into one on public data (FedDF: Lin et al., NeurIPS
+2020)."""
 
 from __future__ import annotations
 
@@ -14,36 +15,50 @@ CLIP = 5.0
 
 @torch.no_grad()
 def scores_of(group: GroupServer, x: Tensor) -> dict[int, Tensor]:
-    """Class scores (n, C) on x (n, ...), in evaluation mode, of the models that the server has received in this round.
+    """Class scores (n, C) on x (n, ...), in evaluation mode, of the models that the server has
+    received in this round.
 
     By client, ascending, and on every rank: each rank sends x through the models that lie there.
     """
     run, module, mine = group.server.run, group.group.module, {}
     for client in run.at_home(group.answered):
-        module.binding.rebind(run.states[client].received["model"].to(run.device), group.group.first_buffers())
+        module.binding.rebind(
+            run.states[client].received["model"].to(run.device), group.group.first_buffers()
+        )
         module.model.eval()
         with module.cast():
-            parts = [class_scores(module, part) for part in x.split(run.config.evaluation.batch_size)]
+            parts = [
+                class_scores(module, part) for part in x.split(run.config.evaluation.batch_size)
+            ]
         mine[client] = torch.cat(parts).cpu()
     _count(group, forward=len(x) * len(group.answered))
     return dict(sorted(run.processes.gather_by_client(mine).items()))
 
 
 def distilled(
-    group: GroupServer, vector: Tensor, x: Tensor, teacher: Tensor,
-    steps: int, lr: float, size: int, draws: torch.Generator,
-) -> Tensor:  # fmt: skip
-    """A model that began as `vector` (D,) after `steps` steps of Adam on KL(teacher || student), on every rank.
+    group: GroupServer,
+    vector: Tensor,
+    x: Tensor,
+    teacher: Tensor,
+    steps: int,
+    lr: float,
+    size: int,
+    draws: torch.Generator,
+) -> Tensor:
+    """A model that began as `vector` (D,) after `steps` steps of Adam on KL(teacher || student), on
+    every rank.
 
-    The student is in evaluation mode as its teachers were: running statistics stay, and where it equals its teachers
-    there is no slope. The learning rate falls from `lr` along a cosine. Rank 0 takes the steps for all.
+    The student is in evaluation mode as its teachers were: running statistics stay, and where it
+    equals its teachers there is no slope. The learning rate falls from `lr` along a cosine. Rank 0
+    takes the steps for all.
 
     Args:
         group: of the architecture.
         vector: not written to.
         x: public inputs (n, ...).
         teacher: probabilities (n, C).
-        steps: batches, each of `size` at most, through orders of x drawn by `draws` one after the other.
+        steps: batches, each of `size` at most, through orders of x drawn by `draws` one after the
+            other.
         lr: of the first step.
         size: of a batch.
         draws: of the orders.
@@ -66,7 +81,9 @@ def distilled(
             schedule.step()
         optimizer.zero_grad()
     _count(group, forward=steps * min(size, len(x)), backward=steps * min(size, len(x)))
-    gathered = run.processes.gather_objects(student.cpu() if run.is_main and run.world_size > 1 else None)
+    gathered = run.processes.gather_objects(
+        student.cpu() if run.is_main and run.world_size > 1 else None
+    )
     return student if run.is_main else gathered[0].to(run.device)
 
 

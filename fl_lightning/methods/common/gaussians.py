@@ -1,5 +1,6 @@
-"""Class-conditional Gaussians of features with one covariance for all classes, and the classifier that they give
-(pFedFDA: McLaughlin, Su, NeurIPS 2024). All in float64; C classes, features of width d.
+"""Class-conditional Gaussians of features with one covariance for all classes, and the classifier
+that they give (pFedFDA: McLaughlin, Su, NeurIPS 2024). All in float64; C classes, features of width
+d.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from fl_lightning.foundation.rng import generator
 from fl_lightning.methods.common.basics import check_classes
 
 SHRINK = 1e-4
-"""Of covariances towards their mean variance before they are inverted, and added to class shares: the authors' code."""
+"""Of covariances towards their mean variance before they are inverted, and added to class shares:
+the authors' code."""
 LEAST = 3
 """Samples from which on a class is scored by its own mean: the authors' code."""
 STEPS = 10
@@ -45,7 +47,8 @@ class Gaussians:
     def classifier(self, prior: Tensor) -> tuple[Tensor, Tensor]:
         """Linear discriminant analysis with class shares `prior` (C,): weight (C, d) and bias (C,).
 
-        W = means S^-1 and b = -diag(W means^T) / 2 + log prior, where S is the covariance, shrunk by `SHRINK`.
+        W = means S^-1 and b = -diag(W means^T) / 2 + log prior, where S is the covariance, shrunk
+        by `SHRINK`.
         """
         S, eye = self.covariance, torch.eye(len(self.covariance), dtype=torch.float64)
         S = (1 - SHRINK) * S + SHRINK * S.trace() / len(S) * eye
@@ -54,18 +57,25 @@ class Gaussians:
 
 
 def first_gaussians(run: RunContext) -> dict[str, Tensor]:
-    """`gaussian.means` (C, d), drawn evenly from [0, 1), and `gaussian.covariance` (d, d), I: the authors' code."""
+    """`gaussian.means` (C, d), drawn evenly from [0, 1), and `gaussian.covariance` (d, d), I: the
+    authors' code."""
     width, draws = run.feature_width, generator(run.config.seed, "class means")
     means = torch.rand(run.data.num_classes, width, generator=draws)
     return {"gaussian.means": means, "gaussian.covariance": torch.eye(width)}
 
 
 def check_classifier(run: RunContext) -> None:
-    """Raise `BadInput` without classes, or unless the classifier is linear, with a bias and a row for each class."""
+    """Raise `BadInput` without classes, or unless the classifier is linear, with a bias and a row
+    for each class."""
     check_classes(run)
     group, shape = run.groups[0], (run.data.num_classes, run.feature_width)
     fine = [tuple(p.shape) for p in group.head.parameters()] == [shape, shape[:1]]
-    check("model", group.name, fine, f"{run.method_name} needs a classifier with a bias, and one row for each class")
+    check(
+        "model",
+        group.name,
+        fine,
+        f"{run.method_name} needs a classifier with a bias, and one row for each class",
+    )
 
 
 def prior_of(client: Client) -> Tensor:
@@ -76,15 +86,20 @@ def prior_of(client: Client) -> Tensor:
 
 
 def headed(client: Client, vector: Tensor, gaussians: Gaussians) -> Tensor:
-    """`vector` (D,), with the classifier of `gaussians` and the client's class shares written into its head."""
+    """`vector` (D,), with the classifier of `gaussians` and the client's class shares written into
+    its head."""
     weight, bias = gaussians.classifier(prior_of(client))
     for block in client.layout.blocks:
         if block.head:
-            vector[block.start : block.stop] = (weight if len(block.shape) == 2 else bias).reshape(-1).to(vector)
+            vector[block.start : block.stop] = (
+                (weight if len(block.shape) == 2 else bias).reshape(-1).to(vector)
+            )
     return vector
 
 
-def adapted(client: Client, vector: Tensor, ridge: float, beta: float | None, *, least: int = 1) -> Gaussians:
+def adapted(
+    client: Client, vector: Tensor, ridge: float, beta: float | None, *, least: int = 1
+) -> Gaussians:
     """The server's Gaussians, moved towards those of the client's features under `vector` (D,).
 
     Args:
@@ -92,12 +107,19 @@ def adapted(client: Client, vector: Tensor, ridge: float, beta: float | None, *,
         vector: the model.
         ridge: as in `estimated`.
         beta: how far, of both parts; None: as far as `trusted`.
-        least: a class with fewer samples keeps the server's mean; its samples still count for the covariance.
+        least: a class with fewer samples keeps the server's mean; its samples still count for the
+            covariance.
     """
-    known, seen = Gaussians.of(client.run.server.memory), list(client.passes(client.data.train, vector))
+    known, seen = (
+        Gaussians.of(client.run.server.memory),
+        list(client.passes(client.data.train, vector)),
+    )
     if not seen:
         return known
-    z, y = torch.cat([z for z, _, _ in seen]).cpu().double(), torch.cat([y for _, _, y in seen]).cpu()
+    z, y = (
+        torch.cat([z for z, _, _ in seen]).cpu().double(),
+        torch.cat([y for _, _, y in seen]).cpu(),
+    )
     fixed = None if beta is None else torch.full((2,), beta, dtype=torch.float64)
     weights = trusted(z, y, known, prior_of(client), ridge) if fixed is None else fixed
     own, counts = estimated(z, y, known, ridge), y.bincount(minlength=len(known.means))
@@ -106,7 +128,8 @@ def adapted(client: Client, vector: Tensor, ridge: float, beta: float | None, *,
 
 
 def estimated(z: Tensor, y: Tensor, known: Gaussians, ridge: float) -> Gaussians:
-    """Of features z (n, d) with labels y (n,): class means and pooled covariance, scatter / (n - 1) + ridge I.
+    """Of features z (n, d) with labels y (n,): class means and pooled covariance, scatter / (n - 1)
+    + ridge I.
 
     A class without samples has the mean that is `known`.
     """
@@ -118,9 +141,11 @@ def estimated(z: Tensor, y: Tensor, known: Gaussians, ridge: float) -> Gaussians
 
 
 def trusted(z: Tensor, y: Tensor, known: Gaussians, prior: Tensor, ridge: float) -> Tensor:
-    """How far own estimates are trusted, beta (2,) in [0, 1]: by L-BFGS from 1/2 on the cross entropy of two folds.
+    """How far own estimates are trusted, beta (2,) in [0, 1]: by L-BFGS from 1/2 on the cross
+    entropy of two folds.
 
-    Each fold is scored by Gaussians between `known` and the other fold's. Without a class of two samples it is 0.
+    Each fold is scored by Gaussians between `known` and the other fold's. Without a class of two
+    samples it is 0.
     """
     from scipy.optimize import minimize
 
@@ -140,13 +165,15 @@ def trusted(z: Tensor, y: Tensor, known: Gaussians, prior: Tensor, ridge: float)
         return float(total.detach()), slope.numpy()
 
     options = {"maxiter": STEPS}
-    minimum = minimize(value, [0.5, 0.5], jac=True, method="L-BFGS-B", bounds=[(0, 1), (0, 1)], options=options)
+    minimum = minimize(
+        value, [0.5, 0.5], jac=True, method="L-BFGS-B", bounds=[(0, 1), (0, 1)], options=options
+    )
     return torch.from_numpy(np.asarray(minimum.x, dtype=np.float64))
 
 
 def halves(y: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Two folds of samples with labels y (n,), (index to fit, index to try): every second sample of each class that has
-    two at least; no folds where none has.
+    """Two folds of samples with labels y (n,), (index to fit, index to try): every second sample of
+    each class that has two at least; no folds where none has.
     """
     order = y.argsort(stable=True)
     order = order[y.bincount()[y[order]] >= 2]

@@ -1,4 +1,5 @@
-"""A generator of features by class, kept as one flat tensor (FedGen): two linear layers with a ReLU between them."""
+"""A generator of features by class, kept as one flat tensor (FedGen): two linear layers with a ReLU
+between them."""
 
 from __future__ import annotations
 
@@ -13,21 +14,28 @@ from torch.nn.functional import batch_norm, cross_entropy, kl_div, linear, log_s
 from fl_lightning.core import Batch, Client, GroupServer, Module, Payload, Server
 from fl_lightning.foundation.rng import generator
 
-_STATE = {"generator": "", "adam.steps": "step", "adam.first": "exp_avg", "adam.second": "exp_avg_sq"}
+_STATE = {
+    "generator": "",
+    "adam.steps": "step",
+    "adam.first": "exp_avg",
+    "adam.second": "exp_avg_sq",
+}
 """What the server keeps, and what torch calls it."""
 
 
 @dataclass(frozen=True)
 class Generator:
-    """G(y, eps): a class and noise to features. All of it is in `theta` (n,), which is given with every call.
+    """G(y, eps): a class and noise to features. All of it is in `theta` (n,), which is given with
+    every call.
 
     Args:
         classes: C.
         features: d.
         noise: width of eps.
         hidden: width of the hidden layer.
-        code: as the authors' code has it: uniform noise within [0, 1), where it is normal, and BatchNorm between the
-            hidden layer and its ReLU, whose weight, bias and running statistics are the end of `theta`.
+        code: as the authors' code has it: uniform noise within [0, 1), where it is normal, and
+            BatchNorm between the hidden layer and its ReLU, whose weight, bias and running
+            statistics are the end of `theta`.
     """
 
     classes: int
@@ -37,15 +45,24 @@ class Generator:
     code: bool = False
 
     def at_first(self, draws: torch.Generator) -> dict[str, Tensor]:
-        """What the server keeps: `generator`, linear layers as torch begins them (uniform within 1 / sqrt(inputs)), the
-        steps and moments of Adam, and `labels` (C,), how many samples of each class those have who have taught it."""
+        """What the server keeps: `generator`, linear layers as torch begins them (uniform within 1
+        / sqrt(inputs)), the steps and moments of Adam, and `labels` (C,), how many samples of each
+        class those have who have taught it."""
         bounds = [(self.noise + self.classes) ** -0.5] * 2 + [self.hidden**-0.5] * 2
         each = zip(self._shapes(), bounds, strict=True)
-        theta = torch.cat([bound * (2 * torch.rand(r * c, generator=draws) - 1) for (r, c), bound in each])
-        normal = torch.tensor([[1.0], [0], [0], [1]]).expand(-1, self.hidden).flatten()  # weight, bias, mean, variance
+        theta = torch.cat(
+            [bound * (2 * torch.rand(r * c, generator=draws) - 1) for (r, c), bound in each]
+        )
+        # weight, bias, mean, variance
+        normal = torch.tensor([[1.0], [0], [0], [1]]).expand(-1, self.hidden).flatten()
         theta = torch.cat([theta, normal]) if self.code else theta
-        return {"generator": theta, "adam.steps": torch.zeros(()), "labels": torch.zeros(self.classes)} | {
-            f"adam.{moment}": torch.zeros_like(theta[: len(theta) - self.moving]) for moment in ("first", "second")
+        return {
+            "generator": theta,
+            "adam.steps": torch.zeros(()),
+            "labels": torch.zeros(self.classes),
+        } | {
+            f"adam.{moment}": torch.zeros_like(theta[: len(theta) - self.moving])
+            for moment in ("first", "second")
         }
 
     @property
@@ -55,13 +72,21 @@ class Generator:
 
     def _shapes(self) -> list[tuple[int, int]]:
         inner = self.noise + self.classes
-        return [(self.hidden, inner), (self.hidden, 1), (self.features, self.hidden), (self.features, 1)]
+        return [
+            (self.hidden, inner),
+            (self.hidden, 1),
+            (self.features, self.hidden),
+            (self.features, 1),
+        ]
 
-    def __call__(self, theta: Tensor, y: Tensor, eps: Tensor, moving: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, theta: Tensor, y: Tensor, eps: Tensor, moving: Tensor | None = None
+    ) -> Tensor:
         """Features (batch, d) of classes `y` (batch,) and noise `eps` (batch, noise).
 
-        With `moving` (2, hidden), running means and variances, BatchNorm is in training: it normalises by the batch,
-        and moves them in place. Without, it normalises by those in `theta`.
+        With `moving` (2, hidden), running means and variances, BatchNorm is in training: it
+        normalises by the batch, and moves them in place. Without, it normalises by those in
+        `theta`.
         """
         sizes = [r * c for r, c in self._shapes()]
         parts = theta.split([*sizes, len(theta) - sum(sizes)])
@@ -79,15 +104,24 @@ class Generator:
         return self.hidden * (self.noise + self.classes + self.features)
 
     def draw(
-        self, theta: Tensor, prior: Tensor, count: int, draws: torch.Generator | None = None,
+        self,
+        theta: Tensor,
+        prior: Tensor,
+        count: int,
+        draws: torch.Generator | None = None,
         moving: Tensor | None = None,
-    ) -> Drawn:  # fmt: skip
-        """Features, their classes, which are drawn by `prior` (C,), and their noise; `draws` None: the step's own."""
+    ) -> Drawn:
+        """Features, their classes, which are drawn by `prior` (C,), and their noise; `draws` None:
+        the step's own."""
         y = torch.multinomial(prior, count, replacement=True, generator=draws)
         return self.given(theta, y, draws, moving)
 
     def given(
-        self, theta: Tensor, y: Tensor, draws: torch.Generator | None = None, moving: Tensor | None = None
+        self,
+        theta: Tensor,
+        y: Tensor,
+        draws: torch.Generator | None = None,
+        moving: Tensor | None = None,
     ) -> Drawn:
         """Features of the classes `y`."""
         noise = torch.rand if self.code else torch.randn
@@ -105,20 +139,23 @@ class Drawn:
 
 
 def alike(drawn: Drawn) -> Tensor:
-    """exp(-mean over pairs of (mean squared distance of noise) (mean distance of features)), shape (): the diversity
-    loss of FedGen's authors, 1 where all features are equal.
+    """exp(-mean over pairs of (mean squared distance of noise) (mean distance of features)), shape
+    (): the diversity loss of FedGen's authors, 1 where all features are equal.
     """
     far = (drawn.features[:, None] - drawn.features).abs().mean(2)
     return torch.exp(-((drawn.eps[:, None] - drawn.eps).square().mean(2) * far).mean())
 
 
 def uploaded_heads(group: GroupServer, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Weights (k, C, d) and biases (k, C) of the classifiers, one linear layer each, that `clients` uploaded last."""
+    """Weights (k, C, d) and biases (k, C) of the classifiers, one linear layer each, that `clients`
+    uploaded last."""
     blocks = {b.name.rpartition(".")[2]: b for b in group.layout.blocks if b.head}
     weight, bias = blocks["weight"], blocks.get("bias")
     vectors = [group.vector(c).float().cpu() for c in clients]
     W = torch.stack([v[weight.start : weight.stop].view(weight.shape) for v in vectors])
-    return W, W.new_zeros(W.shape[:2]) if bias is None else torch.stack([v[bias.start : bias.stop] for v in vectors])
+    return W, W.new_zeros(W.shape[:2]) if bias is None else torch.stack(
+        [v[bias.start : bias.stop] for v in vectors]
+    )
 
 
 def ensemble_loss(drawn: Drawn, heads: tuple[Tensor, Tensor], shares: Tensor | None) -> Tensor:
@@ -127,8 +164,8 @@ def ensemble_loss(drawn: Drawn, heads: tuple[Tensor, Tensor], shares: Tensor | N
     Args:
         drawn: generated.
         heads: weights (k, C, d) and biases (k, C) of the clients.
-        shares: (k, C), each client's share of the samples of a class: the mean cross entropy, weighed so. None: the
-            cross entropy of the mean scores.
+        shares: (k, C), each client's share of the samples of a class: the mean cross entropy,
+            weighed so. None: the cross entropy of the mean scores.
     """
     (weights, biases), y = heads, drawn.y
     scores = torch.einsum("bd,kcd->kbc", drawn.features, weights) + biases[:, None]
@@ -139,13 +176,22 @@ def ensemble_loss(drawn: Drawn, heads: tuple[Tensor, Tensor], shares: Tensor | N
 
 
 def taught(
-    G: Generator, memory: Mapping[str, Tensor], heads: tuple[Tensor, Tensor], labels: Tensor, draws: torch.Generator,
-    weighted: bool, eta: float, lr: float, steps: int, size: int,
-) -> dict[str, Tensor]:  # fmt: skip
+    G: Generator,
+    memory: Mapping[str, Tensor],
+    heads: tuple[Tensor, Tensor],
+    labels: Tensor,
+    draws: torch.Generator,
+    weighted: bool,
+    eta: float,
+    lr: float,
+    steps: int,
+    size: int,
+) -> dict[str, Tensor]:
     """What the server keeps after the clients' `heads` have taught the generator.
 
-    As the authors' code has it (`G.code`), Adam has a weight decay of 0.01, its rate falls by 0.98 with each call, and
-    classes that have samples are drawn evenly (`labels` are 1 for each) in place of by their samples.
+    As the authors' code has it (`G.code`), Adam has a weight decay of 0.01, its rate falls by 0.98
+    with each call, and classes that have samples are drawn evenly (`labels` are 1 for each) in
+    place of by their samples.
 
     Args:
         G: which one.
@@ -167,7 +213,9 @@ def taught(
     learned = state["generator"][:count].clone().requires_grad_()
     moving = state["generator"][count:].view(2, -1) if G.code else None
     calls = int(state["adam.steps"]) // steps
-    optimizer = torch.optim.Adam([learned], lr * 0.98**calls if G.code else lr, weight_decay=0.01 * G.code)
+    optimizer = torch.optim.Adam(
+        [learned], lr * 0.98**calls if G.code else lr, weight_decay=0.01 * G.code
+    )
     optimizer.state[learned] = {key: state[name] for name, key in _STATE.items() if key}
     for _ in range(steps):
         made = G.draw(learned, prior, size, draws, moving)
@@ -179,7 +227,13 @@ def taught(
 
 
 def learned(
-    G: Generator, theta: Tensor, module: Module, y: Tensor, prior: Tensor, made: tuple[int, float], beta: float
+    G: Generator,
+    theta: Tensor,
+    module: Module,
+    y: Tensor,
+    prior: Tensor,
+    made: tuple[int, float],
+    beta: float,
 ) -> Tensor:
     """What the generator adds to a client's loss, shape ().
 
@@ -190,7 +244,8 @@ def learned(
         y: the classes of the batch.
         prior: how often each class is drawn, (C,).
         made: how many features are drawn, and the weight of the classifier's cross entropy on them.
-        beta: weight of KL(classifier on features generated for `y` || model on the batch); the first is constant.
+        beta: weight of KL(classifier on features generated for `y` || model on the batch); the
+            first is constant.
     """
     scores, (count, alpha) = partial(linear, weight=module.head.weight, bias=module.head.bias), made
     total = theta.new_zeros(())
@@ -199,15 +254,18 @@ def learned(
         total = total + alpha * cross_entropy(scores(drawn.features), drawn.y)
     if beta:
         teacher = scores(G.given(theta, y).features).detach().softmax(1)
-        total = total + beta * kl_div(log_softmax(scores(module.features), 1), teacher, reduction="batchmean")
+        total = total + beta * kl_div(
+            log_softmax(scores(module.features), 1), teacher, reduction="batchmean"
+        )
     return total
 
 
-# ---------------------------------------------------------------- what FedGen's server and clients do with these
+# --------------------------------------------------- what FedGen's server and clients do with these
 
 
 def tell(server: Server, sent: Mapping[int, Payload]) -> None:
-    """Put the generator, and how often classes are, into what is `sent`, once it has been taught."""
+    """Put the generator, and how often classes are, into what is `sent`, once it has been
+    taught."""
     for payload in sent.values() if server.memory["labels"].any() else ():
         payload.extra["generator"] = server.memory["generator"]
         payload.statistics["labels"] = server.memory["labels"]
@@ -238,10 +296,15 @@ def lesson(
     return loss
 
 
-def teach(server: Server, G: Generator, weighted: bool, eta: float, lr: float, steps: int, size: int) -> None:
-    """Have the classifiers of those who have answered teach the generator: `taught`, on what the server knows."""
+def teach(
+    server: Server, G: Generator, weighted: bool, eta: float, lr: float, steps: int, size: int
+) -> None:
+    """Have the classifiers of those who have answered teach the generator: `taught`, on what the
+    server knows."""
     labels = torch.stack([server.statistics[c]["labels"] for c in server.answered])
     heads = uploaded_heads(server.only, server.answered)
     draws = generator(server.run.config.seed, "generator", server.round)
-    server.memory.update(taught(G, server.memory, heads, labels, draws, weighted, eta, lr, steps, size))
+    server.memory.update(
+        taught(G, server.memory, heads, labels, draws, weighted, eta, lr, steps, size)
+    )
     server.flops += 6 * G.products * steps * size

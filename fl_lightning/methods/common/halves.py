@@ -1,4 +1,5 @@
-"""Training on two random halves of a client's samples: what their models differ in is noise of its few samples."""
+"""Training on two random halves of a client's samples: what their models differ in is noise of its
+few samples."""
 
 from __future__ import annotations
 
@@ -24,17 +25,21 @@ Halves = tuple[Half, Half]
 
 
 def train_halves(client: Client) -> Generator[Phase, Fit | None, Halves | None]:
-    """Train the client's model on two halves of its samples, from one start, in half batches; their mean stays.
+    """Train the client's model on two halves of its samples, from one start, in half batches; their
+    mean stays.
 
-    That takes as many steps and samples as training on all. Who has too few samples trains on all of them.
+    That takes as many steps and samples as training on all. Who has too few samples trains on all
+    of them.
 
     Returns:
         Both halves; None: there were too few samples.
     """
     start, config = client["model"].clone(), client.run.config.federation
-    part, least = client.data.train, 2 if client.group.whole_last else 1  # BatchNorm cannot train on one sample
+    # BatchNorm cannot train on one sample
+    part, least = client.data.train, 2 if client.group.whole_last else 1
     size = max(config.batch_size // 2, least)
-    steps = config.local_steps and config.local_steps * config.batch_size // (2 * size)  # as many samples in all
+    # as many samples in all
+    steps = config.local_steps and config.local_steps * config.batch_size // (2 * size)
     if len(part) < 2 * least or steps == 0:
         yield Phase()
         return None
@@ -61,7 +66,8 @@ def step_of(client: Client, start: Tensor) -> Tensor:
 
 
 def shrunk(client: Client, start: Tensor, model: Tensor, factors: Tensor) -> Tensor:
-    """start + factor (model - start) by layer, (D,); running statistics are the model's. `factors`: (L,)."""
+    """start + factor (model - start) by layer, (D,); running statistics are the model's. `factors`:
+    (L,)."""
     if bool((factors == 1).all()):
         return model
     nearer = model.clone()
@@ -73,9 +79,11 @@ def shrunk(client: Client, start: Tensor, model: Tensor, factors: Tensor) -> Ten
 
 
 def held_out(client: Client, halves: Halves) -> Tensor:
-    """Two mean losses on the client's training samples, float32 (2,): of its start, and after training.
+    """Two mean losses on the client's training samples, float32 (2,): of its start, and after
+    training.
 
-    After training each sample counts with the model of the half that it is not in, nearer to the start by its noise.
+    After training each sample counts with the model of the half that it is not in, nearer to the
+    start by its noise.
     """
     one, other = halves
     part, start = client.data.train, client["start"]
@@ -88,7 +96,8 @@ def held_out(client: Client, halves: Halves) -> Tensor:
 
 
 def measured(client: Client, halves: Halves, trial: bool) -> dict[str, Tensor]:
-    """What a client has learned of itself by `halves`: in its first round `noise` and `step`, in a trial `losses`."""
+    """What a client has learned of itself by `halves`: in its first round `noise` and `step`, in a
+    trial `losses`."""
     named = {"losses": held_out(client, halves)} if trial else {}
     if not client.rounds:
         named |= {"noise": noise_of(client, halves), "step": step_of(client, client["start"])}

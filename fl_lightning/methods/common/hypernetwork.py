@@ -1,4 +1,5 @@
-"""Networks on the server that make clients' models (Shamsian et al., ICML 2021), kept as named tensors."""
+"""Networks on the server that make clients' models (Shamsian et al., ICML 2021), kept as named
+tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from fl_lightning.foundation.rng import key
 
 
 class Hypernetwork(nn.Sequential):
-    """From a client's number to the numbers of its model, through an embedding of its own: all ReLU layers.
+    """From a client's number to the numbers of its model, through an embedding of its own: all ReLU
+    layers.
 
     Args:
         clients: N.
@@ -25,7 +27,14 @@ class Hypernetwork(nn.Sequential):
     """
 
     def __init__(
-        self, clients: int, numbers: int, embedding: int, hidden: int, layers: int, *, last_relu: bool = True
+        self,
+        clients: int,
+        numbers: int,
+        embedding: int,
+        hidden: int,
+        layers: int,
+        *,
+        last_relu: bool = True,
     ) -> None:
         inner: list[nn.Module] = [nn.Embedding(clients, embedding), nn.Linear(embedding, hidden)]
         for _ in range(layers):
@@ -49,9 +58,16 @@ class Hypernetwork(nn.Sequential):
     @classmethod
     def of(cls, memory: dict[str, Tensor], name: str = "hypernetwork") -> Hypernetwork:
         """The one whose `tensors` are in `memory`: its parameters share their storage."""
-        kept = {key.removeprefix(f"{name}."): v for key, v in memory.items() if key.startswith(f"{name}.")}
+        kept = {
+            key.removeprefix(f"{name}."): v
+            for key, v in memory.items()
+            if key.startswith(f"{name}.")
+        }
         last = max(int(key.partition(".")[0]) for key in kept)
-        (clients, embedding), (numbers, hidden) = kept["0.weight"].shape, kept[f"{last}.weight"].shape
+        (clients, embedding), (numbers, hidden) = (
+            kept["0.weight"].shape,
+            kept[f"{last}.weight"].shape,
+        )
         with torch.device("meta"):
             layers = len(kept) // 2 - 2
             last_relu = last == 2 * layers + 3  # else the output layer comes one place earlier
@@ -59,7 +75,9 @@ class Hypernetwork(nn.Sequential):
         network.load_state_dict(kept, assign=True)
         return network
 
-    def optimizer(self, memory: dict[str, Tensor], lr: float, momentum: float, decay: float) -> torch.optim.SGD:
+    def optimizer(
+        self, memory: dict[str, Tensor], lr: float, momentum: float, decay: float
+    ) -> torch.optim.SGD:
         """SGD that goes on with the momenta in `memory`, in place."""
         optimizer = torch.optim.SGD(self.parameters(), lr, momentum, weight_decay=decay)
         for name, p in self.named_parameters():
@@ -73,7 +91,13 @@ class Hypernetwork(nn.Sequential):
         vector[: len(made)] = made.to(vector)
         return vector
 
-    def descend(self, made: Tensor, gradient: Tensor, optimizer: torch.optim.Optimizer, clip: float = math.inf) -> None:
+    def descend(
+        self,
+        made: Tensor,
+        gradient: Tensor,
+        optimizer: torch.optim.Optimizer,
+        clip: float = math.inf,
+    ) -> None:
         """A step down J^T gradient, where J is how what it has `made` depends on all parameters.
 
         The norm of the whole is clipped to `clip`.
@@ -89,8 +113,8 @@ def first_hypernetwork(
 ) -> dict[str, Tensor]:
     """The server's first parameters and momenta of one for all clients, drawn from the seed.
 
-    Embeddings have `embedding` numbers, None: int(1 + N / 4) (pFedHN's authors' code). Where a client comes to those
-    that the server has already, its embedding is the mean of theirs.
+    Embeddings have `embedding` numbers, None: int(1 + N / 4) (pFedHN's authors' code). Where a
+    client comes to those that the server has already, its embedding is the mean of theirs.
     """
     known = run.server.memory.get("hypernetwork.0.weight")
     width = known.shape[1] if known is not None else embedding or int(1 + run.clients / 4)
@@ -103,8 +127,11 @@ def first_hypernetwork(
     return network.tensors() | network.momenta()
 
 
-def fit_embedding(client: Client, lr: float, momentum: float, decay: float, clip: float) -> Iterator[Phase]:
-    """The client's embedding steps down J^T (made - trained), as often as the run had rounds; all else stays.
+def fit_embedding(
+    client: Client, lr: float, momentum: float, decay: float, clip: float
+) -> Iterator[Phase]:
+    """The client's embedding steps down J^T (made - trained), as often as the run had rounds; all
+    else stays.
 
     Its model is then what is made of it.
     """

@@ -18,7 +18,8 @@ from fl_lightning.methods.common.basics import wide
 
 
 def last_block(model: nn.Module, head: str) -> str:
-    """Dotted name of the last of the network's own modules with parameters that is not, and does not hold, its `head`.
+    """Dotted name of the last of the network's own modules with parameters that is not, and does
+    not hold, its `head`.
 
     Of lists of modules that is the last one in it.
     """
@@ -27,7 +28,9 @@ def last_block(model: nn.Module, head: str) -> str:
         if any(True for _ in module.parameters()) and not f"{head}.".startswith(f"{name}."):
             names.append(f"{name}.{len(module) - 1}" if isinstance(module, nn.ModuleList) else name)
     if not names:
-        raise BadInput("method.block", None, f"{type(model).__name__} has none before its classifier {head}")
+        raise BadInput(
+            "method.block", None, f"{type(model).__name__} has none before its classifier {head}"
+        )
     return names[-1]
 
 
@@ -36,7 +39,8 @@ def check_block(model: nn.Module, name: str, x: Tensor, width: float) -> float:
     """Operations of `stretch_gap` for a sample, forward.
 
     Raises:
-        BadInput: `model` does not call its block `name` on inputs like `x`, or a part of its channels will not do.
+        BadInput: `model` does not call its block `name` on inputs like `x`, or a part of its
+            channels will not do.
     """
     blocks, training = dict(model.named_modules()), model.training
     check("method.block", name, name in blocks, "it must name a module of the model")
@@ -53,7 +57,9 @@ def check_block(model: nn.Module, name: str, x: Tensor, width: float) -> float:
 def watched(block: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Within, what goes into `block` and what comes out is noted, without a way back."""
     seen: list[tuple[Tensor, Tensor]] = []
-    handle = block.register_forward_hook(lambda _, x, out: seen.append((x[0].detach(), out.detach())))
+    handle = block.register_forward_hook(
+        lambda _, x, out: seen.append((x[0].detach(), out.detach()))
+    )
     try:
         yield seen
     finally:
@@ -66,7 +72,8 @@ class _Reached(Exception):
 
 @contextlib.contextmanager
 def _ended_by(block: nn.Module) -> Iterator[None]:
-    """Within, the first call of `block` ends the pass, which then does not count among a client's."""
+    """Within, the first call of `block` ends the pass, which then does not count among a
+    client's."""
 
     def end(*_: object) -> None:
         raise _Reached
@@ -80,7 +87,8 @@ def _ended_by(block: nn.Module) -> Iterator[None]:
 
 
 def stretch_gap(block: nn.Module, a: Tensor, b: Tensor, width: float, name: str = "") -> Tensor:
-    """Mean squared difference, shape (), of `stretch` of the slimmed block, on its part of `a`, and of the whole."""
+    """Mean squared difference, shape (), of `stretch` of the slimmed block, on its part of `a`, and
+    of the whole."""
     if a.ndim != b.ndim:
         raise _unfit(name, f"it makes {b.ndim} axes of {a.ndim}")
     part = a[:, : kept(a.shape[1], width)]
@@ -88,11 +96,12 @@ def stretch_gap(block: nn.Module, a: Tensor, b: Tensor, width: float, name: str 
 
 
 def slimmed(block: nn.Module, x: Tensor, width: float, name: str = "") -> Tensor:
-    """What `block` makes of `x`, the first channels of its input, with the first inputs and outputs of all its layers,
-    a share `width` of them. Running statistics are left as they are.
+    """What `block` makes of `x`, the first channels of its input, with the first inputs and outputs
+    of all its layers, a share `width` of them. Running statistics are left as they are.
 
     Raises:
-        BadInput: it cannot be slimmed (groups of channels, flattening): `method.block` `name` is another kind of block.
+        BadInput: it cannot be slimmed (groups of channels, flattening): `method.block` `name` is
+            another kind of block.
     """
 
     def cut(tensor: Tensor) -> Tensor:
@@ -100,7 +109,9 @@ def slimmed(block: nn.Module, x: Tensor, width: float, name: str = "") -> Tensor
             tensor = tensor.narrow(dim, 0, kept(tensor.shape[dim], width))
         return tensor
 
-    tensors = {k: cut(p) for k, p in block.named_parameters()} | {k: cut(b).clone() for k, b in block.named_buffers()}
+    tensors = {k: cut(p) for k, p in block.named_parameters()} | {
+        k: cut(b).clone() for k, b in block.named_buffers()
+    }
     try:
         output: Tensor = functional_call(block, tensors, x)
     except RuntimeError as error:
@@ -109,7 +120,9 @@ def slimmed(block: nn.Module, x: Tensor, width: float, name: str = "") -> Tensor
 
 
 def _unfit(name: str, why: str) -> BadInput:
-    return BadInput("method.block", name, f"a block whose layers all take a part of their channels: {why}")
+    return BadInput(
+        "method.block", name, f"a block whose layers all take a part of their channels: {why}"
+    )
 
 
 def kept(channels: int, width: float) -> int:
@@ -118,7 +131,8 @@ def kept(channels: int, width: float) -> int:
 
 
 def transmitting(a: Tensor, b: Tensor) -> Tensor:
-    """T = a b^T / (H W) of each sample, (n, c, k), of a block's input `a` (n, c, ...) and output `b` (n, k, ...).
+    """T = a b^T / (H W) of each sample, (n, c, k), of a block's input `a` (n, c, ...) and output
+    `b` (n, k, ...).
 
     Images of a larger input are pooled to the output's size.
     """
@@ -130,7 +144,8 @@ def transmitting(a: Tensor, b: Tensor) -> Tensor:
 
 def stretch(a: Tensor, b: Tensor, iterations: int = 10) -> Tensor:
     """Spectral norm (n,) of `transmitting`, by power iteration on T T^T from ones."""
-    with torch.autocast(a.device.type, enabled=False):  # squares of products: half precision has no room for them
+    # squares of products: half precision has no room for them
+    with torch.autocast(a.device.type, enabled=False):
         return _spectral_norm(transmitting(wide(a), wide(b)), iterations)
 
 

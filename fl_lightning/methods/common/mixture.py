@@ -1,4 +1,5 @@
-"""A network of several components whose predictions are mixed (FedEM: Marfoq et al., NeurIPS 2021)."""
+"""A network of several components whose predictions are mixed (FedEM: Marfoq et al., NeurIPS
+2021)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from fl_lightning.models import another, head_of
 
 
 class Mixture(nn.Module):
-    """`count` networks of one kind: the given one, and others like it that begin with weights of their own.
+    """`count` networks of one kind: the given one, and others like it that begin with weights of
+    their own.
 
     Those are drawn from torch's generator in its current state.
 
@@ -36,7 +38,8 @@ class Mixture(nn.Module):
 
 
 def mixed(each: Tensor, weights: Tensor) -> Tensor:
-    """log sum_k weights_k exp(each_k), (batch, C), of log probabilities (batch, K, C) and weights (K,)."""
+    """log sum_k weights_k exp(each_k), (batch, C), of log probabilities (batch, K, C) and weights
+    (K,)."""
     return (each + weights.to(each).log()[:, None]).logsumexp(1)
 
 
@@ -49,7 +52,8 @@ def responsibilities(client: Client, weights: Tensor) -> tuple[Tensor, Tensor]:
         weights: of the components, (K,).
 
     Returns:
-        q (n, K), rows summing to 1, in proportion to weights_k p_k(y|x); and the labels as one-hot rows (n, C).
+        q (n, K), rows summing to 1, in proportion to weights_k p_k(y|x); and the labels as one-hot
+        rows (n, C).
     """
     model = client.bind().model.eval()
     posteriors = []
@@ -62,8 +66,9 @@ def responsibilities(client: Client, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fitted_weights(client: Client, steps: int = 100) -> Tensor:
-    """Weights (K,), float64, of components that stay as they are: so many steps of expectation-maximisation from equal
-    ones, on the client's training samples. 100: ours, they come to rest long before.
+    """Weights (K,), float64, of components that stay as they are: so many steps of
+    expectation-maximisation from equal ones, on the client's training samples. 100: ours, they come
+    to rest long before.
     """
     count = len(client.memory["pi"])
     weights = torch.full((count,), 1 / count, dtype=torch.float64)

@@ -54,5 +54,7 @@ def private_phases(method: Any) -> Phases | str:
     """Of one of our methods; a class of one's own must say it itself."""
     if not type(method).__module__.startswith("fl_lightning.methods."):
         return "is a class of your own whose private_phases does not say what it makes of samples"
-    phases: Phases | str = of_class(method, PHASES, lambda m: of_class(m, OTHERWISE, (None,)))(method)
+    phases: Phases | str = of_class(method, PHASES, lambda m: of_class(m, OTHERWISE, (None,)))(
+        method
+    )
     return phases

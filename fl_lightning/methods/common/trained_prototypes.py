@@ -1,4 +1,5 @@
-"""Global prototypes of classes that the server learns from clients' class means (FedTGP: Zhang et al., AAAI 2024)."""
+"""Global prototypes of classes that the server learns from clients' class means (FedTGP: Zhang et
+al., AAAI 2024)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from fl_lightning.core import Server
 from fl_lightning.foundation.rng import generator
 
 LEARNED = ("embedding", "inner", "inner_bias", "outer", "outer_bias")
-"""What the server learns: an embedding of each class (C, d), and two linear layers with a ReLU between them."""
+"""What the server learns: an embedding of each class (C, d), and two linear layers with a ReLU
+between them."""
 
 
 def prototypes(theta: Mapping[str, Tensor]) -> Tensor:
@@ -22,7 +24,8 @@ def prototypes(theta: Mapping[str, Tensor]) -> Tensor:
 
 
 def adaptive_margin(uploaded: Tensor, classes: Tensor, most: float) -> float:
-    """Greatest distance of a class's mean upload to its nearest other; `most` at most, and where there is one class.
+    """Greatest distance of a class's mean upload to its nearest other; `most` at most, and where
+    there is one class.
 
     `uploaded` (n, d) are class means of clients, of `classes` (n,).
     """
@@ -32,25 +35,36 @@ def adaptive_margin(uploaded: Tensor, classes: Tensor, most: float) -> float:
 
 
 def margin_loss(known: Tensor, uploaded: Tensor, classes: Tensor, margin: float) -> Tensor:
-    """Cross entropy of minus the distances of `uploaded` (n, d), of `classes` (n,), to the prototypes `known` (C, d),
-    of which the own class's counts as longer by `margin`, shape ()."""
+    """Cross entropy of minus the distances of `uploaded` (n, d), of `classes` (n,), to the
+    prototypes `known` (C, d), of which the own class's counts as longer by `margin`, shape ()."""
     distance = torch.cdist(uploaded, known, compute_mode="donot_use_mm_for_euclid_dist")
     return cross_entropy(-(distance + margin * one_hot(classes, len(known))), classes)
 
 
 def untrained(means: Tensor, draws: torch.Generator) -> dict[str, Tensor]:
-    """What the server begins with, as torch does: a normal embedding, and layers uniform within 1 / sqrt(d).
+    """What the server begins with, as torch does: a normal embedding, and layers uniform within 1 /
+    sqrt(d).
 
     `means` (C, d): of the type and width that it is to have.
     """
     d = means.shape[1]
     theta = [torch.randn(means.shape, generator=draws)]
-    theta += [(2 * torch.rand(shape, generator=draws) - 1) / d**0.5 for shape in ((d, d), (d,), (d, d), (d,))]
+    theta += [
+        (2 * torch.rand(shape, generator=draws) - 1) / d**0.5
+        for shape in ((d, d), (d,), (d, d), (d,))
+    ]
     return {f"prototypes.{name}": t.to(means) for name, t in zip(LEARNED, theta, strict=True)}
 
 
-def learn(server: Server, uploads: Sequence[Mapping[str, Tensor]], most: float, epochs: int, lr: float | None) -> None:
-    """Train the prototypes by SGD on clients' class means, and make them `means.features`; without any they stay.
+def learn(
+    server: Server,
+    uploads: Sequence[Mapping[str, Tensor]],
+    most: float,
+    epochs: int,
+    lr: float | None,
+) -> None:
+    """Train the prototypes by SGD on clients' class means, and make them `means.features`; without
+    any they stay.
 
     Args:
         server: in aggregation.
@@ -69,7 +83,9 @@ def learn(server: Server, uploads: Sequence[Mapping[str, Tensor]], most: float, 
     optimizer = torch.optim.SGD(theta.values(), lr or config.optimizer.lr)
     draws = generator(config.seed, "prototypes", server.round)
     for _ in range(epochs):
-        for batch in torch.randperm(len(classes), generator=draws).split(config.federation.batch_size):
+        for batch in torch.randperm(len(classes), generator=draws).split(
+            config.federation.batch_size
+        ):
             optimizer.zero_grad()
             margin_loss(prototypes(theta), means[batch], classes[batch], margin).backward()
             optimizer.step()

@@ -11,7 +11,8 @@ from fl_lightning.models import head_of
 
 
 class TwoHeads(nn.Module):
-    """A network, and a second classifier `personal` like its own on the same features, zero at first.
+    """A network, and a second classifier `personal` like its own on the same features, zero at
+    first.
 
     Raises:
         BadInput: the network has a training step of its own.

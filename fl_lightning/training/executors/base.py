@@ -1,6 +1,8 @@
-"""What an executor is: it trains clients of a cohort that share a model, one after the other or many at once.
+"""What an executor is: it trains clients of a cohort that share a model, one after the other or
+many at once.
 
-All executors take the same batches, in the same order, from the same draws; their numbers differ by rounding.
+All executors take the same batches, in the same order, from the same draws; their numbers differ by
+rounding.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from fl_lightning.training.schedule import BatchSchedule
 Name = Literal["loop", "vmap"]
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.2}
-"""How far gradients may differ, relative to 1 + their norm, and still be the same but for rounding."""
+"""How far gradients may differ, relative to 1 + their norm, and still be the same but for
+rounding."""
 
 
 @dataclass
@@ -44,23 +47,27 @@ class LocalJob:
     lr: float
     objective: Objective = PLAIN
     trains: np.ndarray | None = None
-    """Bool [B]: the blocks that train; None: all. The others get no gradient, weight decay or momentum."""
+    """Bool [B]: the blocks that train; None: all. The others get no gradient, weight decay or
+    momentum."""
     kept: dict[str, Tensor] = field(default_factory=dict)
-    """State of its optimiser that it comes with; afterwards a copy of what it is left with, if `keep`."""
+    """State of its optimiser that it comes with; afterwards a copy of what it is left with, if
+    `keep`."""
     keep: bool = False
     step: Step | None = None
     """An own local step, which writes to what it trains by itself; None: the optimiser's."""
     asker: Client | None = None
-    """Whose `gradient` the own step asks, where it looks at the model in no other way; None: it may."""
+    """Whose `gradient` the own step asks, where it looks at the model in no other way; None: it
+    may."""
     outcome: Fit | Exception | None = None
     """Afterwards, where such a step was taken beside others': what the training came to."""
     place: int = 0
-    """Its place among the clients of the cohort that train at once, wherever they live: below `at_once`, no two alike.
-    Kernels may round differently from place to place."""
+    """Its place among the clients of the cohort that train at once, wherever they live: below
+    `at_once`, no two alike. Kernels may round differently from place to place."""
     proximal_numbers: int = 0
     """Afterwards: how many numbers the proximal term had."""
     passes: tuple[float, float] | None = None
-    """Afterwards, where an own loss or step was stacked: how many samples went through the model, and how many back."""
+    """Afterwards, where an own loss or step was stacked: how many samples went through the model,
+    and how many back."""
     private: Private | None = None
     """How its steps are protected (`optimizer.privacy`); None: they are not."""
 
@@ -71,7 +78,8 @@ class LocalJob:
 
     @property
     def alone(self) -> bool:
-        """Whether no stack takes its steps: they are its own or private, or its loss depends on more than tensors."""
+        """Whether no stack takes its steps: they are its own or private, or its loss depends on
+        more than tensors."""
         own_loss = not isinstance(self.objective.loss, PureLoss | None)
         return self.step is not None or self.private is not None or own_loss
 
@@ -146,8 +154,8 @@ class Executor(ABC):
 
     @abstractmethod
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
-        """Train each job's client. If it raises, no job has been written to (`at_once` above 1), but for those with an
-        `outcome`: given again, they are not trained again.
+        """Train each job's client. If it raises, no job has been written to (`at_once` above 1),
+        but for those with an `outcome`: given again, they are not trained again.
 
         Afterwards anything may be bound to the module.
         """

@@ -1,4 +1,5 @@
-"""Which executor: the one that is asked for, where it is fit for the model and the run, or the fastest."""
+"""Which executor: the one that is asked for, where it is fit for the model and the run, or the
+fastest."""
 
 from __future__ import annotations
 
@@ -33,17 +34,23 @@ MEASURED_STEPS = 4
 """Steps of each client that `auto` measures."""
 
 WORTH = 0.9
-"""`auto` leaves the loop only for what takes at most this share of its time: timings scatter by about a tenth."""
+"""`auto` leaves the loop only for what takes at most this share of its time: timings scatter by
+about a tenth."""
 
 
 def make(
-    name: Name, fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer, spec: ExecutorSpec,
-    together: Together | None = None, kind: Hashable = None,
-) -> tuple[Executor, str | None]:  # fmt: skip
+    name: Name,
+    fabric: Fabric,
+    module: ClientModule,
+    optimizer: LocalOptimizer,
+    spec: ExecutorSpec,
+    together: Together | None = None,
+    kind: Hashable = None,
+) -> tuple[Executor, str | None]:
     """The executor `name` for the `module`; or the loop, and why the other is not fit for this run.
 
-    It writes to nothing but what is bound to it, and draws no random number. With `together`, `vmap` is shared by all
-    runs that it drives whose clients are of this `kind`.
+    It writes to nothing but what is bound to it, and draws no random number. With `together`,
+    `vmap` is shared by all runs that it drives whose clients are of this `kind`.
     """
     parts = fabric, module, optimizer
     if name == "loop":
@@ -64,7 +71,8 @@ def make(
 
 
 def unfit(fabric: Fabric, module: ClientModule, spec: ExecutorSpec) -> str | None:
-    """Why what this run asks of a step is beyond `vmap`, as far as its settings tell; None: it is not."""
+    """Why what this run asks of a step is beyond `vmap`, as far as its settings tell; None: it is
+    not."""
     if module.own_step:
         return "the model has a training_step of its own"
     if module.draws_in_evaluation:
@@ -85,20 +93,26 @@ def unfit(fabric: Fabric, module: ClientModule, spec: ExecutorSpec) -> str | Non
 def _probed(
     fabric: Fabric, module: ClientModule, spec: ExecutorSpec
 ) -> tuple[Tensor, Tensor, Sequence[Tensor | None], str | None]:
-    """A made-up batch, the gradients of the bound model's copy on it (None: of what the loss does not depend on), and
-    what is unfit in its forward pass."""
+    """A made-up batch, the gradients of the bound model's copy on it (None: of what the loss does
+    not depend on), and what is unfit in its forward pass."""
     device, binding = fabric.device, module.binding
-    size = max(1, min(3, spec.largest_batch - 1))  # less than a whole batch, which is then filled up
+    # less than a whole batch, which is then filled up
+    size = max(1, min(3, spec.largest_batch - 1))
     draws = torch.Generator().manual_seed(0)
     x = inputs(size, spec.input_shape, spec.text, draws)
-    y = targets(size, spec.input_shape, spec.num_classes, spec.text, floats=not module.metric.rises).to(device)
+    y = targets(
+        size, spec.input_shape, spec.num_classes, spec.text, floats=not module.metric.rises
+    ).to(device)
     x = x.to(device, spec.dtype if spec.text is None else x.dtype)
     assert binding.vector is not None
     own = dict(module.model.named_buffers())
     binding.bind(binding.vector.clone(), [own[n].detach().clone() for n in module.layout.own_names])
     module.set_objective(PLAIN)
     module.model.train()
-    before, counted = {n: b.clone() for n, b in module.model.named_buffers()}, _counted(module.model)
+    before, counted = (
+        {n: b.clone() for n, b in module.model.named_buffers()},
+        _counted(module.model),
+    )
     parameters = [p for p in binding.parameters if p.requires_grad]
     module.last.read = None
     with no_draws(device), module.last.trial():
@@ -106,7 +120,9 @@ def _probed(
         loss = module.metric.loss(module.model(x), y)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         drawn = not same_states(states, random_states(device))
-    changed = {place for place, value in _counted(module.model).items() if counted.get(place) != value}
+    changed = {
+        place for place, value in _counted(module.model).items() if counted.get(place) != value
+    }
     reason = None
     if drawn:
         reason = "the model draws random numbers (dropout)"
@@ -120,7 +136,8 @@ def _probed(
 
 
 def _counted(model: nn.Module) -> dict[str, str]:
-    """Numbers, words, and lists of them that the modules of `model` have as attributes, by dotted name."""
+    """Numbers, words, and lists of them that the modules of `model` have as attributes, by dotted
+    name."""
     rates = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
@@ -140,15 +157,19 @@ class Contest:
     """Of the model."""
     executors: Mapping[Name, Executor]
     jobs: Callable[[], list[LocalJob]]
-    """Makes the measured jobs anew: at most `MEASURED_STEPS` steps of some of this rank's clients, on copies."""
+    """Makes the measured jobs anew: at most `MEASURED_STEPS` steps of some of this rank's clients,
+    on copies."""
     steps: Sequence[int]
-    """Steps that those clients will take, in an epoch or in a round: what is measured is scaled to them."""
+    """Steps that those clients will take, in an epoch or in a round: what is measured is scaled to
+    them."""
 
 
 def fastest(group: Group, file: Path, contests: Sequence[Contest], resumed: bool) -> list[Name]:
-    """The fastest executor for each model, equal on every rank; `file` keeps it, and a resumed run goes by that.
+    """The fastest executor for each model, equal on every rank; `file` keeps it, and a resumed run
+    goes by that.
 
-    Each rank takes a few steps of some of its clients, on copies of the initial model and with draws of their own.
+    Each rank takes a few steps of some of its clients, on copies of the initial model and with
+    draws of their own.
     """
     known: list[Name] | None = _known(file, len(contests)) if resumed and group.rank == 0 else None
     known = group.gather_objects(known)[0]
@@ -159,17 +180,24 @@ def fastest(group: Group, file: Path, contests: Sequence[Contest], resumed: bool
     for contest in contests:
         here = _measured(contest) if len(contest.executors) > 1 else {}
         everywhere = [part for part in group.gather_objects(here) if part]
-        able = [n for n in contest.executors if everywhere and all(n in part for part in everywhere)]
+        able = [
+            n for n in contest.executors if everywhere and all(n in part for part in everywhere)
+        ]
         total = {n: sum(part[n] for part in everywhere) / len(everywhere) for n in able}
         worth = [name for name, one in total.items() if one < WORTH * total["loop"]]
         best: Name = min(worth, key=total.__getitem__, default="loop")
         chosen.append(best)
         seconds.append(total)
         if group.rank == 0:
-            times = ", ".join(f"{name} {1000 * s:.3g} ms" for name, s in total.items()) or "no other is fit"
+            times = (
+                ", ".join(f"{name} {1000 * s:.3g} ms" for name, s in total.items())
+                or "no other is fit"
+            )
             log.say(f"fabric.executor auto: {best} for {contest.name} (a client: {times})")
     if group.rank == 0:
-        write_whole(file, json.dumps({"executors": chosen, "seconds_by_client": seconds}, indent=2) + "\n")
+        write_whole(
+            file, json.dumps({"executors": chosen, "seconds_by_client": seconds}, indent=2) + "\n"
+        )
     return chosen
 
 
@@ -180,8 +208,12 @@ def _measured(contest: Contest) -> dict[Name, float]:
     with no_draws(device):
         try:
             taken = seconds_by_client(executors, contest.jobs) if steps else {}
-            return {name: one * more_steps(steps, executors[name].at_once) for name, one in taken.items()}
-        except Exception:  # a client fails; it will again in its visit, where client and round are named
+            return {
+                name: one * more_steps(steps, executors[name].at_once)
+                for name, one in taken.items()
+            }
+        # a client fails; it will again in its visit, where client and round are named
+        except Exception:
             return {}
         finally:
             executors["loop"].module.set_objective(PLAIN)
@@ -194,14 +226,23 @@ def _known(file: Path, architectures: int) -> list[Name] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput("run", str(file.parent), f"its {file.name} is damaged: name a fabric.executor") from error
-    if not isinstance(names, list) or len(names) != architectures or not set(names) <= set(get_args(Name)):
-        raise BadInput("run", str(file.parent), f"its {file.name} is damaged: name a fabric.executor")
+        raise BadInput(
+            "run", str(file.parent), f"its {file.name} is damaged: name a fabric.executor"
+        ) from error
+    if (
+        not isinstance(names, list)
+        or len(names) != architectures
+        or not set(names) <= set(get_args(Name))
+    ):
+        raise BadInput(
+            "run", str(file.parent), f"its {file.name} is damaged: name a fabric.executor"
+        )
     return names
 
 
 def more_steps(steps: Sequence[int], at_once: int) -> float:
-    """How many times as long an epoch of clients with so many `steps` takes as the first `MEASURED_STEPS` of each.
+    """How many times as long an epoch of clients with so many `steps` takes as the first
+    `MEASURED_STEPS` of each.
 
     Clients that train at once take as many as the one with most of them.
     """
@@ -212,10 +253,11 @@ def more_steps(steps: Sequence[int], at_once: int) -> float:
 def seconds_by_client(
     executors: Mapping[Name, Executor], jobs: Callable[[], list[LocalJob]], repeats: int = 3
 ) -> dict[Name, float]:
-    """Seconds that each executor takes for one of the `jobs`, which are made anew for every measurement.
+    """Seconds that each executor takes for one of the `jobs`, which are made anew for every
+    measurement.
 
-    Executors take turns; the least of `repeats` counts, after one run that does not. One that fails (but the loop) is
-    left out, which stderr says.
+    Executors take turns; the least of `repeats` counts, after one run that does not. One that fails
+    (but the loop) is left out, which stderr says.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in executors}
     for _ in range(1 + repeats):

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 MOST_AT_ONCE = 128
-"""Models of one pass on a CPU. On an EPYC a client and step of the digits' MLP takes 44 us in a pass of 10, 23 in one
-of 32, 16 in one of 128 and 23 in one of 256."""
+"""Models of one pass on a CPU. On an EPYC a client and step of the digits' MLP takes 44 us in a
+pass of 10, 23 in one of 32, 16 in one of 128 and 23 in one of 256."""
 WIDTHS = (4, 8, 12, 16, 32, 48, 64, 80, 96, 112, MOST_AT_ONCE)
-"""Shapes of a pass on a CPU: as clients run out of batches, passes become narrower. An empty slot costs as much as one
-that trains: without 48, 80, 96 and 112, ten seeds of ten clients step through 136,400 slots, and so through 107,600."""
+"""Shapes of a pass on a CPU: as clients run out of batches, passes become narrower. An empty slot
+costs as much as one that trains: without 48, 80, 96 and 112, ten seeds of ten clients step through
+136,400 slots, and so through 107,600."""
 
 
 def widened(count: int) -> int:
@@ -27,13 +28,17 @@ def unlike_each_other(rows: Tensor, size: float, draws: torch.Generator) -> Tens
     return rows
 
 
-def even(rows: Tensor, x: Tensor, y: Tensor, run: Callable[[int, Tensor, Tensor], Sequence[Tensor]]) -> bool:
-    """Whether the results of models that differ have the same bits at each of the `WIDTHS`, and in each slot.
+def even(
+    rows: Tensor, x: Tensor, y: Tensor, run: Callable[[int, Tensor, Tensor], Sequence[Tensor]]
+) -> bool:
+    """Whether the results of models that differ have the same bits at each of the `WIDTHS`, and in
+    each slot.
 
     Args:
-        rows: of a stack, (width, D): the first is a model, and all are written over by others like it.
-        x, y: a batch, after which each model has one of its own.
-        run: (so many of the first rows, x (so many, ...), y (so many, ...)) -> results (so many, ...).
+        rows: of a stack, (width, D): the first is a model, and all are written over by others like
+            it.
+        x, y: a batch, after which each model has one of its own. run: (so many of the first rows, x
+        (so many, ...), y (so many, ...)) -> results (so many, ...).
     """
     draws, models, first = torch.Generator().manual_seed(0), len(rows), list[Tensor]()
     own, labels = unlike_each_other(rows, 0.1, draws), y.expand(models, *y.shape)
@@ -47,7 +52,10 @@ def even(rows: Tensor, x: Tensor, y: Tensor, run: Callable[[int, Tensor, Tensor]
             rows[:size] = own[order]
             parts = run(size, images[order], labels[order])
             if not first:
-                first = [torch.full((models, *part.shape[1:]), torch.nan, dtype=part.dtype) for part in parts]
+                first = [
+                    torch.full((models, *part.shape[1:]), torch.nan, dtype=part.dtype)
+                    for part in parts
+                ]
             for known, part in zip(first, parts, strict=True):
                 fresh = known[order].isnan()
                 if not bool((fresh | (known[order] == part)).all()):

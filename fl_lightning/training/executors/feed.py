@@ -16,13 +16,16 @@ from fl_lightning.training.schedule import BatchSchedule, order_keys, stream
 
 
 class Feed:
-    """The batches of one job, each of at most `size` samples. They are asked for in order, and each once."""
+    """The batches of one job, each of at most `size` samples. They are asked for in order, and each
+    once."""
 
     def __init__(self, job: LocalJob, size: int) -> None:
         part, schedule = job.part, job.schedule
         self.size = size
         self._pieces = list(schedule.pieces(len(part)))
-        sizes = batch_sizes(len(part), schedule.batch_size, schedule.whole_last) if self._pieces else []
+        sizes = (
+            batch_sizes(len(part), schedule.batch_size, schedule.whole_last) if self._pieces else []
+        )
         self.counts = [n for _, first, count in self._pieces for n in sizes[first : first + count]]
         """Samples of each batch."""
         self._job, self._sizes = job, sizes
@@ -40,9 +43,11 @@ class Feed:
         return self._tensors or next(iter(self._job.part.batches(1)))
 
     def fill(self, x: Tensor, y: Tensor, first: int, count: int) -> None:
-        """Write batches `first` to `first + count` to x and y (count * size, ...), as far as there are so many.
+        """Write batches `first` to `first + count` to x and y (count * size, ...), as far as there
+        are so many.
 
-        A batch that is smaller is filled up with the first sample, which is finite if the others are.
+        A batch that is smaller is filled up with the first sample, which is finite if the others
+        are.
         """
         stop = min(first + count, len(self)) - first
         if stop > 0 and self._tensors is not None:
@@ -69,10 +74,12 @@ class Feed:
         return [(self._job.schedule, epoch) for epoch, *_ in self._pieces]
 
     def draw(self, keys: Sequence[int]) -> None:
-        """Draw the places of the samples, batch after batch, each of `size`, by the keys of the epochs."""
+        """Draw the places of the samples, batch after batch, each of `size`, by the keys of the
+        epochs."""
         sizes, draws, total = self._sizes, torch.Generator(), sum(self._sizes)
         padded = torch.zeros(len(keys), len(sizes), self.size, dtype=torch.int64)
-        gapless = len(sizes) == 1 or self._job.schedule.batch_size == self.size  # but for what fills up the last
+        # but for what fills up the last
+        gapless = len(sizes) == 1 or self._job.schedule.batch_size == self.size
         orders = padded.flatten(1)[:, :total] if gapless else padded.new_empty(len(keys), total)
         for order, key in zip(orders.unbind(), keys, strict=True):
             torch.randperm(total, generator=draws.manual_seed(key), out=order)
@@ -80,17 +87,27 @@ class Feed:
             for k, some in enumerate(orders.split(sizes, 1)):
                 padded[:, k, : some.shape[1]] = some
         if len(self) < len(keys) * len(sizes):
-            padded = torch.cat([padded[k, first : first + count] for k, (_, first, count) in enumerate(self._pieces)])
+            padded = torch.cat(
+                [
+                    padded[k, first : first + count]
+                    for k, (_, first, count) in enumerate(self._pieces)
+                ]
+            )
         self._index = padded.view(-1)
 
 
 def laid_out(
-    feeds: Mapping[int, Feed], width: int, first: int, count: int, dtype: torch.dtype = torch.float32
+    feeds: Mapping[int, Feed],
+    width: int,
+    first: int,
+    count: int,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batches `first` to `first + count` of the feeds by slot: x (width, count, size, ...), y and weight (width, count,
-    size).
+    """Batches `first` to `first + count` of the feeds by slot: x (width, count, size, ...), y and
+    weight (width, count, size).
 
-    A sample's weight is 1 / its batch's samples, in numbers of `dtype` or of 32 bits; what fills up has weight 0.
+    A sample's weight is 1 / its batch's samples, in numbers of `dtype` or of 32 bits; what fills up
+    has weight 0.
     """
     undrawn = [feed for feed in feeds.values() if feed.undrawn]
     keys = iter(order_keys([epoch for feed in undrawn for epoch in feed.undrawn]))
@@ -109,6 +126,8 @@ def laid_out(
         else:
             own_x.zero_()
             own_y.zero_()
-    each = torch.from_numpy(np.where(np.arange(size) < counts[..., None], 1 / np.maximum(counts, 1)[..., None], 0.0))
+    each = torch.from_numpy(
+        np.where(np.arange(size) < counts[..., None], 1 / np.maximum(counts, 1)[..., None], 0.0)
+    )
     weight = sent(each.to(torch.promote_types(dtype, torch.float32)), like.device)
     return x.unflatten(1, (count, size)), y.unflatten(1, (count, size)), weight

@@ -1,4 +1,5 @@
-"""Own steps of many clients side by side: each stops where it asks for a gradient, and one pass finds those of all.
+"""Own steps of many clients side by side: each stops where it asks for a gradient, and one pass
+finds those of all.
 
 Every client's phase is a greenlet, so that its step stays a plain function (docs/decisions/0028).
 """
@@ -36,14 +37,16 @@ class _Request:
 
 
 class OwnSteps:
-    """Trains jobs whose steps look at the model through `Client.gradient` alone; a pass has `size` samples of each."""
+    """Trains jobs whose steps look at the model through `Client.gradient` alone; a pass has `size`
+    samples of each."""
 
     def __init__(self, stack: Stack, size: int, gradients: Gradients) -> None:
         self.stack, self.size, self.gradients = stack, size, gradients
         self._waiting: dict[greenlet, _Request] = {}
 
     def train(self, jobs: Sequence[LocalJob]) -> None:
-        """All that have no `outcome` yet, side by side: it is kept with each, since its step has written as it went."""
+        """All that have no `outcome` yet, side by side: it is kept with each, since its step has
+        written as it went."""
         self.stack.gradients.zero_()  # also between the blocks, where nothing is written
         graded = torch.is_grad_enabled()
 
@@ -77,7 +80,9 @@ class OwnSteps:
         job.passes, asker.gradients = (0.0, 0.0), partial(self._gradient, job)
         try:
             for epoch, first, count in job.schedule.pieces(len(job.part)):
-                for k, batch in enumerate(batches(job.part, job.schedule, epoch, first, count), first):
+                for k, batch in enumerate(
+                    batches(job.part, job.schedule, epoch, first, count), first
+                ):
                     losses.append(job.step(batch, k).detach())
                     samples += len(batch[1])
             job.outcome = fit_of(self.stack.config, job.lr, losses, [], samples, job.vector.device)
@@ -86,7 +91,9 @@ class OwnSteps:
         finally:
             asker.gradients = None
 
-    def _gradient(self, job: LocalJob, vector: Tensor, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
+    def _gradient(
+        self, job: LocalJob, vector: Tensor, batch: Batch, training: bool
+    ) -> tuple[Tensor, Tensor]:
         """Stop the step that calls this until its gradient has been found."""
         assert job.passes is not None and job.asker is not None
         samples, run, graded = len(batch[1]), getcurrent(), torch.is_grad_enabled()
@@ -118,9 +125,12 @@ class OwnSteps:
             filled = list[Tensor]()
             for own in zip(*(one.batch for one in some), strict=True):
                 room = own[0].new_zeros(width, size, *own[0].shape[1:])
-                torch._foreach_copy_([slot[: len(b)] for slot, b in zip(room, own, strict=False)], list(own))
+                torch._foreach_copy_(
+                    [slot[: len(b)] for slot, b in zip(room, own, strict=False)], list(own)
+                )
                 for slot, some_of_them in zip(room, own, strict=False):
-                    slot[len(some_of_them) :] = some_of_them[:1]  # finite if the others are; its weight is 0
+                    # finite if the others are; its weight is 0
+                    slot[len(some_of_them) :] = some_of_them[:1]
                 filled.append(room)
             counts = np.array([[len(one.batch[1])] for one in some] + [[0]] * (width - len(some)))
             each = np.where(np.arange(size) < counts, 1 / np.maximum(counts, 1), 0.0)

@@ -29,7 +29,9 @@ class Loop(Executor):
             if job.private is None:
                 fit = train(self.fabric, module, job.part, optimizer, job.schedule, job.step)
             else:
-                fit = train_private(self.fabric, module, job.part, optimizer, job.schedule, job.private)
+                fit = train_private(
+                    self.fabric, module, job.part, optimizer, job.schedule, job.private
+                )
             if job.keep:
                 job.kept = {k: v.clone() for k, v in optimizer.state().items()}
         finally:

@@ -1,7 +1,8 @@
 """Methods' own losses in stacked passes: pure functions of a model, a batch and a client's tensors.
 
-A loss may be any function of its batch, so no batch is filled up. In each step the clients whose batch is whole go
-through one stacked pass; a smaller one, the rest of an epoch, is stepped by itself, its operations written down too.
+A loss may be any function of its batch, so no batch is filled up. In each step the clients whose
+batch is whole go through one stacked pass; a smaller one, the rest of an epoch, is stepped by
+itself, its operations written down too.
 """
 
 from __future__ import annotations
@@ -31,13 +32,16 @@ from fl_lightning.training.passes import Passes
 
 
 class _Bound(nn.Module):
-    """The module as `functional_call` takes it: within a call its model has the tensors that are given."""
+    """The module as `functional_call` takes it: within a call its model has the tensors that are
+    given."""
 
     def __init__(self, module: ClientModule) -> None:
         super().__init__()
         self.module = module
 
-    def forward(self, function: Callable[..., Tensor], tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def forward(
+        self, function: Callable[..., Tensor], tensors: dict[str, Tensor], x: Tensor, y: Tensor
+    ) -> Tensor:
         return function(tensors, self.module, (x, y))
 
 
@@ -47,7 +51,8 @@ class Known:
 
     key: Hashable
     reached: np.ndarray
-    """Bool: the parameters, in the order of the blocks, that the loss depends on; the others do not train."""
+    """Bool: the parameters, in the order of the blocks, that the loss depends on; the others do not
+    train."""
     passes: tuple[float, float]
     """For each sample: how many go through the model, and back."""
 
@@ -58,14 +63,17 @@ class OwnLosses:
     `cast` gives the precision of the run.
     """
 
-    def __init__(self, module: ClientModule, stack: Stack, cast: Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(
+        self, module: ClientModule, stack: Stack, cast: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
         self.module, self.stack, self._cast = module, stack, cast
         self._known: dict[Hashable, Known | None] = {}
         self._recorded: dict[Hashable, Function] = {}
         self._bound = _Bound(module)
 
     def known(self, job: LocalJob) -> Known | None:
-        """What its loss is, if it can be stacked: tried, the first time, on a copy of its model and its first batch."""
+        """What its loss is, if it can be stacked: tried, the first time, on a copy of its model and
+        its first batch."""
         key = _key(job)
         if key is None:
             return None
@@ -76,27 +84,45 @@ class OwnLosses:
     # ---------------------------------------------------------------- steps
 
     def stacked(
-        self, key: Hashable, loss: PureLoss, narrow: Narrow, tensors: Sequence[Tensor], x: Tensor, y: Tensor
+        self,
+        key: Hashable,
+        loss: PureLoss,
+        narrow: Narrow,
+        tensors: Sequence[Tensor],
+        x: Tensor,
+        y: Tensor,
     ) -> list[Tensor]:
-        """Gradients and losses (width,) of all models in `narrow` on batches x, y (width, n, ...)."""
+        """Gradients and losses (width,) of all models in `narrow` on batches x, y (width, n,
+        ...)."""
         inputs = [*narrow.views, *narrow.fixed.values(), *tensors, x, y]
         return self._run((key, "stacked", tuple(x.shape)), loss, inputs, vmap)
 
-    def single(self, key: Hashable, loss: PureLoss, narrow: Narrow, slot: int, x: Tensor, y: Tensor) -> list[Tensor]:
+    def single(
+        self, key: Hashable, loss: PureLoss, narrow: Narrow, slot: int, x: Tensor, y: Tensor
+    ) -> list[Tensor]:
         """Gradients and loss () of the model in a slot on one batch x, y (n, ...)."""
         models = [view[slot] for view in (*narrow.views, *narrow.fixed.values())]
-        inputs = [*models, *(t.clone() for t in (*loss.tensors.values(), x, y))]  # aligned, wherever it lay
+        # aligned, wherever it lay
+        inputs = [*models, *(t.clone() for t in (*loss.tensors.values(), x, y))]
         return self._run((key, "single", tuple(x.shape)), loss, inputs, lambda function: function)
 
-    def _run(self, key: Hashable, loss: PureLoss, inputs: Sequence[Tensor], over: Callable[[Any], Any]) -> list[Tensor]:
+    def _run(
+        self, key: Hashable, loss: PureLoss, inputs: Sequence[Tensor], over: Callable[[Any], Any]
+    ) -> list[Tensor]:
         names, fixed, given = list(self.stack.names), list(self.stack.fixed), list(loss.tensors)
         key = key, tuple(names)
         if key not in self._recorded:
 
             def value(
-                trained: dict[str, Tensor], rest: dict[str, Tensor], tensors: dict[str, Tensor], x: Tensor, y: Tensor
+                trained: dict[str, Tensor],
+                rest: dict[str, Tensor],
+                tensors: dict[str, Tensor],
+                x: Tensor,
+                y: Tensor,
             ) -> Tensor:
-                named = {f"module.model.{name}": tensor for name, tensor in (trained | rest).items()}
+                named = {
+                    f"module.model.{name}": tensor for name, tensor in (trained | rest).items()
+                }
                 result: Tensor = functional_call(self._bound, named, (loss.function, tensors, x, y))
                 return result
 
@@ -108,7 +134,8 @@ class OwnLosses:
                 return [*gradients.values(), losses]
 
             with warnings.catch_warnings():
-                warnings.filterwarnings("error", "There is a performance drop")  # torch would go slot by slot
+                # torch would go slot by slot
+                warnings.filterwarnings("error", "There is a performance drop")
                 self._recorded[key] = recorded(step, inputs)
             self.module.forget_features()
         with torch.no_grad():
@@ -137,8 +164,11 @@ class OwnLosses:
         log.say(f"fabric.executor vmap: the loss {name} trains in the loop ({why})")
         return None
 
-    def _alone(self, key: Hashable, job: LocalJob, loss: PureLoss) -> tuple[Known, list[Tensor], str | None]:
-        """What the loop makes of the loss: its gradients of what it reaches; and why it is not pure, if it is not."""
+    def _alone(
+        self, key: Hashable, job: LocalJob, loss: PureLoss
+    ) -> tuple[Known, list[Tensor], str | None]:
+        """What the loop makes of the loss: its gradients of what it reaches; and why it is not
+        pure, if it is not."""
         module, (x, y) = self.module, _batch(job)
         module.binding.bind(job.vector.clone(), [b.clone() for b in job.buffers])
         module.train_only(job.trains)
@@ -159,8 +189,11 @@ class OwnLosses:
             why = "it writes to the model's buffers"
         return known, [g for g in by_parameter if g is not None], why
 
-    def _unlike(self, known: Known, gradients: Sequence[Tensor], job: LocalJob, loss: PureLoss) -> str | None:
-        """Why passes come to other gradients, or to some that depend on who is beside; None: they do not."""
+    def _unlike(
+        self, known: Known, gradients: Sequence[Tensor], job: LocalJob, loss: PureLoss
+    ) -> str | None:
+        """Why passes come to other gradients, or to some that depend on who is beside; None: they
+        do not."""
         stack, (x, y) = self.stack, _batch(job)
         stack.choose(known.reached)
         stack.place([(job.vector, job.buffers)] * stack.width)
@@ -171,7 +204,10 @@ class OwnLosses:
 
         few = WIDTHS[0]
         stacked = run(few, *(t.expand(few, *t.shape).contiguous() for t in (x, y)))
-        for measured in ([g[0] for g in stacked[:-1]], self.single(known.key, loss, stack.narrow(few), 0, x, y)[:-1]):
+        for measured in (
+            [g[0] for g in stacked[:-1]],
+            self.single(known.key, loss, stack.narrow(few), 0, x, y)[:-1],
+        ):
             for ours, theirs in zip(measured, gradients, strict=True):
                 if (ours - theirs).norm() > TOLERANCE[theirs.dtype] * (1 + theirs.norm()):
                     return "stacked it comes to other gradients"
@@ -195,19 +231,24 @@ class OwnPass:
         self._tensors = [torch.stack([loss.tensors[name] for loss in at]) for name in names]  # type: ignore[union-attr]
 
     def step(self, width: int, x: Tensor, y: Tensor, counts: Sequence[int]) -> None:
-        """A step of the first `width` models, on so many of the samples x, y (width, whole batch, ...) of each."""
+        """A step of the first `width` models, on so many of the samples x, y (width, whole batch,
+        ...) of each."""
         narrow, whole = self.losses.stack.narrow(width), x.shape[1]
         some = next(iter(self._losses.values()))
         values = self.losses.stack.losses.new_zeros(width)
         if whole in counts:
             tensors = [tensor[:width] for tensor in self._tensors]
-            *gradients, of_all = self.losses.stacked(self.key, some, narrow, tensors, x.contiguous(), y.contiguous())
+            *gradients, of_all = self.losses.stacked(
+                self.key, some, narrow, tensors, x.contiguous(), y.contiguous()
+            )
             torch._foreach_copy_(narrow.gradient_views, gradients)
             values.copy_(of_all)
         for slot, count in enumerate(counts):
             if 0 < count < whole:
                 loss = self._losses[slot]
-                *gradients, value = self.losses.single(self.key, loss, narrow, slot, x[slot, :count], y[slot, :count])
+                *gradients, value = self.losses.single(
+                    self.key, loss, narrow, slot, x[slot, :count], y[slot, :count]
+                )
                 torch._foreach_copy_([view[slot] for view in narrow.gradient_views], gradients)
                 values[slot] = value
         narrow.descend(values)

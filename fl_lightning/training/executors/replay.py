@@ -1,7 +1,8 @@
 """A function of tensors as the list of torch's operations that it came to, without what chose them.
 
-`torch.func` interprets every operation of a stacked step anew: on small models that takes longer than the operations.
-They are the same in every step of one shape, so they are written down once and run from there, with the same bits.
+`torch.func` interprets every operation of a stacked step anew: on small models that takes longer
+than the operations. They are the same in every step of one shape, so they are written down once and
+run from there, with the same bits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class _Writer(TorchDispatchMode):
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.known: dict[str, Any] = {}
-        """What lines name that is no tensor of theirs: operations, numbers, tensors from outside."""
+        """What lines name that is no tensor of theirs: operations, numbers, tensors from
+        outside."""
         self.lines: list[tuple[list[str], str, list[str]]] = []
         """The names that a line gives, its operation, and its arguments."""
         self.writes: set[str] = set()
@@ -59,7 +61,9 @@ class _Writer(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one operation, and write it down."""
-        words = [self.word(a) for a in args] + [f"{k}={self.word(v)}" for k, v in (kwargs or {}).items()]
+        words = [self.word(a) for a in args] + [
+            f"{k}={self.word(v)}" for k, v in (kwargs or {}).items()
+        ]
         result = func(*args, **(kwargs or {}))
         if _changes_nothing(func, args, result):
             self._name(result, words[0])
@@ -73,7 +77,8 @@ class _Writer(TorchDispatchMode):
         several = isinstance(result, list | tuple)
         values = result if several else [result]
         names = [self._given(value, f"t{len(self.lines)}_{k}") for k, value in enumerate(values)]
-        self.known[operation := f"operation_{len(self.lines)}"] = getattr(func, "_op", func)  # less Python around it
+        # less Python around it
+        self.known[operation := f"operation_{len(self.lines)}"] = getattr(func, "_op", func)
         if func._schema.is_mutable:
             self.writes.add(operation)
         if func in _CONSTANT:
@@ -82,17 +87,19 @@ class _Writer(TorchDispatchMode):
         return result
 
     def _given(self, value: Any, name: str) -> str:
-        """The name of what an operation gives: where it writes in place, the one that its tensor has."""
+        """The name of what an operation gives: where it writes in place, the one that its tensor
+        has."""
         if not isinstance(value, Tensor):
             return name
         return self._names[id(value)] if id(value) in self._names else self._name(value, name)
 
 
 def recorded(function: Function, inputs: Sequence[Tensor]) -> Function:
-    """What `function` does to tensors like `inputs`, operation by operation, for other tensors of the same shapes.
+    """What `function` does to tensors like `inputs`, operation by operation, for other tensors of
+    the same shapes.
 
-    It must do the same whatever the tensors hold, and draw no random number. Its results are lists of tensors; what it
-    makes on the way is let go of where it is last used.
+    It must do the same whatever the tensors hold, and draw no random number. Its results are lists
+    of tensors; what it makes on the way is let go of where it is last used.
     """
     writer = _Writer(inputs)
     with torch.no_grad(), writer:
@@ -101,18 +108,28 @@ def recorded(function: Function, inputs: Sequence[Tensor]) -> Function:
     arguments = [f"input_{k}" for k in range(len(inputs))]
     body: list[str] = []
     if not writer.writes:
-        writer.known |= {name: tensor for name, tensor in writer.constants.items() if name not in ends}
+        writer.known |= {
+            name: tensor for name, tensor in writer.constants.items() if name not in ends
+        }
     needed = {*ends, *arguments, *writer.known}
     for names, operation, words in reversed(writer.lines):
         unused = operation not in writer.writes and needed.isdisjoint(names)
         if unused or names[0] in writer.known:
             continue
         used = {name for word in words for name in _names_in(word)}
-        last = [name for name in dict.fromkeys(chain(names, sorted(used))) if name and name not in needed]
+        last = [
+            name
+            for name in dict.fromkeys(chain(names, sorted(used)))
+            if name and name not in needed
+        ]
         needed |= used
         body += [f"    del {', '.join(last)}"] if last else []
         body.append(f"    {', '.join(names)} = {operation}({', '.join(words)})")
-    source = f"def replay({', '.join(arguments)}):\n" + "\n".join(body[::-1]) + f"\n    return [{', '.join(ends)}]\n"
+    source = (
+        f"def replay({', '.join(arguments)}):\n"
+        + "\n".join(body[::-1])
+        + f"\n    return [{', '.join(ends)}]\n"
+    )
     namespace = dict(writer.known)
     exec(source, namespace)  # its words are our own names
     replay: Function = namespace["replay"]
@@ -120,11 +137,18 @@ def recorded(function: Function, inputs: Sequence[Tensor]) -> Function:
 
 
 _CONSTANT = (aten.scalar_tensor.default, aten.ones_like.default, aten.zeros_like.default)
-_VIEWS = (aten.view.default, aten.expand.default, aten._unsafe_view.default, aten.alias.default, aten.detach.default)
+_VIEWS = (
+    aten.view.default,
+    aten.expand.default,
+    aten._unsafe_view.default,
+    aten.alias.default,
+    aten.detach.default,
+)
 
 
 def _changes_nothing(func: Any, args: Sequence[Any], result: Any) -> bool:
-    """Whether an operation gives the tensor that it was given: a view of the same form, or 1 times it."""
+    """Whether an operation gives the tensor that it was given: a view of the same form, or 1 times
+    it."""
     if func in _VIEWS:
         return bool(result.shape == args[0].shape and result.stride() == args[0].stride())
     return func is aten.mul.Scalar and args[1] == 1 and result.dtype == args[0].dtype

@@ -18,17 +18,21 @@ from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import step_sizes
 
 ALIGNED = 16
-"""Numbers: every model in a stack begins at a multiple of as many (64 bytes), since kernels may go by that."""
+"""Numbers: every model in a stack begins at a multiple of as many (64 bytes), since kernels may go
+by that."""
 
 
 class Stack:
-    """`width` models side by side, and SGD over all of them in operations whose number does not grow with theirs.
+    """`width` models side by side, and SGD over all of them in operations whose number does not
+    grow with theirs.
 
-    Between two models there is a gap: no operation then takes the numbers of two models for one run of them, and what
-    becomes of a model does not depend on its slot.
+    Between two models there is a gap: no operation then takes the numbers of two models for one run
+    of them, and what becomes of a model does not depend on its slot.
     """
 
-    def __init__(self, module: ClientModule, config: OptimizerConfig, width: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, module: ClientModule, config: OptimizerConfig, width: int, dtype: torch.dtype
+    ) -> None:
         layout, device = module.layout, module.device_of_model
         self.module, self.config, self.width = module, config, width
         self._like = torch.empty(0, dtype=dtype, device=device)
@@ -53,7 +57,8 @@ class Stack:
         self.decay: float | Tensor = 0.0
 
     def _bank(self, columns: int | None = None, width: int | None = None) -> Tensor:
-        """Memory for `columns` (None: those of parameters) of each model, with a gap behind them; zeros."""
+        """Memory for `columns` (None: those of parameters) of each model, with a gap behind them;
+        zeros."""
         columns = self.module.used if columns is None else columns
         apart = (columns // ALIGNED + 1) * ALIGNED
         return self._like.new_zeros(self.width if width is None else width, apart)[:, :columns]
@@ -68,11 +73,16 @@ class Stack:
     def kind(self) -> tuple[object, ...]:
         """What the operations of `descend` and of a backward pass depend on, but for the batch."""
         terms = self.terms
-        added = (False, False) if terms is None else (terms.anchor is not None, terms.linear is not None)
+        added = (
+            (False, False)
+            if terms is None
+            else (terms.anchor is not None, terms.linear is not None)
+        )
         return *added, tuple(self.names)
 
     def choose(self, trains: np.ndarray) -> None:
-        """The parameters (bool, in the order of the blocks) whose gradients a backward pass is to find."""
+        """The parameters (bool, in the order of the blocks) whose gradients a backward pass is to
+        find."""
         if self._chosen is not None and (trains == self._chosen).all():
             return
         self._chosen = trains
@@ -81,7 +91,9 @@ class Stack:
         trained = [b for b, t in zip(layout.blocks, trains.tolist(), strict=False) if t]
         self.names = [b.name for b in trained]
         self.views = [self._view(self.rows, b.start, b.stop, b.shape) for b in trained]
-        self.gradient_views = [self._view(self.gradients, b.start, b.stop, b.shape) for b in trained]
+        self.gradient_views = [
+            self._view(self.gradients, b.start, b.stop, b.shape) for b in trained
+        ]
         rest = [b for b in layout.blocks if b.name not in set(self.names)]
         self.fixed = {b.name: self._view(self.rows, b.start, b.stop, b.shape) for b in rest}
         self.fixed |= dict(zip(layout.own_names, self.buffers, strict=True))
@@ -107,12 +119,13 @@ class Stack:
 
     @torch.no_grad()
     def load(self, jobs: Sequence[LocalJob], reached: np.ndarray | None = None) -> None:
-        """Lay out the clients of `jobs`, each in the slot that is its place; the others hold the first one's model,
-        without any term.
+        """Lay out the clients of `jobs`, each in the slot that is its place; the others hold the
+        first one's model, without any term.
 
         Args:
             jobs: of which no two have the same place.
-            reached: the parameters (bool, in the order of the blocks) that the loss depends on; None: all.
+            reached: the parameters (bool, in the order of the blocks) that the loss depends on;
+                None: all.
 
         Raises:
             ValueError: one has a loss or a step of its own, which would be left out.
@@ -142,10 +155,14 @@ class Stack:
             self.lr.copy_(torch.tensor(rates, dtype=self.lr.dtype)[:, None])
 
     def _mask(self, jobs: Sequence[LocalJob], reached: np.ndarray | None) -> None:
-        """What trains, and decays: one row where that is the same for all of `jobs`. What neither the loss nor a term
-        reaches has no gradient, and stays with all that an optimiser would do to it."""
+        """What trains, and decays: one row where that is the same for all of `jobs`. What neither
+        the loss nor a term reaches has no gradient, and stays with all that an optimiser would do
+        to it."""
         all_of_them = self.module.trainable
-        masks = [all_of_them if j.trains is None else all_of_them & j.trains[: len(all_of_them)] for j in jobs]
+        masks = [
+            all_of_them if j.trains is None else all_of_them & j.trains[: len(all_of_them)]
+            for j in jobs
+        ]
         if reached is not None and not reached.all():
             masks = [m & (reached | _in_terms(j, len(m))) for m, j in zip(masks, jobs, strict=True)]
         different = list({id(mask): mask for mask in masks}.values())
@@ -162,7 +179,9 @@ class Stack:
                 if t:
                     self.trains[slot, block.start : block.stop] = 1
         if self.config.weight_decay:
-            self.decay = torch.mul(self.trains, self.config.weight_decay, out=self._hold("decay", width))
+            self.decay = torch.mul(
+                self.trains, self.config.weight_decay, out=self._hold("decay", width)
+            )
 
     def _set_terms(self, jobs: Sequence[LocalJob]) -> None:
         pulls = any(job.objective.pulls for job in jobs)
@@ -186,19 +205,25 @@ class Stack:
             if linear is not None and job.objective.linear is not None:
                 linear[job.place].copy_(job.objective.linear[:used])
         if anchor is not None and twice is not None:
-            anchor.masked_fill_(twice == 0, 0)  # not finite, or left by others: it means nothing there
+            # not finite, or left by others: it means nothing there
+            anchor.masked_fill_(twice == 0, 0)
         columns = [(0, used, 0.0 if twice is None else twice)]
         self.terms = Terms(self._hold("room", width), anchor, linear, columns)
 
     def take(self, jobs: Sequence[LocalJob], steps: int, samples: Sequence[int]) -> list[Trained]:
-        """What has become of `jobs` after so many steps, and samples of each, as copies: what follows may write over
-        their slots."""
-        slots, each = sent(torch.tensor([job.place for job in jobs]), self.rows.device), max(steps, 1)
+        """What has become of `jobs` after so many steps, and samples of each, as copies: what
+        follows may write over their slots."""
+        slots, each = (
+            sent(torch.tensor([job.place for job in jobs]), self.rows.device),
+            max(steps, 1),
+        )
         parts = [self.rows, self.losses, self.pulls, *self.buffers]
         rows, losses, pulls, *buffers = (part.index_select(0, slots) for part in parts)
         fits = (
             Fit(loss, pull, steps, seen, step_sizes(self.config, job.lr, steps))
-            for job, loss, pull, seen in zip(jobs, losses / each, pulls / each, samples, strict=True)
+            for job, loss, pull, seen in zip(
+                jobs, losses / each, pulls / each, samples, strict=True
+            )
         )
         copies = zip(rows, zip(*buffers, strict=True) if buffers else [()] * len(jobs), strict=True)
         return [
@@ -223,7 +248,9 @@ def _in_terms(job: LocalJob, count: int) -> np.ndarray | bool:
     objective = job.objective
     if objective.linear is not None:
         return True
-    return objective.proximal_weight[:count] != 0 if objective.proximal_weight is not None else False
+    return (
+        objective.proximal_weight[:count] != 0 if objective.proximal_weight is not None else False
+    )
 
 
 @dataclass(frozen=True)
@@ -250,17 +277,24 @@ class Narrow:
 
     def __init__(self, stack: Stack, width: int) -> None:
         self.stack, self.width = stack, width
-        self.views, self.gradient_views = ([v[:width] for v in views] for views in (stack.views, stack.gradient_views))
+        self.views, self.gradient_views = (
+            [v[:width] for v in views] for views in (stack.views, stack.gradient_views)
+        )
         self.fixed = {name: view[:width] for name, view in stack.fixed.items()}
         self.parameters, self.gradients = stack.parameters[:width], stack.gradients[:width]
         self.momentum = None if stack.momentum is None else stack.momentum[:width]
-        self.lr, self.losses, self.pulls = stack.lr[:width], stack.losses[:width], stack.pulls[:width]
+        self.lr, self.losses, self.pulls = (
+            stack.lr[:width],
+            stack.losses[:width],
+            stack.pulls[:width],
+        )
         self.terms: Terms | None = None
         """Those of the stack, once a step has been taken."""
 
     @torch.no_grad()
     def descend(self, losses: Tensor) -> None:
-        """One step of SGD down the gradients in `gradients` and down the terms; `losses` (width,) are added up."""
+        """One step of SGD down the gradients in `gradients` and down the terms; `losses` (width,)
+        are added up."""
         stack, config, gradients = self.stack, self.stack.config, self.gradients
         if stack.terms is not None:
             if self.terms is None:
@@ -270,12 +304,15 @@ class Narrow:
             losses = losses + added
             self.pulls.add_(added)
         self.losses.add_(losses)
-        if stack.terms is not None or len(stack.trains) > 1:  # else nothing but what trains has a gradient
+        # else nothing but what trains has a gradient
+        if stack.terms is not None or len(stack.trains) > 1:
             gradients.mul_(stack.trains[: self.width])
         if config.clip_norm is not None:
             norm = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
             gradients.mul_(clip_factor(norm, config.clip_norm))
         momenta = [] if self.momentum is None else [self.momentum]
         decay = stack.decay[: self.width] if isinstance(stack.decay, Tensor) else stack.decay
-        [step] = direction([self.parameters], [gradients], momenta, decay, config.momentum, config.nesterov)
+        [step] = direction(
+            [self.parameters], [gradients], momenta, decay, config.momentum, config.nesterov
+        )
         self.parameters.addcmul_(step, self.lr, value=-1)

@@ -1,8 +1,8 @@
-"""Runs of one process that train together: each stops where it has something to train or to score, and what all of
-them have goes through the same passes.
+"""Runs of one process that train together: each stops where it has something to train or to score,
+and what all of them have goes through the same passes.
 
-Every run is a greenlet: a call stack of its own that only stops where it says so. So the engine's rounds stay plain
-functions, and a run's failures stay its own (docs/decisions/0028).
+Every run is a greenlet: a call stack of its own that only stops where it says so. So the engine's
+rounds stay plain functions, and a run's failures stay its own (docs/decisions/0028).
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class _Request:
 class Together:
     """Drives several runs, and pools what they train and score.
 
-    Between two stops a run has the process to itself. What is global to the process must be the same for all of them
-    (number of threads, determinism); the gradient mode is put back at every stop.
+    Between two stops a run has the process to itself. What is global to the process must be the
+    same for all of them (number of threads, determinism); the gradient mode is put back at every
+    stop.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,8 @@ class Together:
         return max(1, len(self._live))
 
     def wait(self, request: _Request) -> list[Any]:
-        """Stop the run that calls this until its request has been dealt with; raises what went wrong."""
+        """Stop the run that calls this until its request has been dealt with; raises what went
+        wrong."""
         if getcurrent() is self._hub:  # nobody else is there
             return request.answer()
         self._requests[getcurrent()] = request
@@ -74,11 +76,12 @@ class Together:
         return results
 
     def drive(self, more: Callable[[bool], tuple[Any, Work] | None]) -> Iterator[tuple[Any, Any]]:
-        """Run works, as many at a time as `more` gives, and say of each what it has returned, as it ends.
+        """Run works, as many at a time as `more` gives, and say of each what it has returned, as it
+        ends.
 
         Args:
-            more: the next work with a name; None: there is none now, or, asked with True (nothing else is left to do),
-                none at all.
+            more: the next work with a name; None: there is none now, or, asked with True (nothing
+                else is left to do), none at all.
 
         An exception that a work does not catch (Ctrl-C) ends all of them.
         """
@@ -99,7 +102,9 @@ class Together:
                 if not run.dead:
                     _ended(run)
 
-    def _advance(self, live: dict[greenlet, Any], answers: dict[greenlet, Any]) -> Iterator[tuple[Any, Any]]:
+    def _advance(
+        self, live: dict[greenlet, Any], answers: dict[greenlet, Any]
+    ) -> Iterator[tuple[Any, Any]]:
         """Let runs go on with their answers, up to where they stop next."""
         for run, answer in answers.items():
             graded = torch.is_grad_enabled()
@@ -116,16 +121,23 @@ class Together:
                 yield live.pop(run), result
 
     def _answers(self) -> dict[greenlet, Any]:
-        """Deal with what runs wait for: with scores first, so that as many as can train at the same time."""
-        waiting = {run: request for run, request in self._requests.items() if request.what == "score"}
+        """Deal with what runs wait for: with scores first, so that as many as can train at the same
+        time."""
+        waiting = {
+            run: request for run, request in self._requests.items() if request.what == "score"
+        }
         waiting = waiting or dict(self._requests)
         answers: dict[greenlet, Any] = {}
         for executor in dict.fromkeys(request.executor for request in waiting.values()):
-            ours = {run: request for run, request in waiting.items() if request.executor is executor}
+            ours = {
+                run: request for run, request in waiting.items() if request.executor is executor
+            }
             try:
                 jobs = [job for request in ours.values() for job in request.jobs]
                 results = iter(next(iter(ours.values())).answer(jobs))
-                answers |= {run: [next(results) for _ in request.jobs] for run, request in ours.items()}
+                answers |= {
+                    run: [next(results) for _ in request.jobs] for run, request in ours.items()
+                }
             except Exception:  # whose fault it is shows when each is alone
                 for run, request in ours.items():
                     try:
@@ -144,12 +156,17 @@ def _ended(run: greenlet) -> None:
 
 
 class Shared(Executor):
-    """An executor that several runs train with: it stops the run until all others have come as far."""
+    """An executor that several runs train with: it stops the run until all others have come as
+    far."""
 
     name = "vmap"
 
     def __init__(self, executor: Vmap, together: Together) -> None:
-        self.fabric, self.module, self.optimizer = executor.fabric, executor.module, executor.optimizer
+        self.fabric, self.module, self.optimizer = (
+            executor.fabric,
+            executor.module,
+            executor.optimizer,
+        )
         self.executor, self.together = executor, together
         self.at_once = executor.at_once
 

@@ -15,7 +15,14 @@ from torch.func import functional_call, grad_and_value, vmap
 from fl_lightning.core.phase import PLAIN, Fit
 from fl_lightning.data import Part
 from fl_lightning.foundation.metric import ACCURACY, predicted_classes
-from fl_lightning.training.executors.base import TOLERANCE, Executor, ExecutorSpec, LocalJob, Scored, ScoreJob
+from fl_lightning.training.executors.base import (
+    TOLERANCE,
+    Executor,
+    ExecutorSpec,
+    LocalJob,
+    Scored,
+    ScoreJob,
+)
 from fl_lightning.training.executors.even import WIDTHS, even, widened
 from fl_lightning.training.executors.feed import Feed, laid_out
 from fl_lightning.training.executors.gradients import OwnSteps
@@ -29,26 +36,32 @@ from fl_lightning.training.optimizers import LocalOptimizer
 MOST_BESIDE = 32
 """Models of one pass on an accelerator, where each takes memory for four models and its batches."""
 SCORED = 32
-"""Samples of a slot where models are scored. Ours: a client of the digits has some 30 test samples."""
+"""Samples of a slot where models are scored. Ours: a client of the digits has some 30 test
+samples."""
 MOST_SCORED = 256
 """Samples of a part that is scored in slots: each takes a copy of the model."""
 AHEAD = 16
-"""Steps whose batches `vmap` lays out together: one copy for each client and so many steps, not one for each step."""
+"""Steps whose batches `vmap` lays out together: one copy for each client and so many steps, not one
+for each step."""
 
 
 class Vmap(Executor):
-    """Many clients at once: `torch.func` over stacked models, its operations written down once for each shape.
+    """Many clients at once: `torch.func` over stacked models, its operations written down once for
+    each shape.
 
-    A pass has the shape [width, largest batch, ...]: what is missing is filled up with copies of weight 0. On a CPU it
-    has one of the `WIDTHS`, for which it has been tested on this machine that a model's numbers depend neither on the
-    width nor on the slot (`unlike`). An accelerator's passes have one width, and a client's slot is its place in the
-    cohort. Either way its numbers do not depend on who trains beside it, nor on the number of ranks. A `PureLoss` is
-    stacked on a CPU, in batches as large as they are (`own.py`).
+    A pass has the shape [width, largest batch, ...]: what is missing is filled up with copies of
+    weight 0. On a CPU it has one of the `WIDTHS`, for which it has been tested on this machine that
+    a model's numbers depend neither on the width nor on the slot (`unlike`). An accelerator's
+    passes have one width, and a client's slot is its place in the cohort. Either way its numbers do
+    not depend on who trains beside it, nor on the number of ranks. A `PureLoss` is stacked on a
+    CPU, in batches as large as they are (`own.py`).
     """
 
     name = "vmap"
 
-    def __init__(self, fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer, spec: ExecutorSpec) -> None:
+    def __init__(
+        self, fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer, spec: ExecutorSpec
+    ) -> None:
         self.sorts = fabric.device.type == "cpu"
         super().__init__(fabric, module, optimizer)
         self.spec = spec
@@ -59,13 +72,22 @@ class Vmap(Executor):
         """Whether a model's numbers are the same in all passes; None: it has not been tested."""
         self._recorded: dict[tuple[object, ...], Function] = {}
         self._reached: np.ndarray | None = None
-        """Bool: the parameters, in the order of the blocks, that the task loss depends on; None: all."""
+        """Bool: the parameters, in the order of the blocks, that the task loss depends on; None:
+        all."""
         self._own = OwnLosses(module, self.stack, self._cast)
         self._steps = OwnSteps(self.stack, spec.largest_batch, self.gradients)
         model, metric = module.model, module.metric
 
-        def loss(trained: dict[str, Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            return (metric.loss(functional_call(model, trained | fixed, (x,)), y, "none") * weight).sum()
+        def loss(
+            trained: dict[str, Tensor],
+            fixed: dict[str, Tensor],
+            x: Tensor,
+            y: Tensor,
+            weight: Tensor,
+        ) -> Tensor:
+            return (
+                metric.loss(functional_call(model, trained | fixed, (x,)), y, "none") * weight
+            ).sum()
 
         self._differentiated = vmap(grad_and_value(loss))
 
@@ -74,11 +96,19 @@ class Vmap(Executor):
     def gradients(
         self, width: int, x: Tensor, y: Tensor, weight: Tensor, cast: bool = True
     ) -> tuple[list[Tensor], Tensor]:
-        """Gradients of the first `width` models on their batches, one tensor for each parameter, and losses (width,);
-        with `cast` in the precision of the run."""
-        narrow, names, fixed = self.stack.narrow(width), list(self.stack.names), list(self.stack.fixed)
+        """Gradients of the first `width` models on their batches, one tensor for each parameter,
+        and losses (width,); with `cast` in the precision of the run."""
+        narrow, names, fixed = (
+            self.stack.narrow(width),
+            list(self.stack.names),
+            list(self.stack.fixed),
+        )
         inputs = [*narrow.views, *narrow.fixed.values(), x, y, weight]
-        key = (cast, tuple(names), *((tuple(tensor.shape), tensor.dtype) for tensor in (x, y, weight)))
+        key = (
+            cast,
+            tuple(names),
+            *((tuple(tensor.shape), tensor.dtype) for tensor in (x, y, weight)),
+        )
         if key not in self._recorded:
 
             def step(*tensors: Tensor) -> list[Tensor]:
@@ -94,9 +124,11 @@ class Vmap(Executor):
             *gradients, losses = self._recorded[key](*inputs)
         return gradients, losses
 
-    def unlike(self, x: Tensor, y: Tensor, gradients: Sequence[Tensor | None], module: ClientModule) -> str | None:
-        """Why the model of `module` cannot be trained so, if it cannot: as it is bound, (x, y) must have these
-        `gradients` of what trains (None: the loss does not depend on it)."""
+    def unlike(
+        self, x: Tensor, y: Tensor, gradients: Sequence[Tensor | None], module: ClientModule
+    ) -> str | None:
+        """Why the model of `module` cannot be trained so, if it cannot: as it is bound, (x, y) must
+        have these `gradients` of what trains (None: the loss does not depend on it)."""
         stack, bound = self.stack, module.binding
         assert bound.vector is not None
         stack.place([(bound.vector, bound.buffers)] * stack.width)
@@ -106,7 +138,9 @@ class Vmap(Executor):
         reached = [g for g in gradients if g is not None]
         width = WIDTHS[0] if self.sorts else stack.width
         size, n = self.spec.largest_batch, len(y)
-        x, y = (torch.cat([tensor, tensor[:1].expand(size - n, *tensor.shape[1:])]) for tensor in (x, y))
+        x, y = (
+            torch.cat([tensor, tensor[:1].expand(size - n, *tensor.shape[1:])]) for tensor in (x, y)
+        )
         batch = x.expand(width, *x.shape), y.expand(width, *y.shape)
         weight = torch.zeros(width, size, dtype=losses_type(self.spec.dtype), device=x.device)
         weight[:, :n] = 1 / n
@@ -114,7 +148,10 @@ class Vmap(Executor):
             self.gradients(width, *batch, weight)  # to see that it runs
             measured, _ = self.gradients(width, *batch, weight, cast=False)
         except Exception as error:  # whatever a user's forward pass does that torch.func cannot
-            return f"torch.func cannot run the model ({type(error).__name__}: {error}".splitlines()[0] + ")"
+            return (
+                f"torch.func cannot run the model ({type(error).__name__}: {error}".splitlines()[0]
+                + ")"
+            )
         for ours, theirs in zip(measured, reached, strict=True):
             if (ours[0] - theirs).norm() > TOLERANCE[theirs.dtype] * (1 + theirs.norm()):
                 return "the model does not treat the samples of a batch one by one"
@@ -125,8 +162,11 @@ class Vmap(Executor):
         return None
 
     def _same_everywhere(self, x: Tensor, y: Tensor) -> bool:
-        """Whether models have the same bits at each width, and in each slot; batches are made up, after (x, y)."""
-        weight = torch.full((self.stack.width, len(y)), 1 / len(y), dtype=losses_type(self.spec.dtype))
+        """Whether models have the same bits at each width, and in each slot; batches are made up,
+        after (x, y)."""
+        weight = torch.full(
+            (self.stack.width, len(y)), 1 / len(y), dtype=losses_type(self.spec.dtype)
+        )
 
         def run(size: int, images: Tensor, labels: Tensor) -> list[Tensor]:
             slopes, losses = self.gradients(size, images, labels, weight[:size])
@@ -143,7 +183,9 @@ class Vmap(Executor):
     @torch.no_grad()
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored]:
         """All at once, `SCORED` samples of a model in each slot."""
-        chunks = [(k, first) for k, job in enumerate(jobs) for first in range(0, len(job.part), SCORED)]
+        chunks = [
+            (k, first) for k, job in enumerate(jobs) for first in range(0, len(job.part), SCORED)
+        ]
         stack, sizes, outputs = self.stack, [len(job.part) for job in jobs], list[Tensor]()
         xs, ys = zip(*(job.part.tensors or () for job in jobs), strict=True)
         for begin in range(0, len(chunks), stack.width):
@@ -152,17 +194,24 @@ class Vmap(Executor):
             stack.place([(jobs[k].vector, jobs[k].buffers) for k, _ in some])
             x = xs[0].new_zeros(width, SCORED, *xs[0].shape[1:])
             inputs = [xs[k][first : first + SCORED] for k, first in some]
-            torch._foreach_copy_([slot[: len(own)] for slot, own in zip(x, inputs, strict=False)], inputs)
+            torch._foreach_copy_(
+                [slot[: len(own)] for slot, own in zip(x, inputs, strict=False)], inputs
+            )
             answers = self._outputs(width, x)
             outputs += [slot[: len(own)] for slot, own in zip(answers, inputs, strict=False)]
         every = torch.cat(outputs)
         totals = self.module.metric.totals(every.split(sizes), ys, self.module.num_classes)
         classified = self.module.metric is ACCURACY and every.ndim == 2
-        counts = predicted_classes(every.argmax(1), sizes, every.shape[1]) if classified else [None] * len(jobs)
+        counts = (
+            predicted_classes(every.argmax(1), sizes, every.shape[1])
+            if classified
+            else [None] * len(jobs)
+        )
         return [Scored(total, count) for total, count in zip(totals, counts, strict=True)]
 
     def _outputs(self, width: int, x: Tensor) -> Tensor:
-        """What the first `width` models make of their inputs x (width, SCORED, ...), in evaluation mode."""
+        """What the first `width` models make of their inputs x (width, SCORED, ...), in evaluation
+        mode."""
         narrow, names = self.stack.narrow(width), [*self.stack.names, *self.stack.fixed]
         inputs = [*narrow.views, *narrow.fixed.values(), x]
         key = ("scores", tuple(names), tuple(x.shape))
@@ -185,10 +234,16 @@ class Vmap(Executor):
     # ---------------------------------------------------------------- training
 
     def takes(self, job: LocalJob) -> bool:
-        """Not private steps, batches larger than its passes, or an own loss or step that cannot be stacked."""
+        """Not private steps, batches larger than its passes, or an own loss or step that cannot be
+        stacked."""
         if job.asker is not None:
             plain = job.trains is None and job.private is None and self._cast is nullcontext
-            return plain and self.sorts and job.objective is PLAIN and whole_batch(job) <= self.spec.largest_batch
+            return (
+                plain
+                and self.sorts
+                and job.objective is PLAIN
+                and whole_batch(job) <= self.spec.largest_batch
+            )
         if job.alone:
             return False
         if job.own:
@@ -196,13 +251,17 @@ class Vmap(Executor):
         return whole_batch(job) <= self.spec.largest_batch
 
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
-        """All at once; of many, those together that are alike in what trains, and in the number of their batches.
+        """All at once; of many, those together that are alike in what trains, and in the number of
+        their batches.
 
         Raises:
             ValueError: a job is for the loop.
         """
         if not all(map(self.takes, jobs)):
-            raise ValueError("what is larger than its batches, or has a loss or step that cannot be stacked: the loop")
+            raise ValueError(
+                "what is larger than its batches, or has a loss or step that cannot be stacked: "
+                "the loop"
+            )
         self.module.model.train()
         own = [job for job in jobs if job.asker is not None]
         if own:
@@ -217,8 +276,14 @@ class Vmap(Executor):
         for k, one in trained.items():
             known = self._own.known(jobs[k]) if jobs[k].own else None
             if known is not None:
-                jobs[k].passes = known.passes[0] * one.fit.samples, known.passes[1] * one.fit.samples
-        fits = [job.outcome if job.outcome is not None else trained[k].write(job) for k, job in enumerate(jobs)]
+                jobs[k].passes = (
+                    known.passes[0] * one.fit.samples,
+                    known.passes[1] * one.fit.samples,
+                )
+        fits = [
+            job.outcome if job.outcome is not None else trained[k].write(job)
+            for k, job in enumerate(jobs)
+        ]
         return cast("list[Fit]", fits)
 
     def _passes(self, jobs: Mapping[int, LocalJob]) -> Iterator[list[int]]:
@@ -226,11 +291,18 @@ class Vmap(Executor):
         if not self.sorts:
             yield list(jobs)
             return
-        steps = {k: sum(count for _, _, count in job.schedule.pieces(len(job.part))) for k, job in jobs.items()}
+        steps = {
+            k: sum(count for _, _, count in job.schedule.pieces(len(job.part)))
+            for k, job in jobs.items()
+        }
         kinds: dict[Hashable, list[int]] = {}
         for k in sorted(jobs, key=lambda k: -steps[k]):
             objective, trains = jobs[k].objective, jobs[k].trains
-            kind: Hashable = objective.pulls, objective.linear is not None, None if trains is None else trains.tobytes()
+            kind: Hashable = (
+                objective.pulls,
+                objective.linear is not None,
+                None if trains is None else trains.tobytes(),
+            )
             if jobs[k].own:
                 known = self._own.known(jobs[k])
                 kind = kind, known and known.key
@@ -254,7 +326,9 @@ class Vmap(Executor):
             ends.setdefault(len(feed), []).append(k)
         for step in range(max(ends) + 1):
             if ended := ends.get(step):  # before a step of others writes over their slots
-                taken = stack.take([jobs[k] for k in ended], step, [sum(feeds[k].counts) for k in ended])
+                taken = stack.take(
+                    [jobs[k] for k in ended], step, [sum(feeds[k].counts) for k in ended]
+                )
                 trained |= zip(ended, taken, strict=True)
             rest = {jobs[k].place: feed for k, feed in feeds.items() if k not in trained}
             if not rest:
@@ -267,7 +341,12 @@ class Vmap(Executor):
             if own is None:
                 self._step(width, x, y, weight)
             else:
-                own.step(width, x, y, [rest[slot].counts[step] if slot in rest else 0 for slot in range(width)])
+                own.step(
+                    width,
+                    x,
+                    y,
+                    [rest[slot].counts[step] if slot in rest else 0 for slot in range(width)],
+                )
         return trained
 
     def _step(self, width: int, x: Tensor, y: Tensor, weight: Tensor) -> None:
