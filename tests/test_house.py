@@ -23,7 +23,7 @@ METHODS = sorted(
     for file in (ROOT / "fl_lightning" / "methods").glob("*.py")
     if file.stem not in ("__init__", "base")
 )
-ALIKE = 6
+ALIKE = 8
 """Lines of one shape, one after the other, that two methods' files may not share."""
 SHARED = {
     "adaptive",

@@ -140,7 +140,7 @@ def resident_bytes() -> float:
     Raises:
         OSError: the system is not Linux.
     """
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return float(pages * os.sysconf("SC_PAGE_SIZE"))
 
 

@@ -117,7 +117,9 @@ def process_of(pid: int) -> Process | None:
     place = Path("/proc")
     try:
         if (place / "self" / "stat").is_file():
-            state, parent, *_ = (place / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            state, parent, *_ = (
+                (place / str(pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            )
             command = (
                 (place / str(pid) / "cmdline")
                 .read_bytes()
