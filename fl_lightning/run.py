@@ -43,6 +43,7 @@ from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.exporting.about import about
 from fl_lightning.exporting.formats import Format, write
 from fl_lightning.foundation import device, launcher, log
+from fl_lightning.foundation.docstrings import first_paragraph
 from fl_lightning.foundation.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.foundation.files import join as join_lock
 from fl_lightning.foundation.heap import keep_freed
@@ -343,9 +344,8 @@ def written(
         "text": run.data.text,
     }
     if type(run.method).outputs is not Method.outputs:
-        facts["scored_as"] = (
-            type(run.method).outputs.__doc__ or "its own hook `outputs` says"
-        ).partition("\n")[0]
+        documented = first_paragraph(type(run.method).outputs.__doc__)
+        facts["scored_as"] = documented or "its own hook `outputs` says"
     return facts
 
 

@@ -22,6 +22,7 @@ from fl_lightning.configuration import viewers
 from fl_lightning.configuration.explain import keys
 from fl_lightning.configuration.index import FILE, TYPES
 from fl_lightning.configuration.ranges import Range, allowed, limit
+from fl_lightning.foundation.docstrings import first_paragraph
 
 Entry = dict[str, Any]
 BEGIN, END = "<!-- generated -->", "<!-- end -->"
@@ -35,9 +36,12 @@ def described(method: type) -> Entry:
     where it is searched, meaning.
     """
     documented = parse(method.__doc__ or "")
+    more = documented.long_description or ""
+    if not documented.blank_after_short_description:  # the first paragraph goes on
+        more = more.partition("\n\n")[2]
     return {
         **_entry(method),
-        "more": documented.long_description or "",
+        "more": more,
         "family": getattr(method, "family", ""),
         "arguments": arguments(method),
         "needs": [asdict(need) for need in getattr(method, "needs", ())],
@@ -142,7 +146,7 @@ def classes(package: str, base: type) -> dict[str, type]:
 def _entry(cls: type) -> Entry:
     return {
         "class": f"{cls.__module__}.{cls.__name__}",
-        "doc": (inspect.getdoc(cls) or "").partition("\n")[0],
+        "doc": first_paragraph(inspect.getdoc(cls)),
     }
 
 
@@ -196,7 +200,7 @@ def keys_of_a_run() -> str:
         known = sorted(
             arguments(group).items(), key=lambda item: item[0].partition(".")[0] not in own
         )
-        tables.append(keys(name, (group.__doc__ or "").partition("\n")[0], dict(known)))
+        tables.append(keys(name, first_paragraph(group.__doc__), dict(known)))
     return "\n".join(tables)
 
 

@@ -35,21 +35,20 @@ class FedGen(Method):
 
     Args:
         alpha, beta, decay: weights of generated samples and of the distillation, and what is left
-        of both in each next
-            round. 1, 0 and 1: paper (Eq. 5); the authors' code: 10, 10 and 0.98.
+            of both in each next round. 1, 0 and 1: paper (Eq. 5); the authors' code: 10, 10 and
+            0.98.
         ratio, eta: generated samples for each of the batch, and the weight of diversity. 1: the
-        authors' code. teacher: cross entropy of the `mean` scores (paper, Eq. 4), or the `weighted`
-        mean of the clients' own, by their
-            shares of the class (the authors' code).
+            authors' code.
+        teacher: cross entropy of the `mean` scores (paper, Eq. 4), or the `weighted` mean of the
+            clients' own, by their shares of the class (the authors' code).
         generator: `paper` (normal noise, classes drawn as often as the cohort has them), or as the
             authors' `code` has it: uniform noise, BatchNorm behind the hidden layer, classes that
             the cohort holds drawn evenly, and for Adam a weight decay of 0.01 and a rate that falls
             by 0.98 a round.
         generator_lr, generator_steps, generator_batch: of Adam in a round. 3e-4, 50 and 32: the
-        authors' code. A batch
-            has 2 samples at least, since diversity compares them.
+            authors' code. A batch has 2 samples at least, since diversity compares them.
         noise, hidden: widths of e, and of the generator's hidden layer. 32 and 256: the authors'
-        code (MNIST).
+            code (MNIST).
     """
 
     family = "prototypes and distillation"

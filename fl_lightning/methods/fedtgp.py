@@ -31,9 +31,9 @@ class FedTGP(Prototypes):
     Args:
         lam: weight of the pull. 10: the authors' run script, to `distance squared`.
         distance, predict: as of `fedproto`. `squared` and `prototype`: the authors' code.
-        threshold: greatest margin. 100: the authors' code. server_epochs: over the uploaded class
-        means, in batches as large as the clients'. 100: the authors' run script
-            (their program's own default: 1,000).
+        threshold: greatest margin. 100: the authors' code.
+        server_epochs: over the uploaded class means, in batches as large as the clients'. 100: the
+            authors' run script (their program's own default: 1,000).
         server_lr: of the server's SGD. null: the clients' own, as in the authors' code.
     """
 

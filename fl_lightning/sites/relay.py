@@ -117,9 +117,8 @@ def process_of(pid: int) -> Process | None:
     place = Path("/proc")
     try:
         if (place / "self" / "stat").is_file():
-            state, parent, *_ = (
-                (place / str(pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-            )
+            stat = (place / str(pid) / "stat").read_text(encoding="utf-8")
+            state, parent, *_ = stat.rpartition(")")[2].split()
             command = (
                 (place / str(pid) / "cmdline")
                 .read_bytes()
