@@ -157,7 +157,7 @@ def fit(
             layers, first = _layers({} if config is None else config, beneath)
             folder = trained(layers, first)
     except KeyboardInterrupt:
-        stop_ranks(notified=False, but=others)
+        stop_ranks(but=others)
         raise
     if folder is None:
         raise BadInput("print_config", True, "it is for the command line")

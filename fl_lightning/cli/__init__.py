@@ -131,7 +131,7 @@ def guarded(work: Callable[[], None]) -> int:
 
 def _stopped(number: int) -> int:
     """End the ranks; returns the exit code of a process that signal `number` has stopped."""
-    stop_ranks(notified=number == signal.SIGINT)  # a terminal sends Ctrl-C to all of them
+    stop_ranks()
     return 128 + number
 
 
@@ -159,14 +159,13 @@ def _dispatch(argv: list[str]) -> None:
     getattr(module, "list_names" if name == "list" else name.replace("-", "_"))(rest)
 
 
-def stop_ranks(notified: bool, but: Collection[BaseProcess] = ()) -> None:
+def stop_ranks(but: Collection[BaseProcess] = ()) -> None:
     """End the processes that the run has started, `but` those of others; at exit they would be
     waited for."""
     ranks = [child for child in multiprocessing.active_children() if child not in but]
     deadline = time.monotonic() + PATIENCE
     for rank in ranks:
-        if not notified:
-            rank.terminate()
+        rank.terminate()
     for rank in ranks:
         rank.join(max(0.0, deadline - time.monotonic()))
         rank.kill()

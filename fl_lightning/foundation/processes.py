@@ -4,14 +4,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+from collections.abc import Callable
 from typing import Any
 
+import torch.multiprocessing
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
+from lightning.fabric.strategies.launchers.multiprocessing import (
+    _check_missing_main_guard,
+    _GlobalStateSnapshot,
+)
 
 from fl_lightning.foundation import launcher
 
@@ -92,6 +99,31 @@ class Spawning(_MultiProcessingLauncher):
     def is_interactive_compatible(self) -> bool:
         """True."""
         return True
+
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run `function` on every rank; rank 0's answer. Ctrl-C, which a terminal sends to all processes, is left to
+        this one, which ends the ranks: one that is still importing would answer with a traceback."""
+        _check_missing_main_guard()
+        environment = self._strategy.cluster_environment
+        assert environment is not None and environment.main_port  # chosen here, for all ranks
+        answers = torch.multiprocessing.get_context("spawn").SimpleQueue()
+        given = [function, args, kwargs, answers, _GlobalStateSnapshot.capture()]
+        before = signal.pthread_sigmask(
+            signal.SIG_BLOCK, [signal.SIGINT]
+        )  # which the ranks inherit
+        try:
+            ranks = torch.multiprocessing.start_processes(
+                self._wrapping_function,
+                given,
+                self._strategy.num_processes,
+                join=False,
+                start_method="spawn",
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        while not ranks.join():
+            pass
+        return answers.get()
 
     def _wrapping_function(self, process_idx: int, *args: Any) -> None:
         for name in launcher.OF_TORCH:

@@ -37,8 +37,9 @@ def even(
     Args:
         rows: of a stack, (width, D): the first is a model, and all are written over by others like
             it.
-        x, y: a batch, after which each model has one of its own. run: (so many of the first rows, x
-        (so many, ...), y (so many, ...)) -> results (so many, ...).
+        x, y: a batch, after which each model has one of its own.
+        run: (so many of the first rows, x (so many, ...), y (so many, ...)) -> results
+            (so many, ...).
     """
     draws, models, first = torch.Generator().manual_seed(0), len(rows), list[Tensor]()
     own, labels = unlike_each_other(rows, 0.1, draws), y.expand(models, *y.shape)
