@@ -209,7 +209,7 @@ def count_costs(run: RunContext, trainers: Sequence[Trainer]) -> None:
         trainer.cost = trainer.group.cost = next((c for c in counted if isinstance(c, SampleCost)), None)
         trainer.uncounted = next((c for c in counted if isinstance(c, str)), "")
         if trainer.moved and run.is_main:
-            begins = "begins every round with their first values" if run.policy.starts_from_server else "keeps its own"
+            begins = "begins every round with their initial values" if run.policy.starts_from_server else "keeps its own"
             listed = ", ".join(trainer.moved)
             line = f"its buffers {listed} change in training and are not averaged: a client {begins}"
             log.say(f"model {trainer.group.name}: {line}")
