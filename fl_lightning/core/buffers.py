@@ -26,6 +26,11 @@ ENOUGH = 1e-6
 """How little a further iteration must change a singular value, relatively. Ours: ten times
 float32's rounding."""
 
+SMALL = 512
+"""Rows of a matrix of which many iterations are taken at once. Ours: one product then takes no longer than they do."""
+SQUARED = 5
+"""How often that doubles them: 32 at once."""
+
 
 def check_modules(model: nn.Module) -> None:
     """Raise `BadInput` where a module's buffers can be neither averaged, nor recomputed, nor left
@@ -85,19 +90,32 @@ class SpectralWeight:
         if isinstance(matrix, FakeTensor) or not matrix.isfinite().all() or not matrix.any():
             return
         matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-        first = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0))
-        right = normalize(first.to(matrix), dim=0)
-        before = 0.0
-        for _ in range(MOST_STEPS):
-            right = normalize(matrix.T @ (matrix @ right), dim=0)
-            left = matrix @ right
-            value = float(torch.linalg.vector_norm(left))
-            if abs(value - before) <= ENOUGH * value:
-                break
-            before = value
-        self.u.copy_(normalize(left, dim=0))
-        self.v.copy_(right)
+        tall = matrix.shape[0] > matrix.shape[1]
+        left, right = singular_vectors(matrix.T if tall else matrix)
+        self.u.copy_(right if tall else left)
+        self.v.copy_(left if tall else right)
         self.renewed()
+
+
+def singular_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the greatest singular value of `matrix` (rows, columns), no more rows than columns."""
+    rows = len(matrix)
+    power = (
+        normalize((matrix @ matrix.T).flatten(), dim=0).view(rows, rows) if rows <= SMALL else None
+    )
+    for _ in range(SQUARED if power is not None else 0):
+        power = normalize((power @ power).flatten(), dim=0).view(rows, rows)
+    first = torch.randn(rows, generator=torch.Generator().manual_seed(0))
+    left = normalize(first.to(matrix), dim=0)
+    before = 0.0
+    for _ in range(MOST_STEPS):
+        left = normalize(matrix @ (matrix.T @ left) if power is None else power @ left, dim=0)
+        right = matrix.T @ left
+        value = float(torch.linalg.vector_norm(right))
+        if abs(value - before) <= ENOUGH * value:
+            break
+        before = value
+    return left, normalize(right, dim=0)
 
 
 def spectral_weights(model: nn.Module) -> list[SpectralWeight]:

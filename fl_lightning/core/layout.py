@@ -306,6 +306,11 @@ class Binding:
         Raises:
             BadInput: the model has assigned a buffer anew, which would belong to no client.
         """
+        self.point(vector, buffers)
+        self._fit()
+
+    def point(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
+        """As `bind`, where the buffers belong to the vector already."""
         self._check_buffers()
         blocks = vector.split_with_sizes(self._sizes)[::2]  # every other piece is a gap
         for (tensor, shape), block in zip(self._targets, blocks, strict=True):
@@ -313,7 +318,6 @@ class Binding:
         for tensor, buffer in zip(self._own, buffers, strict=True):
             tensor.data = buffer
         self.vector, self.buffers = vector, buffers
-        self._fit()
 
     def rebind(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
         """As `bind`; nothing is done where just these are bound already."""

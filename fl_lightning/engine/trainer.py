@@ -283,7 +283,7 @@ def count_costs(run: RunContext, trainers: Sequence[Trainer]) -> None:
         trainer.uncounted = next((c for c in counted if isinstance(c, str)), "")
         if trainer.moved and run.is_main:
             begins = (
-                "begins every round with their first values"
+                "begins every round with their initial values"
                 if run.policy.starts_from_server
                 else "keeps its own"
             )

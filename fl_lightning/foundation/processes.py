@@ -101,8 +101,9 @@ class Spawning(_MultiProcessingLauncher):
         return True
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run `function` on every rank; rank 0's answer. Ctrl-C, which a terminal sends to all processes, is left to
-        this one, which ends the ranks: one that is still importing would answer with a traceback."""
+        """Run `function` on every rank; rank 0's answer. Ctrl-C, which a terminal sends to all
+        processes, is left to this one, which ends the ranks: one that is still importing would
+        answer with a traceback."""
         _check_missing_main_guard()
         environment = self._strategy.cluster_environment
         assert environment is not None and environment.main_port  # chosen here, for all ranks

@@ -294,7 +294,7 @@ class ClientModule(LightningModule):
             return self.features, scores
         finally:
             if self.binding.spectral and bound is not None:
-                self.binding.bind(bound, buffers)
+                self.binding.point(bound, buffers)
             self.model.train(training)
             self._seen = seen
 

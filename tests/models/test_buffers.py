@@ -13,6 +13,7 @@ from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_no
 
 from fl_lightning.configuration.config import Component
 from fl_lightning.core import Layout
+from fl_lightning.core.buffers import singular_vectors
 from fl_lightning.core.layout import Binding
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.predictor import Predictor
@@ -205,3 +206,12 @@ def test_buffers_that_nobody_can_average_are_refused(
 ) -> None:
     with pytest.raises(BadInput, match=f"^model: {message}"):
         made(net, FedAvg())
+
+
+@pytest.mark.parametrize("shape", [(3, 40), (64, 64), (600, 700)])
+def test_singular_vectors(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    left, right = singular_vectors(matrix)
+    assert float(left @ matrix @ right) == pytest.approx(
+        float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-3
+    )
