@@ -27,7 +27,8 @@ ENOUGH = 1e-6
 float32's rounding."""
 
 SMALL = 512
-"""Rows of a matrix of which many iterations are taken at once. Ours: one product then takes no longer than they do."""
+"""Rows of a matrix of which many iterations are taken at once. Ours: one product then takes no
+longer than they do."""
 SQUARED = 5
 """How often that doubles them: 32 at once."""
 
@@ -100,11 +101,11 @@ class SpectralWeight:
 def singular_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Of the greatest singular value of `matrix` (rows, columns), no more rows than columns."""
     rows = len(matrix)
-    power = (
-        normalize((matrix @ matrix.T).flatten(), dim=0).view(rows, rows) if rows <= SMALL else None
-    )
-    for _ in range(SQUARED if power is not None else 0):
-        power = normalize((power @ power).flatten(), dim=0).view(rows, rows)
+    power: Tensor | None = None
+    if rows <= SMALL:
+        power = normalize((matrix @ matrix.T).flatten(), dim=0).view(rows, rows)
+        for _ in range(SQUARED):
+            power = normalize((power @ power).flatten(), dim=0).view(rows, rows)
     first = torch.randn(rows, generator=torch.Generator().manual_seed(0))
     left = normalize(first.to(matrix), dim=0)
     before = 0.0

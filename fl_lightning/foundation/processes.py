@@ -19,6 +19,7 @@ from lightning.fabric.strategies.launchers.multiprocessing import (
     _check_missing_main_guard,
     _GlobalStateSnapshot,
 )
+from torch.multiprocessing.spawn import start_processes
 
 from fl_lightning.foundation import launcher
 
@@ -109,14 +110,13 @@ class Spawning(_MultiProcessingLauncher):
         assert environment is not None and environment.main_port  # chosen here, for all ranks
         answers = torch.multiprocessing.get_context("spawn").SimpleQueue()
         given = [function, args, kwargs, answers, _GlobalStateSnapshot.capture()]
-        before = signal.pthread_sigmask(
-            signal.SIG_BLOCK, [signal.SIGINT]
-        )  # which the ranks inherit
+        # The ranks inherit the mask.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
-            ranks = torch.multiprocessing.start_processes(
+            ranks = start_processes(
                 self._wrapping_function,
                 given,
-                self._strategy.num_processes,
+                self._strategy.num_processes,  # type: ignore[attr-defined]
                 join=False,
                 start_method="spawn",
             )
