@@ -99,7 +99,7 @@ def test_no_method_imports_another() -> None:
 
 
 def test_what_is_alike_is_seen() -> None:
-    body = "".join(f"    {name} = self.{name}({k})\n" for k, name in enumerate("abcdef"))
+    body = "".join(f"    {name} = self.{name}({k})\n" for k, name in enumerate("abcdefgh"))
     one, other = (
         f"def f(self):\n{body}",
         f"class A:\n    def g(me):\n{body.replace('    ', '        ').replace('self', 'me')}",

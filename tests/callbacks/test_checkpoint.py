@@ -237,9 +237,11 @@ def test_the_first_checkpoint_comes_as_late_as_any_other(
         (10, 1, [5, 4, 9], True),
         (10, 1, [5, 5, 1], False),  # round 2 was due
         (0, 1, [1], True),
-        (0, 1, [1, 1], False),
+        (0, 1, [1, 1], True),  # it may have begun with the default, 10 s
+        (0, 1, [9, 1, 1], False),
         (0, 3, [1, 1, 1], True),
-        (0, 3, [1, 1, 1, 1], False),
+        (0, 3, [1, 1, 1, 1], True),
+        (0, 3, [4, 4, 4, 1], False),
         (10, 3, [4, 4, 1, 4, 4, 4], True),  # 9 s at round 3; round 6 is being saved
         (10, 3, [4, 4, 4, 1], False),
     ],

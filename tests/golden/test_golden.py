@@ -28,7 +28,7 @@ HELD = json.loads((FOLDER / "golden.json").read_text())
 HINT = "if that is meant, keep it with: python tests/golden/golden.py --write"
 RESUMED = (
     *("fedora", "ktpfl", "kapc-kept", "kapc-selected", "fedavg-mixed", "fedhkd"),
-    *("ditto", "apfl", "scaffold", "pfedhn", "fedala", "cfl"),
+    *("ditto", "apfl", "scaffold", "pfedhn", "fedala", "cfl", "crosskapc-full"),
 )
 TWINS = [
     *(
@@ -44,7 +44,15 @@ TWINS = [
 ]
 RANKED = [
     f"{name}-two-ranks"
-    for name in (*METHODS, "kapc-kept", "kapc-selected", "fedavg-mixed", "kapc-vmap", "kapc-32")
+    for name in (
+        *METHODS,
+        "crosskapc-full",
+        "kapc-kept",
+        "kapc-selected",
+        "fedavg-mixed",
+        "kapc-vmap",
+        "kapc-32",
+    )
 ]
 QUICK = (
     "kapc ktpfl fedora fedhkd fedproto scaffold ditto fedrep cfl pfedhn fedpac feddf "
