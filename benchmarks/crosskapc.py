@@ -1,8 +1,8 @@
 """crosskapc in the atlas, beside FedAvg with and without shrunk steps: the tables of
 docs/results/crosskapc.md.
 
-python benchmarks/atlas.py run STUDIES [KIND ...] --methods crosskapc,local; python
-benchmarks/atlas.py cells STUDIES
+python benchmarks/atlas.py run STUDIES [KIND ...] --methods crosskapc,local
+python benchmarks/atlas.py cells STUDIES
 python benchmarks/crosskapc.py shrunk OUT [KIND ...]     train FedAvg with shrunk steps in the atlas's settings
 python benchmarks/crosskapc.py keep OUT                  keep its accuracies in atlas/shrunk.csv
 python benchmarks/crosskapc.py page [--picture FILE]     the tables, from atlas/
@@ -49,22 +49,22 @@ def train_shrunk(out: Path, kinds: list[str]) -> None:
         main(["study", str(out / f"{kind}.yaml"), "--out", str(out / kind), "--workers", "1"])
 
 
-def keep(out: Path) -> None:
-    """Accuracies of the studies in `out`, by kind, strength and seed."""
-    rows = []
-    for kind in KINDS:
-        if (out / kind / "study.json").is_file():
-            rows += [
-                {
-                    "kind": kind,
-                    "strength": c.setting.rpartition("=")[2],
-                    "seed": c.seed,
-                    "accuracy": accuracy(c),
+def keep(folders: list[Path]) -> None:
+    """Accuracies of FedAvg with shrunk steps, by kind, strength and seed; a run of crosskapc
+    without a trial is one."""
+    rows = {}
+    for study in (
+        place for out in folders for kind in KINDS for place in (out / kind / "map", out / kind)
+    ):
+        for cell in cells_of([study])[0] if (study / "study.json").is_file() else []:
+            kind = study.parent.name if study.name == "map" else study.name
+            tried = cell.run.rows("metrics")[-1].get("groups_z_last") is not None
+            if cell.label == LABEL or (cell.label == OURS and not tried):
+                key = (kind, cell.setting.rpartition("=")[2], cell.seed)
+                rows[key] = dict(zip(("kind", "strength", "seed"), key, strict=True)) | {
+                    "accuracy": accuracy(cell)
                 }
-                for c in cells_of([out / kind])[0]
-                if c.label == LABEL
-            ]
-    write_whole(ATLAS / "shrunk.csv", as_csv(rows))
+    write_whole(ATLAS / "shrunk.csv", as_csv([rows[key] for key in sorted(rows)]))
 
 
 def accuracy(cell: Cell) -> float:
@@ -242,13 +242,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=("shrunk", "keep", "page", "picks"))
     parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument("kinds", nargs="*", default=list(KINDS))
+    parser.add_argument("more", nargs="*", help="kinds, or further folders")
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
     if given.what == "shrunk":
-        train_shrunk(given.folder, given.kinds or [kind for kind in KINDS if kind != "glyphs"])
+        train_shrunk(given.folder, given.more or [kind for kind in KINDS if kind != "glyphs"])
     elif given.what == "keep":
-        keep(given.folder)
+        keep([given.folder, *map(Path, given.more)])
     elif given.what == "picks":
         print(*picks(given.folder), sep="\n")
     else:
