@@ -83,7 +83,7 @@ def _check_alone(name: str, together: _Pass, alone: _Pass) -> None:
     depends = bool(apart > limit) if not together.draws else bool(together.by_batch)
     if not depends:
         return
-    layers = ", ".join(together.by_batch)
+    layers = ", ".join(f"layer {name}" for name in together.by_batch)
     cure = "take track_running_stats=True (and leave it to eval()), or GroupNorm"
     if not layers:
         layers, cure = (
@@ -91,7 +91,7 @@ def _check_alone(name: str, together: _Pass, alone: _Pass) -> None:
             "take each sample by itself, or running statistics (nn.BatchNorm1d)",
         )
     allowed = (
-        f"scores would depend on evaluation.batch_size: {layers} goes by the batch in evaluation; "
+        f"scores would depend on evaluation.batch_size: {layers} normalises by the scored batch; "
         f"{cure}"
     )
     raise BadInput("model", name, allowed)
