@@ -232,7 +232,7 @@ def draw(atlas: Atlas, file: Path) -> None:
         )
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(lines, [atlas.name(setting) for setting in atlas.settings], fontsize=7)
-    axes.set_xlim(-8, 8)  # selfkapc's 21 and 7 points beside a large client lie outside
+    axes.set_xlim(-8, 8)  # selfkapc, 21 points below it beside a large client, lies outside
     axes.set_xlabel("points above FedAvg judged after local training, 95 % interval")
     axes.legend(loc="lower right")
     figure.savefig(file, dpi=80)
