@@ -156,7 +156,9 @@ def made(federation: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
 def test_a_score_that_depends_on_the_batch_is_refused(
     made: Make, net: type[nn.Module], layer: str
 ) -> None:
-    with pytest.raises(BadInput, match=rf"^model: .*: (layer )?{layer} normalises by the scored batch; ta"):
+    with pytest.raises(
+        BadInput, match=rf"^model: .*: (layer )?{layer} normalises by the scored batch; ta"
+    ):
         made(net, FedAvg()).prepare()
 
 
