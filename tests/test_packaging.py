@@ -225,7 +225,7 @@ def test_a_wheel_holds_every_module_once_and_nothing_else(wheel: Path) -> None:
             if path.is_file() and "__pycache__" not in path.parts
         ]
         wanted |= {f"fl_lightning/{path.relative_to(ROOT)}" for path in found}
-    rooms = {"report": "page.*", "gains": "page.*", "deploy": "app_*"}
+    rooms = {"lab/report": "page.*", "lab/worth": "page.*", "sites": "app_*"}
     pages = [
         path for room, names in rooms.items() for path in (ROOT / "fl_lightning" / room).glob(names)
     ]

@@ -72,9 +72,11 @@ class FedDyn(PlainMean):
 
     def alpha_of(self, client: Client) -> float:
         """The client's alpha."""
+        if self.alphas == "equal":
+            return self.alpha
         sizes = client.run.data.train_sizes
         share = sum(sizes) / len(sizes) / max(len(client.data.train), 1)
-        return self.alpha * (share if self.alphas == "samples" else 1.0)
+        return self.alpha * share
 
     def aggregate(self, server: Server) -> None:
         """w = mean - h / alpha; `correction` is h / alpha."""
