@@ -79,6 +79,7 @@ def test_a_process_that_imports_is_left_at_once_with_its_line(number: int) -> No
 import signal
 from fl_lightning.foundation import signals
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 with signals.unwinding(), signals.leaving(lambda: "stopped: nothing is lost"):
     try:
         signal.raise_signal({number})

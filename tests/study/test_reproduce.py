@@ -122,6 +122,7 @@ def test_shipped_studies_are_whole() -> None:
         "digits/switches",
         "groups/relations",
         "kapc/ablation",
+        "kapc/cross-mnist",
         "kapc/global-model",
         "kapc/measured",
         "kapc/measured-glyphs",
