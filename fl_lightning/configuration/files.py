@@ -3,6 +3,7 @@ line."""
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,12 @@ from typing import Any
 import yaml
 
 from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import GROUPS, check
+from fl_lightning.configuration.keys import COMPONENTS, leaves, run_keys
 from fl_lightning.foundation.errors import BadInput
+
+Layer = dict[str, Any]
+"""Settings, nested; a later layer overrides those before it."""
 
 NAMED = ("callbacks", "loggers")
 """The sections whose entries go by names."""
@@ -99,3 +105,136 @@ def read(kind: str, key: str, name: str, folder: Path) -> tuple[Path, Any]:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise BadInput(key, name, f"{place}{getattr(error, 'problem', None) or error}") from None
+
+
+def read_config(
+    name: str, key: str = "config", folder: Path = Path(), above: tuple[str, ...] = ()
+) -> list[Layer]:
+    """The settings in a YAML file, or in the config that ships with the package under this name:
+    first those of the config that it names as its `base`, and so on down the chain.
+
+    Args:
+        name: of the file or config.
+        key: what names it.
+        folder: where a file is looked for before the shipped configs.
+        above: the configs whose base it is.
+
+    Raises:
+        BadInput: there is no such config, it cannot be read, or it is its own base.
+    """
+    file, content = read("configs", key, name, folder)
+    place = str(file.resolve())
+    check(
+        key,
+        name,
+        place not in above,
+        f"a config cannot be its own base: {' -> '.join([*above, place])}",
+    )
+    check(key, name, isinstance(content, dict | None), "it must hold keys and values")
+    once: Layer = {}
+    for dotted, value in sorted((content or {}).items(), key=lambda item: "." in str(item[0])):
+        update(once, nested(str(dotted), value), str(dotted))
+    return layers_of(name, content or {}, file.parent, (*above, place))
+
+
+def layers_of(
+    name: str, content: dict[Any, Any], folder: Path, above: tuple[str, ...] = ()
+) -> list[Layer]:
+    """The settings in the content of a config `name`, those of its base before them; `folder`,
+    `above`: of its base."""
+    own = {key: value for key, value in content.items() if key != "base"}
+    base = content.get("base")
+    check(
+        "base",
+        base,
+        isinstance(base, str | None),
+        f"it must be the name or the file of one config (in {name})",
+    )
+    below = [] if base is None else read_config(base, "base", folder, above)
+    return [*below, *own_layers(name, own)]
+
+
+def own_layers(name: str, content: dict[Any, Any]) -> list[Layer]:
+    """The settings in the content of a config `name` without its base: first the callbacks or
+    loggers that a null removes, so that others can be named beside it."""
+    removed = {key: None for key in NAMED if content.get(key, "") is None}
+    return [
+        *([removed] if removed else []),
+        layer_of(name, {k: v for k, v in content.items() if k not in removed}),
+    ]
+
+
+def layer_of(name: str, content: dict[Any, Any]) -> Layer:
+    """The settings in the content of a config file `name`, nested."""
+    layer: Layer = {}
+    keyed = [(str(key), *str(key).partition(".")[:2], value) for key, value in content.items()]
+    for key, head, dot, value in sorted(
+        keyed, key=lambda item: item[1] in COMPONENTS and bool(item[2])
+    ):
+        # an empty section sets nothing
+        if value is not None or not (key in COMPONENTS or key in GROUPS):
+            if dot and head in COMPONENTS and not isinstance(layer.get(head, {}), dict):
+                layer[head] = _by_name(head, layer[head])
+            update(layer, nested(str(key), value))
+    plain = {key: value for key, value in layer.items() if key not in COMPONENTS}
+    try:
+        dict(leaves(plain, {key: action for key, action in run_keys().items() if key != "config"}))
+    except BadInput as error:
+        raise BadInput(error.key, error.value, f"{error.allowed} (in {name})") from None
+    return layer
+
+
+def _by_name(head: str, given: Any) -> Layer:
+    """A method, model, callbacks or loggers that a file only names, as a mapping with room for
+    arguments."""
+    if head in NAMED:
+        return mapping(head, given)
+    if not isinstance(given, str):
+        raise BadInput(
+            head,
+            given,
+            f"{head}.ARG belongs to one {head}: give a list's items their own arguments",
+        )
+    return {"class_path": given}
+
+
+def nested(key: str, value: Any) -> Layer:
+    """Returns the value of a dotted key in nested mappings."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def update(old: Layer, new: Layer, once: str = "") -> None:
+    """Put `new` over `old`; `BadInput` where `once`, the key that gives it, replaces a value."""
+    for key, value in new.items():
+        if isinstance(value, dict) and isinstance(old.get(key), dict):
+            update(old[key], value, once)
+        # a name, then its arguments
+        elif once and key in old and not (key in COMPONENTS and isinstance(value, dict)):
+            raise BadInput(
+                once, value, f"it is given twice, also as {old[key]!r}: with dots and nested"
+            )
+        else:
+            old[key] = copy.deepcopy(value)
+
+
+def mapping(kind: str, given: Any) -> Layer:
+    """Callbacks or loggers, given as names with commas, as a list of names or as a mapping, as a
+    mapping."""
+    if isinstance(given, str):
+        given = [name.strip() for name in given.split(",")]
+    if isinstance(given, list) and all(isinstance(name, str) for name in given):
+        given = {short(name): {"class_path": name} for name in given}
+    check(
+        kind,
+        given,
+        isinstance(given, dict),
+        "it must be names, or a mapping of names to their arguments",
+    )
+    return given
+
+
+def short(name: str) -> str:
+    """What an own callback or logger is called: the last part of its import path."""
+    return name.rpartition(".")[2].lower() if "." in name else name

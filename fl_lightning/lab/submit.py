@@ -1,4 +1,4 @@
-"""`fl-train submit`: a SLURM job, or an array of jobs, for what `fl-train fit` would run here."""
+"""A SLURM job, or an array of jobs, for what `fl-train fit` would run here."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from string import Template
 
-from jsonargparse import Namespace
-
-from fl_lightning.cli import folder as folders
-from fl_lightning.cli import queue
-from fl_lightning.cli.resolve import complete, plan, start_of
-from fl_lightning.cli.settings import CommandLine, read_line
 from fl_lightning.configuration.config import Config, check
+from fl_lightning.configuration.flags import Flag, layers_of_flags, read_flags
+from fl_lightning.configuration.resolve import resolve, start_of
 from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.lab import queue
+from fl_lightning.results import opening
 from fl_lightning.results.provenance import name_of
 
 FIXED = ("fabric.num_nodes", "fabric.devices", "resume")
@@ -31,55 +29,131 @@ UNREACHABLE = ("Unable to contact", "timed out", "Connection refused")
 MOST_RUNS = 1000  # SLURM's own default limit on an array
 
 
-def submit(argv: list[str]) -> None:
-    """Write the job script into OUT, and hand it to sbatch; with `--dry_run` only show it."""
-    line = read_line(argv, "submit")
-    values = line.values
-    check_job(values)
-    for key in FIXED:
-        free = not any(word == f"--{key}" or word.startswith(f"--{key}=") for word in line.flags)
+@dataclass(frozen=True)
+class Job:
+    """What a SLURM job needs (`fl_lightning.submit`)."""
+
+    nodes: int = 1
+    gpus_per_node: int = 0
+    tasks_per_node: int = 1
+    time: str | None = None
+    partition: str | None = None
+    warning: int = 120
+    sbatch: str | None = None
+    dry_run: bool = False
+
+    def check(self) -> None:
+        """Raise `BadInput` for a job that no cluster takes."""
+        check("time", None, self.time is not None, "a job needs it: --time HH:MM:SS")
+        fine = re.fullmatch(r"(\d+-)?\d+(:\d\d){0,2}", self.time or "") is not None
+        check("time", self.time, fine, "it must be SLURM's: minutes, HH:MM:SS or D-HH:MM:SS")
+        name = re.fullmatch(r"[\w.-]+", self.partition or "x") is not None
+        check("partition", self.partition, name, "it must be a partition's name")
+        limit = _seconds(str(self.time))
+        fine = limit == 0 or self.warning < limit  # 0: SLURM sets no limit
+        allowed = (
+            f"it must be shorter than the time limit, {limit} s, or the job would be queued "
+            f"again for ever"
+        )
+        check("warning", self.warning, fine, allowed)
+
+    def check_ranks(self, clients: int) -> None:
+        """Raise `BadInput` for more processes than `clients`."""
+        key = (
+            "gpus_per_node"
+            if self.gpus_per_node
+            else "tasks_per_node"
+            if self.tasks_per_node > 1
+            else "nodes"
+        )
+        ranks = self.nodes * (self.gpus_per_node or self.tasks_per_node)
         check(
             key,
-            "given",
-            free,
-            "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many",
+            getattr(self, key),
+            ranks <= clients,
+            f"{ranks} processes: at most one for each of {clients} clients",
         )
+
+    def check_cluster(self) -> None:
+        """Raise `BadInput` without SLURM, and for nodes or GPUs that it has not: such a job may
+        wait for ever."""
+        here = shutil.which("sbatch") is not None
+        check("submit", "sbatch", here, "it is not on this machine: --dry_run shows the script")
+        if shutil.which("sinfo") is None:
+            return
+        partition = [f"--partition={self.partition}"] if self.partition else []
+        line = ["sinfo", "--noheader", "--Node", "--format=%N %G", *partition]
+        try:
+            answer = subprocess.run(
+                line, capture_output=True, text=True, errors="replace", check=False, timeout=30
+            )
+        except subprocess.TimeoutExpired:
+            return  # sbatch will say what is the matter
+        nodes = dict(words.split(" ", 1) for words in answer.stdout.splitlines() if " " in words)
+        if answer.returncode or not nodes:
+            return
+        gpus = [
+            sum(map(int, re.findall(r"gpu(?::[^:,()]+)?:(\d+)", has))) for has in nodes.values()
+        ]
+        gpus_per_node, most = self.gpus_per_node, max(gpus)
+        check(
+            "gpus_per_node", gpus_per_node, gpus_per_node <= most, f"no node has more than {most}"
+        )
+        enough = sum(has >= gpus_per_node for has in gpus)
+        whose = f" with {gpus_per_node} GPUs" if gpus_per_node else ""
+        check(
+            "nodes", self.nodes, self.nodes <= enough, f"at most the {enough} that there are{whose}"
+        )
+
+    def wishes(self) -> str:
+        """What the job wants of the cluster, in words."""
+        words = [
+            f"nodes {self.nodes}",
+            *([f"gpus_per_node {self.gpus_per_node}"] if self.gpus_per_node else []),
+        ]
+        words += [f"partition {self.partition}"] if self.partition else []
+        return ", ".join([*words, f"time {self.time}"])
+
+
+def submit(flags: list[str], job: Job, array: str | None) -> str:
+    """Writes the job script of a run, or of a sweep, and hands it to sbatch; returns what was
+    submitted, in words, or with `dry_run` the script.
+
+    Args:
+        flags: of the run, as on the command line.
+        job: what it needs.
+        array: the sweep, as `grid` has it; None: one run.
+    """
+    job.check()
+    given = read_flags(flags)[1]
+    allowed = "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many"
+    for key in FIXED:
+        check(key, "given", all(flag.key != key for flag in given), allowed)
     # Bad input is answered now, not when the job's turn has come.
-    points = grid(values.array)
-    lines, runs, configs = zip(*(_tried_out(line, point, values) for point in points), strict=True)
+    points = grid(array)
+    lines, runs, configs = zip(*(_tried_out(given, point, job) for point in points), strict=True)
     places = [folder for folder, *_ in runs]
     twice = next((folder.name for k, folder in enumerate(places) if folder in places[:k]), None)
-    check(
-        "array",
-        values.array,
-        twice is None,
-        f"two of its runs would be called {twice}: give other values",
-    )
+    allowed = f"two of its runs would be called {twice}: give other values"
+    check("array", array, twice is None, allowed)
     from fl_lightning.lab.planning.start import check_starts
 
     check_starts(configs)
     out = places[0].parent
-    name = runs[0][0].name if len(runs) == 1 else f"{_stem(line)}-{len(runs)}-runs"
-    text = script(values, lines, out, name)
-    if values.dry_run:
-        print(text, end="")
-        return
-    check_cluster(values)
+    name = places[0].name if len(runs) == 1 else f"{_stem(given)}-{len(runs)}-runs"
+    text = script(job, lines, out, name)
+    if job.dry_run:
+        return text.removesuffix("\n")
+    job.check_cluster()
     states = queue.states_of(out, places)
     again = next((folder.name for folder in places if states.get(folder) in queue.ALIVE), None)
-    check(
-        "name",
-        again,
-        again is None,
-        "SLURM has a job that is to do this run: cancel it, or give another name",
-    )
-    send(values, text, out, name, runs)
-    print(f"{len(lines)} run{'s' * (len(lines) > 1)} in {out}; see: fl-train status {out}")
+    allowed = "SLURM has a job that is to do this run: cancel it, or give another name"
+    check("name", again, again is None, allowed)
+    send(job, text, out, name, runs)
+    return f"{len(lines)} run{'s' * (len(lines) > 1)} in {out}; see: fl-train status {out}"
 
 
-def send(
-    values: Namespace, text: str, out: Path, name: str, runs: Sequence[tuple[Path, str, int]]
-) -> None:
+def send(job: Job, text: str, out: Path, name: str, runs: Sequence[tuple[Path, str, int]]) -> None:
     """Write the job script `text` into `out`, hand it to sbatch, print what it says, and keep which
     runs the job has.
 
@@ -106,30 +180,30 @@ def send(
         answer = " ".join(done.stderr.split())
         if any(word in answer for word in UNREACHABLE):
             raise RunFailed(f"sbatch did not reach SLURM: {answer}")
-        raise BadInput("submit", _wishes(values), f"sbatch refuses it: {answer}")
+        raise BadInput("submit", job.wishes(), f"sbatch refuses it: {answer}")
     queue.write(file.parent, name, done.stdout, runs)
     print(f"{done.stdout.strip()}; script: {file}")
 
 
-def script(values: Namespace, lines: Sequence[Sequence[str]], out: Path, name: str) -> str:
+def script(job: Job, lines: Sequence[Sequence[str]], out: Path, name: str) -> str:
     """The text of the job script: one array task for each of `lines`, the words of a `fit`."""
     template = Template(
         resources.files("fl_lightning.slurm").joinpath("job.sbatch").read_text(encoding="utf-8")
     )
-    gpus = values.gpus_per_node
+    gpus = job.gpus_per_node
     directives = [f"#SBATCH --gres=gpu:{gpus}"] if gpus else []
-    directives += [f"#SBATCH --partition={values.partition}"] if values.partition else []
+    directives += [f"#SBATCH --partition={job.partition}"] if job.partition else []
     directives += [f"#SBATCH --array=0-{len(lines) - 1}"] if len(lines) > 1 else []
-    directives += [f"#SBATCH {_directive(word)}" for word in shlex.split(values.sbatch or "")]
+    directives += [f"#SBATCH {_directive(word)}" for word in shlex.split(job.sbatch or "")]
     return template.substitute(
         name=_escaped(name),
-        nodes=values.nodes,
-        tasks=gpus or values.tasks_per_node,
-        time=values.time,
+        nodes=job.nodes,
+        tasks=gpus or job.tasks_per_node,
+        time=job.time,
         log=_escaped(
             str(out.resolve() / "jobs" / ("%x-%A_%a.out" if len(lines) > 1 else "%x-%j.out"))
         ),
-        warning=values.warning,
+        warning=job.warning,
         directives="\n".join(directives),
         runs="\n".join(f"  {shlex.quote(shlex.join(line))}" for line in lines),
         command=shlex.join([sys.executable, "-m", "fl_lightning"]),
@@ -176,22 +250,6 @@ def grid(text: str | None) -> list[dict[str, str]]:
     return points
 
 
-def check_job(values: Namespace) -> None:
-    """Raise `BadInput` for a job that no cluster takes."""
-    check("time", None, values.time is not None, "a job needs it: --time HH:MM:SS")
-    fine = re.fullmatch(r"(\d+-)?\d+(:\d\d){0,2}", values.time or "") is not None
-    check("time", values.time, fine, "it must be SLURM's: minutes, HH:MM:SS or D-HH:MM:SS")
-    name = re.fullmatch(r"[\w.-]+", values.partition or "x") is not None
-    check("partition", values.partition, name, "it must be a partition's name")
-    limit = _seconds(values.time)
-    fine = limit == 0 or values.warning < limit  # 0: SLURM sets no limit
-    allowed = (
-        f"it must be shorter than the time limit, {limit} s, or the job would be queued again for "
-        f"ever"
-    )
-    check("warning", values.warning, fine, allowed)
-
-
 def _seconds(time: str) -> int:
     """The seconds of a time as SLURM writes it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S."""
     days, dash, rest = time.rpartition("-")
@@ -202,36 +260,44 @@ def _seconds(time: str) -> int:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def _stem(line: CommandLine) -> str:
-    """What the runs of a command line are called after: `--name`, else the config."""
-    return start_of(line.layers).name or (Path(line.first).stem if line.first else "run")
+def _stem(flags: Sequence[Flag]) -> str:
+    """Returns what the runs of a command line are called after: `--name`, else the config."""
+    layers, first = layers_of_flags(flags)
+    return start_of(layers).name or (Path(first).stem if first else "run")
 
 
 def _tried_out(
-    line: CommandLine, point: dict[str, str], values: Namespace
+    flags: Sequence[Flag], point: dict[str, str], job: Job
 ) -> tuple[list[str], tuple[Path, str, int], Config]:
-    """The words of a point's run, with a `--name` of its own (a resumed job must find its folder);
-    the run's folder, method and rounds; its config. `BadInput` if it cannot work."""
-    words = line.flags + [word for key, value in point.items() for word in (f"--{key}", value)]
-    given = read_line(words)
-    config, start = plan(given.layers), start_of(given.layers)
+    """Resolves the run of one point of a sweep.
+
+    Returns:
+        The words of its `fit`, with a `--name` of its own (a resumed job must find its folder); its
+        folder, method and rounds; its config.
+    """
+    words = [word for flag in flags for word in flag.typed]
+    words += [word for key, value in point.items() for word in (f"--{key}", value)]
+    layers, first = layers_of_flags(read_flags(words)[1])
+    start = start_of(layers)
+    check(
+        "config",
+        None,
+        first is not None,
+        "a job resumes its run, which starts with --config only: name one",
+    )
+    config = resolve(layers)
     if start.name is None and not point:
-        taken, numbered = (
-            queue.names(Path(start.out)),
-            (f"{_stem(line)}-{k:03d}" for k in itertools.count(1)),
-        )
+        taken = queue.names(Path(start.out))
+        numbered = (f"{_stem(flags)}-{k:03d}" for k in itertools.count(1))
         name = next(n for n in numbered if n not in taken and not (Path(start.out) / n).exists())
     else:
         unnamed = () if start.name else ("seed", "method", "data.source", "data.root")
         parts = [_shown(key, value) for key, value in point.items() if key not in unnamed]
-        stem = start.name or name_of(config, _stem(line))
+        stem = start.name or name_of(config, _stem(flags))
         name = "-".join([stem, *(re.sub(r"[^\w.+-]", "_", part) for part in parts)])
     out = Path(start.out).resolve()
-    folders.check_name(replace(start, out=str(out), name=name))
-    allowed = "a job resumes its run, which starts with --config only: name one"
-    check("config", None, given.first is not None, allowed)
-    check_ranks(values, config.clients)
-    config = complete(config)
+    opening.check_name(replace(start, out=str(out), name=name))
+    job.check_ranks(config.clients)
     facts = out / name, str(config.by_key()["method"]["name"]), config.federation.rounds
     return [*words, "--out", str(out), "--name", name], facts, config
 
@@ -239,59 +305,3 @@ def _tried_out(
 def _shown(key: str, value: str) -> str:
     """One setting of a sweep in a name: `lam0.1`, `judge-after`."""
     return f"{key.rpartition('.')[2]}{'' if value[:1].isdigit() else '-'}{value}"
-
-
-def check_ranks(values: Namespace, clients: int) -> None:
-    """Raise `BadInput` for more processes than `clients`."""
-    key = (
-        "gpus_per_node"
-        if values.gpus_per_node
-        else "tasks_per_node"
-        if values.tasks_per_node > 1
-        else "nodes"
-    )
-    ranks = values.nodes * (values.gpus_per_node or values.tasks_per_node)
-    check(
-        key,
-        values[key],
-        ranks <= clients,
-        f"{ranks} processes: at most one for each of {clients} clients",
-    )
-
-
-def check_cluster(values: Namespace) -> None:
-    """Raise `BadInput` without SLURM, and for nodes or GPUs that it has not: it may let such a job
-    wait for ever."""
-    here = shutil.which("sbatch") is not None
-    check("submit", "sbatch", here, "it is not on this machine: --dry_run shows the script")
-    if shutil.which("sinfo") is None:
-        return
-    partition = [f"--partition={values.partition}"] if values.partition else []
-    line = ["sinfo", "--noheader", "--Node", "--format=%N %G", *partition]
-    try:
-        answer = subprocess.run(
-            line, capture_output=True, text=True, errors="replace", check=False, timeout=30
-        )
-    except subprocess.TimeoutExpired:
-        return  # sbatch will say what is the matter
-    nodes = dict(words.split(" ", 1) for words in answer.stdout.splitlines() if " " in words)
-    if answer.returncode or not nodes:
-        return
-    gpus = [sum(map(int, re.findall(r"gpu(?::[^:,()]+)?:(\d+)", has))) for has in nodes.values()]
-    gpus_per_node, most = values.gpus_per_node, max(gpus)
-    check("gpus_per_node", gpus_per_node, gpus_per_node <= most, f"no node has more than {most}")
-    enough = sum(has >= gpus_per_node for has in gpus)
-    whose = f" with {gpus_per_node} GPUs" if gpus_per_node else ""
-    check(
-        "nodes", values.nodes, values.nodes <= enough, f"at most the {enough} that there are{whose}"
-    )
-
-
-def _wishes(values: Namespace) -> str:
-    """What the job wants of the cluster, in words."""
-    words = [
-        f"nodes {values.nodes}",
-        *([f"gpus_per_node {values.gpus_per_node}"] if values.gpus_per_node else []),
-    ]
-    words += [f"partition {values.partition}"] if values.partition else []
-    return ", ".join([*words, f"time {values.time}"])

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.cli.ends import config_of
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.sites.app import PACKAGE
+from fl_lightning.sites.ends import config_of
 from fl_lightning.sites.exchange import Exchange
 from fl_lightning.sites.rehearsal import differences, simulate
 from fl_lightning.sites.relay import process_of
@@ -119,7 +119,7 @@ def test_data_that_do_not_fit_are_one_line(
     sites: list[dict[str, Any]],
     tmp_path: Path,
 ) -> None:
-    with np.load(sites[1]["data"]) as file:
+    with np.config_of(sites[1]["data"]) as file:
         content = dict(file)
     spoil(content)
     np.savez(sites[1]["data"], **content)

@@ -1,45 +1,78 @@
-"""`fl-train reproduce`: a study that ships with the package, and the paper's numbers beside its
-own."""
+"""A study of a paper's table, run again, and the paper's numbers beside its own."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from pathlib import Path
-from typing import Any
 
-from fl_lightning.cli import studyfile
-from fl_lightning.cli.resolve import to_settings
-from fl_lightning.cli.settings import Layer
-from fl_lightning.cli.study import resolve, start, study_line
 from fl_lightning.configuration.config import check, flat
+from fl_lightning.configuration.files import Layer
+from fl_lightning.configuration.resolve import to_settings
+from fl_lightning.foundation import command
 from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.lab.study import studyfile
+from fl_lightning.lab.study.comparison import Comparison, written
 from fl_lightning.lab.study.folder import PLACE, StudyFolder, default
 from fl_lightning.lab.study.grid import Study
-from fl_lightning.lab.study.papers import cells_of
+from fl_lightning.lab.study.launch import Chosen, Options, resolved, start
+from fl_lightning.lab.study.papers import Cell, cells_of
 from fl_lightning.lab.study.part import part_of
+from fl_lightning.lab.study.reproduce import beside, sheet_of
+from fl_lightning.lab.study.sheet import Sheet
 
 
-def reproduce(argv: list[str]) -> None:
-    """Run what is missing of a study, then print its numbers beside the paper's."""
-    name, values, over = study_line(argv, "reproduce")
+def reproduce(
+    name: str,
+    over: list[Layer],
+    chosen: Chosen,
+    options: Options,
+    rounds: int | None,
+    form: str,
+    no_run: bool,
+) -> Comparison:
+    """Runs what is missing of a study, and returns its numbers beside the paper's.
+
+    Args:
+        name: of the study, or its file.
+        over: settings over those of its base.
+        chosen: methods, seeds and settings that are to be run; None: all.
+        options: its folder, and how it is run.
+        rounds: in place of the study's.
+        form: of the text.
+        no_run: whether to run nothing.
+
+    Raises:
+        RunFailed: runs have failed; the table of all else has been printed.
+    """
     whole = Study.of(studyfile.read(name))
     cells = cells_of(whole)
-    if values.out is None:
-        values.out = str(Path("studies") / name.removesuffix(".yaml").replace("/", "-"))
     failed: RunFailed | None = None
-    if values.no_run:
-        folder = StudyFolder(Path(values.out))
-        check("out", values.out, bool(folder), "there is no study yet; without --no-run it is run")
-        for key in ("methods", "seeds", "settings", "rounds"):
-            value = getattr(values, key)
+    folder = StudyFolder(Path(options.out))
+    if no_run:
+        allowed = "there is no study yet; without --no-run it is run"
+        check("out", options.out, bool(folder), allowed)
+        for key, value in zip(
+            ("methods", "seeds", "settings", "rounds"), (*chosen, rounds), strict=True
+        ):
             check(key, value, value is None, "it says what to run, and no-run runs nothing")
     else:
-        over += [{"federation": {"rounds": values.rounds}}] if values.rounds is not None else []
-        folder, failed = _run(whole, over, values, ["fl-train", "reproduce", *argv])
-    from fl_lightning.cli.compare import write
-    from fl_lightning.lab.study.reproduce import beside, sheet_of
+        length: Layer = {"federation": {"rounds": rounds}}
+        study, part = part_of(whole, *chosen)
+        layers = over if rounds is None else [*over, length]
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is the table's
+            try:
+                print(start(study, layers, options, command.line("reproduce", name), part))
+            except RunFailed as error:
+                failed = error
+    comparison = written(_beside_paper(whole, cells, folder, name), form)
+    if failed is not None:
+        print(comparison)
+        raise failed
+    return comparison
 
+
+def _beside_paper(whole: Study, cells: list[Cell], folder: StudyFolder, name: str) -> Sheet:
     changed = _changed(whole, folder)
     notes = [*changed, *_other_seeds(whole, folder)]
     title = str((whole.paper or {}).get("title") or name)
@@ -47,30 +80,12 @@ def reproduce(argv: list[str]) -> None:
         title += (
             f"; NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: {', '.join(notes)}"
         )
-    write(
-        sheet_of(beside(cells, folder, reasons=not changed), title, _missing(folder)), values.format
-    )
-    if failed is not None:
-        raise failed
-
-
-def _run(
-    whole: Study, over: list[Layer], values: Any, line: list[str]
-) -> tuple[StudyFolder, RunFailed | None]:
-    """The study's folder once it has run; and what failed, for the table of all else comes
-    first."""
-    values.slurm = False
-    study, part = part_of(whole, values.methods, values.seeds, values.settings)
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is the table's
-        try:
-            return start(study, over, values, line, part), None
-        except RunFailed as error:
-            return StudyFolder(Path(values.out)), error
+    return sheet_of(beside(cells, folder, reasons=not changed), title, _missing(folder))
 
 
 def _changed(whole: Study, folder: StudyFolder) -> list[str]:
     """Where the base of what was run is not the study's as it is written."""
-    written = dict(flat(to_settings(resolve(whole)[0])))
+    written = dict(flat(to_settings(resolved(whole)[0])))
     there = dict(flat(folder.definition().get("base")))
     skip = (*PLACE, "fabric.", "seed")
     return [

@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.cli.folder import when_stopped
-from fl_lightning.cli.resolve import to_settings, to_yaml
-from fl_lightning.cli.settings import Layer
-from fl_lightning.cli.study import resolve, run_safely, train, worker_count
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Config, check
+from fl_lightning.configuration.files import Layer
+from fl_lightning.configuration.resolve import to_settings, to_yaml
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.extras import require
 from fl_lightning.lab.study import code, samples
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Run, Study
+from fl_lightning.lab.study.launch import resolved, run_safely, train, worker_count
 from fl_lightning.lab.worth import FOLDS
 from fl_lightning.lab.worth.statistics import Name
+from fl_lightning.results.opening import when_stopped
 
 if TYPE_CHECKING:
     from fl_lightning.lab.worth.further import Task
@@ -176,14 +176,15 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, C
         "evaluation": {"every": ONLY_LAST},
         "callbacks": {"heatmaps": None, "progress": None, "checkpoint": {}},
     }
-    base, runs, configs = resolve(
+    base, runs, configs = resolved(
         definition, over=[*plan.over, fixed], beneath=[{"data": {"min_samples": 1}}]
     )
     return definition, base, list(zip(runs, configs, strict=True))
 
 
 def _prepared(plan: Plan) -> tuple[Plan, dict[str, tuple[Config, dict[str, Any]]], Facts]:
-    """The plan with its metric, each row's config and table entry of seed 0, and the silos' facts."""
+    """Returns the plan with its metric, each row's config and table entry of seed 0, and the
+    silos' facts."""
     definition, base, runs = _resolved(plan, 1)
     regression = base.data.task == "regression"
     allowed = "of a regression it is mae" if regression else "mae is for data.task regression"
