@@ -346,6 +346,10 @@ def check_method(
     """
     from fl_lightning.lab.check import checking
 
+    flags = [] if isinstance(config, Mapping | str | os.PathLike) else config
+    another = any(flag == "--method" or flag.startswith("--method=") for flag in flags)
+    allowed = f"{plain(method)} is checked; --method.ARG sets its arguments"
+    check("method", "--method", not another, allowed)
     checking.check_method(plain(method), _text(only), quick, _text(out), layers_of(config, {})[0])
 
 

@@ -171,7 +171,8 @@ def _run(name: str, argv: list[str]) -> None:
         many = "..." in usage
         is_optional = usage.startswith("[")
         fits = bool(words) if many else len(words) <= 1 and bool(words or is_optional)
-        allowed = f"it must be given: fl-train {name} {usage}"
+        once = "" if many else " once"
+        allowed = f"it must be given{once}: fl-train {name} {usage}"
         check(name, " ".join(words) or None, fits, allowed)
         arguments |= {parameter: words if many else words[0]} if words else {}
     own = keys(parser_of(function))

@@ -287,7 +287,7 @@ def test_what_is_broken_is_named(method: str, checked: Checked) -> None:
             ["fedavg", "--method", "kapc"],
             "method: '--method' is not allowed; fedavg is checked; --method.ARG sets",
         ),
-        ([], "method: None is not allowed; one must be given"),
+        ([], "check-method: it must be given once"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) and value else None,
 )

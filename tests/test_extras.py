@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-# what is absent is looked for by the command, not by its imports
-from fl_lightning.cli import compare as compare
 from fl_lightning.cli import main
 from fl_lightning.foundation import extras
 from fl_lightning.foundation.exits import BUG
 from fl_lightning.foundation.extras import command, needs, require
+
+# what is absent is looked for by the command, not by its imports
+from fl_lightning.lab.study import comparison as comparison
 
 FIT = "fit --config kapc_exact_digits --federation.rounds 1 --fabric.accelerator cpu --loggers null"
 

@@ -80,10 +80,11 @@ def _work(
     lines: Connection, answers: Connection, work: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     """Does the work in the new process, and sends what it returns or raises."""
-    os.dup2(lines.fileno(), 1)
-    os.dup2(lines.fileno(), 2)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(lines.fileno(), number)
+        stream = os.fdopen(number, "w", buffering=1, errors="backslashreplace", closefd=False)
+        setattr(sys, name, stream)
     lines.close()
-    print_anything()
     try:
         with signals.unwinding():
             answers.send((work(*args),))

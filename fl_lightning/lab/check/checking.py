@@ -76,15 +76,13 @@ def _config(method: str, layers: list[Layer]) -> Config:
 
 def _without_others(layer: Layer, class_path: str) -> Layer:
     """Returns a config's settings without its method, where that is another than the one that is
-    checked; `BadInput` where a flag names it."""
+    checked."""
     given = layer.get("method")
     name = given.get("name") or given.get("class_path") if isinstance(given, dict) else given
     if not isinstance(name, str):
         return layer
     if catalogue.find("methods", "method", name).class_path == class_path:
         return layer
-    allowed = f"{class_path} is checked; --method.ARG sets its arguments"
-    check("method", name, layer.keys() != {"method"}, allowed)
     return {key: value for key, value in layer.items() if key != "method"}
 
 
