@@ -25,11 +25,11 @@ from fl_lightning.foundation.errors import RunFailed as RunFailed
 
 __version__: str
 __all__ = [
-    "__version__",
     "BadInput",
-    "RunFailed",
     "Run",
+    "RunFailed",
     "Worth",
+    "__version__",
     "archive",
     "audit",
     "check_method",

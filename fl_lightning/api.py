@@ -634,9 +634,10 @@ def worth(
         BadInput: a key or a value that cannot work.
         RunFailed: trainings failed; the same call tries them again.
     """
+    from fl_lightning.lab.worth import output
     from fl_lightning.lab.worth.launch import worth as launch
 
-    launch(
+    measured = launch(
         layers_of(config, {})[0],
         Path(out),
         methods=None if methods is None else [one.strip() for one in str(methods).split(",")],
@@ -649,7 +650,8 @@ def worth(
         curve=curve,
         workers=workers,
     )
-    return Worth(Path(out))
+    page = Path(out) / "worth.html"
+    return Worth(Path(out), f"{output.table(measured)}the page: {page}")
 
 
 @checked

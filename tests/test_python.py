@@ -249,9 +249,7 @@ def test_a_study_and_its_comparison(workplace: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(BadInput, match=r"^methods\[0\]: 'fedavgg' is not allowed"):
         fl_lightning.study(wrong, "studies/a", data=(X, Y, SITES))
     assert list(workplace.iterdir()) == []
-    scores = fl_lightning.study(
-        definition, "studies/a", data=(X, Y, SITES), workers=1
-    ).scores
+    scores = fl_lightning.study(definition, "studies/a", data=(X, Y, SITES), workers=1).scores
     assert set(scores.groupby(["method", "seed"]).size()) == {3} and set(scores["seed"]) == {0, 1}
     assert "[4/4]" in capsys.readouterr().out
     comparison = fl_lightning.compare("studies/a", baseline="fedavg", judge="after")

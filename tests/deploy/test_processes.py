@@ -119,7 +119,7 @@ def test_data_that_do_not_fit_are_one_line(
     sites: list[dict[str, Any]],
     tmp_path: Path,
 ) -> None:
-    with np.config_of(sites[1]["data"]) as file:
+    with np.load(sites[1]["data"]) as file:
         content = dict(file)
     spoil(content)
     np.savez(sites[1]["data"], **content)

@@ -480,7 +480,7 @@ def test_a_method_that_is_judged_fine_tuned_is_audited(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--out", "a"], "audit: [] is not allowed; one run folder, or one study"),
+        (["--out", "a"], "audit: it must be given once: fl-train audit STUDY | RUN"),
         (["nowhere", "--out", "a"], "audit: 'nowhere' is not allowed; there is no such folder"),
         (["empty", "--out", "a"], "it is neither a study nor a finished run"),
         (["empty"], "out: it must be given"),

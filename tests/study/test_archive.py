@@ -211,7 +211,7 @@ def test_newcomers_come_along_and_are_compared(study: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        ("archive", "archive: None"),
+        ("archive", "archive: it must be given once"),
         ("archive a b", "archive: 'a b'"),
         ("archive nowhere", "nowhere"),
         ("archive study --rerun x", "rerun: 'x'"),

@@ -429,7 +429,7 @@ def test_end_to_end(ask: Callable[..., Any], tmp_path: Path) -> None:
     ("words", "changes", "said"),
     [
         (["kapc/tabel1"], {}, "study: 'kapc/tabel1' .*did you mean kapc/table1"),
-        ([], {}, "one file or name"),
+        ([], {}, "reproduce: it must be given once"),
         (["tiny.yaml", "--seeds", "x"], {}, "seeds: 'x'"),
         (["tiny.yaml", "--rounds", "0"], {}, "federation.rounds: 0"),
         (["tiny.yaml", "--methods", "kapc,kap"], {}, "methods: 'kap' .*did you mean kapc"),

@@ -360,8 +360,8 @@ def test_a_bad_study_is_one_line_before_anything_is_written(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("", "one file"),
-        ("a.yaml b.yaml --out s", "one file"),
+        ("", "study: it must be given once"),
+        ("a.yaml b.yaml --out s", "study: 'a.yaml b.yaml' is not allowed; it must be given once"),
         ("study.yaml", "out: it must be given"),
         ("none.yaml --out s", "none.yaml"),
         ("study.yaml --out s --workers 0", "workers: 0"),

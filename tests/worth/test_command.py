@@ -81,7 +81,7 @@ def test_the_scores_are_those_of_the_runs(out: Path) -> None:
         ("fedper", "fedper"),
     ):
         for seed in (0, 3):
-            with np.config_of(out / "scores" / label / f"seed-{seed}.npz") as table:
+            with np.load(out / "scores" / label / f"seed-{seed}.npz") as table:
                 own = [table["right"][table["client"] == c].mean() for c in range(6)]
             with (out / "runs" / folder / f"seed-{seed}" / "final.csv").open() as file:
                 assert own == pytest.approx(
@@ -90,7 +90,7 @@ def test_the_scores_are_those_of_the_runs(out: Path) -> None:
 
 
 def test_fine_tuned_models_are_scored_as_such(out: Path) -> None:
-    with np.config_of(out / "scores" / "fedavg,finetuned" / "seed-1.npz") as table:
+    with np.load(out / "scores" / "fedavg,finetuned" / "seed-1.npz") as table:
         own = [table["right"][table["client"] == c].mean() for c in range(6)]
     with (out / "runs" / "fedavg,personalised" / "seed-1" / "clients.csv").open() as file:
         last = [row for row in csv.DictReader(file) if row["round"] == "2"]
@@ -115,8 +115,8 @@ def test_runs_of_two_processes_are_scored_as_those_of_one(out: Path, tmp_path: P
         )
     for label in rows:
         with (
-            np.config_of(place(out, label, 1)) as one,
-            np.config_of(place(tmp_path, label, 1)) as two,
+            np.load(place(out, label, 1)) as one,
+            np.load(place(tmp_path, label, 1)) as two,
         ):
             assert {name: two[name].tolist() for name in two} == {
                 name: one[name].tolist() for name in one
@@ -139,7 +139,7 @@ def test_a_silos_seconds_count_processes_that_train_beside_each_other(
 
 
 def test_every_sample_is_tested_once_a_cycle_by_models_that_have_not_seen_it(out: Path) -> None:
-    tables = [np.config_of(out / "scores" / "local" / f"seed-{seed}.npz") for seed in range(FOLDS)]
+    tables = [np.load(out / "scores" / "local" / f"seed-{seed}.npz") for seed in range(FOLDS)]
     aarau = np.concatenate([table["sample"][table["client"] == 0] for table in tables])
     assert len(np.unique(aarau)) == len(aarau) == 90
 
@@ -158,7 +158,7 @@ def test_silos_that_cannot_be_judged_are_told_why(answer: dict[str, dict[str, An
 
 def test_shared_samples_are_in_no_figure(out: Path, answer: dict[str, dict[str, Any]]) -> None:
     """Basel's share of right answers without the ten that Aarau has, too."""
-    tables = [np.config_of(out / "scores" / "local" / f"seed-{seed}.npz") for seed in range(FOLDS)]
+    tables = [np.load(out / "scores" / "local" / f"seed-{seed}.npz") for seed in range(FOLDS)]
     sample, client, right = (
         np.concatenate([t[name] for t in tables]) for name in ("sample", "client", "right")
     )
@@ -273,10 +273,10 @@ def test_what_is_asked_beyond_the_gain(out: Path) -> None:
     assert facts["leave_one_out"]["silos"] == names
     place = "scores/" + method.replace(" ", ",")
     shares = []
-    first = [np.config_of(out / place / f"seed-{seed}.npz") for seed in range(FOLDS)]
+    first = [np.load(out / place / f"seed-{seed}.npz") for seed in range(FOLDS)]
     basel = np.concatenate([t["sample"][t["client"] == 1] for t in first])
     for folder in (out, out / "without" / "silo-1"):
-        tables = [np.config_of(folder / place / f"seed-{seed}.npz") for seed in range(FOLDS)]
+        tables = [np.load(folder / place / f"seed-{seed}.npz") for seed in range(FOLDS)]
         sample, client, right = (
             np.concatenate([t[name] for t in tables]) for name in ("sample", "client", "right")
         )

@@ -15,7 +15,7 @@ from fl_lightning.lab.study import studyfile
 from fl_lightning.lab.study.comparison import Comparison, written
 from fl_lightning.lab.study.folder import PLACE, StudyFolder, default
 from fl_lightning.lab.study.grid import Study
-from fl_lightning.lab.study.launch import Chosen, Options, resolved, start
+from fl_lightning.lab.study.launch import Chosen, Options, check_over, resolved, start
 from fl_lightning.lab.study.papers import Cell, cells_of
 from fl_lightning.lab.study.part import part_of
 from fl_lightning.lab.study.reproduce import beside, sheet_of
@@ -45,6 +45,7 @@ def reproduce(
     Raises:
         RunFailed: runs have failed; the table of all else has been printed.
     """
+    check_over(over)
     whole = Study.of(studyfile.read(name))
     cells = cells_of(whole)
     failed: RunFailed | None = None

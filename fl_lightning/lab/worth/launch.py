@@ -139,7 +139,7 @@ def default_methods(layers: Sequence[Layer]) -> list[str]:
     last = configured[-1] if configured else None
     name = last.get("name", last.get("class_path")) if isinstance(last, dict) else last
     new = isinstance(name, str) and name not in (*METHODS, "local", "fedavg")
-    return [*METHODS, *([name] if new else [])]
+    return [*METHODS, *([str(name)] if new else [])]
 
 
 def answer(plan: Plan) -> Measured:
@@ -228,7 +228,9 @@ def _train(plan: Plan, facts: Facts) -> int:
     """Run what is missing, with `minutes` cycle by cycle; the number of cycles that have ended."""
     from fl_lightning.lab.worth import words
 
-    for note in words.beforehand(facts.names, facts.sizes, plan.cycles, facts.counts, plan.metric):
+    for note in words.beforehand(
+        facts.names, facts.sizes, plan.cycles, facts.counts, plan.metric or "accuracy"
+    ):
         print(f"worth: {note}", file=sys.stderr)
     minutes = plan.minutes
     if minutes is None:
