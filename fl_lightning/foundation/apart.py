@@ -82,7 +82,7 @@ def _work(
     """Does the work in the new process, and sends what it returns or raises."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(lines.fileno(), number)
-        stream = os.fdopen(number, "w", buffering=1, errors="backslashreplace", closefd=False)
+        stream = os.fdopen(number, "w", buffering=1, encoding="utf-8", closefd=False)
         setattr(sys, name, stream)
     lines.close()
     try:
