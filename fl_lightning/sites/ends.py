@@ -131,7 +131,7 @@ def answer(app: Path, run: str, node: Mapping[str, Any], message: bytes) -> byte
     client, folder = int(node["client"]), Path(str(node["folder"])) / run
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder / "lock"):
-        work = partial(_at_site, app, folder, node | {"client": client, "site": name})
+        work = partial(_at_site, app, folder, {**node, "client": client, "site": name})
         return answered(message, client, name, folder, work)
 
 

@@ -46,6 +46,6 @@ if __name__ == "__main__":
     for name in LOADED:
         import_module(name)
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", POLL)
-    subprocess_executor.SubprocessExecutor.launch = launch  # type: ignore[method-assign]
-    subprocess_executor.SubprocessExecutor.reconcile = reconcile  # type: ignore[method-assign]
+    subprocess_executor.SubprocessExecutor.launch = launch
+    subprocess_executor.SubprocessExecutor.reconcile = reconcile
     flower_superexec()
