@@ -22,7 +22,7 @@ LAYOUT = {
 }
 TOKENS = {
     "benchmarks": 17_200,
-    "callbacks": 37_200,
+    "callbacks": 37_100,
     "cli": 37_200,
     "configuration": 9_200,
     "core": 17_000,
