@@ -21,9 +21,9 @@ import torch
 from measure import compared, interleaved, markdown
 from workloads import workloads
 
-from fl_lightning.cli.together import drive
 from fl_lightning.configuration.config import Component, Config, DataConfig
 from fl_lightning.foundation.files import make_folder
+from fl_lightning.lab.study.together import drive
 from fl_lightning.run import fit
 
 FEDAVG = "fedavg.FedAvg"
@@ -77,7 +77,12 @@ def run(config: Config, folder: Path, put_together: Any = None) -> None:
     fit(config, folder, put_together=put_together)
 
 
-def runs(methods: Sequence[str], executor: str, seeds: int, rounds: int) -> list[Config]:
+def runs(
+    methods: Sequence[str],
+    executor: str,
+    seeds: int,
+    rounds: int,
+) -> list[Config]:
     configs = [config_of(method, executor, rounds) for method in methods]
     return [replace(config, seed=seed) for seed in range(seeds) for config in configs]
 

@@ -14,7 +14,8 @@ import pytest
 from pandas import DataFrame
 from scipy import stats
 
-from fl_lightning.cli import main, studyfile
+from fl_lightning.cli import main
+from fl_lightning.lab.study import studyfile
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 

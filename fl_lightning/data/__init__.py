@@ -27,12 +27,10 @@ __all__ = ["ClientData", "FederatedData", "Part", "ResidentPart", "prepare"]
 
 
 def prepare(
-    data: DataConfig,
-    clients: int,
-    seed: int,
-    smoke: bool = False,
+    data: DataConfig, clients: int, seed: int, smoke: bool = False, fit: bool = True
 ) -> FederatedData:
-    """Load `data.source`, deal it out to `clients` and work out the normalisation.
+    """Load `data.source`, deal it out to `clients` and work out the normalisation; without `fit`
+    samples stay as they were read, with neither `data.impute` nor `data.scale`.
 
     Randomness depends on `seed` alone; with `data.folds` on the number of its cycle, and the fold
     on its place in it. Raises `BadInput` for data that are absent, malformed or too few. `smoke`
@@ -83,15 +81,7 @@ def prepare(
     labels_train = planted.relabelled(
         dealt.train.labels, [*trains, *validations], [*groups, *groups], tasks
     )
-    labels = (
-        labels_train,
-        planted.relabelled(
-            dealt.test.labels,
-            tests,
-            groups,
-            tasks,
-        ),
-    )
+    labels = labels_train, planted.relabelled(dealt.test.labels, tests, groups, tasks)
     unlabelled = public.pool(data, smoke)
     samples = _samples(
         source,
@@ -103,6 +93,7 @@ def prepare(
         made_up,
         seed,
         smoke,
+        fit,
     )
     if is_told:
         digest = identity.of(source, None if made_up else unlabelled, data.reads_test)
@@ -133,6 +124,7 @@ def _samples(
     made_up: bool,
     seed: int,
     smoke: bool,
+    fit: bool,
 ) -> dict[str, Any]:
     """Read the samples, fit what is to be fitted, and work out the normalisation: as
     `FederatedData` takes them.
@@ -143,19 +135,12 @@ def _samples(
     test = train if dealt.test is dealt.train else dealt.test.read_all()
     _check_images(data, train.ndim)
     columns = source.reading.columns if not made_up else Columns.unknown(train.shape)
-    fits = Preprocessing.of(data, columns, train)
+    fits = Preprocessing.of(data, columns, train) if fit else None
     public_ = None
     if dealt.held_back is not None:
         public_ = dealt.held_back.read_all()
     elif data.public is not None:
-        public_, made_up = public.load(
-            data,
-            unlabelled,
-            train,
-            made_up,
-            seed,
-            smoke,
-        )
+        public_, made_up = public.load(data, unlabelled, train, made_up, seed, smoke)
     if fits is not None:
         shared = np.delete(np.arange(len(dealt.names)), [newcomer.number for newcomer in away])
         seen = np.concatenate([dealt.shares[0][c] for c in shared])
@@ -187,12 +172,7 @@ def _samples(
         common = samples(dealt.common.read_all(), dealt.common.labels)
     shared_by_all = None if public_ is None else samples(public_, np.zeros(0, np.int64))
     named = client_names(source, data, len(dealt.names))
-    reading = replace(
-        source.reading,
-        client_names=named,
-        columns=columns,
-        preprocessing=fits,
-    )
+    reading = replace(source.reading, client_names=named, columns=columns, preprocessing=fits)
     trained = samples(train, labels[0], fitted=True)
     pools = {"train": trained, "test": tested, "public": shared_by_all, "common": common}
     return {**pools, "reading": reading, "made_up": made_up}
@@ -303,14 +283,7 @@ def _deal(
         groups,
     )
     if data.own_test:  # what was dealt as training data is all that a client has
-        trains, tests = owntest.cut(
-            train,
-            trains,
-            data,
-            seed,
-            fold,
-            names,
-        )
+        trains, tests = owntest.cut(train, trains, data, seed, fold, names)
         tested = np.sort(np.concatenate(tests))
         trained = np.setdiff1d(
             np.arange(len(used)),

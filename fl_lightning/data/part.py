@@ -141,7 +141,11 @@ class SubsetPart(Part):
         """The part that it was taken from first."""
         return self._part.whole
 
-    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
+    def _in_order(
+        self,
+        order: Tensor | None,
+        sizes: list[int],
+    ) -> Batches:
         return self._part._in_order(self._index if order is None else self._index[order], sizes)
 
 
@@ -163,7 +167,11 @@ class ResidentPart(Part):
         """Inputs and labels, unless they are augmented."""
         return None if self.augmented else (self.x, self.y)
 
-    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
+    def _in_order(
+        self,
+        order: Tensor | None,
+        sizes: list[int],
+    ) -> Batches:
         x = self.x
         y = self.y
         if order is not None:
