@@ -22,7 +22,7 @@ LAYOUT = {
 }
 TOKENS = {
     "benchmarks": 17_200,
-    "callbacks": 37_200,
+    "callbacks": 37_100,
     "configuration": 16_700,
     "core": 17_000,
     "data": 42_900,
