@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fl_lightning.configuration.config import Component, Config, check
+from fl_lightning.configuration.resolve import to_yaml
 from fl_lightning.data import prepare
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.files import whole_folder
@@ -27,16 +27,24 @@ behind."""
 class Deployed:
     """The files of an app, those of its rehearsal sites, and lines for the user."""
 
+    folder: Path
     app: list[Path]
     sites: list[Path]
     notes: list[str]
+
+    def __str__(self) -> str:
+        readme = self.folder / "README.md"
+        lines = [*self.notes, f"app: {self.folder} ({len(self.app)} files); the commands: {readme}"]
+        if self.sites:
+            first, last = self.sites[0], self.sites[-1].name
+            lines.append(f"data of {len(self.sites)} sites to rehearse with: {first} to {last}")
+        return "\n".join(lines)
 
 
 def deploy(
     config: Config,
     out: str | Path,
     *,
-    to_yaml: Callable[[Config], str],
     sites: str | Path | None = None,
     rehearse: bool = True,
 ) -> Deployed:
@@ -45,7 +53,6 @@ def deploy(
     Args:
         config: complete.
         out: the app's folder; the run gets its name.
-        to_yaml: the text of a configuration.
         sites: a new folder for the configuration's data, one file for each client.
         rehearse: first compare two rounds by messages with the simulator's.
 
@@ -80,7 +87,7 @@ def deploy(
         if sites is not None:
             with whole_folder(Path(sites)):
                 site_files = write_sites(config, data, Path(sites))
-    return Deployed(files, site_files, notes)
+    return Deployed(folder, files, site_files, notes)
 
 
 def _compared(config: Config) -> str:

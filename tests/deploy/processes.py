@@ -25,18 +25,18 @@ from safetensors.torch import load_file
 from torch import equal
 
 from fl_lightning.cli import main
-from fl_lightning.cli.ends import answer, config_of
 from fl_lightning.run import fit_on_rank, launch
 from fl_lightning.sites.app import fingerprint
 from fl_lightning.sites.center import federation_of
 from fl_lightning.sites.data import Facts
+from fl_lightning.sites.ends import answer, config_of
 from fl_lightning.sites.exchange import Come, Exchange, Limits
 from fl_lightning.sites.rehearsal import LocalTransport
 from fl_lightning.storage import manifest as disk
 
 NAME = "app"
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["fl_lightning.cli.ends", "fl_lightning.sites.site", __name__])
+SERVER.set_forkserver_preload(["fl_lightning.sites.ends", __name__])
 
 
 def client_app(out: Connection, app: Path, node: dict[str, Any], message: bytes) -> None:

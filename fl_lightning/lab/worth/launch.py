@@ -1,30 +1,29 @@
-"""`fl-train worth`: trains every row on every fold, and answers for each silo whether to
-federate."""
+"""Trains every row on every fold, and answers for each silo whether to federate."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.cli.folder import when_stopped
-from fl_lightning.cli.resolve import to_settings, to_yaml
-from fl_lightning.cli.settings import CommandLine, Layer, read_line
-from fl_lightning.cli.study import resolve, run_safely, train, worker_count
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Config, check
+from fl_lightning.configuration.files import Layer
+from fl_lightning.configuration.resolve import to_settings, to_yaml
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.extras import require
 from fl_lightning.lab.study import code, samples
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Run, Study
+from fl_lightning.lab.study.launch import resolved, run_safely, train, worker_count
 from fl_lightning.lab.worth import FOLDS
+from fl_lightning.lab.worth.statistics import Name
+from fl_lightning.results.opening import when_stopped
 
 if TYPE_CHECKING:
     from fl_lightning.lab.worth.further import Task
@@ -44,31 +43,42 @@ ONLY_LAST = 10**6
 """Rounds between evaluations: the last one is always scored, and no other is needed."""
 
 
-@dataclasses.dataclass
+@dataclass(frozen=True)
 class Plan:
-    """What is to be trained, and where."""
+    """What is to be trained, and where.
 
-    values: Any
-    """Of the command's own keys."""
-    over: list[Layer]
-    methods: list[str]
-    cycles: int
-    again: str
-    """The command that goes on with it."""
+    Args:
+        over: settings of the config, later layers winning.
+        folder: where everything is kept.
+        methods: federated methods beside FedAvg.
+        cycles: of 5 folds.
+        minutes: in place of `cycles`: as many as end in that time.
+        metric: that gains are of; None: accuracy, of a regression mae.
+        margin: differences below it do not matter, in points; None: the default.
+        leave_one_out: also train without each silo in turn.
+        curve: also train on shares of each silo's samples.
+        workers: processes; None: as many as cores.
+        again: the command that goes on with it.
+        begin: on the monotonic clock.
+    """
+
+    over: Sequence[Layer]
+    folder: StudyFolder
+    methods: Sequence[str]
+    cycles: int = CYCLES
+    minutes: float | None = None
+    metric: Name | None = None
+    margin: float | None = None
+    leave_one_out: bool = False
+    curve: bool = False
+    workers: int | None = None
+    again: str = ""
     begin: float = 0.0
-    """On the monotonic clock."""
-
-    @property
-    def folder(self) -> StudyFolder:
-        """Where everything is kept."""
-        return StudyFolder(Path(self.values.out))
 
     def more(self, silos: int) -> float:
         """Trainings beyond the cycles, as a share of those of a cycle."""
         further = (
-            2 * min(silos, FOLDS)
-            + FOLDS * silos * self.values.leave_one_out
-            + 6 * FOLDS * self.values.curve
+            2 * min(silos, FOLDS) + FOLDS * silos * self.leave_one_out + 6 * FOLDS * self.curve
         )
         return further / (FOLDS * (len(self.methods) + 2))
 
@@ -80,30 +90,61 @@ class TooSlow(Exception):
         self.seconds = seconds
 
 
-def worth(argv: list[str]) -> None:
-    """Run what is missing in the folder `--out`, and write and print the answer."""
-    from fl_lightning.lab.worth import output
-
-    line = read_line(argv, "worth")
-    measured = answer(line, ["fl-train", "worth", *argv])
-    print(output.table(measured), end="")
-    print(f"the page: {Path(line.values.out) / 'worth.html'}")
-
-
-def answer(line: CommandLine, again: Sequence[str]) -> Measured:
-    """Train, measure, and write the files of `--out`.
+def worth(
+    layers: Sequence[Layer],
+    out: Path,
+    *,
+    methods: Sequence[str] | None = None,
+    repeats: int | None = None,
+    again: str = "",
+    **keys: Any,
+) -> Measured:
+    """Train what is missing in the folder `out`, measure, and write the answer's files.
 
     Args:
-        line: of `worth`.
+        layers: of the config, as for `fit`, later ones winning.
+        out: the folder.
+        methods: to try beside FedAvg; None: `METHODS` and the config's own.
+        repeats: trainings of each method, rounded up to whole cycles; None: `CYCLES` of them.
         again: the command that goes on with it.
+        keys: as for `Plan`.
 
     Raises:
-        BadInput: it cannot work, before anything is trained; or `--minutes` are too few for a
-            cycle.
+        BadInput: it cannot work, before anything is trained; or `minutes` are too few for a cycle.
         RunFailed: runs have failed; the others have been run.
     """
-    plan = _plan(line, shlex.join(again), time.monotonic())
-    first, facts = _prepared(plan)
+    for extra in ("study", "report"):
+        require(extra, "worth", str(out))
+    both = repeats is not None and keys.get("minutes") is not None
+    check("repeats", repeats, not both, "with minutes it must be left out")
+    layers = [{key: value for key, value in layer.items() if key != "loggers"} for layer in layers]
+    methods = default_methods(layers) if methods is None else methods
+    for name in methods:
+        check("methods", name, bool(name), "method names with commas between: fedper,ditto")
+        catalogue.find("methods", "methods", name)
+    cycles = CYCLES if repeats is None else math.ceil(repeats / FOLDS)
+    if repeats is not None and repeats % FOLDS:
+        print(
+            f"worth: {cycles * FOLDS} repetitions, whole cycles of {FOLDS} folds", file=sys.stderr
+        )
+    over = [{key: value for key, value in layer.items() if key != "seed"} for layer in layers]
+    begin = time.monotonic()
+    plan = Plan(over, StudyFolder(out), methods, cycles, again=again, begin=begin, **keys)
+    return answer(plan)
+
+
+def default_methods(layers: Sequence[Layer]) -> list[str]:
+    """`METHODS`, and that of the config where it is a federated one by name."""
+    configured = [layer["method"] for layer in layers if "method" in layer]
+    last = configured[-1] if configured else None
+    name = last.get("name", last.get("class_path")) if isinstance(last, dict) else last
+    new = isinstance(name, str) and name not in (*METHODS, "local", "fedavg")
+    return [*METHODS, *([str(name)] if new else [])]
+
+
+def answer(plan: Plan) -> Measured:
+    """Train, measure, and write the files."""
+    plan, first, facts = _prepared(plan)
     from fl_lightning.lab.worth import output
 
     with plan.folder.locked():
@@ -112,39 +153,6 @@ def answer(line: CommandLine, again: Sequence[str]) -> Measured:
         sections = _further(plan, first, facts, measured)
         output.write(plan.folder.path, measured, sections)
     return measured
-
-
-# ---------------------------------------------------------------- what was asked for
-
-
-def _plan(line: CommandLine, again: str, begin: float) -> Plan:
-    values = line.values
-    for extra in ("study", "report"):
-        require(extra, "worth", values.out)
-    both = values.repeats is not None and values.minutes is not None
-    check("repeats", values.repeats, not both, "with minutes it must be left out")
-    given = [layer["method"] for layer in line.layers if "method" in layer]
-    layers = [
-        {k: v for k, v in layer.items() if k not in ("loggers", "seed")} for layer in line.layers
-    ]
-    if values.methods is None:
-        last = given[-1] if given else None
-        named = last.get("name", last.get("class_path")) if isinstance(last, dict) else last
-        methods = list(METHODS)
-        methods += (
-            [named] if isinstance(named, str) and named not in (*METHODS, "local", "fedavg") else []
-        )
-    else:
-        methods = [word.strip() for word in values.methods.split(",")]
-    for name in methods:
-        check("methods", name, bool(name), "method names with commas between: fedper,ditto")
-        catalogue.find("methods", "methods", name)
-    cycles = CYCLES if values.repeats is None else math.ceil(values.repeats / FOLDS)
-    if values.repeats is not None and values.repeats % FOLDS:
-        print(
-            f"worth: {cycles * FOLDS} repetitions, whole cycles of {FOLDS} folds", file=sys.stderr
-        )
-    return Plan(values, layers, methods, cycles, again, begin)
 
 
 def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, Config]]]:
@@ -168,19 +176,19 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, C
         "evaluation": {"every": ONLY_LAST},
         "callbacks": {"heatmaps": None, "progress": None, "checkpoint": {}},
     }
-    base, runs, configs = resolve(
+    base, runs, configs = resolved(
         definition, over=[*plan.over, fixed], beneath=[{"data": {"min_samples": 1}}]
     )
     return definition, base, list(zip(runs, configs, strict=True))
 
 
-def _prepared(plan: Plan) -> tuple[dict[str, tuple[Config, dict[str, Any]]], Facts]:
-    """Of each row the config and the table's entry of seed 0, and the facts on the silos; all of it
-    checked."""
+def _prepared(plan: Plan) -> tuple[Plan, dict[str, tuple[Config, dict[str, Any]]], Facts]:
+    """Returns the plan with its metric, each row's config and table entry of seed 0, and the
+    silos' facts."""
     definition, base, runs = _resolved(plan, 1)
     regression = base.data.task == "regression"
     allowed = "of a regression it is mae" if regression else "mae is for data.task regression"
-    plan.values.metric = metric = plan.values.metric or ("mae" if regression else "accuracy")
+    metric: Name = plan.metric or ("mae" if regression else "accuracy")
     check("metric", metric, (metric == "mae") == regression, allowed)
     share = base.federation.participation
     check(
@@ -210,7 +218,7 @@ def _prepared(plan: Plan) -> tuple[dict[str, tuple[Config, dict[str, Any]]], Fac
         if run.seed == 0
         for cell in run.cells()
     }
-    return first, in_a_process(look, runs[0][1])
+    return replace(plan, metric=metric), first, in_a_process(look, runs[0][1])
 
 
 # ---------------------------------------------------------------- training
@@ -221,10 +229,10 @@ def _train(plan: Plan, facts: Facts) -> int:
     from fl_lightning.lab.worth import words
 
     for note in words.beforehand(
-        facts.names, facts.sizes, plan.cycles, facts.counts, plan.values.metric
+        facts.names, facts.sizes, plan.cycles, facts.counts, plan.metric or "accuracy"
     ):
         print(f"worth: {note}", file=sys.stderr)
-    minutes = plan.values.minutes
+    minutes = plan.minutes
     if minutes is None:
         _cycle(plan, plan.cycles, math.inf)
         return plan.cycles
@@ -282,7 +290,7 @@ def _run_all(plan: Plan, tasks: Sequence[Task], limit: float = math.inf) -> int:
         return 0
     failures: dict[str, str] = {}
     first, done, few = time.monotonic(), 0, max(1, 2 * len(jobs) // 5)
-    count = worker_count(plan.values.workers, jobs[0][0])
+    count = worker_count(plan.workers, jobs[0][0])
     work = run_all(_train_and_score, jobs, count, plan.folder.path / "logs", lambda numbers: None)
 
     def stopped() -> str:
@@ -374,11 +382,8 @@ def _measured(
     from fl_lightning.training.schedule import Length
 
     out = plan.folder.path
-    silos, metric, margin = (
-        read(out, [*first], cycles, facts),
-        plan.values.metric,
-        plan.values.margin,
-    )
+    silos, metric, margin = read(out, [*first], cycles, facts), plan.metric, plan.margin
+    assert metric is not None
     measured = measure(silos, metric, margin if margin is None or metric == "mae" else margin / 100)
     config, cell = first[measured.method]
     finetuning = None
@@ -400,18 +405,16 @@ def _further(
     rows = {label: (config, cell.get("judge")) for label, (config, cell) in first.items()}
     new = further.newcomers(out, rows, method, silos)
     tasks = [*new]
-    tasks += further.without(out, rows, method, silos) if plan.values.leave_one_out else []
-    tasks += further.curve(out, rows, method) if plan.values.curve else []
+    tasks += further.without(out, rows, method, silos) if plan.leave_one_out else []
+    tasks += further.curve(out, rows, method) if plan.curve else []
     _run_all(plan, tasks)
     parts: dict[str, tuple[Any, Section]] = {
         "costs": further.costs(out, measured, first[method][1]["folder"])
     }
     parts |= {"newcomers": further.of_newcomers(new, measured)}
     parts |= (
-        {"leave_one_out": further.of_without(out, measured, facts)}
-        if plan.values.leave_one_out
-        else {}
+        {"leave_one_out": further.of_without(out, measured, facts)} if plan.leave_one_out else {}
     )
-    parts |= {"curve": further.of_curve(out, measured, facts)} if plan.values.curve else {}
+    parts |= {"curve": further.of_curve(out, measured, facts)} if plan.curve else {}
     measured.consortium |= {name: content for name, (content, _) in parts.items()}
     return [section for _, section in parts.values()]
