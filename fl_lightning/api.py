@@ -212,9 +212,13 @@ def export(
         checkpoint: The newest, or the best by validation (else mean) accuracy.
     """
     from fl_lightning.lab.handing_over import export as write
-    from fl_lightning.sites.ends import exported
 
-    return write(Path(run), str(client), os.fspath(out), format, checkpoint, exported)
+    def of_site(*given: Any) -> Any:
+        from fl_lightning.sites.ends import exported
+
+        return exported(*given)
+
+    return write(Path(run), str(client), os.fspath(out), format, checkpoint, of_site)
 
 
 @checked
