@@ -45,6 +45,9 @@ def load(data: DataConfig) -> Source:
     groups, group_names = None, list[str]()
     if group is not None:
         group_names, groups = _numbered(cells[group], group, data.root)
+    units = None
+    if data.unit_column is not None:
+        units = _numbered(cells[data.unit_column], data.unit_column, data.root)[1]
     words = set(data.one_hot or [])
     features = {
         name: [composed(cell) for cell in cells[name]] if name in words else cells[name]
@@ -60,7 +63,7 @@ def load(data: DataConfig) -> Source:
             len(chosen) == 1,
             "tokens (data.tokens) are of one column of texts: name it",
         )
-        places = Pool(labels, lambda index: index, groups)
+        places = Pool(labels, lambda index: index, groups, units=units)
         return text.as_tokens(source_of(data, places, None, class_names, group_names), first, data)
     if images:
         beside = Path(data.root or "").expanduser().parent
@@ -79,7 +82,8 @@ def load(data: DataConfig) -> Source:
             "it must name columns of features (data.columns)",
         )
         read = Pool.of(_features(data, features, columns), labels).read
-    pool = Pool(labels, read, groups, mark=marks(files, beside) if images else None)
+    mark = marks(files, beside) if images else None
+    pool = Pool(labels, read, groups, units=units, mark=mark)
     source = source_of(data, pool, None, class_names, group_names)
     return replace(source, reading=Reading(columns=None if images else columns))
 
