@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -43,7 +43,8 @@ class Pool:
     """Number of the person, specimen or document that each sample is of, int64 [n]: no unit lies in
     two parts of a split."""
     rows: np.ndarray | None = None
-    """Number of each sample, int64 [n]; None: its place. It stays when parts are taken."""
+    """Number of each sample, int64 [n]: its place in the pool that parts are taken of; None: its
+    place in this one."""
     mark: Callable[[np.ndarray], Sequence[bytes]] | None = None
     """Indices [m] to what tells each sample from others, where reading all of them would take long
     (data/identity.py); None: they are told by what `read` gives."""
@@ -122,8 +123,7 @@ class Pool:
             groups,
             spans,
             units,
-            np.concatenate([self.numbers, len(self.labels) + other.numbers]),
-            None if None in marks else mark,
+            mark=None if None in marks else mark,
         )
 
 
@@ -233,5 +233,5 @@ def source_of(
             parts = split(strata, TEST_SHARE, rng)
         else:
             parts = by_unit(train.units, strata, TEST_SHARE, rng)
-        train, test = map(train.part, parts)
+        train, test = (replace(train.part(part), rows=None) for part in parts)
     return Source(train, test, class_names, list(group_names))
