@@ -18,6 +18,7 @@ from fl_lightning.foundation.log import in_bytes
 from fl_lightning.lab.study.grid import place as folder_of
 from fl_lightning.lab.study.statistics import LEVEL, holm
 from fl_lightning.lab.worth import ALONE, FOLDS, LENGTHS, LOCAL, words
+from fl_lightning.lab.worth import row as row_name
 from fl_lightning.lab.worth import statistics as numbers
 from fl_lightning.lab.worth.measure import best_alone, contributions
 from fl_lightning.lab.worth.page import Section
@@ -64,9 +65,14 @@ class Row:
         return replace(self.config, seed=seed, data=changed, federation=federation)
 
     @property
+    def name(self) -> str:
+        """Of the row, as scores have it."""
+        return row_name(self.label, self.length)
+
+    @property
     def folder(self) -> str:
-        """Of its label."""
-        return folder_of(self.label)
+        """Of its own runs."""
+        return folder_of(self.name)
 
 
 def newcomers(out: Path, method: Row, alone: Row, silos: int) -> list[Task]:
@@ -192,7 +198,7 @@ def of_without(
     ps: dict[tuple[int, int], float] = {}
     for j in range(count if count > 2 else 0):
         for i in range(count):
-            missed = _missed(out, i, j, measured, facts) if i != j else None
+            missed = _missed(out, i, j, method, measured, facts) if i != j else None
             if missed is not None:
                 effect[i, j], half[i, j] = missed.gain, missed.half
                 if not measured.answers[i].reason:
@@ -200,7 +206,7 @@ def of_without(
     sure = [pair for pair, p in zip(ps, holm(list(ps.values())), strict=True) if p <= LEVEL]
     content: dict[str, Any] = {"silos": names, "missed": effect.tolist(), "half": half.tolist()}
     content["surely"] = [[names[i], names[j]] for i, j in sorted(sure)]
-    relation, rank = _relation(out, count, method.folder), math.nan
+    relation, rank = _relation(out, count, folder_of(method.label)), math.nan
     if relation is not None:
         off = ~np.eye(count, dtype=bool) & np.isfinite(effect)
         rank = (
@@ -219,9 +225,9 @@ def of_without(
         else "score of the silo of a row falls"
     )
     text = (
-        f"How much the {worse} where the silo of a column does not take part ({measured.method}, one "
-        f"cycle; {words.METRICS[metric]}), with half of its 95 % interval. A positive number: it "
-        f"would be missed. "
+        f"How much the {worse} where the silo of a column does not take part "
+        f"({measured.method}, one cycle; {words.METRICS[metric]}), with half of its 95 % interval. "
+        f"A positive number: it would be missed. "
         f"All pairs considered together (Holm, 5 %): {surely}."
     )
     if math.isfinite(rank):
@@ -238,16 +244,19 @@ def of_without(
     return content, section
 
 
-def _missed(out: Path, i: int, j: int, measured: Measured, facts: Facts) -> numbers.Estimate | None:
+def _missed(
+    out: Path, i: int, j: int, method: Row, measured: Measured, facts: Facts
+) -> numbers.Estimate | None:
     """What silo i has from silo j, on the samples that no other silo has; None where that is not
     defined."""
-    method, metric, like = measured.method, measured.metric, measured.answers[i].silo
+    metric, like = measured.metric, measured.answers[i].silo
     if not len(like.samples):
         return None
     places = out, out / "without" / f"silo-{j}"
-    whole, part = (one(place, like, [method], facts) for place in places)
+    whole, part = (one(place, like, [method.name], facts) for place in places)
     there, away = (
-        numbers.contributions(metric, silo.rows[method], silo.samples) for silo in (whole, part)
+        numbers.contributions(metric, silo.rows[method.name], silo.samples)
+        for silo in (whole, part)
     )
     return numbers.estimate(metric, away, there, whole.samples)
 
@@ -273,6 +282,7 @@ def of_curve(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, Any
     labels = [label for label in rows if label in ALONE or label == measured.method]
     for share in (*SHARES, 1.0):
         place = out if share == 1 else out / "curve" / f"share-{share:g}"
+        folder = folder_of(LOCAL[0] if share == 1 else LOCAL[-1])
         judged = [silo for silo in read(place, labels, 1, facts) if not words.why_not(silo, metric)]
         estimates = []
         for silo in judged:
@@ -281,7 +291,7 @@ def of_curve(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, Any
             estimates.append(numbers.estimate(metric, alone, federated, silo.samples))
         known = [one for one in estimates if one is not None]
         if known:
-            clients = RunResult(place / "runs" / LOCAL[0] / "seed-0").clients
+            clients = RunResult(place / "runs" / folder / "seed-0").clients
             sizes = clients.groupby("client")["train_samples"].first()
             size = float(sizes[[silo.number for silo in judged]].mean())
             gain, low, high = numbers.mean_gain(known)

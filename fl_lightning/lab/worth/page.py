@@ -148,9 +148,9 @@ def _methods(measured: Measured) -> Section:
     """Every row beside training alone."""
     metric, labels = measured.metric, list(measured.picks)
     text = (
-        "Gain of each method over the best of training alone, with its 95 % interval (x3: trained "
-        "3 times as long). These are not corrected for choosing among them: the largest of a row is "
-        "too large. Last, the standard deviation of one training's gain."
+        "Gain of each method over the best alone, with its 95 % interval (x3: trained 3 times as "
+        "long). These are not corrected for choosing among them: the largest of a row is too "
+        "large. Last, the standard deviation of one training's gain."
     )
     section = Section("Every method", text, ["silo", *labels, "between trainings"])
     for answer in measured.answers:
