@@ -79,7 +79,10 @@ def newcomers(out: Path, method: Row, alone: Row, silos: int) -> list[Task]:
     """Every silo held out once, by the chosen method and by training alone, for as many rounds as
     the others' run."""
     tasks: list[Task] = []
-    for row, place in ((method, method.folder), (alone, "alone")):
+    for row, place in (
+        (method, method.folder),
+        (alone, folder_of(row_name("alone", alone.length))),
+    ):
         for fold in range(FOLDS):
             away = [c for c in range(silos) if c % FOLDS == fold]
             if away and len(away) < silos:
@@ -143,7 +146,7 @@ def of_newcomers(tasks: Sequence[Task], measured: Measured) -> tuple[list[dict[s
     rounds = [(t.config.evaluation.newcomer_rounds, t.config.federation.rounds) for t in tasks]
     part = min((own / whole for own, whole in rounds), default=0.0)
     trained = [
-        ("alone" if task.folder.parent.name == "alone" else "federated", row)
+        ("alone" if task.folder.parent.name.startswith("alone") else "federated", row)
         for task in tasks
         for row in RunResult(task.folder).rows("newcomers")
     ]
