@@ -30,10 +30,11 @@ import numpy as np
 import yaml
 
 from fl_lightning import __version__
-from fl_lightning.cli import main, studyfile
+from fl_lightning.cli import main
 from fl_lightning.foundation.csvtable import as_csv
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.lab.report.tables import worst_tenth
+from fl_lightning.lab.study import studyfile
 from fl_lightning.lab.study.cells import Cell, read
 from fl_lightning.lab.study.harm import share_harmed
 

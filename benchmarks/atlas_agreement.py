@@ -22,10 +22,11 @@ from torch import Tensor
 from atlas import ATLAS, KINDS, Row
 from fl_lightning.callbacks.graphs import cosines
 from fl_lightning.callbacks.relations import Relation, SampleCounts
-from fl_lightning.cli import main, studyfile
+from fl_lightning.cli import main
 from fl_lightning.core import RelationInputs, RunContext
 from fl_lightning.foundation.csvtable import as_csv
 from fl_lightning.foundation.files import write_whole
+from fl_lightning.lab.study import studyfile
 from fl_lightning.lab.study.cells import read
 from fl_lightning.methods.fedavg import FedAvg
 

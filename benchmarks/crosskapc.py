@@ -23,9 +23,10 @@ from atlas_page import ALONE, RIVAL, Atlas, interval, mean_ranks, read
 from measure import markdown
 
 from atlas import ATLAS, KINDS
-from fl_lightning.cli import main, studyfile
+from fl_lightning.cli import main
 from fl_lightning.foundation.csvtable import as_csv
 from fl_lightning.foundation.files import write_whole
+from fl_lightning.lab.study import studyfile
 from fl_lightning.lab.study.cells import Cell
 from fl_lightning.lab.study.cells import read as cells_of
 

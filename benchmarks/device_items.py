@@ -239,7 +239,7 @@ def workload_of(day: Day, item: str) -> Workload:
 
 def makers(workload: Workload) -> Iterator[tuple[str, Callable[[], Rounds]]]:
     """What makes each side of a workload, by name."""
-    data, device = workload.load()[0], launched(workload.accelerator).device
+    data, device = workload.config_of()[0], launched(workload.accelerator).device
 
     def engine(name: Any, hub: Together | None = None) -> Federation:
         fed = workload.federation(FedAvg(), data, executor=name, together=hub)
@@ -273,7 +273,7 @@ def rounds(day: Day, item: str) -> None:
     workload = workload_of(day, item)
     device = launched(day.device).device
     clock, memory = device_clock(device), peak_memory(device)
-    day.note(item, workload=workload.name, data=workload.load()[1], runs=RUNS)
+    day.note(item, workload=workload.name, data=workload.config_of()[1], runs=RUNS)
     ready: dict[str, Callable[[], object]] = {}
     for name, make in makers(workload):
         memory.reset()

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import torch
 
-from fl_lightning.cli.resolve import complete, plan
-from fl_lightning.cli.study import QUIET, run_safely
-from fl_lightning.cli.together import driven
 from fl_lightning.configuration.config import Config
+from fl_lightning.configuration.resolve import resolve
 from fl_lightning.foundation.files import make_folder
+from fl_lightning.lab.study.launch import QUIET, run_safely
+from fl_lightning.lab.study.together import driven
 from fl_lightning.run import fit
 from fl_lightning.training.executors.together import Together
 
@@ -52,7 +52,7 @@ def config_of(
         "optimizer": {"lr": 0.05},
         "fabric": {"executor": executor},
     }
-    return complete(plan([QUIET, own]))
+    return resolve([QUIET, own])
 
 
 def one_by_one(configs: Sequence[Config], folder: Path) -> None:

@@ -17,8 +17,8 @@ import pytest
 import torch
 from scipy import stats
 
-from fl_lightning.cli import studyfile
 from fl_lightning.foundation.csvtable import as_csv
+from fl_lightning.lab.study import studyfile
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 

@@ -50,7 +50,7 @@ GRACE = 10.0
 SLACK = 2**28
 """Bytes for whatever else a process does while it takes in an answer: threads, connections
 (ours)."""
-COMMAND = ("-m", "fl_lightning.cli.ends")
+COMMAND = ("-m", "fl_lightning.sites.ends")
 
 
 def write_frame(out: Any, about: dict[str, Any], body: bytes = b"") -> None:

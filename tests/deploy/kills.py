@@ -33,9 +33,9 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from fl_lightning.cli import main as fl_train
-from fl_lightning.cli.ends import config_of
-from fl_lightning.cli.resolve import to_yaml
+from fl_lightning.configuration.resolve import to_yaml
 from fl_lightning.sites.app import PACKAGE
+from fl_lightning.sites.ends import config_of
 from fl_lightning.sites.rehearsal import differences, simulate
 
 from .kept import lost_rounds, other_model

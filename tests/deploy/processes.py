@@ -23,11 +23,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from fl_lightning.cli.ends import config_of
 from fl_lightning.run import fit_on_rank, launch
 from fl_lightning.sites.app import PACKAGE, fingerprint
 from fl_lightning.sites.center import federation_of
 from fl_lightning.sites.data import Facts
+from fl_lightning.sites.ends import config_of
 from fl_lightning.sites.exchange import Come, Exchange, Limits
 
 from .kept import lost_rounds

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from fl_lightning import __version__
-from fl_lightning.cli import ends, main
+from fl_lightning.cli import main
 from fl_lightning.foundation.errors import Damaged, RunFailed
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.sites import wire
+from fl_lightning.sites import ends, wire
 from fl_lightning.sites.app import PACKAGE
 from fl_lightning.sites.rehearsal import LocalTransport, rehearse
 
@@ -94,7 +94,7 @@ def test_a_centre_does_not_go_on_with_another_configuration(
     before = {file: file.read_bytes() for file in Path("runs/app").rglob("*") if file.is_file()}
     command = [
         "-m",
-        "fl_lightning.cli.ends",
+        "fl_lightning.sites.ends",
         "center",
         "--app",
         f"app/{PACKAGE}",

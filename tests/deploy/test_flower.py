@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.cli.ends import config_of
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.sites.app import PACKAGE
+from fl_lightning.sites.ends import config_of
 from fl_lightning.sites.rehearsal import differences, simulate
 
 from .kills import of_flower

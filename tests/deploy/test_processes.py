@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.cli.ends import config_of
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.sites.app import PACKAGE
+from fl_lightning.sites.ends import config_of
 from fl_lightning.sites.exchange import Exchange
 from fl_lightning.sites.rehearsal import differences, simulate
 from fl_lightning.sites.relay import process_of

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.cli.commands import load
 from fl_lightning.configuration.components import Component, ModelConfig
 from fl_lightning.configuration.config import Config
 from fl_lightning.lab.study.folder import StudyFolder
@@ -27,6 +26,7 @@ from fl_lightning.lab.worth import row as row_name
 from fl_lightning.lab.worth.runs import Task
 from fl_lightning.lab.worth.scores import place
 from fl_lightning.lab.worth.silos import Facts
+from fl_lightning.results.opening import config_of
 
 from .conftest import SMALL, write_hospitals
 
@@ -104,7 +104,7 @@ def test_runs_of_two_processes_are_scored_as_those_of_one(out: Path, tmp_path: P
     """Each process has the models of its own clients alone."""
     rows = {"fedavg after": "after", "fedavg finetuned": "finetuned"}
     run = out / "runs/fedavg,personalised/seed-1"
-    config = load(run)
+    config = config_of(run)
     two = replace(config, fabric=replace(config.fabric, devices=2, threads=1))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(out.parent)

@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.cli.folder import when_stopped
-from fl_lightning.cli.resolve import to_settings, to_yaml
-from fl_lightning.cli.settings import Layer
-from fl_lightning.cli.study import resolve, run_safely, train, worker_count
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Config, check
+from fl_lightning.configuration.files import Layer
+from fl_lightning.configuration.resolve import to_settings, to_yaml
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.extras import require
 from fl_lightning.lab.study import code, samples
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Run, Study
+from fl_lightning.lab.study.launch import resolved, run_safely, train, worker_count
 from fl_lightning.lab.worth import FOLDS, LENGTHS, LOCAL, row
 from fl_lightning.lab.worth.statistics import Name
+from fl_lightning.results.opening import when_stopped
 
 if TYPE_CHECKING:
     from fl_lightning.lab.worth.further import Row
@@ -173,7 +173,7 @@ def default_methods(layers: Sequence[Layer]) -> list[str]:
     last = configured[-1] if configured else None
     name = last.get("name", last.get("class_path")) if isinstance(last, dict) else last
     new = isinstance(name, str) and name not in (*METHODS, "local", "fedavg")
-    return [*METHODS, *([name] if new else [])]
+    return [*METHODS, *([str(name)] if new else [])]
 
 
 def answer(ready: Prepared) -> Measured:
@@ -222,7 +222,7 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, C
         "evaluation": {"every": ONLY_LAST},
         "callbacks": {"heatmaps": None, "progress": None, "checkpoint": {}},
     }
-    base, runs, configs = resolve(
+    base, runs, configs = resolved(
         definition, over=[*plan.over, fixed], beneath=[{"data": {"min_samples": 1}}]
     )
     longest = [_times(config, LENGTHS[-1]) for config in configs]

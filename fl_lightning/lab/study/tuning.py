@@ -1,10 +1,9 @@
-"""`fl-train tune`: the same search for every method on validation data, then the choices on fresh
+"""The same search for every method on validation data, then the choices on fresh
 seeds."""
 
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import shutil
 import sys
 import time
@@ -16,25 +15,25 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from rich.console import Console
 
-from fl_lightning.cli import study as studies
-from fl_lightning.cli import studyfile
-from fl_lightning.cli.folder import when_stopped
-from fl_lightning.cli.resolve import complete, plan, to_settings, to_yaml
-from fl_lightning.cli.settings import Layer
 from fl_lightning.configuration.config import Config, check
+from fl_lightning.configuration.files import Layer
+from fl_lightning.configuration.resolve import resolve, to_settings, to_yaml
+from fl_lightning.foundation import command
 from fl_lightning.foundation.csvtable import as_csv
 from fl_lightning.foundation.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.files import aside_of, write_whole
 from fl_lightning.foundation.metric import BY_TASK, Metric
-from fl_lightning.lab.study import samples
+from fl_lightning.lab.study import launch, samples, studyfile
 from fl_lightning.lab.study.chosen import UNTUNED, words
 from fl_lightning.lab.study.folder import PLACE, Busy, StudyFolder
 from fl_lightning.lab.study.grid import LONGEST, Entry, Run, Study, safe
+from fl_lightning.lab.study.launch import Options
 from fl_lightning.lab.study.sheet import WIDTH
 from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.results import owncode
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.opening import when_stopped
 
 if TYPE_CHECKING:
     from fl_lightning.lab.study.trials import Claim, Ended, Trials
@@ -118,65 +117,68 @@ class Search:
             settings=self.entry.settings | own,
         )
         layers = [
-            *studies.layers_of(Run(setting, entry, self.seed)),
+            *launch.layers_of(Run(setting, entry, self.seed)),
             {"data": {"score_on": "validation"}},
         ]
-        return dataclasses.replace(complete(plan(layers, self.base)), seed=self.seed)
+        return dataclasses.replace(resolve(layers, self.base), seed=self.seed)
 
 
-def tune(argv: list[str]) -> None:
-    """Search for each method's arguments, write what was found, and run the study of the
-    choices."""
-    name, values, over = studies.study_line(argv, "tune")
+def tune(
+    content: Any, over: list[Layer], search: tuple[int, int, bool, bool], options: Options
+) -> None:
+    """Searches for each method's arguments, writes what was found, and runs the study of the
+    choices.
+
+    Args:
+        content: of the study's file.
+        over: settings over those of its base.
+        search: trials of each method, their seed, whether the settings that the search began from
+            are evaluated, too, and whether the study is run.
+        options: the search's folder, and how it is run.
+    """
+    trials, seed, untuned, runs_study = search
     for extra in ("tune", "study"):
-        require(extra, "tune", name)
+        require(extra, "tune", options.out)
     from fl_lightning.lab.study.tuned import Tuned, few
 
-    study = Study.of(studyfile.read(name))
-    check(
-        "seed",
-        values.seed,
-        values.seed not in study.seeds,
-        "the study has it, and is to judge on seeds unseen",
-    )
-    if values.untuned:
+    launch.check_over(over)
+    study = Study.of(content)
+    allowed = "the study has it, and is to judge on seeds unseen"
+    check("seed", seed, seed not in study.seeds, allowed)
+    if untuned:
         _check_labels(study)
-    base, _, configs = studies.resolve(study, over=over, beneath=[BENEATH])
+    base, _, configs = launch.resolved(study, over=over, beneath=[BENEATH])
     base = _with_one_test_part(study, base, configs)
     for share in (config.data.validation for config in configs):
         check("data.validation", share, share > 0, "tune chooses on validation data: above 0")
-    out = Path(values.out)
-    folder, settings = out / "trials", study.settings()
+    out = Path(options.out)
     # forced rows among them: each has its own judge, and so its own search
     entries = study.entries(everyone=False)
     searches = [
-        Search(entry, folder, values.trials, values.seed, base, settings) for entry in entries
+        Search(entry, out / "trials", trials, seed, base, study.settings()) for entry in entries
     ]
-    _check_same(out, to_settings(base), study, values, searches)
-    line = ["fl-train", "tune", *argv]
-    studies.fetch(
-        [
-            dataclasses.replace(c, data=dataclasses.replace(c.data, score_on="validation"))
-            for c in configs
-        ]
-    )
-    if line_of_few := few(values.trials):  # before the search, whose hours would otherwise be spent
+    _check_same(out, to_settings(base), study, searches, options.accept_changed_code)
+    on_validation = [
+        dataclasses.replace(c, data=dataclasses.replace(c.data, score_on="validation"))
+        for c in configs
+    ]
+    launch.fetch(on_validation)
+    if line_of_few := few(trials):  # before the search, whose hours would otherwise be spent
         print(f"tune: {line_of_few}", file=sys.stderr)
-    _search(searches, out, studies.worker_count(values.workers, configs[0]), shlex.join(line))
+    line = command.line("tune", "STUDY", "--out", options.out)
+    _search(searches, out, launch.worker_count(options.workers, configs[0]), line)
     ended = [(search, search.trials().ended()) for search in searches]
-    left = sum(search.number - len(trials) for search, trials in ended)
+    left = sum(search.number - len(done) for search, done in ended)
     if left:
         print(
             f"tune: {left} trials are at work in other processes; the last of them goes on, or: "
-            f"{shlex.join(line)}"
+            f"{line}"
         )
         return
-    tuned = [
-        Tuned(search.entry, trials, search.metric, search.dimensions) for search, trials in ended
-    ]
-    _choose(out, to_yaml(base), study, tuned, values)
-    if values.study:
-        _judge(out, values, line)
+    tuned = [Tuned(one.entry, done, one.metric, one.dimensions) for one, done in ended]
+    _choose(out, to_yaml(base), study, tuned, untuned, runs_study)
+    if runs_study:
+        _run_study(out, options, line)
 
 
 # ---------------------------------------------------------------- what was asked for
@@ -217,16 +219,16 @@ def _check_labels(study: Study) -> None:
 
 
 def _check_same(
-    out: Path, base: dict[str, Any], study: Study, values: Any, searches: list[Search]
+    out: Path, base: dict[str, Any], study: Study, searches: list[Search], accept: bool
 ) -> None:
     """Raise `BadInput` unless the folder is new, or holds this very search: it may gain methods and
     (fresh) seeds."""
     for group, _, name in (key.partition(".") for key in PLACE):
         base[group].pop(name)
     methods = {s.entry.label: s.record() for s in searches}
-    now = {
-        "trials": values.trials,
-        "seed": values.seed,
+    now: dict[str, Any] = {
+        "trials": searches[0].number,
+        "seed": searches[0].seed,
         "base": base,
         "grid": study.grid,
         "methods": methods,
@@ -265,7 +267,7 @@ def _check_same(
             f"the trials in {out} began with another version: change it back, give this search "
             f"another --out"
         )
-        fine = values.accept_changed_code or not changed
+        fine = accept or not changed
         check("code", ", ".join(changed), fine, f"{allowed}, or go on with --accept_changed_code")
         now["code"] = code | now["code"]
         same = not now["data"] or before.get("data", now["data"]) == now["data"]
@@ -358,7 +360,7 @@ def run_trials(search: Search) -> str | None:
             finally:
                 claim.let_go()
 
-    return studies.run_safely(work)
+    return launch.run_safely(work)
 
 
 def _run_trial(search: Search, claim: Claim) -> None:
@@ -373,7 +375,7 @@ def _run_trial(search: Search, claim: Claim) -> None:
             )
             config = search.config(claim.values, setting)
             if not (place / "summary.json").is_file():
-                studies.train(config, place, accept=True)  # `_check_same` has looked at its code
+                launch.train(config, place, accept=True)  # `_check_same` has looked at its code
             summary = RunFolder(place).read_summary()
             scores.append(search.metric.merit(float(summary[search.metric.of("final_mean")])))
     except (BadInput, RunFailed) as error:
@@ -393,7 +395,9 @@ def _run_trial(search: Search, claim: Claim) -> None:
 # ---------------------------------------------------------------- choosing
 
 
-def _choose(out: Path, base: str, study: Study, tuned_methods: list[Tuned], values: Any) -> None:
+def _choose(
+    out: Path, base: str, study: Study, tuned_methods: list[Tuned], untuned: bool, runs_study: bool
+) -> None:
     """Write and print what was found. `BadInput`, and nothing is written, where the study of the
     choices would refuse the folder `study`: it has trained rows that are no longer listed, whose
     choices the tables would lose."""
@@ -402,13 +406,11 @@ def _choose(out: Path, base: str, study: Study, tuned_methods: list[Tuned], valu
     texts = {
         "tuned.csv": as_csv([one.row() for one in tuned_methods]),
         "trials.csv": as_csv(tuned.trial_rows(tuned_methods)),
-        "tuned.yaml": tuned.study_file(
-            base, tuned_methods, study.seeds, study.grid, values.untuned
-        ),
+        "tuned.yaml": tuned.study_file(base, tuned_methods, study.seeds, study.grid, untuned),
     }
     folder = StudyFolder(out / "study")
-    if folder or values.study:
-        studies.grown(folder, Study.of(yaml.safe_load(texts["tuned.yaml"])))
+    if folder or runs_study:
+        launch.grown(folder, Study.of(yaml.safe_load(texts["tuned.yaml"])))
     for name, text in texts.items():
         write_whole(out / name, text)
     screen = Console(highlight=False)
@@ -419,10 +421,11 @@ def _choose(out: Path, base: str, study: Study, tuned_methods: list[Tuned], valu
         print("".join(f"{one.entry.label}: {warning}\n" for warning in one.warnings()), end="")
 
 
-def _judge(out: Path, values: Any, line: list[str]) -> None:
-    """Run the study of the choices, an ordinary study folder."""
-    values.out, values.slurm = str(out / "study"), False
+def _run_study(out: Path, options: Options, line: str) -> None:
+    """Runs the study of the choices, an ordinary study folder."""
+    chosen = Study.of(studyfile.read(str(out / "tuned.yaml")))
+    inner = dataclasses.replace(options, out=str(out / "study"))
     try:
-        studies.start(Study.of(studyfile.read(str(out / "tuned.yaml"))), [], values, line)
+        print(launch.start(chosen, [], inner, line))
     except Busy:
-        print(f"tune: another process runs the study in {values.out}")
+        print(f"tune: another process runs the study in {inner.out}")

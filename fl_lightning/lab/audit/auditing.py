@@ -1,19 +1,18 @@
-"""`fl-train audit`: what a finished run, or a study, tells of its clients' data, by viewer."""
+"""What a finished run, or a study, tells of its clients' data, by viewer."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_lightning.cli.commands import load
-from fl_lightning.cli.folder import check_out
-from fl_lightning.cli.settings import read_line
 from fl_lightning.configuration.config import check
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.lab.study.folder import StudyFolder
+from fl_lightning.results.opening import check_out, config_of
 
 if TYPE_CHECKING:
     from fl_lightning.lab.audit.attacks import Row
@@ -23,43 +22,52 @@ if TYPE_CHECKING:
 FILES = ("audit.json", "audit.csv", "audit.html")
 
 
-def audit(argv: list[str]) -> None:
-    """Look at the models of one run, or of all runs of a study, and write what they tell."""
-    line = read_line(argv, "audit")
-    check(
-        "audit",
-        line.words,
-        len(line.words) == 1,
-        "one run folder, or one study: fl-train audit DIR --out DIR",
-    )
-    folder, out = Path(line.words[0]), Path(line.values.out)
+@dataclass(frozen=True)
+class Audit:
+    """What attacks on finished runs measure; `str` gives the overall measures."""
+
+    rows: list[Row]
+    claims: dict[str, Claim]
+    """Of differentially private methods, by label: the claimed epsilon, and what canaries allow."""
+    page: Path
+
+    def __str__(self) -> str:
+        lines = [
+            f"{row.method}: {row.viewer}: {row.attack}: {row.measure} {row.value:.3f} "
+            f"({row.low:.3f} to {row.high:.3f})"
+            for row in self.rows
+            if row.measure.startswith(("AUC", "rank correlation"))
+            and "layer " not in row.measure
+            and row.low == row.low
+        ]
+        lines += [claim.words(label) for label, claim in self.claims.items()]
+        return "\n".join([*lines, f"the page: {self.page}"])
+
+
+def audit(folder: Path, out: Path) -> Audit:
+    """Looks at the models of one run, or of all runs of a study, and writes what they tell.
+
+    Raises:
+        RunFailed: a method claims a smaller epsilon than its canaries allow; all has been written.
+    """
     check("audit", str(folder), folder.is_dir(), "there is no such folder")
     check("out", str(out), not out.exists() or out.is_dir(), "it is no folder")
     listed = _runs(folder)
     from fl_lightning.lab.audit import page
     from fl_lightning.lab.audit.claims import claimed
-    from fl_lightning.lab.audit.observe import observed
 
     _check_out(out, page.MARKER)
     rows: list[Row] = []
     notes: list[str] = []
     claims: dict[str, Claim] = {}
     unseen: dict[str, list[str]] = {}
-    seen: dict[Path, Observed] = {}  # rows of a study share runs
-    for label, places in listed.items():
-        runs: list[Observed] = []
-        for place in places:
-            if place not in seen:
-                print(f"audit: {place}", file=sys.stderr)
-                seen[place] = observed(load(place), place)
-            runs.append(replace(seen[place], method=label))
+    for label, runs in _observed(listed):
         claim = claimed([run.privacy for run in runs])
         claims |= {label: claim} if claim is not None else {}
-        row, note = _attacked(label, runs)
-        rows += row
-        notes += note
-        last = runs[-1]
-        for view, values in last.samples.confidence.items():
+        rows_of_label, notes_of_label = _attacked(label, runs)
+        rows += rows_of_label
+        notes += notes_of_label
+        for view, values in runs[-1].samples.confidence.items():
             if (values != values).any():
                 unseen.setdefault(view, []).append(label)
     notes += [
@@ -73,15 +81,28 @@ def audit(argv: list[str]) -> None:
     )
     for name, text in zip(FILES, texts, strict=True):
         write_whole(out / name, text)
-    _print(rows)
-    for label, claim in claims.items():
-        print(claim.words(label))
-    print(f"the page: {out / FILES[-1]}")
-    if false := [label for label, claim in claims.items() if claim.broken]:
+    audited = Audit(rows, claims, out / FILES[-1])
+    if broken := [label for label, claim in claims.items() if claim.broken]:
+        print(audited)
         raise RunFailed(
-            f"audit: {false[0]} claims a smaller epsilon than its canaries allow: see "
-            f"{out / FILES[-1]}"
+            f"audit: {broken[0]} claims a smaller epsilon than its canaries allow: see "
+            f"{audited.page}"
         )
+    return audited
+
+
+def _observed(listed: dict[str, list[Path]]) -> Iterator[tuple[str, list[Observed]]]:
+    """Yields each label with what its runs tell; rows of a study share runs, which are read
+    once."""
+    from fl_lightning.lab.audit.observe import observed
+
+    seen: dict[Path, Observed] = {}
+    for label, places in listed.items():
+        for place in places:
+            if place not in seen:
+                print(f"audit: {place}", file=sys.stderr)
+                seen[place] = observed(config_of(place), place)
+        yield label, [replace(seen[place], method=label) for place in places]
 
 
 def _attacked(label: str, runs: list[Observed]) -> tuple[list[Row], list[str]]:
@@ -104,21 +125,6 @@ def _attacked(label: str, runs: list[Observed]) -> tuple[list[Row], list[str]]:
     rows = attacks.lira(runs) if len(runs) > 2 else []
     rows += attacks.thresholds(last) + attacks.relations(last) + attacks.label_mixes(last)
     return rows, notes
-
-
-def _print(rows: list[Row]) -> None:
-    """Print the attacks' overall measures, those by layer aside."""
-    for row in rows:
-        if (
-            row.measure.startswith(("AUC", "rank correlation"))
-            and "layer " not in row.measure
-            and row.low == row.low
-        ):
-            interval = f"({row.low:.3f} to {row.high:.3f})"
-            print(
-                f"{row.method}: {row.viewer}: {row.attack}: {row.measure} {row.value:.3f} "
-                f"{interval}"
-            )
 
 
 def _check_out(out: Path, marker: str) -> None:

@@ -1,5 +1,4 @@
-"""`fl-train check-method`: what every method must hold, tried on a user's own, a line for each
-check."""
+"""What every method must hold, tried on a user's own: a line for each check."""
 
 from __future__ import annotations
 
@@ -7,11 +6,11 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from fl_lightning.cli.resolve import complete, plan
-from fl_lightning.cli.settings import Layer, read_line
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.catalogue import did_you_mean
 from fl_lightning.configuration.config import Config, check
+from fl_lightning.configuration.files import Layer
+from fl_lightning.configuration.resolve import resolve
 from fl_lightning.foundation.errors import BadInput, RunFailed
 
 BASE: Layer = {
@@ -29,67 +28,39 @@ QUICK = ("runs", "seed", "resume", "partial", "skip", "bytes")
 """The checks of `--quick`, which need no second process and no other data or networks."""
 
 
-def check_method(argv: list[str]) -> None:
-    """Print a line for each check: what holds, and what does not and why.
+def check_method(
+    method: str, only: str | None, quick: bool, out: str | None, layers: list[Layer]
+) -> None:
+    """Prints a line for each check: what holds, and what does not and why.
 
     Raises:
         BadInput: there is no such method, or it cannot work with these settings at all.
         RunFailed: some checks fail.
     """
-    line = read_line(argv, "check-method")
-    words, values = line.words, line.values
-    second = words[1] if len(words) > 1 else None
-    check(
-        "method", second, len(words) == 1, "one must be given: fl-train check-method MODULE.CLASS"
-    )
-    another = next((flag for flag in line.flags if flag.partition("=")[0] == "--method"), None)
-    check(
-        "method",
-        another,
-        another is None,
-        f"{words[0]} is checked; --method.ARG sets its arguments",
-    )
-    config = _config(
-        words[0], [{"federation": {"rounds": 3}}, *line.layers] if values.quick else line.layers
-    )
-    new = values.out is None or not Path(values.out).exists()
-    check("out", values.out, new, "it exists; the runs need a new folder")
+    config = _config(method, [{"federation": {"rounds": 3}}, *layers] if quick else layers)
+    new = out is None or not Path(out).exists()
+    check("out", out, new, "it exists; the runs need a new folder")
     from fl_lightning.lab.check.checks import NAMES
 
-    check(
-        "quick",
-        values.quick,
-        not (values.quick and values.only),
-        "beside only, which names the checks",
-    )
-    names = [
-        name.strip()
-        for name in (values.only or ",".join(QUICK if values.quick else NAMES)).split(",")
-    ]
+    check("quick", quick, not (quick and only), "beside only, which names the checks")
+    chosen = only or ",".join(QUICK if quick else NAMES)
+    names = [name.strip() for name in chosen.split(",")]
+    allowed = f"checks: {', '.join(NAMES)}"
     for name in names:
-        check(
-            "only",
-            name,
-            name in NAMES,
-            f"no such check{did_you_mean(name, NAMES)}; checks: {', '.join(NAMES)}",
-        )
-    with (
-        contextlib.nullcontext(values.out)
-        if values.out is not None
-        else tempfile.TemporaryDirectory() as folder
-    ):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        failed = _checked(config, Path(folder), names)
+        near = did_you_mean(name, NAMES)
+        check("only", name, name in NAMES, f"no such check{near}; {allowed}")
+    folder = contextlib.nullcontext(out) if out is not None else tempfile.TemporaryDirectory()
+    with folder as place:
+        Path(place).mkdir(parents=True, exist_ok=True)
+        failed = _checked(config, Path(place), names)
     if failed:
-        raise RunFailed(
-            f"{words[0]}: {len(failed)} of {len(names)} checks fail: {', '.join(failed)}"
-        )
+        raise RunFailed(f"{method}: {len(failed)} of {len(names)} checks fail: {', '.join(failed)}")
 
 
 def _config(method: str, layers: list[Layer]) -> Config:
     class_path = catalogue.find("methods", "method", method).class_path
     settings = [_without_others(layer, class_path) for layer in layers]
-    config = plan([BASE, {"method": method}, *settings, SAVED])
+    config = resolve([BASE, {"method": method}, *settings, SAVED])
     federation = config.federation
     check(
         "federation.rounds",
@@ -100,18 +71,17 @@ def _config(method: str, layers: list[Layer]) -> Config:
     check(
         "federation.clients", federation.clients, config.clients >= 3, "at least 3 must take part"
     )
-    return complete(config)
+    return config
 
 
 def _without_others(layer: Layer, class_path: str) -> Layer:
-    """A config's settings without its method, where that is another than the one that is
+    """Returns a config's settings without its method, where that is another than the one that is
     checked."""
     given = layer.get("method")
     name = given.get("name") or given.get("class_path") if isinstance(given, dict) else given
-    if (
-        not isinstance(name, str)
-        or catalogue.find("methods", "method", name).class_path == class_path
-    ):
+    if not isinstance(name, str):
+        return layer
+    if catalogue.find("methods", "method", name).class_path == class_path:
         return layer
     return {key: value for key, value in layer.items() if key != "method"}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.cli import yamltext
+from fl_lightning.configuration import files
 from fl_lightning.configuration.config import check
 
 
@@ -24,7 +24,7 @@ def read(name: str, beside: Path = Path(), taken: tuple[Path, ...] = ()) -> Any:
     Raises:
         BadInput: there is no such study, it cannot be read, or it is like itself.
     """
-    file, content = yamltext.read("studies", "study", name, beside)
+    file, content = files.read("studies", "study", name, beside)
     place = file.resolve()
     check("like", name, place not in taken, "the study is like itself")
     if not isinstance(content, dict):

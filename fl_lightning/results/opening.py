@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
-from fl_lightning.cli.settings import Layer, read_config
-from fl_lightning.configuration.config import Config, check, flat
+from fl_lightning.configuration.config import Config, Start, check, flat
+from fl_lightning.configuration.files import Layer, read_config
+from fl_lightning.configuration.resolve import resolve, to_settings, to_yaml
 from fl_lightning.foundation import launcher
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.files import Taken, aside_of, flush, make_folder, take, write_whole
@@ -25,6 +25,8 @@ from fl_lightning.results import owncode
 
 CONFIG = "config.yaml"
 LOCK = "lock"
+CENTER, SITE = "deployed.json", "site.json"
+"""Files that say of a run folder that its clients are elsewhere, or that it is one site's."""
 
 # What a resumed run may change: how long, where, and what is told of it. Anything else would make
 # it another run.
@@ -204,17 +206,17 @@ def when_stopped(line: Callable[[], str]) -> Iterator[None]:
         raise
 
 
-def goes_on(folder: Path, line: list[str] | None) -> str:
-    """How the run in `folder`, which has been stopped, goes on: with `line`, or with the shortest
-    that does it."""
+def goes_on(folder: Path, line: str | None) -> str:
+    """Returns how the run in `folder`, which has been stopped, goes on: with `line`, or with the
+    shortest that does it."""
     out = [] if folder.parent == Path("runs") else ["--out", str(folder.parent)]
-    line = line or ["fl-train", "fit", *out, "--name", folder.name, "--resume"]
+    shortest = shlex.join(["fl-train", "fit", *out, "--name", folder.name, "--resume"])
     has_checkpoint = any((folder / "checkpoints").glob("manifest-*"))
     begun = (folder / "metrics.csv").is_file()
     where = (
         " from its start, since it has no checkpoint yet," if begun and not has_checkpoint else ""
     )
-    return f"fl-train: stopped; it goes on{where} with: {shlex.join(line)}"
+    return f"fl-train: stopped; it goes on{where} with: {line or shortest}"
 
 
 def make(start: Start, stem: str) -> Path:
@@ -241,6 +243,13 @@ def write_config(folder: Path, config: Config) -> None:
         write_whole(folder / CONFIG, to_yaml(config))
 
 
+def saved_of(start: Start) -> Layer | None:
+    """Returns the settings of the run that is to be resumed; None where none is, or is there."""
+    if not start.resume or start.name is None:
+        return None
+    return saved_layer(Path(start.out) / start.name)
+
+
 def saved_layer(folder: Path) -> Layer | None:
     """The settings in the config.yaml of a run folder; None if there is none."""
     check_path("run", folder / CONFIG)
@@ -250,13 +259,28 @@ def saved_layer(folder: Path) -> Layer | None:
     return read_config(str(file))[-1]
 
 
+def config_of(folder: Path, layers: list[Layer] | None = None) -> Config:
+    """Returns the resolved config of the run in `folder`, with `layers` over it.
+
+    Raises:
+        BadInput: there is no run, or its clients' models are at their sites.
+    """
+    saved = saved_layer(folder)
+    if saved is None:
+        raise BadInput("run", str(folder), f"there is no run: {CONFIG} is missing")
+    way = f"fl-train export --run FOLDER/{folder.name} there"
+    allowed = f"its clients' models and data are at their sites: {way}"
+    check("run", str(folder), not (folder / CENTER).is_file(), allowed)
+    return resolve([saved, *(layers or [])])
+
+
 def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = False) -> None:
     """Raise `BadInput` unless `config` may go on with the run in `folder`, whose config.yaml holds
     `saved`.
 
     `accept`: own code may have changed.
     """
-    before, after = (dict(flat(to_settings(c))) for c in (complete(plan([saved])), config))
+    before, after = (dict(flat(to_settings(c))) for c in (resolve([saved]), config))
     for key in dict.fromkeys([*before, *after]):
         free = any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
         old, value = before.get(key), after.get(key)

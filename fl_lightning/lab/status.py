@@ -1,4 +1,4 @@
-"""`fl-train status OUT`: the state of all runs of a folder, or of a study."""
+"""The state of all runs of a folder, or of a study."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fl_lightning.cli.folder import CONFIG, LOCK, check_path
-from fl_lightning.cli.queue import ALIVE, Queued, queued
 from fl_lightning.configuration.config import check
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.log import in_time
 from fl_lightning.foundation.metric import ACCURACY, Metric
+from fl_lightning.lab.queue import ALIVE, Queued, queued
 from fl_lightning.lab.study.board import Board
 from fl_lightning.lab.study.folder import StudyFolder
+from fl_lightning.results.opening import CONFIG, LOCK, check_path
 from fl_lightning.results.result import RunResult
 
 State = Literal[
@@ -135,20 +134,10 @@ def locked(folder: Path) -> bool | None:
     return None
 
 
-def status(argv: list[str]) -> None:
-    """Print a table of the runs in a folder (default: runs), or of the study in it."""
-    if argv and argv[0] in ("-h", "--help"):
-        print("usage: fl-train status [OUT]")
-        return
-    one = len(argv) < 2 and not (argv and argv[0].startswith("--"))
-    check("status", " ".join(argv), one, "one folder: fl-train status OUT")
-    out = Path(argv[0] if argv else "runs")
+def table(out: Path) -> Table:
+    """Returns a table of the runs in a folder, or of the study in it."""
     check_path("status", out)
-    table = _of_study(out) or _of_runs(out)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)  # a file or a pipe has no width to keep to
-    console.print(table)
+    return _of_study(out) or _of_runs(out)
 
 
 def _of_study(out: Path) -> Table | None:

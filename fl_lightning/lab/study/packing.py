@@ -1,4 +1,4 @@
-"""`fl-train archive`: a study as one file, and any cell of it run again and held against what it
+"""A study as one file, and any cell of it run again and held against what it
 came to."""
 
 from __future__ import annotations
@@ -8,50 +8,36 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.cli import folder as runs
-from fl_lightning.cli.resolve import complete, plan
-from fl_lightning.cli.settings import Layer, read_line
-from fl_lightning.cli.study import train
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import check
+from fl_lightning.configuration.files import Layer
+from fl_lightning.configuration.resolve import resolve
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.files import whole_folder
 from fl_lightning.lab.study import archive as archives
 from fl_lightning.lab.study.folder import StudyFolder, is_search
+from fl_lightning.lab.study.launch import train
+from fl_lightning.results import opening as runs
 from fl_lightning.results.runs import damage
 
 SUFFIX = ".zip"
 
 
-def archive(argv: list[str]) -> None:
-    """Pack a study's folder; or say what an archive holds, or run a cell of it again."""
-    line = read_line(argv, "archive")
-    words, values = line.words, line.values
-    allowed = "one study's folder, or one archive: fl-train archive STUDY"
-    check("archive", " ".join(words) or None, len(words) == 1, allowed)
-    place = Path(words[0])
+def archive(place: Path, out: str | None, rerun: str | None, layers: list[Layer]) -> str:
+    """Packs a study's folder; or says what an archive holds, or runs a cell of it again."""
     if place.is_dir():
-        check(
-            "rerun",
-            values.rerun,
-            values.rerun is None,
-            "a cell of an archive is run again: pack the study first",
-        )
-        _pack(StudyFolder(place), Path(values.out or f"{place.resolve()}{SUFFIX}"))
-    elif values.rerun is not None:
-        _run_again(place, values.rerun, values.out, line.layers)
-    else:
-        check(
-            "out",
-            values.out,
-            values.out is None,
-            "an archive is read here; give the study's folder to write one",
-        )
-        with archives.unpacked(place) as folder:
-            _say(archives.read_index(place), place, StudyFolder(folder).is_regression())
+        allowed = "a cell of an archive is run again: pack the study first"
+        check("rerun", rerun, rerun is None, allowed)
+        return _pack(StudyFolder(place), Path(out or f"{place.resolve()}{SUFFIX}"))
+    if rerun is not None:
+        return _run_again(place, rerun, out, layers)
+    allowed = "an archive is read here; give the study's folder to write one"
+    check("out", out, out is None, allowed)
+    with archives.unpacked(place) as folder:
+        return _words(archives.read_index(place), place, StudyFolder(folder).is_regression())
 
 
-def _pack(folder: StudyFolder, out: Path) -> None:
+def _pack(folder: StudyFolder, out: Path) -> str:
     inner = folder.path / "study"
     searched = is_search(folder.path) and bool(StudyFolder(inner))
     near = f"; the study of this search is {inner}" if searched else ""
@@ -75,20 +61,20 @@ def _pack(folder: StudyFolder, out: Path) -> None:
         )
     if out.exists():
         archives.check_out(out, folder)
-    _say(archives.pack(folder, out), out, folder.is_regression())
+    return _words(archives.pack(folder, out), out, folder.is_regression())
 
 
-def _say(index: dict[str, Any], file: Path, regression: bool) -> None:
+def _words(index: dict[str, Any], file: Path, regression: bool) -> str:
     weights = index["weights"]
     without = sum(digest is None for digest in weights.values())
     bare = f", {without} of them without a checkpoint to tell their weights" if without else ""
-    print(
-        f"archive: {len(weights)} runs{bare}, {len(index['files'])} files, "
-        f"{_origin(index, weights)}"
-    )
     # which speaks of accuracies alone
     table = "" if regression else f"the table: fl-train compare {file}; "
-    print(f"{table}a cell again: fl-train archive {file} --rerun {next(iter(weights))}")
+    return (
+        f"archive: {len(weights)} runs{bare}, {len(index['files'])} files, "
+        f"{_origin(index, weights)}\n"
+        f"{table}a cell again: fl-train archive {file} --rerun {next(iter(weights))}"
+    )
 
 
 def _origin(index: dict[str, Any], cells: Iterable[str]) -> str:
@@ -109,8 +95,8 @@ def _where(start: dict[str, Any]) -> str:
     return f"with torch {versions.get('torch')} on {' + '.join(dict.fromkeys(units))}{cpu}"
 
 
-def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> None:
-    """Run `cell` as the archive has it.
+def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> str:
+    """Runs `cell` as the archive has it.
 
     Raises:
         RunFailed: it came to something else.
@@ -131,7 +117,7 @@ def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> N
         saved = runs.saved_layer(folder / cell)
         assert saved is not None, "every run that was packed has one"
         with whole_folder(place):
-            train(complete(plan([saved, {"loggers": None}, *layers])), place)
+            train(resolve([saved, {"loggers": None}, *layers]), place)
         differ = archives.differences(place, folder / cell, index["weights"][cell])
         now = _where(archives.trained(place)[-1])
     if differ:
@@ -139,7 +125,7 @@ def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> N
             f"{cell} differs in {', '.join(differ)}; it was {_origin(index, [cell])}, and run "
             f"again {now}"
         )
-    print(
+    return (
         f"{cell}: the same bits (tables, relation, summary, weights "
         f"{index['weights'][cell] or 'not archived'})"
     )

@@ -1,44 +1,26 @@
-"""`fl-train plan`: the memory, bytes and seconds of a run, from a round that is rehearsed here."""
+"""A plan in words."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.cli.resolve import complete
-from fl_lightning.cli.resolve import plan as resolved
-from fl_lightning.cli.settings import read_line
 from fl_lightning.foundation.log import in_bytes
 
 if TYPE_CHECKING:
     from fl_lightning.lab.planning.rehearsal import Plan
 
 
-def plan(argv: list[str]) -> None:
-    """Print what a rehearsed round took, and what a run of it comes to."""
-    line = read_line(argv, "plan")
-    config = complete(resolved(line.layers))
-    from fl_lightning.lab.planning.rehearsal import rehearse
-
-    planned = rehearse(config, line.values.samples)
-    if line.values.json:
-        figures = dataclasses.asdict(planned) | {"round_seconds": planned.round_seconds}
-        print(json.dumps(figures, indent=1))
-    else:
-        print("\n".join(lines_of(planned, line.values.samples)))
-
-
-def lines_of(planned: Plan, samples: int) -> list[str]:
-    """The plan in words; `samples` are those assumed of a client whose data are not here."""
+def lines_of(planned: Plan) -> list[str]:
+    """Returns the plan in words."""
     models = ", ".join(planned.models)
     lines = [
         f"{planned.method}, {models}, {planned.clients:,} clients; {planned.accelerator}, "
         f"{planned.precision}"
     ]
-    if planned.assumed_data:
+    if planned.made_up:
         lines.append(
-            f"data: not here; {samples:,} training samples a client were made up (--samples)"
+            f"data: not here; {planned.made_up:,} training samples a client were made up "
+            f"(--samples)"
         )
     lines.append(
         f"rehearsed: a round of {planned.rehearsed} of {planned.cohort:,} clients in one process, "

@@ -1,4 +1,4 @@
-"""The two processes of a deployment, which Flower's apps start: `python -m fl_lightning.cli.ends
+"""The two processes of a deployment, which Flower's apps start: `python -m fl_lightning.sites.ends
 center|site`."""
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fl_lightning.cli import folder as runs
-from fl_lightning.cli import guarded
-from fl_lightning.cli.resolve import Start, complete, plan
-from fl_lightning.cli.settings import read_config
-from fl_lightning.configuration.config import Config, check
+from fl_lightning.configuration.config import Config, Start, check
+from fl_lightning.configuration.files import read_config
+from fl_lightning.configuration.resolve import resolve
 from fl_lightning.foundation.errors import BadInput, Damaged
+from fl_lightning.foundation.exits import guarded
 from fl_lightning.foundation.files import Taken, take, write_whole
+from fl_lightning.results import opening as runs
+from fl_lightning.results.opening import CENTER, SITE
 from fl_lightning.sites.app import fingerprint
 from fl_lightning.sites.relay import REFUSED, end_with, read_frame, write_frame
 
-CENTER, SITE = "deployed.json", "site.json"
-"""What says in a run folder that its clients are elsewhere, or that it is one site's."""
 _ABOUT = {"client": int, "fingerprint": str, "data": str}
 """What `site.json` says, and of which types."""
 IDLE = 3600.0
@@ -44,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser("fl_lightning.cli.ends", allow_abbrev=False)
+    parser = ArgumentParser("fl_lightning.sites.ends", allow_abbrev=False)
     parser.add_argument("end", choices=("center", "site"))
     parser.add_argument("--app", type=Path, required=True)
     for name in ("out", "name", "public", "data", "socket", "folder", "site"):
@@ -61,7 +60,7 @@ def config_of(app: Path) -> Config:
     source = app / "source"
     if source.is_dir() and str(source) not in sys.path:
         sys.path.append(str(source))
-    return complete(plan(read_config(str(app / "config.yaml"))))
+    return resolve(read_config(str(app / "config.yaml")))
 
 
 # ---------------------------------------------------------------- the centre
@@ -77,7 +76,7 @@ def _center(words: Namespace, out: BinaryIO) -> None:
     config = config_of(words.app)
     mark = fingerprint(words.app, config)
     there = Path(words.out) / words.name
-    start = Start(words.out, words.name, resume=(there / runs.CONFIG).exists())
+    start = Start(out=words.out, name=words.name, resume=(there / runs.CONFIG).exists())
     runs.check_name(start)
     if saved := runs.saved_layer(there):
         runs.check_goes_on(saved, config, there)

@@ -1,8 +1,4 @@
-"""From settings to `Config` and back to YAML.
-
-`plan` imports nothing heavy and finds what is wrong with plain keys, names and the arguments of our
-methods; `complete` imports the classes, checks all arguments and fills in their defaults.
-"""
+"""From settings to `Config`, and back to YAML."""
 
 from __future__ import annotations
 
@@ -26,8 +22,6 @@ try:
 except ImportError:  # PyYAML was built without libyaml
     from yaml import SafeDumper  # type: ignore[assignment]
 
-from fl_lightning.cli.parser import parser_of, typed
-from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Layer, Settings, values_of
 from fl_lightning.configuration import catalogue, index
 from fl_lightning.configuration.components import AdaptersConfig, Network
 from fl_lightning.configuration.config import (
@@ -35,11 +29,15 @@ from fl_lightning.configuration.config import (
     Component,
     Config,
     ModelConfig,
+    Start,
     check,
     check_finite,
 )
 from fl_lightning.configuration.describe import described
-from fl_lightning.configuration.ranges import Needs, bare, check_limit, check_ranges
+from fl_lightning.configuration.files import Layer, update
+from fl_lightning.configuration.keys import COMPONENTS, run_parser, typed
+from fl_lightning.configuration.merging import DEFAULT_CALLBACKS, Settings
+from fl_lightning.configuration.ranges import check_ranges
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import needs
 
@@ -60,33 +58,36 @@ BASES = {
 }
 
 
-@dataclasses.dataclass
-class Start:
-    """How a run is started; no part of its config."""
-
-    out: str
-    name: str | None
-    resume: bool
-    print_config: bool = False
-    accept_changed_code: bool = False
-
-
 def start_of(layers: list[Layer]) -> Start:
-    """How the run is to be started, whatever its components."""
-    values = values_of("fit", layers)
-    if len(os.fsencode(values.name or "")) > 255:
-        raise BadInput("name", values.name, "no file system takes a name of more than 255 bytes")
-    return Start(**{field.name: values[field.name] for field in dataclasses.fields(Start)})
+    """Returns how the run is to be started; components are not looked at.
+
+    Raises:
+        BadInput: a plain key that does not exist, or has a wrong value.
+    """
+    plain: Layer = {}
+    for layer in layers:
+        update(plain, {key: value for key, value in layer.items() if key not in COMPONENTS})
+    values = typed(run_parser(), plain)
+    start = Start(**{field.name: values[field.name] for field in dataclasses.fields(Start)})
+    fits = len(os.fsencode(start.name or "")) <= 255
+    check("name", start.name, fits, "no file system takes a name of more than 255 bytes")
+    return start
 
 
-def plan(layers: list[Layer], over: Config | None = None) -> Config:
-    """Check plain keys, names, and the arguments of one of our methods. All components' are still
-    as given.
+def resolve(layers: list[Layer], over: Config | None = None) -> Config:
+    """Returns the config that settings come to, checked, with every default filled in.
 
-    `over`: a resolved config that the layers change; None: the defaults.
+    Plain keys and names are checked before any class is imported.
+
+    Args:
+        layers: settings, each over those before it.
+        over: a resolved config that they change; None: the defaults.
+
+    Raises:
+        BadInput: a key, a name or a value that cannot work.
     """
     settings = Settings.merged(layers, over)
-    values = typed(parser_of("fit"), settings.plain)
+    values = typed(run_parser(), settings.plain)
     config = Config(
         method=settings.method,
         models=settings.models,
@@ -96,55 +97,30 @@ def plan(layers: list[Layer], over: Config | None = None) -> Config:
         smoke=values.smoke,
         **{name: group(**values[name].as_dict()) for name, group in GROUPS.items()},
     )
-    config.data.source = catalogue.find("sources", "data.source", config.data.source).name
-    config.data.partition = catalogue.find(
-        "partitions", "data.partition", config.data.partition
-    ).name
+    data = config.data
+    data.source = catalogue.find("sources", "data.source", data.source).name
+    data.partition = catalogue.find("partitions", "data.partition", data.partition).name
     config.validate()
-    config.method = check_arguments(config.method)
     # what accounts for it, before what may refuse an upload that the server has seen
     if config.optimizer.privacy.on:
         accounts = Component("fl_lightning.callbacks.stepprivacy.StepPrivacy")
         config.callbacks = {"stepprivacy": accounts} | config.callbacks
     if config.smoke:
         _shrink(config)
-    return config
+    return _with_arguments(config)
 
 
-def check_arguments(method: Component) -> Component:
-    """One of our methods with all its values, typed; any other as it is, to be checked when its
-    class is imported.
-
-    Raises:
-        BadInput: an argument that does not exist, or a value that cannot work.
-    """
-    entry = index.method(method.class_path)
-    if entry is None:
-        return method
-    parser, arguments = ArgumentParser(exit_on_error=False), entry["arguments"]
-    for name, argument in arguments.items():
-        parser.add_argument(
-            f"--{name}", type=bare(index.type_of(argument)), default=argument["default"]
-        )
-    values = typed(parser, method.init_args, prefix="method.").as_dict()
-    for name, value in values.items():
-        check_finite(f"method.{name}", value)
-        check_limit(f"method.{name}", value, index.type_of(arguments[name]))
-    for rule in entry["needs"]:
-        Needs(**rule).check(values, "method")
-    return Component(method.class_path, values)
-
-
-def complete(config: Config) -> Config:
-    """Import every component's class, check its arguments, fill in its defaults."""
+def _with_arguments(config: Config) -> Config:
+    """Returns `config` with every component's class imported, its arguments checked and its
+    defaults filled in."""
     _look_here()
+    method = _completed("methods", "method", config.method)
+    method.check()
     one = len(config.models) == 1
     models = [
         ModelConfig(_network("model" if one else f"model[{i}]", model.component), model.count)
         for i, model in enumerate(config.models)
     ]
-    method = _completed("methods", "method", config.method)
-    method.check()
     callbacks = {
         name: _completed("callbacks", f"callbacks.{name}", c)
         for name, c in config.callbacks.items()

@@ -1,4 +1,4 @@
-"""`fl-train study`: from a study file to runs, by worker processes here or by SLURM."""
+"""From a study to its runs, by worker processes here or by SLURM."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import shlex
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fl_lightning.cli import folder as runs
-from fl_lightning.cli import schema, studyfile, together
-from fl_lightning.cli.queue import ALIVE, states_of
-from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
-from fl_lightning.cli.settings import Layer, layer_of, own_layers, read_config, read_line
-from fl_lightning.cli.submit import MOST_RUNS, check_cluster, check_job, check_ranks, script, send
-from fl_lightning.configuration.config import Config, check, flat
-from fl_lightning.foundation import signals
+from fl_lightning.configuration.config import Config, Start, check, flat
+from fl_lightning.configuration.files import Layer, layer_of, own_layers, read_config
+from fl_lightning.configuration.resolve import resolve, to_settings, to_yaml
+from fl_lightning.foundation import command, signals
 from fl_lightning.foundation.errors import BadInput, RunFailed, redact
-from fl_lightning.lab.study import code, samples
+from fl_lightning.lab.queue import ALIVE, states_of
+from fl_lightning.lab.study import code, samples, together
 from fl_lightning.lab.study.folder import StudyFolder
-from fl_lightning.lab.study.grid import Run, Study, check_together
+from fl_lightning.lab.study.grid import Run, Study, by_key, check_together
 from fl_lightning.lab.study.part import Part, part_of, with_seeds
+from fl_lightning.lab.submit import MOST_RUNS, Job, script, send
+from fl_lightning.results import opening as runs
 from fl_lightning.results import owncode, provenance
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 QUIET: Layer = {
     "method": "kapc",
@@ -38,31 +39,104 @@ QUIET: Layer = {
 """Beneath the base: nobody looks at pictures of hundreds of runs, and a study shows its own
 progress. One thread: a core for each worker, and equal bits wherever the study is run. The method
 is named: what a study lists has its paper's arguments, unless base or list say otherwise."""
-BEGIN = {"config", *schema.FIT} - {"seed", "smoke"}
-"""Keys of `fit` that begin one run."""
+_START = {"config", *(field.name for field in dataclasses.fields(Start))}
+"""Keys that begin one run."""
 WHOLE = Part()
-Job = tuple[Config, Path]
+Chosen = tuple[str | None, str | None, str | None]
+"""Methods, seeds and settings that are to be run, each as text with commas; None: all."""
+Training = tuple[Config, Path]
+"""A run's config, and its folder."""
 
 
-def study(argv: list[str]) -> None:
-    """Run what is missing of a study in the folder `--out`, or hand it to SLURM."""
-    name, values, over = study_line(argv, "study")
-    _check_values(values)
-    definition, part = part_of(
-        Study.of(studyfile.read(name)), values.methods, values.seeds, values.settings
-    )
-    start(definition, over, values, ["fl-train", "study", *argv], part)
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a study is run (`fl_lightning.study`)."""
+
+    out: str
+    workers: int | None = None
+    together: int | str | None = None
+    accept_changed_code: bool = False
+    slurm: bool = False
+    job: Job = dataclasses.field(default_factory=Job)
+    """What its runs need, with `slurm`."""
+
+    def check(self) -> None:
+        """Raise `BadInput` for keys that do not go together."""
+        if self.together is not None:
+            check_together(self.together)
+        if self.slurm:
+            allowed = "with slurm every run is a job of its own"
+            check("workers", self.workers, self.workers is None, allowed)
+            check("together", self.together, self.together is None, allowed)
+            self.job.check()
+            return
+        for field in dataclasses.fields(Job):
+            value = getattr(self.job, field.name)
+            allowed = "it describes jobs: it needs slurm"
+            check(field.name, value, value == field.default, allowed)
+
+
+class Runs:
+    """The runs of a study's folder; `str` says how many have ended."""
+
+    def __init__(self, out: str, line: str) -> None:
+        self.folder, self.line = Path(out), line
+
+    def __str__(self) -> str:
+        return self.line
+
+    @property
+    def scores(self) -> DataFrame:
+        """All final scores (`results.runs.tidy`): method, setting, seed, client, model, metric,
+        value. Methods and settings go by the study's labels; of a run that several rows share, by
+        its folder's name."""
+        from fl_lightning.results.runs import tidy, words
+
+        folder = StudyFolder(self.folder)
+        rows, runs = by_key(folder.cells(), lambda cell: cell["folder"]), folder.results()
+        names = []
+        for name in runs:
+            shared = len(rows[name]) > 1
+            label = Path(name).parent.name if shared else rows[name][0]["label"]
+            names.append((label, words(rows[name][0]["setting"])))
+        return tidy(runs.values(), names)
+
+
+def study(content: Any, over: list[Layer], chosen: Chosen, options: Options) -> Runs:
+    """Runs what is missing of a study, or of a part of it, or hands it to SLURM.
+
+    Args:
+        content: of the study's file.
+        over: settings over those of its base.
+        chosen: methods, seeds and settings, as text with commas; None: all.
+        options: its folder, and how it is run.
+    """
+    options.check()
+    check_over(over)
+    definition, part = part_of(Study.of(content), *chosen)
+    line = command.line("study", "STUDY", "--out", options.out)
+    return Runs(options.out, start(definition, over, options, line, part))
+
+
+def check_over(over: Sequence[Layer]) -> None:
+    """Raise `BadInput` for settings that are not those of a study's base."""
+    allowed = "a study lists its methods; a key of data, federation, ... may be set"
+    for layer in over:
+        check("method", layer.get("method"), "method" not in layer, allowed)
+        for key in layer.keys() & _START:
+            raise BadInput(key, layer[key], "a study sets it for each run")
 
 
 def start(
-    definition: Study, over: Sequence[Layer], values: Any, line: list[str], part: Part = WHOLE
-) -> StudyFolder:
-    """Run what is missing of a study, or of a part of it, in the folder `values.out`, or hand it to
-    SLURM.
+    definition: Study, over: Sequence[Layer], options: Options, line: str, part: Part = WHOLE
+) -> str:
+    """Runs what is missing of a study, or of a part of it, or hands it to SLURM; returns what has
+    been done, in words.
 
     Args:
-        over: settings of the command line, over those of the study's base.
-        values: `out`, `workers`, `slurm` and, with it, what a job needs.
+        definition: the study.
+        over: settings over those of the study's base.
+        options: its folder, and how it is run.
         line: the command that goes on with it.
         part: which of its runs; the folder's table names them all.
 
@@ -70,29 +144,27 @@ def start(
         BadInput: it cannot work, before anything is written.
         RunFailed: runs have failed; the others have been run.
     """
-    folder = StudyFolder(Path(values.out))
+    folder = StudyFolder(Path(options.out))
     # to resolve configs takes seconds
     with signals.leaving(lambda: "fl-train: stopped before the study began"):
         definition, base, all_runs, configs = grown(folder, definition, over)
     chosen = [(run, config) for run, config in zip(all_runs, configs, strict=True) if run in part]
     check(
         "settings",
-        getattr(values, "settings", None),
+        ", ".join(sorted(part.settings)),
         len(chosen) > 0,
         "no setting of the study has these values",
     )
-    given = getattr(values, "together", None)
-    most_together = definition.together if given is None else given
+    most_together = definition.together if options.together is None else options.together
     # Jobs train one run each: nothing is measured for them, and they keep what the study has.
     chosen, executors = together.with_executors(
-        folder, chosen, 1 if values.slurm else most_together, configs
+        folder, chosen, 1 if options.slurm else most_together, configs
     )
     todo = [(run, config) for run, config in chosen if not folder.finished(run.folder)]
-    code.check_same(folder, todo, values.accept_changed_code)
+    code.check_same(folder, todo, options.accept_changed_code)
     samples.check_same(folder, list(zip(all_runs, configs, strict=True)), todo)
-    if values.slurm:
-        _hand_over(folder, (definition, base, all_runs), chosen, executors, values)
-        return folder
+    if options.slurm:
+        return _hand_over(folder, (definition, base, all_runs), chosen, executors, options.job)
     fetch([config for _, config in todo])
     with folder.locked():
         # another process may have been in it meanwhile
@@ -100,27 +172,26 @@ def start(
         folder.write(definition, to_yaml(base), all_runs)
         together.keep(folder, executors)
         code.accept(folder, todo)
-        _run(folder, chosen, len(all_runs), values.workers, most_together, shlex.join(line))
-    return folder
+        return _run(folder, chosen, len(all_runs), options.workers, most_together, line)
 
 
 def grown(
     folder: StudyFolder, definition: Study, over: Sequence[Layer] = ()
 ) -> tuple[Study, Config, list[Run], list[Config]]:
-    """The study with the seeds that its folder has beside its own, and what `resolve` makes of it.
+    """The study with the seeds that its folder has beside its own, and what `resolved` makes of it.
 
     Raises:
-        BadInput: as `resolve`, or the folder is of another study or has trained runs that this one
+        BadInput: as `resolved`, or the folder is of another study or has trained runs that this one
             lacks.
     """
     if folder:  # seeds that were asked for earlier stay
         definition = with_seeds(definition, Study.of(folder.definition()).seeds)
-    base, all_runs, configs = resolve(definition, over=over)
+    base, all_runs, configs = resolved(definition, over=over)
     folder.check(definition, to_settings(base), all_runs)
     return definition, base, all_runs, configs
 
 
-def resolve(
+def resolved(
     definition: Study, over: Sequence[Layer] = (), beneath: Sequence[Layer] = ()
 ) -> tuple[Config, list[Run], list[Config]]:
     """The resolved base of a study, all its runs, and the config of each.
@@ -137,14 +208,11 @@ def resolve(
     for key, value in (pair for layer in over for pair in flat(layer)):
         check(key, value, key not in definition.varied(), "the study's grid sets it")
     layers = [QUIET, *beneath, *_base(definition.base), *over]
-    base = complete(plan(layers))
+    base = resolve(layers)
     runs.check_no_key(base)
     all_runs = definition.runs(base.federation.participation)
     first = [run for run in all_runs if run.seed == definition.seeds[0]]
-    planned = [_named_as_listed(run, plan, layers_of(run), base) for run in first]
-    whole = [
-        _named_as_listed(run, complete, config) for run, config in zip(first, planned, strict=True)
-    ]
+    whole = [_resolved_as_listed(run, base) for run in first]
     _check_different(first, whole)
     by_place = {
         run.folder.rpartition("/")[0]: config for run, config in zip(first, whole, strict=True)
@@ -166,12 +234,12 @@ def train(config: Config, folder: Path, accept: bool = False, put_together: Any 
     if saved is not None:
         runs.check_goes_on(saved, config, folder, accept)
     with runs.opened(
-        Start(str(folder.parent), folder.name, resume=True), folder.name, config
+        Start(out=str(folder.parent), name=folder.name, resume=True), folder.name, config
     ) as place:
         fit(config, place, resume=True, put_together=put_together)
 
 
-def run_one(job: Job, put_together: Any = None) -> str | None:
+def run_one(job: Training, put_together: Any = None) -> str | None:
     """Run one job of a worker, its code checked before; None, or one line that says why it
     failed."""
     return run_safely(lambda: train(*job, accept=True, put_together=put_together))
@@ -195,37 +263,6 @@ def run_safely(work: Callable[[], None]) -> str | None:
 # ---------------------------------------------------------------- what was asked for
 
 
-def study_line(argv: list[str], command: str) -> tuple[str, Any, list[Layer]]:
-    """The study that a command line names, the values of the command's own keys, and what it sets
-    of the base."""
-    line = read_line(argv, command)
-    words, allowed = (
-        " ".join(line.words) or None,
-        f"one file or name: fl-train {command} STUDY --out DIR",
-    )
-    check(command, words, len(line.words) == 1, allowed)
-    free = not any("method" in layer for layer in line.layers)
-    check(
-        "method",
-        words,
-        free,
-        "a study lists its methods; a key of data, federation, ... may be set",
-    )
-    return line.words[0], line.values, line.layers
-
-
-def _check_values(values: Any) -> None:
-    if values.together is not None:
-        check_together(values.together)
-    if values.slurm:
-        for key in ("workers", "together"):
-            check(key, values[key], values[key] is None, "with slurm every run is a job of its own")
-        check_job(values)
-        return
-    for key, (_, default, _) in schema.JOB.items():
-        check(key, values[key], values[key] == default, "it describes jobs: it needs slurm")
-
-
 def _base(given: Any) -> Iterator[Layer]:
     """The layers of a base: configs by name or file, mappings of keys, or a list of these, later
     ones winning.
@@ -247,7 +284,7 @@ def _base(given: Any) -> Iterator[Layer]:
                 "it must be a config's name or file, a mapping of keys, or a list of these",
             )
         for layer in layers:
-            for key in layer.keys() & BEGIN:
+            for key in layer.keys() & (_START - {"seed", "smoke"}):
                 raise BadInput(f"base.{key}", layer[key], "a study sets it for each run")
             layer.pop("seed", None)  # each run has its own
         yield from layers
@@ -259,11 +296,11 @@ def layers_of(run: Run) -> list[Layer]:
     return [method, layer_of("grid", run.setting), layer_of("methods", run.entry.settings)]
 
 
-def _named_as_listed(run: Run, step: Callable[..., Config], *given: Any) -> Config:
-    """`step(*given)`; an error of a method or its arguments names the key as the study file
-    does."""
+def _resolved_as_listed(run: Run, base: Config) -> Config:
+    """Returns the config of a run; an error of a method or its arguments names the key as the study
+    file does."""
     try:
-        return step(*given)
+        return resolve(layers_of(run), base)
     except BadInput as error:
         head, dot, rest = error.key.partition(".")
         if head != "method":
@@ -300,8 +337,11 @@ def _run(
     workers: int | None,
     at_once: int | str,
     line: str,
-) -> None:
-    """Run what is missing of the chosen runs. `whole`: how many the study has."""
+) -> str:
+    """Runs what is missing of the chosen runs; returns how many there are, in words.
+
+    `whole`: how many the study has.
+    """
     import fl_lightning.run  # noqa: F401  before the workers are forked: they need not import it again
     from fl_lightning.lab.study.runner import Runner
     from fl_lightning.lab.study.workers import one_by_one
@@ -314,7 +354,7 @@ def _run(
     )
     if most > 1:
         chosen = together.by_method(chosen)
-    jobs: list[Job] = [(config, folder.path / run.folder) for run, config in chosen]
+    jobs: list[Training] = [(config, folder.path / run.folder) for run, config in chosen]
     beside = partial(
         together.drive, lambda config, place, put_together: run_one((config, place), put_together)
     )
@@ -333,7 +373,7 @@ def _run(
         if chosen[0][1].data.task == "regression"
         else "table: fl-train compare"
     )
-    print(f"study: {runner.progress()}{done}, {took:.1f} s; the {shown} {folder.path}")
+    return f"study: {runner.progress()}{done}, {took:.1f} s; the {shown} {folder.path}"
 
 
 def fetch(configs: list[Config]) -> None:
@@ -400,14 +440,14 @@ def _hand_over(
     whole_study: tuple[Study, Config, list[Run]],
     chosen: list[tuple[Run, Config]],
     executors: dict[str, str],
-    values: Any,
-) -> None:
-    """Write the config of each missing run that is not at work into its folder, and submit arrays
-    of jobs that resume those that are in no queue either."""
-    check_ranks(values, min(config.clients for _, config in chosen))
-    if not values.dry_run:
-        check_cluster(values)
-    with contextlib.nullcontext() if values.dry_run else folder.locked():
+    job: Job,
+) -> str:
+    """Writes the config of each missing run that is not at work into its folder, and submits arrays
+    of jobs that resume those that are in no queue either; returns what was submitted, in words."""
+    job.check_ranks(min(config.clients for _, config in chosen))
+    if not job.dry_run:
+        job.check_cluster()
+    with contextlib.nullcontext() if job.dry_run else folder.locked():
         unfinished = [pair for pair in chosen if not folder.finished(pair[0].folder)]
         missing = {
             (folder.path / run.folder).resolve(): (run, config) for run, config in unfinished
@@ -425,12 +465,11 @@ def _hand_over(
             for k in range(len(parts))
         ]
         texts = [
-            script(values, part, folder.path, name) for part, name in zip(parts, names, strict=True)
+            script(job, part, folder.path, name) for part, name in zip(parts, names, strict=True)
         ]
-        if values.dry_run and places:
-            print("".join(texts), end="")
-            return
-        if not values.dry_run:
+        if job.dry_run and places:
+            return "".join(texts).removesuffix("\n")
+        if not job.dry_run:
             definition, base, all_runs = whole_study
             folder.check(definition, to_settings(base), all_runs)  # as in `start`
             folder.write(definition, to_yaml(base), all_runs)
@@ -445,7 +484,7 @@ def _hand_over(
             for place in places
         ]
         for k, (text, name) in enumerate(zip(texts, names, strict=True)):
-            send(values, text, folder.path, name, facts[k * MOST_RUNS : (k + 1) * MOST_RUNS])
+            send(job, text, folder.path, name, facts[k * MOST_RUNS : (k + 1) * MOST_RUNS])
     taken = f"{len(busy)} of {len(chosen)} runs are queued or running already"
     summary = f"{len(places)} of {len(whole_study[2])} runs in {folder.path}" + (
         f", {taken}" if busy else ""
@@ -453,13 +492,13 @@ def _hand_over(
     done = (
         f"nothing to submit: {taken if busy else f'{len(chosen)} of {len(chosen)} runs have ended'}"
     )
-    print(f"{summary if places else done}; see: fl-train status {folder.path}")
+    return f"{summary if places else done}; see: fl-train status {folder.path}"
 
 
 def _in_hand(out: Path, places: list[Path]) -> dict[Path, bool]:
     """Which of these runs a job in the queue is to do, or a process is at work in, and whether it
     may be at work."""
-    from fl_lightning.cli.status import locked
+    from fl_lightning.lab.status import locked
 
     jobs = states_of(out, places)
     busy = {place: jobs[place] != "queued" for place in places if jobs.get(place) in ALIVE}
