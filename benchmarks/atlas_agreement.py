@@ -23,7 +23,7 @@ from atlas import ATLAS, KINDS, Row
 from fl_lightning.callbacks.graphs import cosines
 from fl_lightning.callbacks.relations import Relation, SampleCounts
 from fl_lightning.cli import main, studyfile
-from fl_lightning.core import RelationInputs, RunContext
+from fl_lightning.core import RelationInputs, RunContext, Traits
 from fl_lightning.foundation.csvtable import as_csv
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.lab.study.cells import read
@@ -47,7 +47,7 @@ class Measured(SampleCounts):
 class Agreement(FedAvg):
     """FedAvg; `agreement` in its run's summary is that of the last round's uploads."""
 
-    several = False
+    traits = Traits(several=False)
 
     def relation(self) -> Relation:
         """The mean, measured."""

@@ -23,7 +23,7 @@ from fl_lightning.core import Client, Payload, Phase, RunContext
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult
 from fl_lightning.foundation.errors import BadClient, RunFailed
-from fl_lightning.methods import Method
+from fl_lightning.methods import Method, Traits
 from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.common.alignment import MeanPull
 from fl_lightning.methods.dbe import DBE
@@ -435,7 +435,7 @@ def test_large_numbers_are_not_taken_for_infinite_ones(federation: Make) -> None
 class Keeps(FedAvg):
     """Writes `value` to a client's memory, which it did not name beforehand."""
 
-    client_memory = True
+    traits = Traits(client_memory=True)
     value = math.nan
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:

@@ -29,7 +29,7 @@ BEGIN, END = "<!-- generated -->", "<!-- end -->"
 """Around a part of a page that `write` makes anew."""
 
 
-def described(method: type) -> Entry:
+def described(method: Any) -> Entry:
     """A method's class: what it does, its family, its arguments and the rules between them.
 
     Of each argument: its type in words and, where it is a simple one, by name; bounds, default,
@@ -42,9 +42,9 @@ def described(method: type) -> Entry:
     return {
         **_entry(method),
         "more": more,
-        "family": getattr(method, "family", ""),
+        "family": method.traits.family,
         "arguments": arguments(method),
-        "needs": [asdict(need) for need in getattr(method, "needs", ())],
+        "needs": [asdict(need) for need in method.traits.needs],
     }
 
 

@@ -22,5 +22,6 @@ from fl_lightning.core.run import ModelGroup as ModelGroup
 from fl_lightning.core.run import RunContext as RunContext
 from fl_lightning.core.server import GroupServer as GroupServer
 from fl_lightning.core.server import Server as Server
+from fl_lightning.core.traits import Traits as Traits
 from fl_lightning.results.record import RelationView as RelationView
 from fl_lightning.results.record import RoundRecord as RoundRecord

@@ -2,6 +2,7 @@
 itself."""
 
 from fl_lightning.configuration.search import Choice, LogRange, Range, Whole, searched
+from fl_lightning.core import Traits
 from fl_lightning.methods.base import Method, Scope
 
-__all__ = ["Choice", "LogRange", "Method", "Range", "Scope", "Whole", "searched"]
+__all__ = ["Choice", "LogRange", "Method", "Range", "Scope", "Traits", "Whole", "searched"]

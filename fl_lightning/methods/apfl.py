@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning.configuration.ranges import UnitInterval
 from fl_lightning.configuration.search import Range, searched
-from fl_lightning.core import Batch, Client, Payload, Phase, RunContext, Slot
+from fl_lightning.core import Batch, Client, Payload, Phase, RunContext, Slot, Traits
 from fl_lightning.methods.base import Method, check_plain_steps
 
 
@@ -29,9 +29,9 @@ class APFL(Method):
             code: in a round's first, and only if it is asked to).
     """
 
-    family = "two models"
-    judge = "after"
-    client_memory = True
+    traits = Traits(
+        family="two models", judge="after", client_memory=True, sample_use="takes steps of its own"
+    )
 
     alpha: UnitInterval = searched(
         0.5, Range(0.1, 0.9), "from nearly the local model to nearly the personal one alone"

@@ -33,8 +33,6 @@ class CFL(Clustered):
         first_round: no split before. 21: the authors' code.
     """
 
-    family = "clusters"
-
     eps1: NonNegativeFloat = searched(
         0.4, LogRange(0.04, 4), "a decade around the authors': it depends on the model"
     )

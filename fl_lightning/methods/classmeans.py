@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fl_lightning.core import (
     Batch,
+    Beside,
     Client,
     Module,
     Objective,
@@ -20,6 +21,7 @@ from fl_lightning.core import (
     RunContext,
     Server,
     Tensors,
+    Traits,
 )
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.class_means import class_means, laid_out, merged, no_means, tell
@@ -30,10 +32,15 @@ class ClassMeans(Method, ABC):
     """Base: after local training clients tell mean features by class; the server sends the means of
     these to all."""
 
-    judge = "after"
-    features = True
-    classes = True
-    statistics = True
+    traits = Traits(
+        family="prototypes and distillation",
+        judge="after",
+        features=True,
+        classes=True,
+        statistics=True,
+        receives_beside="class means of all",
+        sample_use="uploads class means of samples",
+    )
     names: ClassVar[tuple[str, ...]] = ("features",)
     """What is exchanged of every class: its mean feature, and its mean soft prediction."""
     forget: ClassVar[bool] = False
@@ -84,6 +91,16 @@ class ClassMeans(Method, ABC):
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Local training down `objective`."""
         return [Phase(objective=self.objective(client, payload))]
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        rows = {
+            name: Beside("class_means", f"mean {name} of each class", "rows") for name in self.names
+        }
+        return {
+            "classes": Beside("counts", "which classes the client has", "classes"),
+            "counts": Beside("counts", "samples of each class", "class_counts"),
+        } | rows
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it the means of the client's classes, and how many samples they come from."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, mean_relation
 from fl_lightning.configuration.ranges import PositiveInt
-from fl_lightning.core import Client, GroupServer, Payload, Rule, RunContext, Server
+from fl_lightning.core import Client, GroupServer, Payload, Rule, RunContext, Server, Traits
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.clusters import model_of, settle
 
@@ -21,9 +21,13 @@ class Clustered(Method, ABC):
     """Base: a client is sent, and scored with, the model of its cluster. In the beginning there is
     one cluster."""
 
-    several = False
-    newcomers = Rule(
-        "cluster of least loss on its samples (without any: the largest), then local training"
+    traits = Traits(
+        family="clusters",
+        several=False,
+        newcomers=Rule(
+            "cluster of least loss on its samples (without any: the largest), then local training"
+        ),
+        receives="the mean of its cluster's models",
     )
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 
 from fl_lightning.configuration.ranges import ShareBelow1
 from fl_lightning.configuration.search import Range, searched
-from fl_lightning.core import Block, Server
+from fl_lightning.core import Block, Server, Traits
 from fl_lightning.methods.base import PlainMean, Scope
 from fl_lightning.methods.common.conflicts import conflict_free
 
@@ -35,9 +35,7 @@ class ConFREE(PlainMean):
         rescaled: the step is divided by 1 + c^2 (the authors' code).
     """
 
-    family = "partial sharing"
-    judge = "after"
-    several = False
+    traits = Traits(family="partial sharing", judge="after", several=False)
 
     c: ShareBelow1 = searched(0.5, Range(0.1, 0.9), "the paper's (0, 1)")
     by: Literal["model", "layer"] = "model"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.crossfitted import TRIAL, CrossFittedCube
 from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server, Slot
+from fl_lightning.core import Beside, Client, Payload, Phase, Rule, RunContext, Server, Slot, Traits
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.halves import measured, shrunk, train_halves
 
@@ -38,13 +38,16 @@ class CrossKAPC(Method):
             judged as trained. 0.5: our choice, likewise.
     """
 
-    family = "mixing"
-    judge = "after"
-    statistics = client_memory = True
-    several = False
-    server_models = 1
-    inner_products = "updates"
-    newcomers = Rule("FedAvg's model, but of a grouped layer its own; local training")
+    traits = Traits(
+        family="mixing",
+        judge="after",
+        statistics=True,
+        several=False,
+        client_memory=True,
+        newcomers=Rule("FedAvg's model, but of a grouped layer its own; local training"),
+        receives_beside="the share of noise in its step by layer",
+        sample_use="measures its noise and held-out losses on two halves of the samples",
+    )
 
     guard: NonNegativeFloat = 4.0
     exponent: NonNegativeFloat = 0.5
@@ -85,6 +88,21 @@ class CrossKAPC(Method):
             yield Phase()
         elif halves := (yield from train_halves(client)):
             client.scratch |= measured(client, halves, TRIAL in payload.statistics)
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {
+            "step": Beside(
+                "step_norms",
+                "squared norms of the client's first step by layer",
+                "nonnegative",
+                once=True,
+            ),
+            "noise": Beside(
+                "noise_norms", "variance of the client's step by layer", "nonnegative", once=True
+            ),
+            "losses": Beside("losses", "the client's losses in a trial of groups", None, once=True),
+        }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model, and beside it what was measured."""

@@ -13,7 +13,17 @@ from torch import Tensor, nn
 
 from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveShare
 from fl_lightning.configuration.search import LogRange, Range, searched
-from fl_lightning.core import Block, Client, Objective, Payload, Phase, RunContext, Server
+from fl_lightning.core import (
+    Beside,
+    Block,
+    Client,
+    Objective,
+    Payload,
+    Phase,
+    RunContext,
+    Server,
+    Traits,
+)
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.alignment import MeanPull
 from fl_lightning.methods.common.classifiers import NewClassifier, Shifted, is_personal
@@ -37,13 +47,17 @@ class DBE(Method):
             complete batch).
     """
 
-    family = "partial sharing"
-    judge = "before"
-    features = True
-    statistics = True
-    several = False
-    changes_upload = True
-    everyone_first = True
+    traits = Traits(
+        family="partial sharing",
+        judge="before",
+        features=True,
+        statistics=True,
+        several=False,
+        changes_upload=True,
+        everyone_first=True,
+        receives_beside="mean feature of all",
+        sample_use="uploads the mean feature of samples",
+    )
 
     kappa: NonNegativeFloat = searched(
         50.0, LogRange(1, 100), "around the authors' script's 50 (their program: 0)"
@@ -86,6 +100,10 @@ class DBE(Method):
             trains=None if client.round > 1 else ~client.mask(is_personal),
         )
         client.scratch["mean"] = pull.running.float().cpu()
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {"mean": Beside("mean_feature", "mean feature of the client's data", once=True)}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model; in the first round u_i in its place."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning.configuration.ranges import NonNegativeFloat
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Payload, Phase, Slot
+from fl_lightning.core import Client, Payload, Phase, Slot, Traits
 from fl_lightning.methods.base import Method
 
 
@@ -29,8 +29,7 @@ class Ditto(Method):
             code).
     """
 
-    family = "two models"
-    judge = "after"
+    traits = Traits(family="two models", judge="after")
 
     lam: NonNegativeFloat = searched(1.0, LogRange(0.1, 2), "the authors' 0.1, 1 and 2")
     personal_epochs: NonNegativeFloat | None = None
@@ -46,6 +45,10 @@ class Ditto(Method):
             Phase(),
             Phase("personal", client.proximal(payload, self.lam / 2), epochs=self.personal_epochs),
         ]
+
+    def private_phases(self) -> tuple[float | None, ...]:
+        """Epochs of each phase."""
+        return None, self.personal_epochs
 
     def personal(self, client: Client) -> Tensor:
         """The vector v."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt, PositiveShare
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Batch, Client, Payload, Phase, Rule, RunContext, Slot
+from fl_lightning.core import Batch, Client, Payload, Phase, Rule, RunContext, Slot, Traits
 from fl_lightning.methods.base import Method, check_no_scaling
 
 
@@ -41,10 +41,13 @@ class FedALA(Method):
             bound.
     """
 
-    family = "mixing"
-    judge = "before"
-    starts = "both"
-    newcomers = Rule("global model, mixed number by number with its own; then local training")
+    traits = Traits(
+        family="mixing",
+        judge="before",
+        starts="both",
+        newcomers=Rule("global model, mixed number by number with its own; then local training"),
+        sample_use="learns its mix on samples, in steps of its own",
+    )
 
     eta: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "a decade around the authors'")
     share: PositiveShare = 0.8

@@ -23,6 +23,7 @@ from fl_lightning.core import (
     PureLoss,
     RunContext,
     Tensors,
+    Traits,
 )
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.lipschitz import check_block, last_block, stretch_gap, watched
@@ -44,7 +45,10 @@ class FedAlign(Method):
             (ResNet: `layer4`).
     """
 
-    family = "one global model"
+    traits = Traits(
+        family="one global model",
+        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+    )
     mu: NonNegativeFloat = searched(0.45, LogRange(0.05, 4), "a decade around the paper's")
     width: PositiveShare = 0.25
     block: str | None = None

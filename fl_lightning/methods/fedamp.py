@@ -11,7 +11,7 @@ from fl_lightning.callbacks.relations import Attention, Relation
 from fl_lightning.configuration.config import FLOAT32, check
 from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveFloat
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Payload, Phase
+from fl_lightning.core import Client, Payload, Phase, Traits
 from fl_lightning.methods.base import OwnStatistics
 
 
@@ -33,9 +33,7 @@ class FedAMP(OwnStatistics):
             (its model is the initial one) counts for itself alone.
     """
 
-    family = "mixing"
-    judge = "after"
-    starts = "own"
+    traits = Traits(family="mixing", judge="after", starts="own")
 
     lam: NonNegativeFloat = searched(0.05, LogRange(0.005, 0.5), "a decade around the default")
     alpha: PositiveFloat = 0.05

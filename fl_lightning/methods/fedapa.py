@@ -10,7 +10,7 @@ from typing import Literal
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.ranges import NonNegativeFloat, ShareBelow1
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Block, Payload, Rule, Server
+from fl_lightning.core import Block, Payload, Rule, Server, Traits
 from fl_lightning.core.vectors import last_received, products
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.stepped_rows import SteppedRows
@@ -31,12 +31,14 @@ class FedAPA(Method):
         classifier: each client's `own` (the authors' code), or `mixed` with the body.
     """
 
-    family = "mixing"
-    judge = "after"
-    several = False
-    newcomers = Rule(
-        "the mean of all, then its own mix by weights that it has moved; local training",
-        remembers=True,
+    traits = Traits(
+        family="mixing",
+        judge="after",
+        several=False,
+        newcomers=Rule(
+            "the mean of all, then its own mix by weights that it has moved; local training",
+            remembers=True,
+        ),
     )
 
     eta: NonNegativeFloat = searched(0.01, LogRange(0.001, 0.1), "a decade around the authors'")

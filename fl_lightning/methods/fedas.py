@@ -11,7 +11,17 @@ import torch
 
 from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Objective, Payload, Phase, PureLoss, RunContext, Server
+from fl_lightning.core import (
+    Beside,
+    Client,
+    Objective,
+    Payload,
+    Phase,
+    PureLoss,
+    RunContext,
+    Server,
+    Traits,
+)
 from fl_lightning.core.relation import Weights
 from fl_lightning.methods.base import OwnClassifier, check_no_scaling
 from fl_lightning.methods.common.basics import check_batches, fisher
@@ -37,11 +47,14 @@ class FedAS(OwnClassifier):
             incomplete last one).
     """
 
-    family = "partial sharing"
-    judge = "after"
-    features = True
-    classes = True
-    statistics = True
+    traits = Traits(
+        family="partial sharing",
+        judge="after",
+        features=True,
+        classes=True,
+        statistics=True,
+        sample_use="aligns the body with class means of samples",
+    )
 
     align_epochs: NonNegativeFloat = 1
     align_lr: NonNegativeFloat = searched(
@@ -75,6 +88,10 @@ class FedAS(OwnClassifier):
                 batch_size=self.align_batch_size,
                 purpose="align",
             )
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {"fisher": Beside("fisher", "trace of the Fisher information", "nonnegative")}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body and t_i."""

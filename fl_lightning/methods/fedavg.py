@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fl_lightning.core import Traits
 from fl_lightning.methods.base import Method
 
 
@@ -16,4 +17,4 @@ from fl_lightning.methods.base import Method
 class FedAvg(Method):
     """One global model: the mean of the cohort's models, weighted by training samples."""
 
-    family = "one global model"
+    traits = Traits(family="one global model")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.core import Client, GroupServer, Payload, Phase, Rule
+from fl_lightning.core import Client, GroupServer, Payload, Phase, Rule, Traits
 from fl_lightning.methods.base import OwnClassifier
 
 
@@ -22,9 +22,12 @@ class FedBABU(OwnClassifier):
     The mean is by samples, as FedAvg's (the authors' code: plain).
     """
 
-    family = "partial sharing"
-    judge = "finetuned"
-    newcomers = Rule("global body and first classifier, fine-tuned as a whole")
+    traits = Traits(
+        family="partial sharing",
+        judge="finetuned",
+        still=True,
+        newcomers=Rule("global body and first classifier, fine-tuned as a whole"),
+    )
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """The body; the classifier is left out of the optimiser, whose decay or momentum would move

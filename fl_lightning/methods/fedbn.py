@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.core import Block
+from fl_lightning.core import Block, Traits
 from fl_lightning.methods.base import Method, Scope
 
 
@@ -16,8 +16,7 @@ from fl_lightning.methods.base import Method, Scope
 class FedBN(Method):
     """FedAvg on everything but normalisation, which every client keeps for itself."""
 
-    family = "partial sharing"
-    judge = "after"
+    traits = Traits(family="partial sharing", judge="after")
 
     def scope(self, block: Block) -> Scope:
         """Normalisation is found by its type, with its running statistics, and is never sent."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.callbacks.relations import Alone, Relation
 from fl_lightning.configuration.ranges import PositiveInt, UnitInterval
 from fl_lightning.configuration.search import Choice, Range, searched
-from fl_lightning.core import Block, Client, Payload, Rule, RunContext, Server
+from fl_lightning.core import Beside, Block, Client, Payload, Rule, RunContext, Server, Traits
 from fl_lightning.core.relation import Weights
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.critical import alike, critical, overlaps, packed, unpacked
@@ -41,13 +41,17 @@ class FedCAC(Method):
             becomes of them the paper leaves open.
     """
 
-    family = "mixing"
-    judge = "after"
-    statistics = True
-    several = False
-    newcomers = Rule(
-        "global model; its critical numbers from clients like it; then local training",
-        remembers=True,
+    traits = Traits(
+        family="mixing",
+        judge="after",
+        statistics=True,
+        several=False,
+        newcomers=Rule(
+            "global model; its critical numbers from clients like it; then local training",
+            remembers=True,
+        ),
+        receives="the mean of models, and of those like its own",
+        sample_use="chooses critical numbers by gradients of samples",
     )
 
     tau: UnitInterval = searched(0.5, Range(0.1, 0.9), "around the authors' 0.4 and 0.5")
@@ -89,6 +93,12 @@ class FedCAC(Method):
                 mask = unpacked(memory["critical"][c], group.layout.size).to(shared.device)
                 vectors[c] = shared.copy_(torch.where(mask, shared, mean.to(shared.device)))
         return group.send(vectors)
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {
+            "critical": Beside("critical", "a bit for each number that matters to the client", None)
+        }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model, and which of its numbers are critical, a bit each."""

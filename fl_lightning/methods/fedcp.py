@@ -21,6 +21,7 @@ from fl_lightning.core import (
     Phase,
     PureLoss,
     Tensors,
+    Traits,
 )
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.basics import mmd
@@ -43,10 +44,13 @@ class FedCP(Method):
             scoring too).
     """
 
-    family = "partial sharing"
-    judge = "before"
-    features = True
-    changes_upload = True
+    traits = Traits(
+        family="partial sharing",
+        judge="before",
+        features=True,
+        changes_upload=True,
+        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+    )
 
     lam: NonNegativeFloat = searched(
         5.0, LogRange(0.5, 50), "a decade around the authors' script's"

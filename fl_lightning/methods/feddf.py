@@ -11,7 +11,7 @@ import torch
 from fl_lightning.callbacks.relations import Relation, SampleCounts, Uniform
 from fl_lightning.configuration.ranges import AdamRate, NonNegativeInt, PositiveInt
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import RunContext, Server
+from fl_lightning.core import RunContext, Server, Traits
 from fl_lightning.foundation.rng import generator
 from fl_lightning.methods.base import Method, check_no_scaling
 from fl_lightning.methods.common import predictions as public
@@ -40,8 +40,7 @@ class FedDF(Method):
             (the authors' code).
     """
 
-    family = "prototypes and distillation"
-    classes = True
+    traits = Traits(family="prototypes and distillation", classes=True)
 
     steps: NonNegativeInt = 1000
     samples: PositiveInt | None = None

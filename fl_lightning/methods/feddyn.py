@@ -16,7 +16,8 @@ from torch import Tensor
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import PositiveFloat
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, GroupServer, Payload, Phase, RunContext, Server, Slot
+from fl_lightning.core import Client, GroupServer, Payload, Phase, RunContext, Server, Slot, Traits
+from fl_lightning.core.traits import sees_only_the_mean
 from fl_lightning.methods.base import PlainMean
 
 
@@ -37,8 +38,7 @@ class FedDyn(PlainMean):
             the round's uploads, the same without - h / alpha (the authors' code).
     """
 
-    family = "one global model"
-    several = False
+    traits = Traits(family="one global model", several=False)
 
     alpha: PositiveFloat = searched(
         0.01, LogRange(0.001, 0.1), "the paper's grid: 0.001, 0.01, 0.1"
@@ -78,6 +78,7 @@ class FedDyn(PlainMean):
         share = sum(sizes) / len(sizes) / max(len(client.data.train), 1)
         return self.alpha * share
 
+    @sees_only_the_mean
     def aggregate(self, server: Server) -> None:
         """w = mean - h / alpha; `correction` is h / alpha."""
         if not server.answered:

@@ -21,6 +21,7 @@ from fl_lightning.core import (
     Rule,
     RunContext,
     Tensors,
+    Traits,
 )
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.mixture import Mixture, fitted_weights, mixed, responsibilities
@@ -41,12 +42,15 @@ class FedEM(Method):
             the others apart.
     """
 
-    family = "clusters"
-    judge = "before"
-    adapts = True
-    classes = True
-    client_memory = True
-    newcomers = Rule("own weights of the global components, which stay")
+    traits = Traits(
+        family="clusters",
+        judge="before",
+        adapts=True,
+        classes=True,
+        client_memory=True,
+        newcomers=Rule("own weights of the global components, which stay"),
+        sample_use="weighs components by their losses on samples",
+    )
 
     components: PositiveInt = 3
 

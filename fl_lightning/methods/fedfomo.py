@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.callbacks.relations import Alone, Relation
 from fl_lightning.configuration.ranges import NonNegativeInt, UnitInterval
 from fl_lightning.configuration.search import Whole, searched
-from fl_lightning.core import Client, Payload, Rule, RunContext, Server, Slot
+from fl_lightning.core import Beside, Client, Payload, Rule, RunContext, Server, Slot, Traits
 from fl_lightning.core.relation import Weights
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common import candidates
@@ -41,16 +41,20 @@ class FedFomo(Method):
             |sum_k a_k|.
     """
 
-    family = "mixing"
-    judge = "after"
-    starts = "both"
-    statistics = True
-    several = False
-    newcomers = Rule(
-        "mean of all, towards who does better on its validation data; then local training",
-        remembers=True,
+    traits = Traits(
+        family="mixing",
+        judge="after",
+        starts="both",
+        statistics=True,
+        several=False,
+        changes_download=True,
+        newcomers=Rule(
+            "mean of all, towards who does better on its validation data; then local training",
+            remembers=True,
+        ),
+        receives_beside="models of other clients",
+        sample_use="weighs models by their losses on validation samples",
     )
-    changes_download = True
 
     models: NonNegativeInt = searched(
         4, Whole(2, 8), "around the authors' readme's 4, up to their code's 8"
@@ -93,6 +97,15 @@ class FedFomo(Method):
         }
         client["model"].copy_(candidates.towards(start, models, candidates.positive_shares(gains)))
         start.copy_(client["model"])
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {
+            "candidates": Beside("candidates", "whose models the client has tried", "public"),
+            "gains": Beside(
+                "gains", "a relation that the client computes: what each model is worth to it", None
+            ),
+        }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it what each candidate was worth."""

@@ -17,7 +17,7 @@ from fl_lightning.configuration.ranges import (
     Range,
 )
 from fl_lightning.configuration.search import Choice, LogRange, searched
-from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server
+from fl_lightning.core import Beside, Client, Objective, Payload, Phase, RunContext, Server, Traits
 from fl_lightning.foundation.rng import generator
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.generator import Generator, lesson, teach, tell
@@ -51,11 +51,15 @@ class FedGen(Method):
             code (MNIST).
     """
 
-    family = "prototypes and distillation"
-    features = True
-    classes = True
-    statistics = True
-    several = False
+    traits = Traits(
+        family="prototypes and distillation",
+        features=True,
+        classes=True,
+        statistics=True,
+        several=False,
+        receives_beside="a generator, class counts of all",
+        sample_use="uploads class counts of samples",
+    )
 
     alpha: NonNegativeFloat = searched(
         1.0, LogRange(0.1, 10), "from a tenth of the paper's to the authors' 10"
@@ -97,6 +101,10 @@ class FedGen(Method):
                 objective=Objective(loss=lesson(self._generator(client.run), client, payload, *how))
             )
         ]
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {"labels": Beside("counts", "samples of each class", "counts")}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it how many samples the client has of each class."""

@@ -45,7 +45,6 @@ class FedHKD(ClassMeans):
             samples of any client.
     """
 
-    family = "prototypes and distillation"
     names = ("features", "predictions")
     forget = True
 

@@ -17,7 +17,19 @@ from fl_lightning.configuration.ranges import (
     PositiveInt,
 )
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Module, Payload, Phase, Rule, RunContext, Server, Tensors
+from fl_lightning.core import (
+    Beside,
+    Client,
+    Module,
+    Payload,
+    Phase,
+    Rule,
+    RunContext,
+    Server,
+    Tensors,
+    Traits,
+)
+from fl_lightning.core.beside import Values
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.methods.common import predictions as public
 from fl_lightning.methods.common.basics import check_batches
@@ -43,15 +55,19 @@ class FedMD(WithoutModels):
         lam: weight of the loss; with SGD a factor on the learning rate. 1: the authors' code.
     """
 
-    family = "prototypes and distillation"
-    judge = "after"
-    starts = "own"
-    statistics = True
-    classes = True
-    newcomers = Rule(
-        "own training, after distilling all predictions on public data",
-        gives=False,
-        unlabelled=True,
+    traits = Traits(
+        family="prototypes and distillation",
+        judge="after",
+        starts="own",
+        classes=True,
+        statistics=True,
+        newcomers=Rule(
+            "own training, after distilling all predictions on public data",
+            gives=False,
+            unlabelled=True,
+        ),
+        receives_beside="a mix of predictions",
+        sample_use="uploads class scores",
     )
 
     samples: PositiveInt = 5000
@@ -96,6 +112,11 @@ class FedMD(WithoutModels):
         return self.lam * public.gap(
             public.class_scores(module, batch[0]), batch[1], self.loss, self.temperature
         )
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        values: Values = "shares" if self.loss == "kl" else "real"
+        return {"predictions": Beside("predictions", "class scores of public samples", values)}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Predictions on the round's public subset."""

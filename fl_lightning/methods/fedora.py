@@ -19,7 +19,7 @@ from fl_lightning.configuration.ranges import (
     Range,
 )
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Payload, Phase
+from fl_lightning.core import Beside, Client, Payload, Phase, Traits
 from fl_lightning.methods.base import OwnStatistics
 
 
@@ -53,11 +53,16 @@ class FEDORA(OwnStatistics):
             and one's own.
     """
 
-    family = "mixing"
-    judge = "after"
-    starts = "own"
-    needs = (
-        Needs("lam", 1.0, "selection", ("constant",), "it belongs to method.selection constant"),
+    traits = Traits(
+        family="mixing",
+        judge="after",
+        starts="own",
+        needs=(
+            Needs(
+                "lam", 1.0, "selection", ("constant",), "it belongs to method.selection constant"
+            ),
+        ),
+        sample_use="measures its relation on samples",
     )
 
     alpha: Annotated[float, Range(0, 1e15)] = searched(
@@ -93,6 +98,12 @@ class FEDORA(OwnStatistics):
         )
         code = 0.0 if gain < 0 else 0.5 * math.exp(min(gain / 2, 50.0))
         return max(self.epsilon, gain) if self.selection == "paper" else code
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        words = "a basis of the client's samples, from which the server computes the relation"
+        basis = {"basis": Beside("basis", words, None, once=True)}
+        return basis if self.similarity == "subspace" else {}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """A client tells the basis of its data once, with its first upload."""

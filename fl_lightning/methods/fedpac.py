@@ -5,7 +5,7 @@ Collaboration. ICLR 2023.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveFloat, S
 from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import (
     Batch,
+    Beside,
     Client,
     Module,
     Payload,
@@ -48,10 +49,13 @@ class FedPAC(ClassMeans):
         least: smaller a_ij count as 0. 0: paper (the authors' code: 0.001).
     """
 
-    family = "partial sharing"
-    several = False
-    newcomers = Rule(
-        "global body under its own mix of classifiers, then local training", remembers=True
+    traits = replace(
+        ClassMeans.traits,
+        family="partial sharing",
+        several=False,
+        newcomers=Rule(
+            "global body under its own mix of classifiers, then local training", remembers=True
+        ),
     )
 
     lam: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "a decade around the paper's")
@@ -90,6 +94,16 @@ class FedPAC(ClassMeans):
         0."""
         task: Tensor = module.task_loss(batch)
         return task + self.lam * distance_to_means(module.features, batch[1], means, "squared")
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        moments = {
+            "moments.means": Beside(
+                "class_means", "mean features of each class times the class's share", "rows"
+            ),
+            "moments.V": Beside("variance", "variance of features", "nonnegative"),
+        }
+        return super().beside() | moments
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it the moments, of the classes that are told."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fl_lightning.core import Traits
 from fl_lightning.methods.base import OwnClassifier
 
 
@@ -12,5 +13,4 @@ from fl_lightning.methods.base import OwnClassifier
 class FedPer(OwnClassifier):
     """FedAvg on the body of the model; every client keeps a classifier of its own."""
 
-    family = "partial sharing"
-    judge = "after"
+    traits = Traits(family="partial sharing", judge="after")

@@ -6,7 +6,7 @@ AAAI 2022.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -37,7 +37,10 @@ class FedProto(Prototypes):
             (the authors' code).
     """
 
-    newcomers = Rule("own training, towards the class means of all", gives=False)
+    traits = replace(
+        Prototypes.traits,
+        newcomers=Rule("own training, towards the class means of all", gives=False),
+    )
 
     lam: NonNegativeFloat = searched(
         1.0, LogRange(0.05, 10), "FedHKD's 0.05 for it to ten times the authors' 1"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fl_lightning.configuration.ranges import NonNegativeFloat
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Payload, Phase
+from fl_lightning.core import Client, Payload, Phase, Traits
 from fl_lightning.methods.base import Method
 
 
@@ -23,7 +23,7 @@ class FedProx(Method):
             {0.001, ..., 1}.
     """
 
-    family = "one global model"
+    traits = Traits(family="one global model")
     mu: NonNegativeFloat = searched(
         0.01, LogRange(0.001, 1), "the authors' grid: 0.001, 0.01, 0.1, 0.5, 1"
     )

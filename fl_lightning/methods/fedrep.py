@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.core import Client, Payload, Phase, RunContext
+from fl_lightning.core import Client, Payload, Phase, RunContext, Traits
 from fl_lightning.methods.base import OwnClassifier
 
 
@@ -26,8 +26,7 @@ class FedRep(OwnClassifier):
             The body trains as long as the federation's configuration says.
     """
 
-    family = "partial sharing"
-    judge = "after"
+    traits = Traits(family="partial sharing", judge="after")
 
     head_epochs: NonNegativeFloat = 10
 
@@ -51,3 +50,7 @@ class FedRep(OwnClassifier):
             if self.head_epochs
             else [body]
         )
+
+    def private_phases(self) -> tuple[float | None, ...]:
+        """Epochs of each phase."""
+        return (self.head_epochs, None) if self.head_epochs else (None,)

@@ -21,6 +21,7 @@ from fl_lightning.core import (
     Phase,
     PureLoss,
     Tensors,
+    Traits,
 )
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.two_heads import TwoHeads
@@ -36,10 +37,13 @@ class FedRoD(Method):
     samples of each class. Scored: g + h; as `global`: g.
     """
 
-    family = "two models"
-    judge = "after"
-    features = True
-    classes = True
+    traits = Traits(
+        family="two models",
+        judge="after",
+        features=True,
+        classes=True,
+        sample_use="balances its loss by class counts of samples",
+    )
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """With a personal classifier."""

@@ -4,7 +4,7 @@ Contrastive Learning for Data and Model Heterogeneity in Federated Learning. AAA
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -37,7 +37,11 @@ class FedTGP(Prototypes):
         server_lr: of the server's SGD. null: the clients' own, as in the authors' code.
     """
 
-    newcomers = Rule("own training, towards the trained prototypes", gives=False)
+    traits = replace(
+        Prototypes.traits,
+        newcomers=Rule("own training, towards the trained prototypes", gives=False),
+        receives_beside="prototypes that the server has learned",
+    )
 
     lam: NonNegativeFloat = searched(
         10.0, LogRange(0.1, 100), "two decades around the authors' 1 and 10"

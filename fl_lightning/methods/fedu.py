@@ -11,6 +11,7 @@ from fl_lightning.callbacks.graphs import Laplacian
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.ranges import NonNegativeFloat
 from fl_lightning.configuration.search import LogRange, searched
+from fl_lightning.core import Traits
 from fl_lightning.methods.base import OwnStatistics
 
 
@@ -31,8 +32,7 @@ class FedU(OwnStatistics):
         graph: a_kl: `random`, the authors' code on MNIST, or `complete`, all 1.
     """
 
-    family = "mixing"
-    judge = "before"
+    traits = Traits(family="mixing", judge="before")
 
     gamma: NonNegativeFloat = searched(
         0.02, LogRange(0.00075, 0.1), "from the code's; beyond, ten clients overshoot"

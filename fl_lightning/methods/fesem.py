@@ -4,7 +4,7 @@ for Better Personalization. World Wide Web 2023 (Xie et al., arXiv:2005.01026).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -35,12 +35,15 @@ class FeSEM(KClusters):
         weighting: of the mean: `uniform` (the paper), or by `samples`.
     """
 
-    family = "clusters"
-    averages = "known"
-    newcomers = Rule(
-        "cluster nearest to the model it trains (without labels: the largest), then local training",
-        remembers=True,
+    traits = replace(
+        KClusters.traits,
+        newcomers=Rule(
+            "cluster nearest to the model it trains (without labels: the largest), then local "
+            "training",
+            remembers=True,
+        ),
     )
+    averages = "known"
 
     clusters: PositiveInt = searched(4, Whole(2, 4), "the paper tries 2 to 4")
     distance: Literal["model", "head"] = "model"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.core import Block, Client, GroupServer, Payload, Phase, RunContext
+from fl_lightning.core import Block, Client, GroupServer, Payload, Phase, RunContext, Traits
 from fl_lightning.core.newcomer import GLOBAL
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.adapters import check_adapters, is_a
@@ -22,9 +22,7 @@ class FFALoRA(Method):
     Neither trained nor sent, A is everybody's, drawn from the run's seed. The mean is by samples.
     """
 
-    family = "one global model"
-    judge = "global"
-    newcomers = GLOBAL
+    traits = Traits(family="one global model", judge="global", still=True, newcomers=GLOBAL)
 
     def check(self, run: RunContext) -> None:
         """There must be adapters."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server
+from fl_lightning.core import Beside, Client, Payload, Phase, Rule, RunContext, Server, Traits
 from fl_lightning.methods.base import Method, check_plain_steps
 from fl_lightning.methods.common.critical import packed
 from fl_lightning.methods.common.layerwise import (
@@ -41,16 +41,21 @@ class FLAYER(Method):
             authors' code for ResNet and fastText; 20: for its CNN.
     """
 
-    family = "mixing"
-    judge = "before"
-    starts = "both"
-    features = True  # passes for the accuracy
-    classes = True
-    statistics = client_memory = changes_upload = True
-    several = False
-    newcomers = Rule(
-        "global model, top layers mixed with its own by their accuracy and trained; then local "
-        "training"
+    traits = Traits(
+        family="mixing",
+        judge="before",
+        starts="both",
+        features=True,
+        classes=True,
+        statistics=True,
+        several=False,
+        changes_upload=True,
+        client_memory=True,
+        newcomers=Rule(
+            "global model, top layers mixed with its own by their accuracy and trained; then local "
+            "training"
+        ),
+        sample_use="takes steps of its own",
     )
 
     layers: PositiveInt = 1
@@ -81,6 +86,10 @@ class FLAYER(Method):
         before = client["model"].clone()
         yield phase_by_layer(client, self.top_rate, self.middle_rate)
         client.scratch["kept"] = most_changed(client.layout, client["model"] - before)
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {"kept": Beside("kept", "a bit for each number: whether it was uploaded", None)}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The numbers that have changed most, elsewhere those received; and which these are, a bit

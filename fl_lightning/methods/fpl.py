@@ -3,7 +3,7 @@ CVPR 2023."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -28,8 +28,11 @@ class FPL(ClassMeans):
         tau: temperature of the contrast. 0.02: the authors' code.
     """
 
-    family = "prototypes and distillation"
-    judge = "global"  # type: ignore[assignment]
+    traits = replace(
+        ClassMeans.traits,
+        judge="global",
+        receives_beside="class means of clusters of clients",
+    )
 
     tau: PositiveFloat = searched(0.02, LogRange(0.01, 1), "the authors' to plain cosines")
 

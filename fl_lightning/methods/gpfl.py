@@ -25,6 +25,7 @@ from fl_lightning.core import (
     Phase,
     PureLoss,
     Tensors,
+    Traits,
 )
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.basics import norms
@@ -49,10 +50,13 @@ class GPFL(Method):
             new one).
     """
 
-    family = "partial sharing"
-    judge = "before"
-    features = True
-    classes = True
+    traits = Traits(
+        family="partial sharing",
+        judge="before",
+        features=True,
+        classes=True,
+        sample_use="conditions its loss on class shares of samples",
+    )
 
     lam: NonNegativeFloat = searched(
         0.01, LogRange(1e-4, 0.1), "the authors' scripts: 1e-4 and 0.01"

@@ -27,8 +27,6 @@ class HeurFedAMP(FedAMP):
             is not known.
     """
 
-    family = "mixing"
-
     sigma: PositiveFloat = searched(10.0, LogRange(1, 100), "a decade around the default")
     self_weight: UnitInterval = searched(
         0.5, Range(0.1, 0.9), "from nearly the others alone to nearly oneself"

@@ -3,13 +3,13 @@ NeurIPS 2020."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from fl_lightning.configuration.ranges import PositiveInt
 from fl_lightning.configuration.search import Whole, searched
-from fl_lightning.core import Client, Payload, Server
+from fl_lightning.core import Beside, Client, Payload, Server
 from fl_lightning.foundation.rng import key
 from fl_lightning.methods.clustered import KClusters
 from fl_lightning.methods.common.clusters import average, name_of
@@ -30,8 +30,12 @@ class IFCA(KClusters):
             FedAvg.
     """
 
-    family = "clusters"
-    statistics = True
+    traits = replace(
+        KClusters.traits,
+        statistics=True,
+        receives_beside="the models of all clusters",
+        sample_use="chooses its cluster by losses on samples",
+    )
 
     clusters: PositiveInt = searched(4, Whole(2, 6), "around the paper's 4")
 
@@ -60,6 +64,12 @@ class IFCA(KClusters):
             best if here else int(client.run.server.memory["cluster"][client.id])
         )
         client["model"].copy_(models[client.scratch["cluster"]])
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {
+            "cluster": Beside("cluster", "which of the global models suits the client best", None)
+        }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it whose model that was."""

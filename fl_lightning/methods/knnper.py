@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import PositiveFloat, PositiveInt, UnitInterval
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Rule, RunContext
+from fl_lightning.core import Client, Rule, RunContext, Traits
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.basics import wide
 from fl_lightning.methods.common.neighbours import Kernel, vote
@@ -40,12 +40,15 @@ class KNNPer(Method):
             authors' code), or `exponential`, exp(-delta / s).
     """
 
-    family = "one global model"
-    judge = "before"
-    adapts = True
-    features = True
-    classes = True
-    newcomers = Rule("global model, and the vote of its own samples", "nothing")
+    traits = Traits(
+        family="one global model",
+        judge="before",
+        features=True,
+        adapts=True,
+        classes=True,
+        newcomers=Rule("global model, and the vote of its own samples", "nothing"),
+        sample_use="predicts from stored features of samples",
+    )
 
     lam: UnitInterval | None = None
     k: PositiveInt = 7

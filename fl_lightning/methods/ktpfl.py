@@ -6,7 +6,7 @@ NeurIPS 2021.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -40,21 +40,23 @@ class KTPFL(FedMD):
             simplex).
     """
 
-    family = "prototypes and distillation"
-    needs = (
-        Needs(
-            "loss",
-            "kl",
-            "update",
-            ("code",),
-            "the paper's update compares probabilities: kl, or update code",
-        ),
-        Needs(
-            "divergence",
-            "mean",
-            "update",
-            ("paper",),
-            "the code's update has no KL: mean, or update paper",
+    traits = replace(
+        FedMD.traits,
+        needs=(
+            Needs(
+                "loss",
+                "kl",
+                "update",
+                ("code",),
+                "the paper's update compares probabilities: kl, or update code",
+            ),
+            Needs(
+                "divergence",
+                "mean",
+                "update",
+                ("paper",),
+                "the code's update has no KL: mean, or update paper",
+            ),
         ),
     )
 

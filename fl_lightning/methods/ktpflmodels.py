@@ -11,7 +11,7 @@ from fl_lightning.callbacks.cube import CubeSettings, LearnedMatrix
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.ranges import NonNegativeFloat
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Payload, Phase
+from fl_lightning.core import Client, Payload, Phase, Traits
 from fl_lightning.methods.base import Method
 
 
@@ -33,8 +33,7 @@ class KTPFLModels(Method):
         lam: of a pull lam ||w_n - sum_m c_nm w_m||^2 in local training. 0: none.
     """
 
-    family = "mixing"
-    judge = "after"
+    traits = Traits(family="mixing", judge="after")
 
     rho: NonNegativeFloat = searched(
         0.7, LogRange(0.07, 7), "a decade around the default: its unit is not the paper's"

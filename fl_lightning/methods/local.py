@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fl_lightning.configuration.ranges import PositiveFloat
-from fl_lightning.core import Client, Payload, Phase
+from fl_lightning.core import Client, Payload, Phase, Traits
 from fl_lightning.methods.base import WithoutModels
 
 
@@ -19,10 +19,8 @@ class Local(WithoutModels):
             on CIFAR, beside 50 rounds of 5.
     """
 
-    family = "training alone"
+    traits = Traits(family="training alone", judge="after")
     epochs: PositiveFloat | None = None
-
-    judge = "after"
 
     def phases(self, client: Client, payload: Payload) -> list[Phase]:
         """Until `epochs` are spent."""

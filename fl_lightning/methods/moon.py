@@ -19,6 +19,7 @@ from fl_lightning.core import (
     PureLoss,
     Slot,
     Tensors,
+    Traits,
 )
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.basics import contrast
@@ -44,8 +45,11 @@ class MOON(Method):
             train.
     """
 
-    family = "one global model"
-    features = True
+    traits = Traits(
+        family="one global model",
+        features=True,
+        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+    )
 
     mu: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "the paper's 1 and 5 lie within")
     tau: PositiveFloat = 0.5

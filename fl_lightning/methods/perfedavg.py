@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Batch, Client, Payload, Phase, Rule, RunContext
+from fl_lightning.core import Batch, Client, Payload, Phase, Rule, RunContext, Traits
 from fl_lightning.methods.base import PlainMean, check_plain_steps
 
 
@@ -37,10 +37,13 @@ class PerFedAvg(PlainMean):
         adapt_steps: own steps before a model is scored. 1: paper.
     """
 
-    family = "one global model"
-    judge = "before"
-    adapts = True
-    newcomers = Rule("global model, and its own step from it", "nothing")
+    traits = Traits(
+        family="one global model",
+        judge="before",
+        adapts=True,
+        newcomers=Rule("global model, and its own step from it", "nothing"),
+        sample_use="takes steps of its own",
+    )
 
     alpha: NonNegativeFloat = searched(
         0.01, LogRange(0.001, 0.1), "a decade around the default (pFedMe: to 0.03)"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.configuration.ranges import NonNegativeFloat, UnitInterval
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server
+from fl_lightning.core import Beside, Client, Payload, Phase, Rule, RunContext, Server, Traits
 from fl_lightning.methods.base import OwnClassifier
 from fl_lightning.methods.common.gaussians import (
     LEAST,
@@ -48,13 +48,19 @@ class PFedFDA(OwnClassifier):
             the server alone.
     """
 
-    family = "prototypes and distillation"
-    judge = "before"
-    adapts = True
-    features = True
-    statistics = True
-    several = False
-    newcomers = Rule("global body under a classifier of Gaussians, adapted to its own", "nothing")
+    traits = Traits(
+        family="prototypes and distillation",
+        judge="before",
+        features=True,
+        adapts=True,
+        statistics=True,
+        several=False,
+        newcomers=Rule(
+            "global body under a classifier of Gaussians, adapted to its own", "nothing"
+        ),
+        receives_beside="Gaussians of all",
+        sample_use="estimates Gaussians of samples' features",
+    )
 
     ridge: NonNegativeFloat = searched(
         1.0, LogRange(0.1, 10), "around the authors'; far below, it blows up"
@@ -80,6 +86,13 @@ class PFedFDA(OwnClassifier):
         """The body, under the classifier of the received Gaussians."""
         headed(client, client["model"], Gaussians.of(client.run.server.memory))
         return [Phase(trains=client.mask(lambda b: not b.head))]
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {
+            "means": Beside("gaussians", "mean feature of each class"),
+            "covariance": Beside("gaussians", "covariance of features", "covariance"),
+        }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body, and the mixed Gaussians of its features."""

@@ -24,6 +24,7 @@ from fl_lightning.core import (
     PureLoss,
     Server,
     Tensors,
+    Traits,
 )
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.alignment import alignment, mean_directions
@@ -50,9 +51,13 @@ class PFedGraph(Method):
             again: the last cohort's).
     """
 
-    family = "mixing"
-    judge = "after"
-    several = False
+    traits = Traits(
+        family="mixing",
+        judge="after",
+        several=False,
+        receives_beside="its own mix beside its model",
+        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+    )
 
     alpha: NonNegativeFloat = searched(0.8, LogRange(0.08, 8), "a decade around the authors'")
     lam: Annotated[float, Range(-FLOAT32, FLOAT32)] = searched(

@@ -18,7 +18,7 @@ from fl_lightning.configuration.ranges import (
     ShareBelow1,
 )
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, GroupServer, Payload, Phase, Rule, RunContext, Server
+from fl_lightning.core import Client, GroupServer, Payload, Phase, Rule, RunContext, Server, Traits
 from fl_lightning.methods.base import OwnStatistics
 from fl_lightning.methods.common.hypernetwork import Hypernetwork, first_hypernetwork, fit_embedding
 
@@ -46,9 +46,14 @@ class PFedHN(OwnStatistics):
         clip: greatest norm of its gradient. 50: the authors' code.
     """
 
-    family = "hypernetwork"
-    several = False
-    newcomers = Rule("model made of an own embedding, which is fitted under the fixed hypernetwork")
+    traits = Traits(
+        family="hypernetwork",
+        several=False,
+        newcomers=Rule(
+            "model made of an own embedding, which is fitted under the fixed hypernetwork"
+        ),
+        receives="a model that the server's hypernetwork makes",
+    )
 
     embedding: PositiveInt | None = None
     hidden: PositiveInt = 100

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Payload, Rule, Server
+from fl_lightning.core import Payload, Rule, Server, Traits
 from fl_lightning.core.vectors import last_received, products
 from fl_lightning.methods.base import OwnStatistics
 from fl_lightning.methods.common.layer_rows import LayerRows
@@ -33,13 +33,15 @@ class PFedLA(OwnStatistics):
             (HeurpFedLA's K). 0: pFedLA.
     """
 
-    family = "hypernetwork"
-    judge = "before"
-    several = False
-    newcomers = Rule(
-        "own mix by layer, of a network of its own; then local training", remembers=True
+    traits = Traits(
+        family="hypernetwork",
+        judge="before",
+        several=False,
+        changes_download=True,
+        newcomers=Rule(
+            "own mix by layer, of a network of its own; then local training", remembers=True
+        ),
     )
-    changes_download = True
 
     embedding: PositiveInt = 100
     hidden: PositiveInt = 100

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt
 from fl_lightning.configuration.search import Choice, LogRange, searched
-from fl_lightning.core import Batch, Client, Payload, Phase, RunContext, Server, Slot
+from fl_lightning.core import Batch, Client, Payload, Phase, RunContext, Server, Slot, Traits
+from fl_lightning.core.traits import sees_only_the_mean
 from fl_lightning.methods.base import PlainMean, check_plain_steps, move_on
 
 
@@ -33,8 +34,7 @@ class PFedMe(PlainMean):
             authors' code weighs by samples). 1: the authors' readme.
     """
 
-    family = "two models"
-    judge = "after"
+    traits = Traits(family="two models", judge="after", sample_use="takes steps of its own")
 
     lam: NonNegativeFloat = searched(
         15.0, LogRange(1, 20), "around the authors' 15; the steps on theta converge"
@@ -71,6 +71,7 @@ class PFedMe(PlainMean):
         w[columns.stop :] = theta[columns.stop :]
         return loss
 
+    @sees_only_the_mean
     def aggregate(self, server: Server) -> None:
         """The server's step."""
         old = [group["model"] for group in server.groups]

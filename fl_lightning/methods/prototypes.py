@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -29,8 +29,7 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
     Arguments as of `fedproto`.
     """
 
-    family = "prototypes and distillation"
-    starts = "own"
+    traits = replace(ClassMeans.traits, starts="own")
 
     lam: NonNegativeFloat = 1.0
     distance: Literal["means", "norm", "squared"] = "means"

@@ -13,7 +13,7 @@ from fl_lightning.callbacks.base import Aggregator
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import PositiveFloat
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server, Slot
+from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server, Slot, Traits
 from fl_lightning.methods.base import PlainMean, check_no_scaling, move_on
 
 
@@ -32,8 +32,9 @@ class SCAFFOLD(PlainMean):
             FedAvg's.
     """
 
-    family = "one global model"
-    several = False
+    traits = Traits(
+        family="one global model", several=False, receives_beside="the mean control variate"
+    )
 
     server_lr: PositiveFloat = searched(1.0, LogRange(0.1, 2), "around the paper's 1")
 

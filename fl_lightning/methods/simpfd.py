@@ -23,7 +23,6 @@ class SimPFD(FedMD):
     Arguments are FedMD's (samples 3000, loss kl: KT-pFL).
     """
 
-    family = "prototypes and distillation"
     samples: PositiveInt = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
 

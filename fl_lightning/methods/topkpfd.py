@@ -27,7 +27,6 @@ class TopKPFD(FedMD):
         k: how many. 5: paper (its code keeps about half of all clients).
     """
 
-    family = "prototypes and distillation"
     samples: PositiveInt = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
     k: PositiveInt = searched(

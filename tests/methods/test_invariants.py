@@ -28,7 +28,7 @@ from fl_lightning.configuration.config import Component
 from fl_lightning.core import Block
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import Method, Scope
+from fl_lightning.methods import Method, Scope, Traits
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbn import FedBN
@@ -409,7 +409,7 @@ def test_personal_tensors_stay_when_the_rest_is_heard(federation: Make) -> None:
 
     @dataclass(frozen=True)
     class OwnHead(FedAvg):
-        judge = "after"
+        traits = Traits(judge="after")
 
         def scope(self, block: Block) -> Scope:
             return "personal" if block.head else "shared"
@@ -447,7 +447,7 @@ def test_traffic_adds_up_to_a_hand_count(federation: Make, method: Method) -> No
     record = fed.round(1)
     layers, blocks = len(fed.run.layer_names), fed.run.groups[0].layout.blocks
     # then the first round tells the server of clients, and of no model
-    drawn = 4 if method.everyone_first else 2
+    drawn = 4 if method.traits.everyone_first else 2
     assert record.traffic.shape == (drawn, 2, layers + 1, 4)
     # vectors beside the model, both ways
     further = sum(slot.exchanged for slot in method.slots().values())
@@ -455,7 +455,7 @@ def test_traffic_adds_up_to_a_hand_count(federation: Make, method: Method) -> No
     models = {"ifca": 4, "fedfomo": 0}.get(fed.run.method_name, 1)
     for direction, scopes in (
         (0, ("shared",)),
-        (1, () if method.everyone_first else ("shared", "uploaded")),
+        (1, () if method.traits.everyone_first else ("shared", "uploaded")),
     ):
         by_hand = np.zeros((layers + 1, 4), dtype=np.int64)
         for b in blocks:
@@ -468,7 +468,7 @@ def test_traffic_adds_up_to_a_hand_count(federation: Make, method: Method) -> No
         )
         beside = record.traffic[:, direction, -1].sum()
         # class means; a basis of the data
-        tells = method.statistics or fed.run.relation.sources == "all"
+        tells = method.traits.statistics or fed.run.relation.sources == "all"
         assert (beside > 0) == (tells and direction == 1)  # in round 1 the server knows nothing yet
         name = ("download", "upload")[direction]
         assert record.metrics[f"{name}_bytes"] == drawn * by_hand.sum() + beside

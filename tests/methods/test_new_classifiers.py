@@ -33,7 +33,7 @@ from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.simplex import simplex_minimum
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import Method
+from fl_lightning.methods import Method, Traits
 from fl_lightning.methods.common import collaboration
 from fl_lightning.methods.common.basics import mmd
 from fl_lightning.methods.common.classifiers import Conditioned, Separated, Shifted, is_personal
@@ -511,8 +511,7 @@ def test_gpfl_scores_under_the_clients_own_condition(federation: Make) -> None:
 class Waiting(Method):
     """FedAvg in whose first round nothing is sent back."""
 
-    changes_upload = True
-    everyone_first = True
+    traits = Traits(changes_upload=True, everyone_first=True)
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Nothing, at first."""

@@ -32,7 +32,7 @@ from watching import (
 
 from fl_lightning.core import Client, Fit, Payload, Phase
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import Method
+from fl_lightning.methods import Method, Traits
 from fl_lightning.methods.fedala import FedALA
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedrep import FedRep
@@ -55,7 +55,7 @@ def part(client: Client, vector: Tensor, *, head: bool) -> Tensor:
 class FedBABU(Method):
     """FedAvg of everything, whose classifier never trains."""
 
-    judge = "after"
+    traits = Traits(judge="after")
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """The body."""
