@@ -3,7 +3,6 @@ difference from FedAvg."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from inspect import isfunction
@@ -21,10 +20,13 @@ from fl_lightning.core import (
     Client,
     GroupServer,
     Payload,
+    Payloads,
     Phase,
+    Phases,
     RunContext,
     Server,
     Slot,
+    Tensors,
     Traits,
 )
 from fl_lightning.core.traits import is_shipped, sees_only_the_mean
@@ -109,17 +111,17 @@ class Method:
         """Who receives whose model: what the default `broadcast` and `aggregate` go by."""
         return SampleCounts()
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """Named tensors that the server keeps in its memory, equal on every rank, with their first
         values."""
         return {}
 
     @sees_only_the_mean
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """What each client of the cohort is sent (this rank's): the global model, or its own mix by
         the relation."""
         relation = server.run.relation
-        sent: dict[int, Payload] = {}
+        sent: Payloads = {}
         for group in server.groups:
             if relation.is_global:
                 sent |= group.send(dict.fromkeys(group.here, group["model"]))
@@ -139,19 +141,19 @@ class Method:
 
     # ---------------------------------------------------------------- a client: on its home rank
 
-    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> Tensors:
         """Named tensors (on the CPU) that a client keeps in its memory, with their first values
         (`client_memory`)."""
         return {}
 
-    def receive(self, client: Client, payload: Payload) -> Iterable[Phase] | None:
+    def receive(self, client: Client, payload: Payload) -> Phases | None:
         """`payload` has arrived. The client's model is then scored as `before`; a method that must
         train for it yields phases."""
         if self.traits.starts == "server":
             client.overwrite(payload)
         return None
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Local training. Where this is a generator, what follows a `yield` runs when that phase is
         done (`client.fits[-1]` is what it came to)."""
         return [Phase()]
@@ -182,7 +184,7 @@ class Method:
         begins as the global one, or as the mean of all; the tensors of `init_server` have room for
         one client more."""
 
-    def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def newcomer_phases(self, client: Client, payload: Payload) -> Phases:
         """A newcomer's local training."""
         return self.phases(client, payload)
 
@@ -199,7 +201,7 @@ class Method:
         whole = group.group.down_mask[group.layout.is_parameter].all()
         return group["model"] if group.server.run.relation.is_global and whole else None
 
-    def prepare(self, client: Client, vector: Tensor, kind: str) -> dict[str, Tensor]:
+    def prepare(self, client: Client, vector: Tensor, kind: str) -> Tensors:
         """What `outputs` needs beside the model `vector` (D,), which is about to be scored as
         `kind`: made once, it is kept in `client.prepared`."""
         return {}

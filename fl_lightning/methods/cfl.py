@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt
-from fl_lightning.configuration.search import LogRange, Whole, searched
 from fl_lightning.core import Server
-from fl_lightning.methods.clustered import Clustered
-from fl_lightning.methods.common.clusters import average
+from fl_lightning.methods import LogRange, NonNegativeFloat, NonNegativeInt, Whole, searched
+from fl_lightning.methods.clustered import Clustered, average
 
 
 @dataclass(frozen=True)

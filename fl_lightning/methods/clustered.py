@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,10 +11,17 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, mean_relation
-from fl_lightning.configuration.ranges import PositiveInt
-from fl_lightning.core import Client, GroupServer, Payload, Rule, RunContext, Server, Traits
-from fl_lightning.methods.base import Method
-from fl_lightning.methods.common.clusters import model_of, settle
+from fl_lightning.core import (
+    Client,
+    GroupServer,
+    Payloads,
+    Rule,
+    RunContext,
+    Server,
+    Tensors,
+)
+from fl_lightning.core.relation import Weights
+from fl_lightning.methods import Method, PositiveInt, Traits
 
 
 @dataclass(frozen=True)
@@ -30,11 +38,11 @@ class Clustered(Method, ABC):
         receives="the mean of its cluster's models",
     )
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """`cluster` (N,): of every client."""
         return {"cluster": torch.zeros(run.clients, dtype=torch.int64)}
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """The model of the client's cluster."""
         group = server.only
         return group.send({c: model_of(group, c) for c in group.here})
@@ -62,3 +70,65 @@ class KClusters(Clustered, ABC):
     def relation(self) -> Relation:
         """The mean."""
         return mean_relation(self.weighting, self.averages)
+
+
+def name_of(cluster: int) -> str:
+    """What the server calls the model of a cluster."""
+    return "model" if cluster == 0 else f"model.{cluster}"
+
+
+def centre(group: GroupServer, cluster: int) -> Tensor:
+    """The model (D,) of a cluster: the initial one until it has another."""
+    name = name_of(cluster)
+    return group[name] if name in group else group.initial  # noqa: SIM401  # it is no dictionary
+
+
+def model_of(group: GroupServer, client: int) -> Tensor:
+    """The model (D,) of the cluster that the client is in."""
+    return centre(group, int(group.server.memory["cluster"][client]))
+
+
+def average(server: Server, cluster: Tensor, relation: Relation, who: Sequence[int]) -> None:
+    """From now on clients are in the clusters `cluster` (N,), and a cluster's model is the mean of
+    its clients.
+
+    The model of a cluster without any stays what it is.
+
+    Args:
+        server: of one architecture.
+        cluster: int64.
+        relation: how a cluster's clients are weighed.
+        who: whose last uploads count.
+    """
+    group, of = server.only, cluster[list(who)]
+    rows = torch.zeros(1, len(who), len(who), dtype=torch.float64)
+    for k in of.unique().tolist():
+        places = (of == k).nonzero()[:, 0]
+        group[name_of(k)] = group.mean_by(relation, [who[p] for p in places.tolist()])
+        assert group.weighed is not None
+        rows[0, places[:, None], places] = group.weighed.weights[0].to(torch.float64)
+    server.memory["cluster"] = cluster
+    receivers = [k for k, c in enumerate(who) if c in server.answered]
+    group.weighed = Weights(group.group, rows[:, receivers], [who[k] for k in receivers], list(who))
+
+
+def settle(server: Server, client: Client, own: int | None = None) -> None:
+    """Put a newcomer into the cluster whose model has the least loss on its training samples;
+    without any, into that of the most samples. `own`: into this one, of its own, at the mean of
+    all, weighted by samples.
+    """
+    group, cluster, uploaded = (
+        server.only,
+        server.memory["cluster"],
+        sorted(server.run.server.uploaded),
+    )
+    sizes, part = cluster[uploaded].bincount(weights=server.samples(uploaded)), client.data.train
+    known = sizes.nonzero()[:, 0].tolist()
+    if own is not None:
+        group[name_of(own)] = sum(
+            (float(sizes[k] / sizes.sum()) * centre(group, k) for k in known), 0 * group.initial
+        )
+        cluster[client.id] = own
+        return
+    losses = [client.loss(part, centre(group, k)) if len(part) else -float(sizes[k]) for k in known]
+    cluster[client.id] = known[losses.index(min(losses))]

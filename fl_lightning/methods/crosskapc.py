@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -11,9 +10,20 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.crossfitted import TRIAL, CrossFittedCube
-from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.core import Beside, Client, Payload, Phase, Rule, RunContext, Server, Slot, Traits
-from fl_lightning.methods.base import Method
+from fl_lightning.core import (
+    Beside,
+    Client,
+    Payload,
+    Payloads,
+    Phase,
+    Phases,
+    Rule,
+    RunContext,
+    Server,
+    Slot,
+    Tensors,
+)
+from fl_lightning.methods import Method, NonNegativeFloat, Traits
 from fl_lightning.methods.common.halves import measured, shrunk, train_halves
 
 
@@ -56,7 +66,7 @@ class CrossKAPC(Method):
         """`start`: what the client received last."""
         return {"start": Slot()}
 
-    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> Tensors:
         """`share` (L,): of noise in the client's step; 0 until the server has told it."""
         return {"share": torch.zeros(len(run.layer_names))}
 
@@ -64,7 +74,7 @@ class CrossKAPC(Method):
         """FedAvg's rows, or those of groups in one layer."""
         return CrossFittedCube(self.guard)
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """FedAvg's model, or the client's own mix; once its share of noise, and whether it is to
         report losses."""
         return cast(CrossFittedCube, server.run.relation).sent(server)
@@ -81,7 +91,7 @@ class CrossKAPC(Method):
         client["start"].copy_(client["model"])
         client.memory["share"] = payload.statistics.get("share", client.memory["share"]).cpu()
 
-    def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Local training; in the first round and where losses are asked for of two halves, whose
         mean is kept."""
         if client.rounds and TRIAL not in payload.statistics:

@@ -3,15 +3,12 @@ ICML 2021."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Payload, Phase, Slot, Traits
-from fl_lightning.methods.base import Method
+from fl_lightning.core import Client, Payload, Phase, Phases, Slot
+from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Traits, searched
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Ditto(Method):
         """The personal model v."""
         return {"personal": Slot()}
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """The received model on the task, then the personal one, pulled towards what was
         received."""
         return [

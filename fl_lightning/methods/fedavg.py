@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.core import Traits
-from fl_lightning.methods.base import Method
+from fl_lightning.methods import Method, Traits
 
 
 @dataclass(frozen=True)

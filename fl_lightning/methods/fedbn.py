@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.core import Block, Traits
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.core import Block
+from fl_lightning.methods import Method, Scope, Traits
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts
 from fl_lightning.configuration.config import check
-from fl_lightning.core import Beside, Client, Payload, RelationInputs, RunContext, Server, Traits
-from fl_lightning.methods.base import Method, check_no_scaling, move_on
+from fl_lightning.core import Beside, Client, Payload, RelationInputs, RunContext, Server
+from fl_lightning.methods import Method, Traits, check_no_scaling, move_on
 
 
 class Normalised(SampleCounts):

@@ -4,23 +4,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fl_lightning.callbacks.propagation import Propagation, told_basis
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.configuration.ranges import (
+from fl_lightning.core import Beside, Client, Payload, Phase, Phases
+from fl_lightning.methods import (
+    LogRange,
     Needs,
     NonNegativeFloat,
     NonNegativeInt,
+    OwnStatistics,
     PositiveFloat,
     PositiveInt,
     Range,
+    Traits,
+    searched,
 )
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Beside, Client, Payload, Phase, Traits
-from fl_lightning.methods.base import OwnStatistics
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class FEDORA(OwnStatistics):
         graph = (self.neighbours, self.steps, chosen, self.similarity, self.sources)
         return Propagation(self.alpha, self.directions, self.sharpness, *graph)
 
-    def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Every parameter pulled by `coefficient`."""
         yield Phase(objective=client.proximal(payload, self.coefficient(client, payload)))
 

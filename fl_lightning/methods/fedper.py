@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.core import Traits
-from fl_lightning.methods.base import OwnClassifier
+from fl_lightning.methods import OwnClassifier, Traits
 
 
 @dataclass(frozen=True)

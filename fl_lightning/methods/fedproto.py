@@ -11,9 +11,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Rule
+from fl_lightning.methods import LogRange, NonNegativeFloat, searched
 from fl_lightning.methods.prototypes import Prototypes
 
 

@@ -4,13 +4,11 @@ Personalized Federated Learning. ICML 2021.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fl_lightning.configuration.config import check
-from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.core import Client, Payload, Phase, RunContext, Traits
-from fl_lightning.methods.base import OwnClassifier
+from fl_lightning.core import Client, Payload, Phase, Phases, RunContext
+from fl_lightning.methods import NonNegativeFloat, OwnClassifier, Traits
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class FedRep(OwnClassifier):
                 "fedrep trains body and classifier apart: it must have both",
             )
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Classifier, then body."""
         head = client.mask(lambda b: b.head)
         body = Phase(trains=~head)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.core import Block, RunContext, Traits
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.core import Block, RunContext
+from fl_lightning.methods import Method, Scope, Traits
 from fl_lightning.methods.common.adapters import check_adapters, is_a
 
 

@@ -9,10 +9,7 @@ from typing import Literal
 
 from fl_lightning.callbacks.graphs import Laplacian
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Traits
-from fl_lightning.methods.base import OwnStatistics
+from fl_lightning.methods import LogRange, NonNegativeFloat, OwnStatistics, Traits, searched
 
 
 @dataclass(frozen=True)

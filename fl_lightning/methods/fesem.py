@@ -8,15 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
 
-from fl_lightning.configuration.ranges import PositiveInt
-from fl_lightning.configuration.search import Whole, searched
-from fl_lightning.core import Client, Rule, RunContext, Server
+from fl_lightning.core import Client, Rule, RunContext, Server, Tensors
 from fl_lightning.core.vectors import distances
 from fl_lightning.foundation.rng import numpy_rng
-from fl_lightning.methods.clustered import KClusters
-from fl_lightning.methods.common.clusters import average, centre, settle
+from fl_lightning.methods import PositiveInt, Whole, searched
+from fl_lightning.methods.clustered import KClusters, average, centre, settle
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class FeSEM(KClusters):
     clusters: PositiveInt = searched(4, Whole(2, 4), "the paper tries 2 to 4")
     distance: Literal["model", "head"] = "model"
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """`cluster` (N,): of every client; equally many in each, at random."""
         dealt = numpy_rng(run.config.seed, "clusters").permutation(run.clients) % self.clusters
         return {"cluster": torch.from_numpy(dealt).to(torch.int64)}

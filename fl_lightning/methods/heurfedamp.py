@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from fl_lightning.callbacks.graphs import CosineAttention
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.configuration.ranges import PositiveFloat, UnitInterval
-from fl_lightning.configuration.search import LogRange, Range, searched
+from fl_lightning.methods import LogRange, PositiveFloat, Range, UnitInterval, searched
 from fl_lightning.methods.fedamp import FedAMP
 
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fl_lightning.configuration.ranges import PositiveInt
-from fl_lightning.configuration.search import Whole, searched
-from fl_lightning.core import Beside, Client, Payload, Server
+from fl_lightning.core import Beside, Client, Payload, Payloads, Server
 from fl_lightning.foundation.rng import key
-from fl_lightning.methods.clustered import KClusters
-from fl_lightning.methods.common.clusters import average, name_of
+from fl_lightning.methods import PositiveInt, Whole, searched
+from fl_lightning.methods.clustered import KClusters, average, name_of
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class IFCA(KClusters):
 
     clusters: PositiveInt = searched(4, Whole(2, 6), "around the paper's 4")
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """All models."""
         group, seed = server.only, server.run.config.seed
         sent = group.send(dict.fromkeys(group.here, group["model"]))

@@ -11,9 +11,8 @@ from typing import Literal
 
 from fl_lightning.callbacks.cube import CubeSettings, LearnedCube
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.configuration.ranges import Needs
-from fl_lightning.core import Block, Client, Payload, Phase, Traits
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.core import Block, Client, Payload, Phase, Phases
+from fl_lightning.methods import Method, Needs, Scope, Traits
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,6 @@ class KAPC(Method, CubeSettings):
             return "personal"
         return "uploaded" if block.normalisation else "shared"
 
-    def phases(self, client: Client, payload: Payload) -> list[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Coached by lam on every layer that was received."""
         return [Phase(objective=client.proximal(payload, self.lam))]

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fl_lightning.callbacks.relations import Relation, mean_relation
-from fl_lightning.configuration.ranges import NonNegativeInt
-from fl_lightning.configuration.search import Whole, searched
-from fl_lightning.core import Block, Traits
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.core import Block
+from fl_lightning.methods import Method, NonNegativeInt, Scope, Traits, Whole, searched
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt
-from fl_lightning.configuration.search import Choice, LogRange, searched
-from fl_lightning.core import Batch, Client, Payload, Phase, RunContext, Server, Slot, Traits
-from fl_lightning.core.traits import sees_only_the_mean
-from fl_lightning.methods.base import PlainMean, check_plain_steps, move_on
+from fl_lightning.core import Batch, Client, Payload, Phase, Phases, RunContext, Server, Slot
+from fl_lightning.methods import (
+    Choice,
+    LogRange,
+    NonNegativeFloat,
+    PlainMean,
+    PositiveInt,
+    Traits,
+    check_plain_steps,
+    move_on,
+    searched,
+    sees_only_the_mean,
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,7 @@ class PFedMe(PlainMean):
         """The personalised model theta."""
         return {"personal": Slot()}
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """A step on each batch."""
         return [Phase(step=self.step, by_gradient=True)]
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fl_lightning.callbacks.measured import MeasuredCube
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.configuration.ranges import NonNegativeFloat, UnitInterval
-from fl_lightning.configuration.search import Range, searched
-from fl_lightning.core import Beside, Client, Payload, Phase, Rule, Traits
-from fl_lightning.methods.base import OwnStatistics
+from fl_lightning.core import Beside, Client, Payload, Phase, Phases, Rule
+from fl_lightning.methods import (
+    NonNegativeFloat,
+    OwnStatistics,
+    Range,
+    Traits,
+    UnitInterval,
+    searched,
+)
 from fl_lightning.methods.common.halves import noise_of, step_of, train_halves
 
 
@@ -52,7 +56,7 @@ class SelfKAPC(OwnStatistics):
         """Rows by the measured rule."""
         return MeasuredCube(self.kappa, self.keep)
 
-    def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Local training; in the first round of two halves, of which the mean is kept."""
         start = client["model"].clone()
         if client.rounds:

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import PositiveFloat
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Server, Traits
-from fl_lightning.core.traits import sees_only_the_mean
-from fl_lightning.methods.base import Method
+from fl_lightning.core import Server
+from fl_lightning.methods import (
+    LogRange,
+    Method,
+    PositiveFloat,
+    Traits,
+    searched,
+    sees_only_the_mean,
+)
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from watching import Make, Watch, client_of, models, payload_of, run_all, same, 
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.core import Client
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.common.candidates import (
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedfomo import (
+    FedFomo,
     epsilon_greedy,
     first_order_gains,
     positive_shares,
     towards,
 )
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedfomo import FedFomo
 from fl_lightning.methods.lgfedavg import LGFedAvg
 from fl_lightning.methods.local import Local
 

@@ -20,14 +20,9 @@ from fl_lightning.core import Layout
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import generator
-from fl_lightning.methods.common.class_means import (
-    distance_to_means,
-    gaussian_epsilon,
-    noise_multiplier,
-    noisy,
-)
+from fl_lightning.methods.common.class_means import distance_to_means
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedhkd import FedHKD
+from fl_lightning.methods.fedhkd import FedHKD, gaussian_epsilon, noise_multiplier, noisy
 from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.local import Local
 from fl_lightning.training.module import ClientModule

@@ -11,8 +11,7 @@ from torch import Tensor
 from watching import Make, Watch, global_model, run_all
 
 from fl_lightning.foundation.errors import RunFailed
-from fl_lightning.methods.common.conflicts import conflict_free, guidance, worst_off
-from fl_lightning.methods.confree import ConFREE
+from fl_lightning.methods.confree import ConFREE, conflict_free, guidance, worst_off
 
 EXACT: dict[str, Any] = {"precision": "64-true", "rounds": 2}
 

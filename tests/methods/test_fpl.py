@@ -10,14 +10,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from watching import Make, client_of, global_model, payload_of, run_all, same, server_of, trained
 
-from fl_lightning.methods.common.cluster_prototypes import (
-    cluster_losses,
-    cluster_prototypes,
-    finch,
-    linked,
-)
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fpl import FPL
+from fl_lightning.methods.fpl import FPL, cluster_losses, cluster_prototypes, finch, linked
 
 
 def around(angles: list[float]) -> Tensor:

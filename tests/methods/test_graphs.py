@@ -17,12 +17,11 @@ from fl_lightning.callbacks.simplex import to_simplex
 from fl_lightning.core import Gram, RelationInputs
 from fl_lightning.core.vectors import products
 from fl_lightning.foundation.errors import BadInput, RunFailed
-from fl_lightning.methods.common.alignment import alignment
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedu import FedU
 from fl_lightning.methods.heurfedamp import HeurFedAMP
 from fl_lightning.methods.local import Local
-from fl_lightning.methods.pfedgraph import PFedGraph
+from fl_lightning.methods.pfedgraph import PFedGraph, alignment
 from fl_lightning.methods.pfedla import PFedLA
 
 

@@ -33,18 +33,15 @@ from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.simplex import simplex_minimum
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import Method, Traits
-from fl_lightning.methods.common import collaboration
-from fl_lightning.methods.common.basics import mmd
-from fl_lightning.methods.common.classifiers import Conditioned, Separated, Shifted, is_personal
-from fl_lightning.methods.common.collaboration import collaborators, feature_moments
-from fl_lightning.methods.dbe import DBE
+from fl_lightning.methods import Method, Traits, fedpac
+from fl_lightning.methods.common.classifiers import is_personal
+from fl_lightning.methods.dbe import DBE, Shifted
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbabu import FedBABU
-from fl_lightning.methods.fedcp import FedCP
-from fl_lightning.methods.fedpac import FedPAC
+from fl_lightning.methods.fedcp import FedCP, Separated, mmd
+from fl_lightning.methods.fedpac import FedPAC, collaborators, feature_moments
 from fl_lightning.methods.fedrep import FedRep
-from fl_lightning.methods.gpfl import GPFL
+from fl_lightning.methods.gpfl import GPFL, Conditioned
 
 KEPT = {"optimizer": {"momentum": 0.9, "weight_decay": 0.1, "keep_state": True}}
 """What reaches a frozen part if it is left in the optimiser."""
@@ -267,7 +264,7 @@ def test_fedpac_without_alignment_and_mixing_is_fedrep(
 ) -> None:
     """INV1: bit for bit, with one learning rate for both parts."""
     monkeypatch.setattr(
-        collaboration, "collaborators", lambda H, V, i: torch.eye(len(H), dtype=torch.float64)[i]
+        fedpac, "collaborators", lambda H, V, i: torch.eye(len(H), dtype=torch.float64)[i]
     )
     ours = trained(federation, FedPAC(lam=0.0, head_lr=None), rounds=3)
     assert same(ours, trained(federation, FedRep(head_epochs=1), rounds=3))
@@ -314,7 +311,7 @@ def test_fedpac_leaves_out_small_weights(federation: Make) -> None:
         [0, 1, 2],
     )
     inputs.places = torch.arange(3)
-    every, most = (collaboration.Collaboration(least).weights(inputs)[0] for least in (0.0, 0.3))
+    every, most = (fedpac.Collaboration(least).weights(inputs)[0] for least in (0.0, 0.3))
     assert (every[0] > 0).all() and float(every[0, 2]) < 0.3
     assert float(most[0, 2]) == 0 and torch.allclose(most.sum(1), torch.ones(3).double())
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from watching import Make, run_all, same, server_of, trained
 
-from fl_lightning.methods.common.trained_prototypes import LEARNED, adaptive_margin, margin_loss
-from fl_lightning.methods.fedtgp import FedTGP
+from fl_lightning.methods.fedtgp import LEARNED, FedTGP, adaptive_margin, margin_loss
 from fl_lightning.methods.local import Local
 
 EXACT: dict[str, Any] = {"precision": "64-true"}

@@ -29,17 +29,8 @@ from watching import (
 from fl_lightning.core import Client
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
-from fl_lightning.methods.common.basics import contrast
-from fl_lightning.methods.common.generator import (
-    Drawn,
-    Generator,
-    alike,
-    ensemble_loss,
-    learned,
-    taught,
-    uploaded_heads,
-)
-from fl_lightning.methods.common.lipschitz import (
+from fl_lightning.methods.fedalign import (
+    FedAlign,
     kept,
     last_block,
     slimmed,
@@ -47,10 +38,17 @@ from fl_lightning.methods.common.lipschitz import (
     stretch_gap,
     transmitting,
 )
-from fl_lightning.methods.fedalign import FedAlign
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedgen import FedGen
-from fl_lightning.methods.moon import MOON
+from fl_lightning.methods.fedgen import (
+    Drawn,
+    FedGen,
+    Generator,
+    alike,
+    ensemble_loss,
+    learned,
+    uploaded_heads,
+)
+from fl_lightning.methods.moon import MOON, contrast
 from fl_lightning.models.mlp import MLP
 from fl_lightning.models.resnet18 import ResNet18
 
@@ -419,7 +417,14 @@ def test_the_generator_learns_and_goes_on_where_it_stopped() -> None:
     def go(
         memory: Any, steps: int, seed: torch.Generator, weighted: bool = False
     ) -> dict[str, Tensor]:
-        return taught(G, memory, heads, told, seed, weighted, 0.1, 0.05, steps, 16)
+        method = FedGen(
+            teacher="weighted" if weighted else "mean",
+            eta=0.1,
+            generator_lr=0.05,
+            generator_steps=steps,
+            generator_batch=16,
+        )
+        return method.taught(G, memory, heads, told, seed)
 
     one = go(first, 30, torch.Generator().manual_seed(1))
     seed = torch.Generator().manual_seed(1)
@@ -461,7 +466,10 @@ def test_the_codes_generator_normalises_draws_evenly_and_decays() -> None:
     memory, draws, again = first, *(torch.Generator().manual_seed(1) for _ in range(2))
     optimizer = torch.optim.Adam(layers, 0.05, weight_decay=0.01)
     for rate in (0.05, 0.05 * 0.98, 0.05 * 0.98**2):  # three rounds of 4 steps
-        memory = taught(G, memory, heads, told, draws, True, 0.1, 0.05, 4, 16)
+        method = FedGen(
+            teacher="weighted", eta=0.1, generator_lr=0.05, generator_steps=4, generator_batch=16
+        )
+        memory = method.taught(G, memory, heads, told, draws)
         optimizer.param_groups[0]["lr"] = rate
         for _ in range(4):
             y = torch.multinomial(torch.tensor([1.0, 0, 1]), 16, replacement=True, generator=again)
