@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reckoning import WHOLE, PlainMean, batch_of, scores_at, slope
+from reckoning import WHOLE, batch_of, scores_at, slope
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -47,20 +47,6 @@ def first(part: Any) -> tuple[Tensor, Tensor]:
 
 
 # ---------------------------------------------------------------- Per-FedAvg
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
-@pytest.mark.parametrize("variant", ["fo", "hf"])
-def test_perfedavg_without_an_own_step_is_fedavg(federation: Make, net: str, variant: Any) -> None:
-    """INV1: bit for bit, of plain means; with alpha above 0 it is not."""
-    changes: dict[str, Any] = {"net": net, "rounds": 3, "participation": 0.5}
-    other = global_model(run_all(federation(PlainMean(), **changes)))
-    assert torch.equal(
-        global_model(run_all(federation(PerFedAvg(alpha=0.0, variant=variant), **changes))), other
-    )
-    assert not torch.equal(
-        global_model(run_all(federation(PerFedAvg(variant=variant), **changes))), other
-    )
 
 
 @pytest.mark.parametrize("variant", ["fo", "hf"])
@@ -133,11 +119,6 @@ def test_perfedavg_is_judged_by_adapted_models(federation: Make) -> None:
     summary = fed.evaluator.everyone()
     assert (summary["final_model"], summary["final_kinds"]) == ("personal", {"before": 4})
     assert summary["final_mean_accuracy"] > records[-1].metrics["accuracy_global"]
-
-
-def test_what_perfedavgs_own_steps_would_pass_over_is_refused(federation: Make) -> None:
-    with pytest.raises(BadInput, match=r"^optimizer\.momentum: "):
-        federation(PerFedAvg(), optimizer={"momentum": 0.9}).prepare()
 
 
 # ---------------------------------------------------------------- kNN-Per
@@ -372,12 +353,6 @@ def test_fedem_learns_whose_data_are_alike(federation: Make) -> None:
     assert (pis[same].mean(0) - pis[other].mean(0)).abs().max() > 0.5
     assert records[-1].metrics["mean_accuracy"] > records[-1].metrics["accuracy_global"] + 0.1
     assert fed.evaluator.everyone()["final_model"] == "personal"
-
-
-def test_a_mixture_counts_as_many_models(federation: Make) -> None:
-    """K times the bytes, and no more."""
-    ours, theirs = (federation(m).round(1).metrics for m in (FedEM(components=3), FedAvg()))
-    assert all(ours[k] == 3 * theirs[k] for k in theirs if "bytes" in k)
 
 
 # ---------------------------------------------------------------- pFedFDA
@@ -629,12 +604,6 @@ def test_who_joins_without_labels_is_not_adapted_to_made_up_ones(
     if not isinstance(method, FedEM):  # who has not trained has no weights
         assert join(fed.worker, new, True, 0)[2] != without
     assert len(fed.run.data.client(1).train) > 0
-
-
-@pytest.mark.parametrize("method", [KNNPer(), FedEM(), PFedFDA()], ids=lambda m: type(m).__name__)
-def test_they_are_about_classes(federation: Make, method: Method) -> None:
-    with pytest.raises(BadInput, match="regression"):
-        federation(method, data={"task": "regression"}).prepare()
 
 
 def test_targets_are_those_of_the_clients_own_data() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,22 +29,10 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import fedcac as masks
 from fl_lightning.methods.common import basics
 from fl_lightning.methods.fedas import FedAS
-from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedcac import FedCAC
-from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.local import Local
 
 # ---------------------------------------------------------------- FedAS
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
-def test_fedas_without_alignment_and_fisher_is_fedper(federation: Make, net: str) -> None:
-    """INV2: bit for bit; with either it is not."""
-    changes: dict[str, Any] = {"net": net, "rounds": 3, "participation": 0.5}
-    other = trained(federation, FedPer(), **changes)
-    assert same(trained(federation, FedAS(align_epochs=0, weighting="samples"), **changes), other)
-    assert not same(trained(federation, FedAS(weighting="samples"), **changes), other)
-    assert not same(trained(federation, FedAS(align_epochs=0), **changes), other)
 
 
 def features(client: Client, vector: Tensor, x: Tensor) -> Tensor:
@@ -272,15 +259,6 @@ def test_who_is_alike_by_the_threshold() -> None:
 
 
 # ---------------------------------------------------------------- FedCAC: rounds
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
-def test_fedcac_without_critical_numbers_is_fedavg(federation: Make, net: str) -> None:
-    """INV1: bit for bit."""
-    changes: dict[str, Any] = {"net": net, "rounds": 3, "participation": 0.5, "clients": 5}
-    other = trained(federation, FedAvg(), evaluation={"judge": "after"}, **changes)
-    assert same(trained(federation, FedCAC(tau=0.0), **changes), other)
-    assert not same(trained(federation, FedCAC(), **changes), other)
 
 
 def test_fedcac_long_after_beta_is_local_where_all_is_critical(federation: Make) -> None:

@@ -395,23 +395,6 @@ def test_the_optimiser_keeps_nothing_of_the_distil_phase(federation: Make) -> No
     assert local.keep and local.kept and all(k.startswith("optimizer.") for k in client.memory)
 
 
-@pytest.mark.parametrize("off", [{"epochs": 0}, {"lam": 0.0}])
-def test_without_the_distil_phase_it_is_local(federation: Make, off: dict[str, Any]) -> None:
-    """INV3 of 1.12, bit for bit."""
-    taught, alone = federation(FedMD(**SMALL, **off), **PUBLIC), federation(Local(), **PUBLIC)
-    assert same(models(run_all(taught)), models(run_all(alone)))
-
-
-def test_uniform_coefficients_that_never_move_are_fedmd(federation: Make) -> None:
-    """INV2 of 1.19, bit for bit; K = N is the consensus too (INV2 of 1.18)."""
-    consensus = models(run_all(federation(FedMD(loss="kl", **SMALL), rounds=3, **PUBLIC)))
-    for method in (KTPFL(step=0.0, **SMALL), TopKPFD(k=4, **SMALL)):
-        assert same(models(run_all(federation(method, rounds=3, **PUBLIC))), consensus)
-    assert not torch.equal(
-        models(run_all(federation(Local(), rounds=3, **PUBLIC)))[0], consensus[0]
-    )
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_the_distilled_model_is_judged_before_it_trains_on(
     federation: Make, method: FedMD, monkeypatch: pytest.MonkeyPatch

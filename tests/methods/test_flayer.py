@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from watching import Make, Watch, client_of, global_model, server_of
 
 from fl_lightning.core import Layout, RunContext
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import flayer
 from fl_lightning.methods.common.basics import packed
 from fl_lightning.methods.fedavg import FedAvg
@@ -193,11 +192,3 @@ def test_rates_are_set_anew_at_the_first_batch_of_each_epoch(
         for _ in range(6):
             step(client, client)
         assert len(set_anew) == epochs
-
-
-def test_steps_of_another_kind_are_refused(federation: Make) -> None:
-    fed = federation(FLAYER(), optimizer={"momentum": 0.5})
-    with pytest.raises(
-        BadInput, match=r"optimizer\.momentum.*flayer takes steps w - lr g of its own"
-    ):
-        FLAYER().check(fed.run)

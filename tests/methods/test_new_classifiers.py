@@ -73,33 +73,6 @@ def features(client: Client, vector: Tensor, x: Tensor) -> Tensor:
     return linear(x.flatten(1), W, b).relu()
 
 
-@pytest.mark.parametrize(
-    ("cls", "arguments", "said"),
-    [
-        (FedPAC, {"lam": -1.0}, "method.lam"),
-        (FedPAC, {"lam": float("nan")}, "method.lam"),
-        (FedPAC, {"head_epochs": 0}, "method.head_epochs"),
-        (FedPAC, {"head_lr": 0.0}, "method.head_lr"),
-        (FedPAC, {"least": 1.0}, "method.least"),
-        (FedCP, {"lam": float("nan")}, "method.lam"),
-        (GPFL, {"lam": -0.1}, "method.lam"),
-        (GPFL, {"mu": float("nan")}, "method.mu"),
-        (DBE, {"kappa": -1.0}, "method.kappa"),
-        (DBE, {"momentum": 0.0}, "method.momentum"),
-        (DBE, {"momentum": 1.1}, "method.momentum"),
-    ],
-)
-def test_arguments_that_cannot_work(cls: Any, arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput, match=said):
-        cls(**arguments)
-
-
-@pytest.mark.parametrize("method", [FedPAC(), GPFL()])
-def test_what_is_about_classes_refuses_a_regression(federation: Make, method: Method) -> None:
-    with pytest.raises(BadInput, match="regression"):
-        federation(method, data={"task": "regression"}).prepare()
-
-
 class TwoLayers(nn.Module):
     """Whose classifier is more than a linear layer."""
 
