@@ -94,7 +94,16 @@ class FedFomo(Method):
     def broadcast(self, server: Server) -> Payloads:
         """The candidates of each client, and no other model."""
         epsilon = max(self.epsilon - self.epsilon_decay * (server.round - 1), 0.0)
-        return send_candidates(server, server.memory["affinity"], self.models, epsilon)
+        run, group, sources = server.run, server.only, {}
+        for c in group.cohort:
+            rng = numpy_rng(run.config.seed, "candidates", c, server.round)
+            others = sorted(run.server.uploaded - {c})
+            scores = server.memory["affinity"][c]
+            sources[c] = epsilon_greedy(scores, others, self.models, epsilon, rng)
+        sent = group.send(dict.fromkeys(group.here, group.initial))
+        for c, models in fetched(group, sources).items():
+            sent[c].sent[:], sent[c].further = False, group.send(models)
+        return sent
 
     def receive(self, client: Client, payload: Payload) -> None:
         """Go towards the candidates that do better."""
@@ -124,16 +133,17 @@ class FedFomo(Method):
         return sent
 
     def aggregate(self, server: Server) -> None:
-        """Remember it."""
-        gains, who = (
-            uploaded_gains(server, relative=self.gains == "code"),
-            server.answered,
-        )
-        # no gain: the own model
-        rows = (shares := positive_shares(gains)) + torch.diag(1 - shares.sum(1))
-        server.only.weighed = Weights(
-            server.only.group, rows[None, who], who, list(range(server.clients))
-        )
+        """Add it up: with `gains code` each client's over |their sum|, so that a round counts as
+        much as any other."""
+        everyone, group = list(range(server.clients)), server.only
+        gains = torch.zeros(server.clients, server.clients, dtype=torch.float64)
+        for c, uploaded in server.statistics.items():
+            gains[c, uploaded["candidates"].long()] = uploaded["gains"]
+        if self.gains == "code":
+            gains = gains / gains.sum(1, keepdim=True).abs().clamp_min(1e-9)
+        shares = positive_shares(gains)
+        rows = shares + torch.diag(1 - shares.sum(1))  # no gain: the own model
+        group.weighed = Weights(group.group, rows[None, server.answered], server.answered, everyone)
         server.memory["affinity"] = server.memory["affinity"] + gains.fill_diagonal_(0.0)
 
 
@@ -148,27 +158,6 @@ def epsilon_greedy(
         left.pop(int(rng.integers(len(left))) if rng.random() < epsilon else 0)
         for _ in among[:count]
     ]
-
-
-def send_candidates(server: Server, scores: Tensor, count: int, epsilon: float) -> Payloads:
-    """To every client `count` models of others that have uploaded, and no other model.
-
-    Args:
-        server: of one architecture.
-        scores: by client and candidate, (N, N).
-        count: of each client, at most.
-        epsilon: probability of any in place of the best.
-    """
-    run, group, sources = server.run, server.only, {}
-    for c in group.cohort:
-        rng = numpy_rng(run.config.seed, "candidates", c, server.round)
-        sources[c] = epsilon_greedy(
-            scores[c], sorted(run.server.uploaded - {c}), count, epsilon, rng
-        )
-    sent = group.send(dict.fromkeys(group.here, group.initial))
-    for c, models in fetched(group, sources).items():
-        sent[c].sent[:], sent[c].further = False, group.send(models)
-    return sent
 
 
 def first_order_gains(
@@ -202,12 +191,3 @@ def towards(start: Tensor, models: Sequence[Tensor], shares: Tensor) -> Tensor:
         if share:
             moved += share * (model - start)
     return moved
-
-
-def uploaded_gains(server: Server, *, relative: bool = False) -> Tensor:
-    """What was uploaded in this round, (N, N), float64: by client and candidate, 0 where nothing
-    was; `relative`: each client's over |their sum|, so that a round counts as much as any other."""
-    gains = torch.zeros(server.clients, server.clients, dtype=torch.float64)
-    for c, uploaded in server.statistics.items():
-        gains[c, uploaded["candidates"].long()] = uploaded["gains"]
-    return gains / gains.sum(1, keepdim=True).abs().clamp_min(1e-9) if relative else gains

@@ -102,12 +102,42 @@ class FedHKD(ClassMeans):
     def bounded(self, features: Tensor) -> Tensor:
         """Features of samples (batch, d) brought within zeta: without that the sensitivity is not 2
         zeta / N."""
-        return within(features, self.zeta, self.bound) if self.sigma and self.clip else features
+        if not (self.sigma and self.clip):
+            return features
+        if self.bound == "coordinate":
+            return features.clamp(-self.zeta, self.zeta)
+        norm = features.norm(dim=1, keepdim=True)
+        return features * (self.zeta / norm.clamp_min(1e-12)).clamp_max(1.0)
 
     def summary(self, run: RunContext) -> dict[str, Any]:
-        """The privacy report."""
-        safe = self.sigma > 0 and self.clip
-        return privacy_report(run, self.sigma, self.bound, self.delta, safe=safe)
+        """The privacy report, at `privacy_delta`, for one round (`..._round`) and for the run.
+
+        `privacy_epsilon` is that of a class's whole mean feature; with `bound: coordinate`
+        `privacy_epsilon_coordinate` is that of one of its coordinates, the others left aside (the
+        paper's count). `privacy_covers` says so in words, and what the client uploads beside it
+        without protection. Without noise or without a bound epsilon is infinite; nothing is
+        reported where a callback accounts for the whole upload.
+        """
+        if any(getattr(callback, "accounts", False) for callback in run.callbacks):
+            return {}
+        width, safe = run.feature_width, self.sigma > 0 and self.clip
+        noises = {"": noise_multiplier(self.sigma, width, self.bound)}
+        covers = f"one sample's part in its class's mean feature, all {width} coordinates"
+        if self.bound == "coordinate":
+            noises["_coordinate"] = self.sigma
+            covers = (
+                "one sample's part in its class's mean feature: privacy_epsilon all "
+                f"{width} coordinates, privacy_epsilon_coordinate a single one of them"
+            )
+        beside = "the model, the mean predictions and the class counts that the client uploads"
+        covers = f"{covers}; not {beside} beside it"
+        report: dict[str, Any] = {"privacy_delta": self.delta}
+        for rounds, name in ((1, "_round"), (run.rounds, "")):
+            for part, noise in noises.items():
+                epsilon = gaussian_epsilon(noise, rounds, self.delta) if safe else math.inf
+                report[f"privacy_epsilon{part}{name}"] = epsilon
+        report["privacy_covers"] = covers if safe else "nothing: no noise, or no bound"
+        return report
 
 
 def classifier_gap(module: Module, means: Tensors, temperature: float, lam: float) -> Tensor:
@@ -124,23 +154,14 @@ def classifier_gap(module: Module, means: Tensors, temperature: float, lam: floa
     return gap
 
 
-def within(features: Tensor, zeta: float, bound: Literal["norm", "coordinate"]) -> Tensor:
-    """`features` (batch, d) with the norm, or each coordinate, brought within zeta."""
-    if bound == "coordinate":
-        return features.clamp(-zeta, zeta)
-    norm: Tensor = features.norm(dim=1, keepdim=True)
-    return features * (zeta / norm.clamp_min(1e-12)).clamp_max(1.0)
-
-
 def noisy(
     features: Tensor, counts: Tensor, sigma: float, zeta: float, draws: torch.Generator
 ) -> Tensor:
     """Mean `features` (C, d) with Gaussian noise of sigma times the class's sensitivity 2 zeta / N
     on each number."""
     scale = 2 * zeta * sigma / counts.clamp_min(1)
-    return features + scale[:, None] * torch.randn(
-        features.shape, generator=draws, dtype=features.dtype
-    )
+    noise = torch.randn(features.shape, generator=draws, dtype=features.dtype)
+    return features + scale[:, None] * noise
 
 
 def noise_multiplier(sigma: float, width: int, bound: Literal["norm", "coordinate"]) -> float:
@@ -164,43 +185,3 @@ def gaussian_epsilon(sigma: float, rounds: int, delta: float) -> float:
     from dp_accounting import get_epsilon_gaussian
 
     return float(get_epsilon_gaussian(sigma / math.sqrt(rounds), delta))
-
-
-def privacy_report(
-    run: RunContext, sigma: float, bound: Literal["norm", "coordinate"], delta: float, *, safe: bool
-) -> dict[str, Any]:
-    """The privacy report, at `privacy_delta`, for one round (`..._round`) and for the run.
-
-    `privacy_epsilon` is that of a class's whole mean feature; with `bound: coordinate`
-    `privacy_epsilon_coordinate` is that of one of its coordinates, the others left aside (the
-    paper's count). `privacy_covers` says so in words, and what the client uploads beside it without
-    protection. Where it is not `safe`, without noise or without a bound, epsilon is infinite;
-    nothing is reported where a callback accounts for the whole upload.
-    """
-    if any(getattr(callback, "accounts", False) for callback in run.callbacks):
-        return {}
-    width, rounds = run.feature_width, run.rounds
-    multiplier = noise_multiplier(sigma, width, bound)
-    report: dict[str, Any] = {"privacy_delta": delta}
-    for times, name in ((1, "_round"), (rounds, "")):
-        report[f"privacy_epsilon{name}"] = (
-            gaussian_epsilon(multiplier, times, delta) if safe else math.inf
-        )
-        if bound == "coordinate":
-            report[f"privacy_epsilon_coordinate{name}"] = (
-                gaussian_epsilon(sigma, times, delta) if safe else math.inf
-            )
-    covers = "one sample's part in its class's mean feature"
-    if bound == "norm":
-        covers = f"{covers}, all {width} coordinates"
-    else:
-        covers = (
-            f"{covers}: privacy_epsilon all {width} coordinates, privacy_epsilon_coordinate a "
-            f"single one of them"
-        )
-    beside = (
-        "not the model, the mean predictions and the class counts that the client uploads beside it"
-    )
-    return report | {
-        "privacy_covers": f"{covers}; {beside}" if safe else "nothing: no noise, or no bound"
-    }
