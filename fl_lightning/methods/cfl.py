@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.core import Server
 from fl_lightning.methods import LogRange, NonNegativeFloat, NonNegativeInt, Whole, searched
-from fl_lightning.methods.clustered import Clustered, average
+from fl_lightning.methods.clustered import Clustered
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class CFL(Clustered):
         for k in cluster[who].unique().tolist():
             leaving = self.leaving(server, who[cluster[who] == k].tolist())
             cluster[leaving] = int(cluster.max()) + 1
-        average(server, cluster, server.run.relation, server.answered)
+        self.average(server, cluster, server.answered)
 
     def leaving(self, server: Server, who: list[int]) -> list[int]:
         """Those of a cluster's clients (who have answered) that leave it now: one of two halves, or

@@ -48,8 +48,28 @@ class Clustered(Method, ABC):
         return group.send({c: model_of(group, c) for c in group.here})
 
     def admit(self, server: Server, client: Client) -> None:
-        """Choose its cluster."""
-        settle(server, client)
+        """Put a newcomer into the cluster whose model has the least loss on its training samples;
+        without any, into that of the most samples."""
+        part, sizes = client.data.train, samples_of_clusters(server)
+        losses = {k: -size for k, size in sizes.items()}
+        if len(part):
+            losses = {k: client.loss(part, centre(server.only, k)) for k in sizes}
+        server.memory["cluster"][client.id] = min(losses, key=lambda k: losses[k])
+
+    def average(self, server: Server, cluster: Tensor, who: Sequence[int]) -> None:
+        """From now on clients are in the clusters `cluster` (N,), int64, and a cluster's model is
+        the mean of the last uploads of its clients among `who`; without any it stays."""
+        group, of, relation = server.only, cluster[list(who)], server.run.relation
+        rows = torch.zeros(1, len(who), len(who), dtype=torch.float64)
+        for k in of.unique().tolist():
+            places = (of == k).nonzero()[:, 0]
+            group[name_of(k)] = group.mean_by(relation, [who[p] for p in places.tolist()])
+            assert group.weighed is not None
+            rows[0, places[:, None], places] = group.weighed.weights[0].to(torch.float64)
+        server.memory["cluster"] = cluster
+        places = [k for k, c in enumerate(who) if c in server.answered]
+        receivers = [who[k] for k in places]
+        group.weighed = Weights(group.group, rows[:, places], receivers, list(who))
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
         """That of the client's cluster."""
@@ -88,47 +108,8 @@ def model_of(group: GroupServer, client: int) -> Tensor:
     return centre(group, int(group.server.memory["cluster"][client]))
 
 
-def average(server: Server, cluster: Tensor, relation: Relation, who: Sequence[int]) -> None:
-    """From now on clients are in the clusters `cluster` (N,), and a cluster's model is the mean of
-    its clients.
-
-    The model of a cluster without any stays what it is.
-
-    Args:
-        server: of one architecture.
-        cluster: int64.
-        relation: how a cluster's clients are weighed.
-        who: whose last uploads count.
-    """
-    group, of = server.only, cluster[list(who)]
-    rows = torch.zeros(1, len(who), len(who), dtype=torch.float64)
-    for k in of.unique().tolist():
-        places = (of == k).nonzero()[:, 0]
-        group[name_of(k)] = group.mean_by(relation, [who[p] for p in places.tolist()])
-        assert group.weighed is not None
-        rows[0, places[:, None], places] = group.weighed.weights[0].to(torch.float64)
-    server.memory["cluster"] = cluster
-    receivers = [k for k, c in enumerate(who) if c in server.answered]
-    group.weighed = Weights(group.group, rows[:, receivers], [who[k] for k in receivers], list(who))
-
-
-def settle(server: Server, client: Client, own: int | None = None) -> None:
-    """Put a newcomer into the cluster whose model has the least loss on its training samples;
-    without any, into that of the most samples. `own`: into this one, of its own, at the mean of
-    all, weighted by samples.
-    """
-    group, cluster, uploaded = (
-        server.only,
-        server.memory["cluster"],
-        sorted(server.run.server.uploaded),
-    )
-    sizes, part = cluster[uploaded].bincount(weights=server.samples(uploaded)), client.data.train
-    known = sizes.nonzero()[:, 0].tolist()
-    if own is not None:
-        group[name_of(own)] = sum(
-            (float(sizes[k] / sizes.sum()) * centre(group, k) for k in known), 0 * group.initial
-        )
-        cluster[client.id] = own
-        return
-    losses = [client.loss(part, centre(group, k)) if len(part) else -float(sizes[k]) for k in known]
-    cluster[client.id] = known[losses.index(min(losses))]
+def samples_of_clusters(server: Server) -> dict[int, float]:
+    """Training samples of the clients of each cluster that have uploaded; no empty clusters."""
+    uploaded = sorted(server.run.server.uploaded)
+    sizes = server.memory["cluster"][uploaded].bincount(weights=server.samples(uploaded))
+    return {k: size for k, size in enumerate(sizes.tolist()) if size}

@@ -106,7 +106,7 @@ class FedHKD(ClassMeans):
             return features
         if self.bound == "coordinate":
             return features.clamp(-self.zeta, self.zeta)
-        norm = features.norm(dim=1, keepdim=True)
+        norm: Tensor = features.norm(dim=1, keepdim=True)
         return features * (self.zeta / norm.clamp_min(1e-12)).clamp_max(1.0)
 
     def summary(self, run: RunContext) -> dict[str, Any]:

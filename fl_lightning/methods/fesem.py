@@ -13,7 +13,7 @@ from fl_lightning.core import Client, Rule, RunContext, Server, Tensors
 from fl_lightning.core.vectors import distances
 from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.methods import PositiveInt, Whole, searched
-from fl_lightning.methods.clustered import KClusters, average, centre, settle
+from fl_lightning.methods.clustered import KClusters, centre, name_of, samples_of_clusters
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,15 @@ class FeSEM(KClusters):
             )
             centres = [centre(group, k) for k in range(self.clusters)]
             cluster[who] = distances(group, who, centres, blocks).argmin(1)
-        average(server, cluster, server.run.relation, who)
+        self.average(server, cluster, who)
 
     def admit(self, server: Server, client: Client) -> None:
-        """It begins between the centres, where it can train."""
-        settle(server, client, self.clusters if len(client.data.train) else None)
+        """Where it can train, in a cluster of its own at the mean of all, by samples."""
+        if not len(client.data.train):
+            return super().admit(server, client)
+        group, sizes = server.only, samples_of_clusters(server)
+        model = 0 * group.initial
+        for k, size in sizes.items():
+            model = model + size / sum(sizes.values()) * centre(group, k)
+        group[name_of(self.clusters)] = model
+        server.memory["cluster"][client.id] = self.clusters

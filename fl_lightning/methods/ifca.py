@@ -10,7 +10,7 @@ import torch
 from fl_lightning.core import Beside, Client, Payload, Payloads, Server
 from fl_lightning.foundation.rng import key
 from fl_lightning.methods import PositiveInt, Whole, searched
-from fl_lightning.methods.clustered import KClusters, average, name_of
+from fl_lightning.methods.clustered import KClusters, name_of
 
 
 @dataclass(frozen=True)
@@ -80,4 +80,4 @@ class IFCA(KClusters):
         cluster = server.memory["cluster"].clone()
         for c, statistics in server.statistics.items():
             cluster[c] = statistics["cluster"]
-        average(server, cluster, server.run.relation, server.answered)
+        self.average(server, cluster, server.answered)
