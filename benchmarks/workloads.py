@@ -158,9 +158,8 @@ class Workload:
         `together` drives it."""
         config = self.config(judge, executor)
         fabric = launched(self.accelerator, self.precision)
-        fed = assembled(fabric, config, data, [self.initial(data)], method, callbacks, folder)
-        for trainer in fed.worker.trainers:
-            trainer.together = together
+        model = self.initial(data)
+        fed = assembled(fabric, config, data, [model], method, callbacks, folder, together=together)
         choose_executors(fed.run, fed.worker.trainers)
         if counts:
             count_costs(fed.run, fed.worker.trainers)

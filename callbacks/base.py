@@ -19,7 +19,7 @@ from fl_lightning.configuration.ranges import check_ranges
 from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunContext
 from fl_lightning.core.mixing import mean_of
 from fl_lightning.core.protocols import Method
-from fl_lightning.core.server import GroupServer
+from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput
 
@@ -170,6 +170,10 @@ class Observer(Callback):
 
     def on_client_end(self, run: RunContext, client: int) -> None:
         """`client` has uploaded in this round (home rank only)."""
+
+    def on_aggregate(self, run: RunContext, server: Server) -> None:
+        """The method has aggregated what clients of the round have uploaded; what is added to
+        `server.metrics` becomes part of the record."""
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """The round is complete and scored."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -15,11 +15,14 @@ from fl_lightning.core.objective import Objective
 from fl_lightning.data.part import Part
 from fl_lightning.foundation.metric import MODELS
 
+if TYPE_CHECKING:
+    from fl_lightning.core.client import Client
+
 PLAIN = Objective()
 """The task loss alone."""
 
-Step = Callable[[Any, Batch], Tensor]
-"""Of the client (`core.Client`) and a batch, to the loss."""
+Step: TypeAlias = "Callable[[Client, Batch], Tensor]"
+"""Of the client and a batch, to the loss."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,10 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase, Slot
 from fl_lightning.data.part import Part
 
-Client: TypeAlias = Any
-Server: TypeAlias = Any
-GroupServer: TypeAlias = Any
-RunContext: TypeAlias = Any
-"""The handles that hooks are given: they hold what is described here, and so are defined above this
-file. In `methods.base.Method` and the classes of `callbacks` hooks have their types."""
+if TYPE_CHECKING:
+    from fl_lightning.core.client import Client
+    from fl_lightning.core.run import RunContext
+    from fl_lightning.core.server import GroupServer, Server
 
 Sources = Literal["cohort", "known", "uploaded", "all"]
 

@@ -57,6 +57,8 @@ class Server:
         """Operations of the server so far."""
         self.working_bytes = 0
         """The most work space at once on this rank."""
+        self.metrics: dict[str, float] = {}
+        """Further metrics of the round, which observers add."""
         self.view: RelationView | None = None
         """Who received whose knowledge, where a method says so; None: what relations were asked
         for."""

@@ -19,7 +19,7 @@ from fl_lightning.core.buffers import check_modules
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.run import ModelGroup, RunContext, layer_axis
 from fl_lightning.data import FederatedData
-from fl_lightning.engine.evaluation import Evaluator
+from fl_lightning.engine.evaluation import Evaluator, ServerModels
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.pool import Pool
@@ -34,6 +34,7 @@ from fl_lightning.models import another, frozen_in, frozen_when_built, head_of
 from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import MODEL
 from fl_lightning.storage.store import VectorStore
+from fl_lightning.training.executors.together import Together
 
 SMOKE_BATCHES = 2
 """Of an epoch, with `--smoke`."""
@@ -48,6 +49,7 @@ def federation(
     callbacks: Sequence[Callback],
     folder: Path,
     most_batches: int | None = None,
+    together: Together | None = None,
 ) -> Federation:
     """N clients with a model each, and the server between them.
 
@@ -58,6 +60,7 @@ def federation(
         callbacks: in the order in which their hooks run.
         folder: the run folder.
         most_batches: batches of an epoch, and steps of a phase, at most; None: all.
+        together: drives the run beside others.
 
     Raises:
         BadInput: these do not fit together.
@@ -93,7 +96,9 @@ def federation(
     if len(groups) > 1 and not (run.relation.several and method.several):
         allowed = f"one architecture: {run.method_name} mixes the models of all clients"
         raise BadInput("model", [g.name for g in groups], allowed)
-    trainers = [Trainer(fabric, run, group, net) for group, net in zip(groups, nets, strict=True)]
+    trainers = [
+        Trainer(fabric, run, group, net, together) for group, net in zip(groups, nets, strict=True)
+    ]
     _check_same_start(run)
     return _assembled(run, trainers)
 
@@ -168,16 +173,12 @@ def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
     observers = [c for c in run.callbacks if isinstance(c, Observer)]
     reducer = next((c for c in run.callbacks if isinstance(c, Aggregator)), Aggregator())
     guard = Guard(run)
-    evaluator = Evaluator(run, trainers, guard, reducer)
+    evaluator = Evaluator(run, trainers, guard, ServerModels(run, reducer))
     if run.judge == "global" and not evaluator.has_global:
-        raise BadInput(
-            "evaluation.judge",
-            "global",
-            "this method keeps no global model: before, after, finetuned",
-        )
+        allowed = "this method keeps no global model: before, after, finetuned"
+        raise BadInput("evaluation.judge", "global", allowed)
     pool = Pool(run, trainers)
-    worker = Worker(run, pool, trainers, guard, evaluator, transforms, observers)
-    return Federation(run, pool, worker, evaluator, reducer)
+    return Federation(Worker(run, pool, trainers, guard, evaluator, transforms, observers, reducer))
 
 
 def built(method: Method, model: nn.Module, num_classes: int, seed: int) -> nn.Module:

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fl_lightning.core import PLAIN, Client
+from fl_lightning.core import PLAIN, Client, Fit, Phase, PureLoss
+from fl_lightning.engine.phases import on_own_data
+from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.passes import Passes
 
@@ -91,6 +93,33 @@ def _total(out: Any) -> Tensor:
     """The sum of all numbers in what a model has returned that a gradient reaches."""
     tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.requires_grad]
     return torch.stack([tensor.sum() for tensor in tensors]).sum()
+
+
+def phase_flops(
+    client: Client, phase: Phase, job: LocalJob, fit: Fit, plain: SampleCost, cost: SampleCost
+) -> tuple[dict[str, int], float]:
+    """Operations of a phase on the client's own data, as `SampleCost.of`, and all others.
+
+    Own steps and own losses have been metered: of a loss only what goes beyond one pass for each
+    sample is extra.
+
+    Args:
+        plain: of a sample, where all blocks train.
+        cost: of a sample, where those of the phase do.
+    """
+    extra, samples, loss = 0.0, fit.samples, phase.objective.loss
+    if job.passes is not None:  # of what was stacked, where no hook sees a pass
+        extra = plain.passes(*job.passes) if job.passes[1] or not fit.steps else math.nan
+    if phase.step is not None:
+        return {}, extra
+    if isinstance(loss, PureLoss):
+        extra += loss.flops * samples
+    once = plain.passes(samples, samples)
+    if not on_own_data(client, phase):
+        return {}, extra if loss is not None else extra + once
+    linear = 0 if phase.objective.linear is None else client.layout.parameters.stop
+    counted = cost.of(samples, fit.steps, job.proximal_numbers, linear)
+    return counted, extra if loss is None else extra - once
 
 
 class Meter(Passes):

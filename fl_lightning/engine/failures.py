@@ -90,38 +90,29 @@ class Guard:
     def check_finite(self, t: int, results: Sequence[ClientResult]) -> None:
         """Raise `BadClient` for the first client whose loss, model, further vectors, memory or
         upload is not finite."""
-        for result, values in zip(results, numbers([r.values for r in results]), strict=True):
-            called = self.run.data.called(result.client)
-            for name, stage, what in _CHECKS:
-                if not math.isfinite(values.get(name, 0.0)):
-                    raise BadClient(
-                        result.client, t, stage, f"{what} is not finite; lower optimizer.lr", called
-                    )
-            if not all(
-                bool(x.isfinite().all())
-                for x in result.statistics.values()
-                if x.is_floating_point()
-            ):
-                raise BadClient(
-                    result.client,
-                    t,
-                    "upload",
-                    "what it tells is not finite; lower optimizer.lr",
-                    called,
-                )
-            for name in ("model_norm", "kept_norm", "upload_norm"):
-                values.pop(name, None)
+        numbers([values for r in results for values in (r.values, r.norms)])
+        for result in results:
+            infinite = [stage_of for name, *stage_of in _CHECKS if not _is_finite(result, name)]
+            told = [x for x in result.statistics.values() if x.is_floating_point()]
+            if not all(bool(x.isfinite().all()) for x in told):
+                infinite.append(["upload", "what it tells"])
+            if infinite:
+                stage, what = infinite[0]
+                raise _not_finite(self.run, t, result.client, stage, what)
+
+
+def _is_finite(result: ClientResult, name: str) -> bool:
+    return math.isfinite((result.values | result.norms).get(name, 0.0))
 
 
 def finite(run: RunContext, t: int, client: int, model: Tensor, what: str) -> Tensor:
     """The `model` (D,) that a client has trained; `BadClient`: it is not finite, and its scores
     would mean nothing."""
     if not bool(model.isfinite().all()):
-        raise BadClient(
-            client,
-            t,
-            "training",
-            f"{what} is not finite; lower optimizer.lr",
-            run.data.called(client),
-        )
+        raise _not_finite(run, t, client, "training", what)
     return model
+
+
+def _not_finite(run: RunContext, t: int, client: int, stage: str, what: str) -> BadClient:
+    reason = f"{what} is not finite; lower optimizer.lr"
+    return BadClient(client, t, stage, reason, run.data.called(client))

@@ -38,10 +38,13 @@ def on_own_data(client: Client, phase: Phase) -> bool:
     return phase.part is None or phase.part.whole is client.data.train
 
 
-def job_of(client: Client, phase: Phase, index: int, purpose: str | None = None) -> LocalJob:
-    """`phase` of `client`, after `index` of its purpose, for an executor (`purpose`: in place of
-    the phase's)."""
+def job_of(
+    client: Client, phase: Phase, index: int | None = None, purpose: str | None = None
+) -> LocalJob:
+    """`phase` of `client`, after `index` of its purpose (None: one for each round before), for an
+    executor (`purpose`: in place of the phase's)."""
     run, group = client.run, client.group
+    index = client.round - 1 if index is None else index
     part = client.data.train if phase.part is None else phase.part
     if phase.targets is not None:
         part = TargetPart(part, phase.targets)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fl_lightning.callbacks.base import client_memory
-from fl_lightning.core.run import RunContext
+from fl_lightning.core.run import ModelGroup, RunContext
 from fl_lightning.engine.placement import move, moves
 from fl_lightning.engine.record import Results
 from fl_lightning.engine.trainer import Trainer
@@ -42,29 +42,29 @@ class Pool:
     def state(self, client: int) -> ClientState:
         """A client's state; made of the initial model at its first visit."""
         if client not in self.run.states:
-            self.run.states[client] = self._fresh(client)
+            self.run.states[client] = self.fresh(client, self.run.group_of(client).initial)
         return self.run.states[client]
 
-    def _fresh(self, client: int) -> ClientState:
+    def fresh(self, client: int, model: Tensor) -> ClientState:
+        """The state of a client that begins with `model` (D,)."""
         run, group = self.run, self.run.group_of(client)
-        model = self._model(client)
-        vectors = {MODEL: model}
-        received = {MODEL: run.store.allocate(model) if run.policy.keeps_received else model}
+        vector = self._vector(group, model)
+        vectors = {MODEL: vector}
+        received = {MODEL: run.store.allocate(model) if run.policy.keeps_received else vector}
         for name, slot in run.method.slots().items():
-            first = slot.first(group.initial)
+            first = slot.first(model)
             vectors[name] = run.store.allocate(first)
             if slot.exchanged:
                 received[name] = run.store.allocate(first)
         return ClientState(client, vectors, group.first_buffers(), received, 0, client_memory(run))
 
-    def _model(self, client: int) -> Tensor:
-        """A vector (D,) with the initial model (or anything, if it will be written over), used or
-        new."""
-        group = self.run.group_of(client)
+    def _vector(self, group: ModelGroup, model: Tensor) -> Tensor:
+        """A copy of `model` (or anything, if it will be written over), in a used vector or a new
+        one."""
         if not group.spare:
-            return self.run.store.allocate(group.initial)
+            return self.run.store.allocate(model)
         vector = group.spare.pop()
-        return vector if self.run.policy.overwritten else vector.copy_(group.initial)
+        return vector if self.run.policy.overwritten else vector.copy_(model)
 
     def restore(self, client: int, before: ClientState | None) -> None:
         """Leave a client as it was `before` a visit that failed, in the memory (of the store) that

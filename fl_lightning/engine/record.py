@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ class ClientResult:
     client: int
     values: dict[str, Any]
     """Columns of `clients.csv`; tensors of shape () until they are needed as numbers."""
+    norms: dict[str, Tensor] = field(default_factory=dict)
+    """By which one sees that all its numbers are finite."""
     traffic: np.ndarray = field(default_factory=lambda: np.zeros((2, 1, len(KINDS)), np.int64))
     """Bytes by direction, layer and kind, (2, L + 1, 4), as in `Payload.by_layer`."""
     sent: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), bool))
@@ -55,13 +57,13 @@ def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> R
     """Every client's results on every rank, in the order of clients, and the round's metrics from
     them."""
     numbers([r.values for r in results.clients.values()])
-    for result in results.clients.values():
-        result.statistics = {}  # they have been gathered
     memory = {
         "memory_server_mib": server_bytes(run, server) / 2**20,
         **_peak_memory_mib(run.device),
     }
-    here = (list(results.clients.values()), timer.seconds(), memory, results.failures)
+    # statistics have been gathered, and norms looked at
+    mine = [replace(r, statistics={}, norms={}) for r in results.clients.values()]
+    here = (mine, timer.seconds(), memory, results.failures)
     parts = run.processes.gather_objects(here)
     by_client: list[ClientResult] = sorted(
         (r for part, *_ in parts for r in part), key=lambda r: r.client
@@ -90,6 +92,7 @@ def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> R
     view, layers = server.relation_view(), run.layer_names
     if (agreed := agreement(view, run.data.groups)) is not None:
         metrics["rand_index"] = agreed
+    metrics |= server.metrics
     return RoundRecord(
         server.round, server.cohort, metrics, clients, view, layers, traffic, sent, failures=rows
     )

@@ -52,9 +52,16 @@ class Trainer:
     """What trains the clients of `group`, who have the network `model`, on this rank."""
 
     def __init__(
-        self, fabric: Fabric, run: RunContext, group: ModelGroup, model: nn.Module
+        self,
+        fabric: Fabric,
+        run: RunContext,
+        group: ModelGroup,
+        model: nn.Module,
+        together: Together | None = None,
     ) -> None:
         self.fabric, self.run, self.group = fabric, run, group
+        self.together = together
+        """What drives the run beside others, with which its clients then train."""
         data, method = run.data, run.method
         model = model.to(fabric.device)
         name = type(method).__name__
@@ -83,8 +90,6 @@ class Trainer:
         self.moved: list[str] = []
         """Names of buffers of numbers that a training step has written to, and that are in no
         vector."""
-        self.together: Together | None = None
-        """What drives the run beside others, with which its clients then train."""
         self._masked: dict[bytes, SampleCost | None] = {}
 
     def bind_initial(self) -> None:
@@ -235,7 +240,6 @@ def choose_executors(run: RunContext, trainers: Sequence[Trainer]) -> None:
 def faster_together(trainer: Trainer, jobs: int) -> str | tuple[Name, str]:
     """How clients of several runs train faster, `jobs` at once: one by one or stacked, with what
     was measured; or why they cannot be stacked."""
-    trainer.together = Together()
     executor, reason = trainer.made("vmap")
     if not isinstance(executor, Shared):
         return reason or "nothing is stacked"

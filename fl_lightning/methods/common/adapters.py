@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fl_lightning.callbacks.base import Observer
 from fl_lightning.configuration.config import check
 from fl_lightning.core import Block, GroupServer, RunContext, Server
 from fl_lightning.foundation.device import wide
@@ -34,7 +35,28 @@ def check_adapters(run: RunContext) -> None:
         check("model.adapters", adapters, any(is_a(b) for b in group.layout.blocks), allowed)
 
 
-def check_ranks(run: RunContext) -> None:
+class AdapterError(Observer):
+    """Adds `adapter_error` to a round's metrics. Hangs on every run whose networks have
+    adapters."""
+
+    config_key = "model.adapters"
+
+    def on_fit_start(self, run: RunContext) -> None:
+        """Raise `BadInput` where clients of one network upload adapters of several ranks."""
+        _check_ranks(run)
+
+    def on_aggregate(self, run: RunContext, server: Server) -> None:
+        """Compare the mean of the round's uploads with the mean of their products."""
+        server.metrics |= product_error(server)
+
+
+def adapter_callbacks(models: Sequence[nn.Module]) -> list[Observer]:
+    """What hangs on a run of these networks beside what its configuration names."""
+    names = (name for model in models for name, _ in model.named_parameters())
+    return [AdapterError()] if any(".lora_A." in name for name in names) else []
+
+
+def _check_ranks(run: RunContext) -> None:
     """Raise `BadInput` where clients of one network upload adapters of several ranks: these cannot
     be averaged."""
     ranks: dict[str, set[int]] = {}
