@@ -18,10 +18,11 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Observer, client_memory
+from fl_lightning.callbacks.base import Observer
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt
 from fl_lightning.core import RoundRecord, RunContext
+from fl_lightning.core.client import client_memory
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.files import writing

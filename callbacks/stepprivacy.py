@@ -142,6 +142,32 @@ class StepPrivacy(Transform, Observer):
         """How many steps the client has taken."""
         return {STEPS: torch.zeros((), dtype=torch.int64)}
 
+    def on_phase(self, client: Client, phase: Phase) -> Private:
+        """How the next phase of `client` is protected.
+
+        Raises:
+            BadInput: it trains on other samples, by another loss, or by steps of its own; nothing
+                accounts for it.
+        """
+        run, privacy = client.run, client.run.config.optimizer.privacy
+        names = ("part", "targets", "batch_size", "step")
+        odd = [name for name in names if getattr(phase, name) is not None]
+        odd += ["loss"] if phase.objective.loss is not None else []
+        allowed = (
+            f"a phase of it has a {odd[0] if odd else ''} of its own, which noise on steps does "
+            f"not cover"
+        )
+        check(KEY, run.method_name, not odd, allowed)
+
+        def draws(purpose: str, step: int) -> torch.Generator:
+            if privacy.reproducible:
+                ids = client.id, client.round, step
+                return generator(run.config.seed, f"private {purpose}", *ids)
+            return unrepeatable()
+
+        taken = sum(fit.steps for fit in client.fits)
+        return Private(float(privacy.clip or 0), float(run.server.memory[NOISE]), taken, draws)
+
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Count the steps.
 
@@ -286,43 +312,6 @@ def _check_model(run: RunContext, group: ModelGroup) -> None:
                 f"{error}"
             )
             raise BadInput("model", group.name, why.splitlines()[0] + ")") from error
-
-
-def protection(client: Client, phase: Phase) -> Private | None:
-    """How the steps of a phase of `client`, its next one, are protected; None: they are not.
-
-    Raises:
-        BadInput: the phase trains on other samples, by another loss, or by steps of its own;
-            nothing accounts for it.
-    """
-    run, privacy = client.run, client.run.config.optimizer.privacy
-    if not privacy.on:
-        return None
-    odd = [
-        name
-        for name in ("part", "targets", "batch_size", "step")
-        if getattr(phase, name) is not None
-    ]
-    odd += ["loss"] if phase.objective.loss is not None else []
-    allowed = (
-        f"a phase of it has a {odd[0] if odd else ''} of its own, which noise on steps does not "
-        f"cover"
-    )
-    check(KEY, run.method_name, not odd, allowed)
-    check(
-        KEY,
-        "",
-        NOISE in run.server.memory,
-        "callbacks.stepprivacy must hang on the run, to account for it",
-    )
-
-    def draws(purpose: str, step: int) -> torch.Generator:
-        if privacy.reproducible:
-            return generator(run.config.seed, f"private {purpose}", client.id, client.round, step)
-        return unrepeatable()
-
-    taken = sum(fit.steps for fit in client.fits)
-    return Private(float(privacy.clip or 0), float(run.server.memory[NOISE]), taken, draws)
 
 
 def _one_mechanism(count: int, rate: float, noise: float) -> list[Mechanism]:

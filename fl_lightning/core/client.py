@@ -196,3 +196,25 @@ class Client:
         module.model.train(training)
         loss, gradient = module.flat_gradient(batch)
         return loss, gradient
+
+
+def client_memory(run: RunContext) -> dict[str, Tensor]:
+    """What the method and transforms keep with every client, with its first values.
+
+    Raises:
+        BadInput: one keeps something and does not declare it: it would be lost; or by a name that
+            is another's.
+    """
+    named: dict[str, Tensor] = {}
+    for part in (run.method, *run.callbacks):
+        kind, init_client = type(part).__name__, getattr(part, "init_client", None)
+        first = {} if init_client is None else init_client(run)
+        if first and not getattr(part, "client_memory", False):
+            allowed = "its init_client gives tensors: set it to True"
+            raise BadInput(f"{kind}.client_memory", False, allowed)
+        for name, tensor in first.items():
+            if name in named or name.startswith(("optimizer.", "received.")):
+                allowed = "it is another's, or begins with 'optimizer.' or 'received.'"
+                raise BadInput(f"{kind}.init_client", name, allowed)
+            named[name] = tensor.clone()
+    return named

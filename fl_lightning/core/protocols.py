@@ -28,7 +28,7 @@ Sources = Literal["cohort", "known", "uploaded", "all"]
 
 
 class Cost(Protocol):
-    """Operations for one sample (`engine.costs.SampleCost`)."""
+    """Operations for one sample (`engine.phases.SampleCost`)."""
 
     @property
     def forward(self) -> float: ...

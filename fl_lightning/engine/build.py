@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transform
+from fl_lightning.callbacks.stepprivacy import StepPrivacy
 from fl_lightning.configuration.components import Network
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.core.buffers import check_modules
@@ -20,9 +21,9 @@ from fl_lightning.core.layout import Layout
 from fl_lightning.core.run import ModelGroup, RunContext, layer_axis
 from fl_lightning.data import FederatedData
 from fl_lightning.engine.evaluation import Evaluator, ServerModels
-from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.pool import Pool
+from fl_lightning.engine.record import Guard
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.engine.worker import Worker
 from fl_lightning.foundation.device import digest, seeded, wide
@@ -68,6 +69,9 @@ def federation(
     if config.fabric.precision == "64-true" and wide(fabric.device) != torch.float64:
         allowed = f"{fabric.device.type} has no 64-bit numbers: 32-true, bf16-mixed, 16-mixed"
         raise BadInput("fabric.precision", config.fabric.precision, allowed)
+    accounted = any(isinstance(callback, StepPrivacy) for callback in callbacks)
+    allowed = "callbacks.stepprivacy must hang on the run, to account for it"
+    check("optimizer.privacy", "", accounted or not config.optimizer.privacy.on, allowed)
     _check_suits(method, data, models)
     # a method may freeze what it builds: that is every client's
     frozen = [frozen_in(model) for model in models]

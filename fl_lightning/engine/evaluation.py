@@ -16,9 +16,8 @@ from fl_lightning.core import Client, Phase, RunContext, Server
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.core.protocols import Reducer
 from fl_lightning.engine import scoring
-from fl_lightning.engine.failures import Guard, finite
 from fl_lightning.engine.phases import job_of
-from fl_lightning.engine.record import Results, means, numbers, spread
+from fl_lightning.engine.record import Guard, Results, finite, means, numbers, spread
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadClient, BadInput, RunFailed

@@ -24,10 +24,9 @@ from fl_lightning.data.federated import ClientData
 from fl_lightning.data.newcomers import few
 from fl_lightning.data.part import Part, ResidentPart
 from fl_lightning.engine import scoring
-from fl_lightning.engine.failures import finite
 from fl_lightning.engine.phases import job_of
 from fl_lightning.engine.pool import Pool
-from fl_lightning.engine.record import Timer
+from fl_lightning.engine.record import Timer, finite
 from fl_lightning.engine.visit import Steps, Visit
 from fl_lightning.engine.worker import Worker
 from fl_lightning.foundation import log

@@ -16,14 +16,13 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from fl_lightning.core import PLAIN, ModelGroup, RunContext
-from fl_lightning.engine.costs import Meter, SampleCost, sample_cost
-from fl_lightning.engine.phases import schedule_of
+from fl_lightning.engine.phases import Meter, SampleCost, sample_cost, schedule_of
 from fl_lightning.foundation import log
 from fl_lightning.foundation.device import digest, no_draws
 from fl_lightning.foundation.errors import redact
 from fl_lightning.methods.base import Method
 from fl_lightning.training.constants import constants
-from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
+from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Loop, Name
 from fl_lightning.training.executors.choice import (
     MEASURED_STEPS,
     Contest,
@@ -31,7 +30,6 @@ from fl_lightning.training.executors.choice import (
     make,
     seconds_by_client,
 )
-from fl_lightning.training.executors.loop import Loop
 from fl_lightning.training.executors.together import Shared, Together
 from fl_lightning.training.local import autocast
 from fl_lightning.training.module import ClientModule, Skipped

@@ -19,12 +19,10 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Aggregator, Observer, Transform
 from fl_lightning.core import Client, Fit, Payload, Phase, RunContext
 from fl_lightning.core.layout import copy_columns
-from fl_lightning.engine.costs import phase_flops
 from fl_lightning.engine.evaluation import Evaluator
-from fl_lightning.engine.failures import Guard
-from fl_lightning.engine.phases import job_of, keep_optimizer
+from fl_lightning.engine.phases import job_of, keep_optimizer, phase_flops
 from fl_lightning.engine.pool import Pool
-from fl_lightning.engine.record import ClientResult, Timer
+from fl_lightning.engine.record import ClientResult, Guard, Timer
 from fl_lightning.engine.scoring import ToScore
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation.device import seed_all, wide
@@ -171,6 +169,8 @@ class Visit:
             if job is None:
                 continue
             job.place = self.place
+            for transform in self.parts.transforms:
+                job.private = transform.on_phase(self.client, phase) or job.private
             fit = yield job
             assert fit is not None
             self.client.fits.append(fit)

@@ -17,8 +17,7 @@ from fl_lightning.core import Fit, Payload
 from fl_lightning.engine.record import Results, Timer
 from fl_lightning.engine.scoring import ToScore
 from fl_lightning.engine.visit import Parts, Visit
-from fl_lightning.training.executors.base import LocalJob
-from fl_lightning.training.executors.loop import Loop
+from fl_lightning.training.executors.base import LocalJob, Loop
 
 NOBODY: dict[int, int] = {}
 

@@ -17,9 +17,10 @@ import xxhash
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Observer, Transform, client_memory
+from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.core import ModelGroup, RunContext, Slot
+from fl_lightning.core.client import client_memory
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.base import Method

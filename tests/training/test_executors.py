@@ -41,10 +41,9 @@ from fl_lightning.methods.local import Local
 from fl_lightning.run import instantiate
 from fl_lightning.storage.state import ClientState
 from fl_lightning.training.executors import choice, vmap
-from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob
+from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Loop
 from fl_lightning.training.executors.choice import make
 from fl_lightning.training.executors.feed import Feed, laid_out
-from fl_lightning.training.executors.loop import Loop
 from fl_lightning.training.executors.stack import Stack
 from fl_lightning.training.executors.vmap import Vmap
 from fl_lightning.training.schedule import Length, stream

@@ -22,7 +22,7 @@ from fl_lightning.configuration.config import OptimizerConfig
 from fl_lightning.core import PLAIN, Client, Fit, Objective, PureLoss
 from fl_lightning.data import Part
 from fl_lightning.privacy.steps import Private
-from fl_lightning.training.local import Step
+from fl_lightning.training.local import Step, train, train_private
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import LocalOptimizer
 from fl_lightning.training.schedule import BatchSchedule
@@ -159,3 +159,34 @@ class Executor(ABC):
 
         Afterwards anything may be bound to the module.
         """
+
+
+class Loop(Executor):
+    """The module, bound to one client after the other."""
+
+    def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
+        """One after the other."""
+        return [self._one(job) for job in jobs]
+
+    def _one(self, job: LocalJob) -> Fit:
+        module, optimizer = self.module, self.optimizer
+        module.binding.rebind(job.vector, job.buffers)  # where it has just been scored, it is bound
+        module.set_objective(job.objective)
+        job.proximal_numbers = module.proximal_numbers
+        module.train_only(job.trains)
+        try:
+            optimizer.reset(job.lr)
+            if job.kept:
+                optimizer.load(job.kept)
+            if job.private is None:
+                fit = train(self.fabric, module, job.part, optimizer, job.schedule, job.step)
+            else:
+                fit = train_private(
+                    self.fabric, module, job.part, optimizer, job.schedule, job.private
+                )
+            if job.keep:
+                job.kept = {k: v.clone() for k, v in optimizer.state().items()}
+        finally:
+            module.train_only(None)
+            module.last.outside()
+        return fit

@@ -22,9 +22,8 @@ from fl_lightning.foundation.errors import BadInput, redact
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.parallel import Group
 from fl_lightning.models.base import inputs, targets
-from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
+from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Loop, Name
 from fl_lightning.training.executors.even import MOST_AT_ONCE
-from fl_lightning.training.executors.loop import Loop
 from fl_lightning.training.executors.together import Shared, Together
 from fl_lightning.training.executors.vmap import Vmap
 from fl_lightning.training.module import ClientModule

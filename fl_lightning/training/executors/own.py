@@ -19,16 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fl_lightning.core import PureLoss
+from fl_lightning.core import PureLoss, Tensors
 from fl_lightning.foundation import log
 from fl_lightning.foundation.device import no_draws, random_states, same_states
 from fl_lightning.foundation.errors import redact
 from fl_lightning.training.executors.base import TOLERANCE, LocalJob
 from fl_lightning.training.executors.even import WIDTHS, even
-from fl_lightning.training.executors.replay import Function, recorded
+from fl_lightning.training.executors.replay import Recordings
 from fl_lightning.training.executors.stack import Narrow, Stack
-from fl_lightning.training.module import ClientModule
-from fl_lightning.training.passes import Passes
+from fl_lightning.training.module import ClientModule, Passes
 
 
 class _Bound(nn.Module):
@@ -68,7 +67,7 @@ class OwnLosses:
     ) -> None:
         self.module, self.stack, self._cast = module, stack, cast
         self._known: dict[Hashable, Known | None] = {}
-        self._recorded: dict[Hashable, Function] = {}
+        self._recordings = Recordings(module)
         self._bound = _Bound(module)
 
     def known(self, job: LocalJob) -> Known | None:
@@ -110,36 +109,23 @@ class OwnLosses:
         self, key: Hashable, loss: PureLoss, inputs: Sequence[Tensor], over: Callable[[Any], Any]
     ) -> list[Tensor]:
         names, fixed, given = list(self.stack.names), list(self.stack.fixed), list(loss.tensors)
-        key = key, tuple(names)
-        if key not in self._recorded:
 
-            def value(
-                trained: dict[str, Tensor],
-                rest: dict[str, Tensor],
-                tensors: dict[str, Tensor],
-                x: Tensor,
-                y: Tensor,
-            ) -> Tensor:
-                named = {
-                    f"module.model.{name}": tensor for name, tensor in (trained | rest).items()
-                }
-                result: Tensor = functional_call(self._bound, named, (loss.function, tensors, x, y))
-                return result
+        def value(trained: Tensors, rest: Tensors, tensors: Tensors, *batch: Tensor) -> Tensor:
+            named = {f"module.model.{name}": x for name, x in {**trained, **rest}.items()}
+            result: Tensor = functional_call(self._bound, named, (loss.function, tensors, *batch))
+            return result
 
-            def step(*all_of_them: Tensor) -> list[Tensor]:
-                values = iter(all_of_them)
-                parts = [{name: next(values) for name in some} for some in (names, fixed, given)]
-                with self._cast():
-                    gradients, losses = over(grad_and_value(value))(*parts, *values)
-                return [*gradients.values(), losses]
+        def step(*all_of_them: Tensor) -> list[Tensor]:
+            values = iter(all_of_them)
+            parts = [{name: next(values) for name in some} for some in (names, fixed, given)]
+            with self._cast():
+                gradients, losses = over(grad_and_value(value))(*parts, *values)
+            return [*gradients.values(), losses]
 
-            with warnings.catch_warnings():
-                # torch would go slot by slot
-                warnings.filterwarnings("error", "There is a performance drop")
-                self._recorded[key] = recorded(step, inputs)
-            self.module.forget_features()
-        with torch.no_grad():
-            return list(self._recorded[key](*inputs))
+        with warnings.catch_warnings():
+            # torch would go slot by slot
+            warnings.filterwarnings("error", "There is a performance drop")
+            return self._recordings.run((key, tuple(names)), step, inputs)
 
     # ---------------------------------------------------------------- whether it can be stacked
 
