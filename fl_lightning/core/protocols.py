@@ -68,8 +68,13 @@ class RelationInputs:
     @property
     def places(self) -> Tensor:
         """Index of each receiver among the sources, int64 (m,)."""
-        where = {c: k for k, c in enumerate(self.sources)}
-        return torch.tensor([where[c] for c in self.receivers])
+        return places(self.receivers, self.sources)
+
+
+def places(clients: Sequence[int], among: Sequence[int]) -> Tensor:
+    """Index of each of the `clients` among others, int64 (m,)."""
+    where = {c: k for k, c in enumerate(among)}
+    return torch.tensor([where[c] for c in clients], dtype=torch.int64)
 
 
 class Relation(Configured, Protocol):

@@ -95,12 +95,12 @@ class ScoreJob:
 
 
 class Scored(NamedTuple):
-    """What a model came to on one part; both of shape ()."""
+    """How a model did on one part."""
 
     total: Tensor
-    """The sum of the run's metric over the samples: the number of right answers."""
+    """Shape (): the sum of the run's metric over the samples: the number of right answers."""
     classes: Tensor | None
-    """How many classes the model predicts; None where a sample is not of one class."""
+    """The predicted class of each sample; None where a sample is not of one class."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fl_lightning.core.phase import PLAIN, Fit
 from fl_lightning.data import Part
-from fl_lightning.foundation.metric import ACCURACY, predicted_classes
+from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.training.executors.base import (
     TOLERANCE,
     Executor,
@@ -190,12 +190,8 @@ class Vmap(Executor):
         every = torch.cat(outputs)
         totals = self.module.metric.totals(every.split(sizes), ys, self.module.num_classes)
         classified = self.module.metric is ACCURACY and every.ndim == 2
-        counts = (
-            predicted_classes(every.argmax(1), sizes, every.shape[1])
-            if classified
-            else [None] * len(jobs)
-        )
-        return [Scored(total, count) for total, count in zip(totals, counts, strict=True)]
+        answers = every.argmax(1).split(sizes) if classified else [None] * len(jobs)
+        return list(map(Scored, totals, answers))
 
     def _outputs(self, width: int, x: Tensor) -> Tensor:
         """What the first `width` models make of their inputs x (width, SCORED, ...), in evaluation
