@@ -142,11 +142,7 @@ class Client:
                 coefficient(b) if b.kind == "parameter" else 0.0 for b in self.layout.blocks
             ]
             weight = np.where(payload.sent, np.array(of_blocks), 0.0)
-        return (
-            Objective(anchor=payload.vector, proximal_weight=weight)
-            if weight.any()
-            else Objective()
-        )
+        return Objective(payload.vector, weight) if weight.any() else Objective()
 
     # ---------------------------------------------------------------- passes through the model
 

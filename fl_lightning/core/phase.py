@@ -100,22 +100,13 @@ class Phase:
 
     def __post_init__(self) -> None:
         known = self.scores is None or self.scores in MODELS
-        check(
-            "Phase.scores", self.scores, known, f"it must be a kind of model: {', '.join(MODELS)}"
-        )
-        fine = self.targets is None or self.part is None
-        check(
-            "Phase.by_gradient",
-            True,
-            self.step is not None or not self.by_gradient,
-            "it is of an own step",
-        )
-        check(
-            "Phase.targets",
-            "a tensor",
-            fine,
-            "they are of the client's training data: there can be no other part",
-        )
+        kinds = f"it must be a kind of model: {', '.join(MODELS)}"
+        check("Phase.scores", self.scores, known, kinds)
+        asks = self.step is not None or not self.by_gradient
+        check("Phase.by_gradient", True, asks, "it is of an own step")
+        own = self.targets is None or self.part is None
+        allowed = "they are of the client's training data: there can be no other part"
+        check("Phase.targets", "a tensor", own, allowed)
 
 
 @dataclass(frozen=True)

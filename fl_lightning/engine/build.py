@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -246,8 +247,5 @@ def members_of(counts: Sequence[int | None], clients: int) -> list[list[int]]:
     a count: all)."""
     if len(counts) == 1:
         return [list(range(clients))]
-    ends = np.cumsum([c or 0 for c in counts])
-    return [
-        list(range(end - (count or 0), end))
-        for end, count in zip(ends.tolist(), counts, strict=True)
-    ]
+    ends = np.cumsum([count or 0 for count in counts]).tolist()
+    return [list(range(*pair)) for pair in pairwise([0, *ends])]

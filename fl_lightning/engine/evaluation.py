@@ -141,16 +141,14 @@ class Evaluator:
         """A client as it is between rounds (with other `buffers`, where some are given), on copies
         of whatever may be written to; its vectors on the device."""
         run, group, state = self.run, self.run.group_of(id), self.run.states.get(id)
-        buffers = buffers or (group.initial_buffers if state is None else state.buffers)
-        buffers = [b.clone() for b in buffers]  # a model may write to them in evaluation too
         if state is None:
-            firsts = {name: slot.first(group.initial) for name, slot in run.method.slots().items()}
+            slots = run.method.slots().items()
+            vectors = {MODEL: group.initial} | {n: slot.first(group.initial) for n, slot in slots}
             memory = {k: v.clone() for k, v in run.method.init_client(run).items()}
-            return self.client(
-                id, ClientState(id, {MODEL: group.initial} | firsts, buffers, {}, 0, memory)
-            )
+            state = ClientState(id, vectors, group.initial_buffers, {}, 0, memory)
         vectors = {name: vector.to(run.device) for name, vector in state.vectors.items()}
-        kept = ClientState(id, vectors, buffers, {}, state.rounds, dict(state.memory))
+        copies = [b.clone() for b in buffers or state.buffers]  # a model may write to them
+        kept = ClientState(id, vectors, copies, {}, state.rounds, dict(state.memory))
         return self.client(id, kept)
 
     def beginning(self, id: int) -> tuple[Tensor, list[Tensor]]:

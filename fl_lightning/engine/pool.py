@@ -87,16 +87,14 @@ class Pool:
                 self.state(client).memory |= spent
             return
         before.memory |= spent
-        if now is not None and all(
-            v.shape == now.vectors[s].shape for s, v in before.vectors.items()
-        ):
-            shared = {s for s, v in before.received.items() if v is before.vectors[s]}
-            for slot, vector in before.vectors.items():
-                before.vectors[slot] = now.vectors[slot].copy_(vector)
-            for slot, vector in before.received.items():
-                before.received[slot] = (
-                    before.vectors[slot] if slot in shared else now.received[slot].copy_(vector)
-                )
+        shapes = {slot: v.shape for slot, v in before.vectors.items()}
+        if now is not None and shapes == {slot: now.vectors[slot].shape for slot in shapes}:
+            shared = {slot for slot, v in before.received.items() if v is before.vectors[slot]}
+            before.vectors = {s: now.vectors[s].copy_(v) for s, v in before.vectors.items()}
+            before.received = {
+                s: before.vectors[s] if s in shared else now.received[s].copy_(v)
+                for s, v in before.received.items()
+            }
         self.run.states[client] = before
 
     def answers(

@@ -140,7 +140,12 @@ def _metrics(
         if values:
             metrics[name] = float(np.mean(values))
     metrics |= run.relation.measured(clients)
-    counted = [f"{way}load{kind}_bytes" for way in ("up", "down") for kind in ("", "_parameter")]
+    counted = [
+        "upload_bytes",
+        "upload_parameter_bytes",
+        "download_bytes",
+        "download_parameter_bytes",
+    ]
     for name in [*counted, *(n for n in CLIENT_FLOPS if all(n in c for c in clients))]:
         metrics[name] = sum(c[name] for c in clients)
     metrics["flops_server"] = server.flops

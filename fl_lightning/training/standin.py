@@ -65,11 +65,7 @@ class StandIn:
         last = self._counted("trainer.estimated_stepping_batches")[1]
         return last.rounds * last.per_round
 
-    @property
-    def max_steps(self) -> int:
-        """The same."""
-        last = self._counted("trainer.max_steps")[1]
-        return last.rounds * last.per_round
+    max_steps = estimated_stepping_batches
 
     @property
     def max_epochs(self) -> int:

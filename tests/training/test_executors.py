@@ -195,7 +195,7 @@ def test_they_agree_where_stretches_are_short_or_empty(federation: Make) -> None
     fed = federation(FedProx(mu=0.7), precision="64-true", clients=6)
     ends: list[dict[str, Any]] = [{"most_batches": most} for most in (1, 2)]
     lengths = [[{"length": Length(epochs=n)} for n in e] for e in ([2, 0, 1, 3, 0, 2], [0] * 6)]
-    for changes in [ends[:1] * 6, ends[1:] * 6] + lengths:
+    for changes in [ends[:1] * 6, ends[1:] * 6, *lengths]:
 
         def make_jobs(changes: Any = changes) -> list[LocalJob]:
             pairs = zip(jobs_of(fed), changes, strict=True)

@@ -77,10 +77,16 @@ class LocalJob:
         return self.step is not None or self.objective.loss is not None
 
     @property
+    def pure(self) -> PureLoss | None:
+        """Its own loss, where that depends on tensors alone."""
+        loss = self.objective.loss
+        return loss if isinstance(loss, PureLoss) else None
+
+    @property
     def alone(self) -> bool:
         """Whether no stack takes its steps: they are its own or private, or its loss depends on
         more than tensors."""
-        own_loss = not isinstance(self.objective.loss, PureLoss | None)
+        own_loss = self.objective.loss is not self.pure
         return self.step is not None or self.private is not None or own_loss
 
 

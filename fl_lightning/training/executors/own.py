@@ -73,11 +73,11 @@ class OwnLosses:
     def known(self, job: LocalJob) -> Known | None:
         """What its loss is, if it can be stacked: tried, the first time, on a copy of its model and
         its first batch."""
-        key = _key(job)
-        if key is None:
+        key, loss = _key(job), job.pure
+        if key is None or loss is None:
             return None
         if key not in self._known:
-            self._known[key] = self._tried(key, job)
+            self._known[key] = self._tried(key, job, loss)
         return self._known[key]
 
     # ---------------------------------------------------------------- steps
@@ -129,10 +129,9 @@ class OwnLosses:
 
     # ---------------------------------------------------------------- whether it can be stacked
 
-    def _tried(self, key: Hashable, job: LocalJob) -> Known | None:
+    def _tried(self, key: Hashable, job: LocalJob, loss: PureLoss) -> Known | None:
         """`known`; where it cannot be stacked a line says why."""
-        module, loss = self.module, job.objective.loss
-        assert isinstance(loss, PureLoss)
+        module = self.module
         vector, buffers = module.binding.vector, module.binding.buffers
         try:
             with no_draws(module.device_of_model):
@@ -208,13 +207,10 @@ class OwnPass:
         first = losses.known(jobs[0])
         assert first is not None
         self.losses, self.key, self.reached = losses, first.key, first.reached
-        self._losses: dict[int, PureLoss] = {}
-        for job in jobs:
-            assert isinstance(job.objective.loss, PureLoss)
-            self._losses[job.place] = job.objective.loss
-        at = [self._losses.get(slot, jobs[0].objective.loss) for slot in range(losses.stack.width)]
-        names = list(self._losses[jobs[0].place].tensors)
-        self._tensors = [torch.stack([loss.tensors[name] for loss in at]) for name in names]  # type: ignore[union-attr]
+        self._losses = {job.place: job.pure for job in jobs if job.pure is not None}
+        some = self._losses[jobs[0].place]
+        at = [self._losses.get(slot, some) for slot in range(losses.stack.width)]
+        self._tensors = [torch.stack([loss.tensors[name] for loss in at]) for name in some.tensors]
 
     def step(self, width: int, x: Tensor, y: Tensor, counts: Sequence[int]) -> None:
         """A step of the first `width` models, on so many of the samples x, y (width, whole batch,
@@ -253,8 +249,8 @@ def _batch(job: LocalJob) -> tuple[Tensor, Tensor]:
 
 def _key(job: LocalJob) -> Hashable | None:
     """What is the same for jobs that may be in one pass; None: it can be in none."""
-    loss = job.objective.loss
-    if not isinstance(loss, PureLoss) or job.part.tensors is None or not len(job.part):
+    loss = job.pure
+    if loss is None or job.part.tensors is None or not len(job.part):
         return None
     function = loss.function
     same = (function.__func__, function.__self__) if inspect.ismethod(function) else function

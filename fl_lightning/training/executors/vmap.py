@@ -190,8 +190,8 @@ class Vmap(Executor):
         every = torch.cat(outputs)
         totals = self.module.metric.totals(every.split(sizes), ys, self.module.num_classes)
         classified = self.module.metric is ACCURACY and every.ndim == 2
-        answers = every.argmax(1).split(sizes) if classified else [None] * len(jobs)
-        return list(map(Scored, totals, answers))
+        predicted = every.argmax(1).split(sizes) if classified else [None] * len(jobs)
+        return list(map(Scored, totals, predicted))
 
     def _outputs(self, width: int, x: Tensor) -> Tensor:
         """What the first `width` models make of their inputs x (width, SCORED, ...), in evaluation
