@@ -29,14 +29,11 @@ _START = "received."
 
 
 class Whole(Protocol):
-    """Whole models of the server."""
+    """Whole models of the server: whether there is one for every client, and that of a client."""
 
     @property
-    def whole(self) -> bool:
-        """Whether there is one for every client."""
-
-    def of(self, client: int) -> Tensor | None:
-        """That of a client; None: there is none."""
+    def whole(self) -> bool: ...  # noqa: D102
+    def of(self, client: int) -> Tensor | None: ...  # noqa: D102
 
 
 class ServerModels:

@@ -345,17 +345,13 @@ class Guard:
         upload is not finite."""
         numbers([values for r in results for values in (r.values, r.norms)])
         for result in results:
-            infinite = [stage_of for name, *stage_of in _CHECKS if not _is_finite(result, name)]
+            values = result.values | result.norms
+            infinite = [(s, w) for n, s, w in _CHECKS if not math.isfinite(values.get(n, 0.0))]
             told = [x for x in result.statistics.values() if x.is_floating_point()]
             if not all(bool(x.isfinite().all()) for x in told):
-                infinite.append(["upload", "what it tells"])
+                infinite.append(("upload", "what it tells"))
             if infinite:
-                stage, what = infinite[0]
-                raise _not_finite(self.run, t, result.client, stage, what)
-
-
-def _is_finite(result: ClientResult, name: str) -> bool:
-    return math.isfinite((result.values | result.norms).get(name, 0.0))
+                raise _not_finite(self.run, t, result.client, *infinite[0])
 
 
 def finite(run: RunContext, t: int, client: int, model: Tensor, what: str) -> Tensor:

@@ -223,12 +223,12 @@ def choose_executors(run: RunContext, trainers: Sequence[Trainer]) -> None:
         BadInput: this machine cannot do it.
     """
     executor = run.config.fabric.executor
-    names: Sequence[Name] = [executor] * len(trainers) if executor != "auto" else []
     if executor == "auto":
         contests = [trainer.contest() for trainer in trainers]
-        names = fastest(
-            run.processes, run.folder / "executor.json", contests, bool(run.resumed_from)
-        )
+        file = run.folder / "executor.json"
+        names = fastest(run.processes, file, contests, bool(run.resumed_from))
+    else:
+        names = [executor] * len(trainers)
     for trainer, name in zip(trainers, names, strict=True):
         trainer.executor, reason = trainer.made(name)
         if reason is not None and run.is_main:

@@ -34,9 +34,9 @@ class Worker(Parts):
         same draws: what was no fault of its own then leaves no trace in any number.
         """
         results = Results()
-        batches = list(self.batches(cohort))
+        begin, batches = partial(Visit, self, t, scored, timer), list(self.batches(cohort))
         for batch, coming in zip_longest(batches, batches[1:], fillvalue=NOBODY):
-            self._visit(partial(Visit, self, t, scored, timer), batch, downloads, results, coming)
+            self._visit(begin, batch, downloads, results, coming)
         self.run.store.synchronize()
         if not self.run.tolerant:  # all at once: the device is waited for but once
             self.guard.check_finite(t, list(results.clients.values()))
