@@ -2,8 +2,7 @@
 engine's.
 
 Only step 3 of `Federation.round`, the visits, and the scores of what sites alone can score are
-other than in a simulation: a `RemoteWorker` and a `RemoteEvaluator` send messages in place of
-training and scoring.
+other than in a simulation: `RemoteVisits` sends messages in place of training and scoring.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from fl_lightning import __version__
 from fl_lightning.callbacks.base import Callback, Transform
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.core import Client, Payload
-from fl_lightning.engine.evaluation import Evaluator
+from fl_lightning.engine.evaluation import unjudged
 from fl_lightning.engine.federation import Federation
-from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import ClientResult, Results, Timer
 from fl_lightning.engine.worker import Worker
 from fl_lightning.foundation.errors import BadClient, BadInput
@@ -36,27 +34,31 @@ from fl_lightning.sites.site import Located, digest_of, located, visits_of
 from fl_lightning.storage.state import MODEL, ClientState
 
 
-class RemotePool(Pool):
-    """What the server last received of every site. The client's own vectors are NaN: they never
-    arrive.
+class RemoteVisits:
+    """Sends each client of a cohort what is its, and takes in what comes back: sites train, and
+    score every model on their own test data."""
 
-    Where it has a copy of its own (`keeps_received`), that begins with the first values, as in a
-    simulation.
-    """
+    def __init__(self, worker: Worker, exchange: Exchange) -> None:
+        self.run, self.pool, self.evaluator = worker.run, worker.pool, worker.evaluator
+        self.transforms, self.observers = worker.transforms, worker.observers
+        self.exchange = exchange
+        self.forms: dict[int, defaultdict[str, Counter[tuple[tuple[int, ...], torch.dtype]]]] = {
+            group.index: defaultdict(Counter) for group in self.run.groups
+        }
+        """By the model's group: shapes and types of what has come beside vectors."""
 
-    def _fresh(self, client: int) -> ClientState:
-        state, layout = super()._fresh(client), self.run.group_of(client).layout
-        for vector in state.vectors.values():
-            vector.copy_(wire.empty(layout, vector))
-        return state
+    def state(self, client: int) -> ClientState:
+        """What the server last received of a site. The client's own vectors are NaN: they never
+        arrive.
 
-
-class RemoteWorker(Worker):
-    """Sends each client of a cohort what is its, and takes in what comes back."""
-
-    exchange: Exchange
-    forms: dict[int, defaultdict[str, Counter[tuple[tuple[int, ...], torch.dtype]]]]
-    """By the model's group: shapes and types of what has come beside vectors."""
+        Where it has a copy of its own (`keeps_received`), that begins with the first values, as in
+        a simulation.
+        """
+        if client not in self.run.states:
+            layout = self.run.group_of(client).layout
+            for vector in self.pool.state(client).vectors.values():
+                vector.copy_(wire.empty(layout, vector))
+        return self.run.states[client]
 
     def visits(
         self, t: int, cohort: list[int], downloads: dict[int, Payload], scored: bool, timer: Timer
@@ -67,8 +69,7 @@ class RemoteWorker(Worker):
             BadClient: one failed, and the run does not go on without it
                 (`federation.on_bad_client`).
         """
-        results, evaluator = Results(), self.evaluator
-        assert isinstance(evaluator, RemoteEvaluator)
+        results = Results()
         for c in cohort:
             self._select(t, c, downloads[c])
         left = list(cohort)
@@ -77,7 +78,7 @@ class RemoteWorker(Worker):
             messages: dict[int, bytes] = {}
             for c in left:
                 described, tensors = wire.of_payload(downloads[c])
-                header, more = evaluator.context(c, with_models=False)
+                header, more = self.context(c, with_models=False)
                 header |= {"kind": "visit", "round": t, "scored": scored, "payload": described}
                 messages[c] = self.exchange.pack(header, tensors | more, c)
             answers = self.exchange.ask(t, "visit", messages, attempt)
@@ -101,7 +102,7 @@ class RemoteWorker(Worker):
     def _select(self, t: int, c: int, download: Payload) -> None:
         """Let transforms change what is about to be sent."""
         if self.transforms:
-            client = Client(self.run, self.run.group_of(c), c, t, self.pool.state(c))
+            client = Client(self.run, self.run.group_of(c), c, t, self.state(c))
             client.payload = download
             for transform in self.transforms:
                 transform.on_download(client, download)
@@ -124,7 +125,7 @@ class RemoteWorker(Worker):
             return self.exchange.refused(t, c, "upload", error)
         except BadClient as failure:
             return failure
-        state, layout = self.pool.state(c), self.run.group_of(c).layout
+        state, layout = self.state(c), self.run.group_of(c).layout
         state.received[MODEL].copy_(_over(state.received[MODEL], upload, layout))
         for slot, vector in upload.vectors.items():
             state.received[slot].copy_(vector)
@@ -135,7 +136,8 @@ class RemoteWorker(Worker):
         result.sent = np.array((sent.layers_sent, upload.layers_sent))
         result.statistics = upload.statistics | upload.extra
         results.clients[c] = result
-        self.client_ended(c)
+        for observer in self.observers:
+            observer.on_client_end(self.run, c)
         return None
 
     def _upload(self, t: int, c: int, answer: Any) -> tuple[wire.Header, Payload, wire.Tensors]:
@@ -168,21 +170,17 @@ class RemoteWorker(Worker):
         }
         return header, upload, wire.check_memory(known, tensors)
 
-
-class RemoteEvaluator(Evaluator):
-    """Has sites score what they alone can: every model is scored on a client's own test data."""
-
-    exchange: Exchange
-    _finals: dict[int, dict[str, Any]]
+    # ---------------------------------------------------------------- scores
 
     def context(self, c: int, with_models: bool) -> tuple[wire.Header, wire.Tensors]:
         """What the server has for a client now: whether there is a global model, and with
         `with_models` that model."""
-        run, group = self.run, self.run.group_of(c)
-        header: wire.Header = {"has_global": self.has_global, "uploaded": c in run.server.uploaded}
+        run, group, evaluator = self.run, self.run.group_of(c), self.evaluator
+        header: wire.Header = {"has_global": evaluator.has_global}
+        header["uploaded"] = c in run.server.uploaded
         header["visits"] = visits_of(run, c)  # that the site's state must have behind it
         tensors: wire.Tensors = {}
-        model = self.global_model(c) if with_models else None
+        model = evaluator.global_model(c) if with_models else None
         if model is not None:
             header["global"], tensors["global"] = _places(model, group)
         elif with_models and run.relation.is_global:
@@ -190,28 +188,22 @@ class RemoteEvaluator(Evaluator):
             tensors["shared"] = wire.columns(group.vectors[MODEL], group.layout, group.down_mask)
         return header, tensors
 
-    def after_aggregation(self, t: int, results: Results) -> None:
+    def scores(self, t: int, results: Results) -> None:
         """Scores of models that exist only now, by one more message to each client of the round."""
-        if not ((self.has_global and self.wants("global")) or self.wants("finetuned")):
+        evaluator = self.evaluator
+        has_global = evaluator.has_global and evaluator.wants("global")
+        if not (has_global or evaluator.wants("finetuned")):
             return
         for c, values in self._ask(
             t, "score", list(results.clients), results, wire.values_of
         ).items():
             results.clients[c].values |= values
 
-    def everyone(self) -> dict[str, Any]:
-        """The final models of all clients, by their sites."""
-        results = Results()
-        self._finals = self._ask(
-            self.run.server.round, "final", range(self.run.clients), results, wire.final_of
-        )
-        self._lost = {failure.client: failure for failure, _ in results.failures}
-        return super().everyone()
-
-    def _final_scores(self, id: int) -> dict[str, Any]:
-        if id in self._lost:
-            raise self._lost[id]
-        return self._finals[id]
+    def finals(self) -> dict[int, dict[str, Any]]:
+        """Kinds and scores of the final models of all clients, by their sites."""
+        run, results = self.run, Results()
+        finals = self._ask(run.server.round, "final", range(run.clients), results, wire.final_of)
+        return finals | {failure.client: unjudged(failure) for failure, _ in results.failures}
 
     def _ask(
         self,
@@ -302,18 +294,11 @@ def federation_of(
 
 def remote(fed: Federation, exchange: Exchange) -> Federation:
     """`fed` with its visits and scores made by sites."""
-    old, run = fed.worker, fed.run
-    pool = RemotePool(run, old.trainers)
-    evaluator = RemoteEvaluator(run, old.trainers, old.guard, fed.reducer)
-    worker = RemoteWorker(
-        run, pool, old.trainers, old.guard, evaluator, old.transforms, old.observers
-    )
-    worker.exchange = evaluator.exchange = exchange
-    worker.forms = {group.index: defaultdict(Counter) for group in run.groups}
+    run = fed.run
     exchange.method = run.method_name
     vectors = 1 + sum(slot.exchanged for slot in run.method.slots().values())
     exchange.most = MOST_BEYOND + 2 * vectors * max(group.initial.nbytes for group in run.groups)
-    return Federation(run, pool, worker, evaluator, fed.reducer)
+    return Federation(fed.worker, RemoteVisits(fed.worker, exchange))
 
 
 def check_deployable(config: Config, callbacks: Sequence[Callback]) -> None:

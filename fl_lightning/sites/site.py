@@ -77,15 +77,15 @@ class Outbox(Transform):
         self.payload = payload
 
 
-class SiteEvaluator(Evaluator):
-    """Scores at the site: what the server has for its client comes with the message."""
+class Brought:
+    """What the server has for the site's client: it comes with the message."""
 
-    has_global = False
-    brought: Tensor | None = None
+    whole = False
+    model: Tensor | None = None
 
-    def global_model(self, client: int) -> Tensor | None:
+    def of(self, client: int) -> Tensor | None:
         """What the message brought."""
-        return self.brought
+        return self.model
 
 
 class Site:
@@ -140,12 +140,13 @@ class Site:
         bring."""
         fed, run = self.fed, self.fed.run
         run.server.memory = Withheld()
-        old = fed.evaluator
-        self.evaluator = SiteEvaluator(run, old.trainers, old.guard, fed.reducer)
-        fed.evaluator = fed.worker.evaluator = self.evaluator
+        worker, self.brought = fed.worker, Brought()
+        self.evaluator = Evaluator(run, worker.trainers, worker.guard, self.brought)
         self.group = run.group_of(self.client)
         self.outbox = Outbox()
-        fed.worker.transforms = [*map(Uploading, self.transforms), self.outbox]
+        transforms = [*map(Uploading, self.transforms), self.outbox]
+        worker = replace(worker, evaluator=self.evaluator, transforms=transforms)
+        self.fed = fed = Federation(worker)
         choose_executors(run, fed.worker.trainers)
         count_costs(run, fed.worker.trainers)
 
@@ -302,7 +303,7 @@ class Site:
         self._bring(header, tensors)
         t = header["round"]
         with self._after(t), self.evaluator.guard.naming(t, self.client, self.evaluator):
-            scores = self.evaluator._final_scores(self.client)
+            scores = self.evaluator.final_scores(self.client)
         numbers([scores, scores["further"]])
         return {"scores": scores}, {}
 
@@ -325,7 +326,7 @@ class Site:
     def _bring(self, header: wire.Header, tensors: wire.Tensors) -> None:
         """What the server has for the client now, where the message holds it."""
         run, group = self.fed.run, self.group
-        self.evaluator.has_global = bool(header["has_global"])
+        self.brought.whole = bool(header["has_global"])
         run.server.uploaded = {self.client} if header["uploaded"] else set()
         if "shared" in header:
             blocks = _mask(header["shared"], len(group.layout.blocks))
@@ -333,7 +334,7 @@ class Site:
                 group.initial.clone(), group.layout, blocks, tensors["shared"], "it"
             )
         if "global" in header:
-            self.evaluator.brought = self._whole(header["global"], tensors["global"])
+            self.brought.model = self._whole(header["global"], tensors["global"])
 
     def _whole(self, places: Mapping[str, list[int]], given: Tensor) -> Tensor:
         """The server's model for this client: what was sent, the client's own where it has that,
