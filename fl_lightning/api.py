@@ -285,9 +285,7 @@ def compare(runs: Any, **keys: Any) -> DataFrame:
         BadInput: as the command, and for keys of its text: `format`, `out`, `columns`, `caption`,
             `label`.
     """
-    from pandas import DataFrame
-
-    from fl_lightning.cli.compare import sheet_of
+    from fl_lightning.cli.compare import listing_of
 
     several = [runs] if isinstance(runs, str | os.PathLike | RunResult) else list(runs)
     words = [str(one.folder) if isinstance(one, RunResult) else os.fspath(one) for one in several]
@@ -298,9 +296,9 @@ def compare(runs: Any, **keys: Any) -> DataFrame:
         )
         check(key, keys.get(key), keys.get(key) is None, allowed)
     values = values_of("compare", [{key: _plain(value)} for key, value in keys.items()])
-    sheet = sheet_of(words, values)
-    table = DataFrame(sheet.records)
-    table.attrs["notes"] = [*sheet.lines]
+    listing = listing_of(words, values)
+    table = listing.numbers
+    table.attrs["notes"] = [*listing.notes]
     return table
 
 

@@ -156,7 +156,8 @@ def report(argv: list[str]) -> None:
         report_study(words[0], values)
         return
     require("report", "report", words[0])
-    from fl_lightning.lab.report import MARKER, load, render, run_folders
+    from fl_lightning.lab.report.page import MARKER, render
+    from fl_lightning.results.runs import load, run_folders
 
     loaded = load(run_folders([Path(word) for word in words]))
     given = (
@@ -167,9 +168,11 @@ def report(argv: list[str]) -> None:
     out = runs.check_out("out", given, ".html", MARKER, "report")
     page, figures = render(loaded), out.with_name(f"{out.stem}-figures")
     if values.figures is not None:
+        from fl_lightning.lab.report import figures as charts
         from fl_lightning.lab.report import vector
 
-        vector.write(loaded, figures, values.figures)
+        drawn = charts.draw(loaded) | charts.relations(loaded)
+        vector.write(drawn, figures, values.figures)
     write_whole(out, page)
     print(f"report: {out}" + (f"\nfigures: {figures}" if values.figures is not None else ""))
 

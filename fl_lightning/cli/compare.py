@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pandas import DataFrame
 from rich.console import Console
 
 from fl_lightning.cli.folder import check_out
@@ -17,14 +18,14 @@ from fl_lightning.configuration.config import check
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.files import write_whole
-from fl_lightning.lab.report.vector import image
-from fl_lightning.lab.study import cells, clients, picture, tables
+from fl_lightning.lab.report import vector
+from fl_lightning.lab.statistics import MIN_PAIRS
+from fl_lightning.lab.study import clients, picture, scores, tables
 from fl_lightning.lab.study.chosen import chosen as values_chosen
-from fl_lightning.lab.study.compare import MIN_METHODS, Compared
+from fl_lightning.lab.study.compare import MIN_METHODS, Comparison
 from fl_lightning.lab.study.compare import compare as of_methods
-from fl_lightning.lab.study.sheet import FORMATS, Sheet, choose
-from fl_lightning.lab.study.sheet import table as as_table
-from fl_lightning.lab.study.statistics import MIN_PAIRS
+from fl_lightning.lab.study.listing import FORMATS, Listing, choose
+from fl_lightning.lab.study.listing import table as as_table
 from fl_lightning.lab.study.tables import MARK
 
 
@@ -32,13 +33,13 @@ def compare(argv: list[str]) -> None:
     """Print, or write to `--out`, the comparison of a study's methods or of run folders."""
     line = read_line(argv, "compare")
     words, values = line.words, line.values
-    sheet = sheet_of(words, values)
-    sheet = sheet if values.columns is None else choose(sheet, values.columns)
-    sheet = dataclasses.replace(sheet, caption=values.caption or "", label=values.label or "")
-    write(sheet, values.format, values.out)
+    listing = listing_of(words, values)
+    listing = listing if values.columns is None else choose(listing, values.columns)
+    listing = dataclasses.replace(listing, caption=values.caption or "", label=values.label or "")
+    write(listing, values.format, values.out)
 
 
-def sheet_of(words: list[str], values: Any) -> Sheet:
+def listing_of(words: list[str], values: Any) -> Listing:
     """The table that a command line, or a script, asks for; a picture is written at once, for the
     page it is drawn.
 
@@ -49,8 +50,8 @@ def sheet_of(words: list[str], values: Any) -> Sheet:
     _check(words, values)
     with read(words, values) as (scored, notes, folder):
         if values.clients:
-            sheet = clients.sheet_of(scored, values.baseline)
-            return dataclasses.replace(sheet, lines=[*notes, *sheet.lines])
+            listing = clients.listing_of(scored, values.baseline)
+            return dataclasses.replace(listing, notes=[*notes, *listing.notes])
         compared = side_by_side(scored, notes, folder, values.baseline, values.target)
         if values.picture is not None:
             few = (
@@ -59,12 +60,13 @@ def sheet_of(words: list[str], values: Any) -> Sheet:
             )
             allowed = f"{few}; without --picture the table says how many there are"
             check("picture", values.picture, bool(compared.ranks), allowed)
-            drawn = image("ranks", picture.draw_ranks(compared.ranks), "png", MARK)
+            drawn = vector.image("ranks", picture.draw_ranks(compared.ranks), "png", MARK)
             write_whole(Path(values.picture), drawn, durable=False)
-        sheet = tables.sheet_of(compared)
+        listing = tables.listing_of(compared)
         if values.format != "html":
-            return sheet
-        return dataclasses.replace(sheet, pictures=picture.as_svg(picture.draw(scored, compared)))
+            return listing
+        pictures = picture.as_svg(picture.draw(scored, compared))
+        return dataclasses.replace(listing, pictures=pictures)
 
 
 def _check(words: list[str], values: Any) -> None:
@@ -117,16 +119,18 @@ def report(study: str, values: Any) -> None:
     with read([study], defaults) as (scored, notes, folder):
         compared = side_by_side(scored, notes, folder)
         drawn = picture.draw(scored, compared)
-        sheet = dataclasses.replace(tables.sheet_of(compared), pictures=picture.as_svg(drawn))
+        listing = tables.listing_of(compared)
+        listing = dataclasses.replace(listing, pictures=picture.as_svg(drawn))
     figures = out.with_name(f"{out.stem}-figures")
     if values.figures is not None:
-        picture.write(drawn, figures, values.figures)
-    write(sheet, "html", str(out))
+        pictures = {name: figure for name, (figure, _) in drawn.items()}
+        vector.write(pictures, figures, values.figures, MARK)
+    write(listing, "html", str(out))
     print(f"report: {out}" + (f"\nfigures: {figures}" if values.figures is not None else ""))
 
 
 @contextlib.contextmanager
-def read(words: list[str], values: Any) -> Iterator[tuple[list[cells.Cell], list[str], Path]]:
+def read(words: list[str], values: Any) -> Iterator[tuple[DataFrame, list[str], Path]]:
     """The cells of a study, an archive or run folders, what is to be said of them, and the first
     folder."""
     require("study", "compare", words[0])
@@ -136,17 +140,18 @@ def read(words: list[str], values: Any) -> Iterator[tuple[list[cells.Cell], list
             from fl_lightning.lab.study import archive
 
             folders = [until.enter_context(archive.unpacked(folders[0]))]
-        scored, notes = cells.read(folders, values.judge, values.metric, values.accept_changed_code)
+        keys = values.judge, values.metric, values.accept_changed_code
+        scored, notes = scores.read(folders, *keys)
         yield scored, notes, folders[0]
 
 
 def side_by_side(
-    scored: list[cells.Cell],
+    scored: DataFrame,
     notes: list[str],
     folder: Path,
     baseline: str | None = None,
     target: float | None = None,
-) -> Compared:
+) -> Comparison:
     """The comparison of cells, with the values that `fl-train tune` chose for the study in
     `folder`."""
     try:
@@ -155,22 +160,20 @@ def side_by_side(
         print("".join(f"{note}\n" for note in notes), end="", file=sys.stderr)
         raise
     chosen, warnings = values_chosen(folder)
-    compared.rows[:] = [
-        dataclasses.replace(row, chosen=chosen.get(row.method)) for row in compared.rows
-    ]
+    compared.table["chosen"] = compared.table.method.map(chosen)
     compared.notes[:0] = [*notes, *warnings]
     return compared
 
 
-def write(sheet: Sheet, form: str, given: str | None = None) -> None:
+def write(listing: Listing, form: str, given: str | None = None) -> None:
     """Write a table to the file `given` or to the screen; of a CSV, the lines below the table go to
     stderr."""
     screen = Console()
     fits = form == "table" and given is None and screen.is_terminal
-    text = as_table(sheet, screen.width) if fits else FORMATS[form](sheet)
+    text = as_table(listing, screen.width) if fits else FORMATS[form](listing)
     if given is None:
         print(text, end="")
     else:
         write_whole(Path(given), text)
     if form == "csv":
-        print("\n".join(sheet.lines), file=sys.stderr)
+        print("\n".join(listing.notes), file=sys.stderr)

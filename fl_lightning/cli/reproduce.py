@@ -38,7 +38,7 @@ def reproduce(argv: list[str]) -> None:
         over += [{"federation": {"rounds": values.rounds}}] if values.rounds is not None else []
         folder, failed = _run(whole, over, values, ["fl-train", "reproduce", *argv])
     from fl_lightning.cli.compare import write
-    from fl_lightning.lab.study.reproduce import beside, sheet_of
+    from fl_lightning.lab.study.reproduce import beside, listing_of
 
     changed = _changed(whole, folder)
     notes = [*changed, *_other_seeds(whole, folder)]
@@ -47,9 +47,8 @@ def reproduce(argv: list[str]) -> None:
         title += (
             f"; NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: {', '.join(notes)}"
         )
-    write(
-        sheet_of(beside(cells, folder, reasons=not changed), title, _missing(folder)), values.format
-    )
+    lines = beside(cells, folder, reasons=not changed)
+    write(listing_of(lines, title, _missing(folder)), values.format)
     if failed is not None:
         raise failed
 

@@ -404,6 +404,12 @@ def _spent(row: Row, name: str) -> float:
     return max(0.0, spent - row.get("seconds_evaluation", 0.0)) if name == "wall" else spent
 
 
+def worst_tenth(scores: np.ndarray, metric: Metric = ACCURACY) -> float:
+    """Mean over the worst tenth of the clients, at least one."""
+    worst_first = np.array(sorted(scores, key=metric.merit))
+    return float(worst_first[: max(1, len(scores) // 10)].mean())
+
+
 def one_class(run: RunResult) -> str:
     """Names, in words, the clients whose final model predicts one class; empty without any."""
     final = run.rows("final")
