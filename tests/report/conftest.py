@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from pandas import DataFrame
 
 from fl_lightning.results.result import MIB
+
+
+def cells(table: DataFrame) -> dict[str, list[str]]:
+    """A table's rows by their heads."""
+    return dict(zip(table.index, table.to_numpy().tolist(), strict=True))
+
 
 LAYERS = ["conv", "norm", "head"]
 MakeRun = Callable[..., Path]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from fl_lightning.lab.study import statistics
+from fl_lightning.lab import statistics
 from fl_lightning.lab.study.cells import Cell
 from fl_lightning.lab.study.compare import compare
 from fl_lightning.results.result import RunResult

@@ -101,7 +101,10 @@ def finish(axes: Axes, x: str, y: str, percent: bool = False) -> None:
     above = len(labels) > 4 or max(map(len, labels)) > LONG
     if above:
         columns = 1 if max(map(len, labels)) > LONG else 3
-        place |= {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": columns}
+        place |= {"loc": "lower left", "bbox_to_anchor": (0.0, 1.06), "ncols": columns}
+        figure: Any = axes.figure
+        lines = -(-len(labels) // columns)
+        figure.set_figheight(figure.get_figheight() + 0.18 * lines)
     # matplotlib would leave out a label that begins with an underscore
     axes.legend(handles, [f"\u200b{literal(label)}" for label in labels], **place)
 
