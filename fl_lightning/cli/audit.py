@@ -16,7 +16,7 @@ from fl_lightning.foundation.files import write_whole
 from fl_lightning.lab.study.folder import StudyFolder
 
 if TYPE_CHECKING:
-    from fl_lightning.lab.audit.attacks import Row
+    from fl_lightning.lab.audit.attacks import Finding
     from fl_lightning.lab.audit.claims import Claim
     from fl_lightning.lab.audit.observe import Observed
 
@@ -41,7 +41,7 @@ def audit(argv: list[str]) -> None:
     from fl_lightning.lab.audit.observe import observed
 
     _check_out(out, page.MARKER)
-    rows: list[Row] = []
+    rows: list[Finding] = []
     notes: list[str] = []
     claims: dict[str, Claim] = {}
     unseen: dict[str, list[str]] = {}
@@ -84,7 +84,7 @@ def audit(argv: list[str]) -> None:
         )
 
 
-def _attacked(label: str, runs: list[Observed]) -> tuple[list[Row], list[str]]:
+def _attacked(label: str, runs: list[Observed]) -> tuple[list[Finding], list[str]]:
     """What attacks on the runs of one method measure, and notes on what they could not."""
     from fl_lightning.lab.audit import attacks
 
@@ -106,7 +106,7 @@ def _attacked(label: str, runs: list[Observed]) -> tuple[list[Row], list[str]]:
     return rows, notes
 
 
-def _print(rows: list[Row]) -> None:
+def _print(rows: list[Finding]) -> None:
     """Print the attacks' overall measures, those by layer aside."""
     for row in rows:
         if (

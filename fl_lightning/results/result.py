@@ -382,7 +382,9 @@ def _config(folder: Path) -> dict[str, Any]:
     there = (folder / "config.yaml").is_file()
     check("run", str(folder), there, "it must be a run folder; config.yaml is missing")
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a tenth of the time
+        text = (folder / "config.yaml").read_text(encoding="utf-8")
+        config = yaml.load(text, loader)
     except (OSError, ValueError, yaml.YAMLError):
         config = None
     check(

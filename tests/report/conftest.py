@@ -38,6 +38,13 @@ def relation(receivers: list[int], layers: int) -> np.ndarray:
     return rows
 
 
+@pytest.fixture(autouse=True)
+def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages have empty charts, but in a browser: to lay them out takes seconds."""
+    if "browser" not in request.fixturenames:
+        monkeypatch.setattr("fl_lightning.lab.report.vector.svg", lambda name, figure: "<svg/>")
+
+
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
     """Makes a run folder; each round: 1 MiB up and 1 MiB down by every client, 2 s, 3 modelled s if

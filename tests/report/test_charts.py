@@ -15,6 +15,7 @@ from fl_lightning.cli import main
 from fl_lightning.lab.report import clients, figures, newcomers, vector
 from fl_lightning.lab.report.page import render
 from fl_lightning.lab.report.tables import incomparable
+from fl_lightning.lab.report.vector import svg
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import load, seeds_apart, settings
@@ -50,8 +51,8 @@ def losses(path: Path, *rows: tuple[Any, ...], more: str = "") -> Path:
     return path
 
 
-def texts(svg: str) -> list[str]:
-    return [text.strip("\u200b") for text in re.findall(r">([^<>]+)</text>", svg)]
+def texts(drawn: str) -> list[str]:
+    return [text.strip("\u200b") for text in re.findall(r">([^<>]+)</text>", drawn)]
 
 
 # ---------------------------------------------------------------- seeds and methods
@@ -223,10 +224,10 @@ def test_names_of_clients_and_classes_stand_below_their_dots(make_run: MakeRun) 
     (one,) = clients.splits(runs)
     assert (one["classes"], one["clients"]) == (["1", "2", "3+"], folder.names)
     drawn = figures.draw(runs) | figures.relations(runs)
-    svg = vector.svg("split-0", drawn["split-0"])
-    assert texts(svg) == [*folder.names, "client", "1", "2", "3+", "class"]
-    assert texts(vector.svg("relation-0", drawn["relation-0"]))[:4] == folder.names
-    assert "rotate(-40)" in svg  # or they would run into each other
+    split_svg = svg("split-0", drawn["split-0"])
+    assert texts(split_svg) == [*folder.names, "client", "1", "2", "3+", "class"]
+    assert texts(svg("relation-0", drawn["relation-0"]))[:4] == folder.names
+    assert "rotate(-40)" in split_svg  # or they would run into each other
 
 
 def test_names_that_matplotlib_reads_otherwise_stand_in_the_legends(make_run: MakeRun) -> None:
@@ -237,7 +238,7 @@ def test_names_that_matplotlib_reads_otherwise_stand_in_the_legends(make_run: Ma
     drawn = figures.draw(runs)
     ends = {"accuracy": "", "fairness-order": "", "ledger-kinds": " up", "ledger-bytes": " · up"}
     for name, end in ends.items():
-        shown = set(texts(vector.svg(name, drawn[name])))
+        shown = set(texts(svg(name, drawn[name])))
         assert {f"{run}{end}" for run in names} <= shown, name
     # long names have a line each above the axes, which keep their height
     figure = drawn["ledger-bytes"]

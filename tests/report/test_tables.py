@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.lab.report.page import render
 from fl_lightning.lab.report.figures import costs
+from fl_lightning.lab.report.page import render
 from fl_lightning.lab.report.tables import (
     fairness,
     incomparable,
