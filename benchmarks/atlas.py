@@ -33,9 +33,9 @@ from fl_lightning import __version__
 from fl_lightning.cli import main, studyfile
 from fl_lightning.foundation.csvtable import as_csv
 from fl_lightning.foundation.files import write_whole
-from fl_lightning.lab.report.tables import worst_tenth
-from fl_lightning.lab.study.cells import Cell, read
-from fl_lightning.lab.study.harm import share_harmed
+from fl_lightning.lab.study.compare import share_harmed
+from fl_lightning.lab.study.scores import read
+from fl_lightning.results.result import RunResult, worst_tenth
 
 ROOT = Path(__file__).resolve().parents[1]
 ATLAS = ROOT / "atlas"
@@ -138,16 +138,17 @@ def _do(*words: str) -> None:
 def cells_of(study: Path, kind: str) -> list[Row]:
     """A row for each cell of a kind's map that has ended, beside training alone of its setting and
     seed."""
-    cells, _ = read([study])
+    runs, _ = read([study])
+    runs["harmed"] = share_harmed(runs)
     file = study.parent / "versions.json"
     versions = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    alone = {cell.unit: cell for cell in cells if cell.label == "local"}
-    cells = [cell for cell in cells if cell.unit in alone]
-    rows = [row_of(cell, alone[cell.unit], kind) for cell in cells]
-    return [
-        row | {"version": versions.get(cell.method, row["version"])}
-        for row, cell in zip(rows, cells, strict=True)
-    ]
+    local = runs[runs.method == "local"].set_index(["setting", "seed"]).scores
+    rows = []
+    for cell in runs.itertuples():
+        if (cell.setting, cell.seed) in local.index:
+            row = row_of(cell, local.loc[cell.setting, cell.seed].tolist(), kind)
+            rows.append(row | {"version": versions.get(cell.name, row["version"])})
+    return rows
 
 
 def features_of(study: Path, kind: str) -> list[Row]:
@@ -155,8 +156,8 @@ def features_of(study: Path, kind: str) -> list[Row]:
     undefined."""
     cells, _ = read([study])
     rows = []
-    for setting in dict.fromkeys(cell.setting for cell in cells):
-        runs = [cell.run for cell in cells if cell.setting == setting and cell.label == "local"]
+    for setting, of_setting in cells.groupby("setting", sort=False):
+        runs = of_setting.run[of_setting.method == "local"].tolist()
         values = [
             [float(run.summary.get(f"heterogeneity_{name}") or 0) for name in FEATURES[1:]]
             for run in runs
@@ -168,35 +169,36 @@ def features_of(study: Path, kind: str) -> list[Row]:
     return rows
 
 
-def row_of(cell: Cell, alone: Cell, kind: str) -> Row:
+def row_of(cell: Any, alone: list[float], kind: str) -> Row:
     """A cell; accuracies and shares lie in 0..1, bytes are those of clients and server in the whole
     run."""
-    ours, theirs = (math.fsum(c.scores.values()) / len(c.scores) for c in (cell, alone))
+    scores = cell.scores.tolist()
+    ours, theirs = (math.fsum(values) / len(values) for values in (scores, alone))
     sizes = [row["train_samples"] for row in cell.run.rows("split")]
     mib = cell.run.spent("mib")
     return {
         "kind": kind,
         "strength": cell.setting.rpartition("=")[2],
         "samples": math.fsum(sizes) / len(sizes),
-        "method": cell.label,
+        "method": cell.method,
         "seed": cell.seed,
-        "judge": cell.judge,
+        "judge": cell.model,
         "accuracy": ours,
         "alone": theirs,
         "gain": ours - theirs,
-        "harmed": share_harmed(cell, alone),
-        "worst_tenth": worst_tenth(np.array(list(cell.scores.values()))),
+        "harmed": None if cell.method == "local" else cell.harmed,
+        "worst_tenth": worst_tenth(np.array(scores)),
         "bytes": None if mib is None else round(mib * 2**20),
-        "trials": 0 if cell.label in NOT_SEARCHED else TRIALS,
-        "config": config_hash(cell),
-        "version": version_of(cell.method),
+        "trials": 0 if cell.method in NOT_SEARCHED else TRIALS,
+        "config": config_hash(cell.run),
+        "version": version_of(cell.name),
     }
 
 
-def config_hash(cell: Cell) -> str:
+def config_hash(run: RunResult) -> str:
     """Of the run's whole configuration but its seed, places and machine."""
     left = ("seed", "fabric", "loggers", "out", "name")
-    kept = {key: value for key, value in cell.run.config.items() if key not in left}
+    kept = {key: value for key, value in run.config.items() if key not in left}
     kept["data"] = {
         k: v
         for k, v in kept["data"].items()

@@ -26,7 +26,7 @@ from fl_lightning.cli import main, studyfile
 from fl_lightning.core import RelationInputs, RunContext
 from fl_lightning.foundation.csvtable import as_csv
 from fl_lightning.foundation.files import write_whole
-from fl_lightning.lab.study.cells import read
+from fl_lightning.lab.study.scores import read
 from fl_lightning.methods.fedavg import FedAvg
 
 
@@ -71,8 +71,8 @@ def measured(out: Path, kind: str) -> Iterator[Row]:
     if code := main(["study", str(file), "--out", str(out / kind), *words]):
         sys.exit(code)
     cells, _ = read([out / kind])
-    for setting in dict.fromkeys(cell.setting for cell in cells):
-        values = [float(cell.run.summary["agreement"]) for cell in cells if cell.setting == setting]
+    for setting, runs in cells.groupby("setting", sort=False).run:
+        values = [float(run.summary["agreement"]) for run in runs]
         yield {
             "kind": kind,
             "strength": setting.rpartition("=")[2],

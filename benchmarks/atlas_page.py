@@ -15,17 +15,17 @@ import argparse
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from measure import markdown
 from pandas import DataFrame, concat, read_csv
 
+from fl_lightning.lab import statistics
 from fl_lightning.lab.report.tables import reached
-from fl_lightning.lab.study import statistics
-from fl_lightning.lab.study.cells import Cell
-from fl_lightning.lab.study.cells import read as cells_of
 from fl_lightning.lab.study.compare import Ranks
 from fl_lightning.lab.study.picture import draw_ranks
+from fl_lightning.lab.study.scores import read as cells_of
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONE, RIVAL = "local", "fedavg after"
@@ -232,14 +232,14 @@ def newcomers(studies: list[Path], samples: tuple[int, ...] = (0, 1, 5)) -> list
     then over seeds, +- its standard error over seeds."""
     scores: dict[tuple[str, str, int], list[float]] = {}
     for study in studies:
-        for cell in cells_of([study])[0]:
+        for cell in cells_of([study])[0].itertuples():
             table = (
                 DataFrame(cell.run.rows("newcomers"))
                 .groupby("samples_per_class")["accuracy"]
                 .mean()
             )
             for number in samples:
-                scores.setdefault((cell.label, study.name, number), []).append(
+                scores.setdefault((cell.method, study.name, number), []).append(
                     100 * table.get(number, np.nan)
                 )
     heads = [(study.name, number) for study in studies for number in samples]
@@ -267,16 +267,16 @@ def traffic(studies: list[Path]) -> list[str]:
     table: dict[str, list[str]] = {}
     heads = []
     for study in studies:
-        runs: dict[str, list[Cell]] = {}
-        for cell in cells_of([study])[0]:
+        runs: dict[str, list[Any]] = {}
+        for cell in cells_of([study])[0].itertuples():
             if (every := cell.run.config["evaluation"]["every"]) != 1:
                 raise SystemExit(
                     f"atlas_page: {study}: scored every {every} rounds; it needs "
                     f"--evaluation.every 1"
                 )
-            runs.setdefault(cell.label, []).append(cell)
+            runs.setdefault(cell.method, []).append(cell)
         means = {
-            label: np.mean([np.mean(list(cell.scores.values())) for cell in some])
+            label: np.mean([np.mean(list(cell.scores)) for cell in some])
             for label, some in runs.items()
         }
         alone, best = float(means[ALONE]), float(max(means.values()))

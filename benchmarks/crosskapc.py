@@ -16,6 +16,7 @@ import csv
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -26,8 +27,7 @@ from atlas import ATLAS, KINDS
 from fl_lightning.cli import main, studyfile
 from fl_lightning.foundation.csvtable import as_csv
 from fl_lightning.foundation.files import write_whole
-from fl_lightning.lab.study.cells import Cell
-from fl_lightning.lab.study.cells import read as cells_of
+from fl_lightning.lab.study.scores import read as cells_of
 
 OURS, LABEL = "crosskapc", "fedavg shrunk"
 SHRUNK = {"name": OURS, "label": LABEL, "optimizer.lr": 0.25, "init_args": {"guard": 1e6}}
@@ -56,10 +56,11 @@ def keep(folders: list[Path]) -> None:
     for study in (
         place for out in folders for kind in KINDS for place in (out / kind / "map", out / kind)
     ):
-        for cell in cells_of([study])[0] if (study / "study.json").is_file() else []:
+        cells = cells_of([study])[0].itertuples() if (study / "study.json").is_file() else []
+        for cell in cells:
             kind = study.parent.name if study.name == "map" else study.name
             tried = cell.run.rows("metrics")[-1].get("groups_z_last") is not None
-            if cell.label == LABEL or (cell.label == OURS and not tried):
+            if cell.method == LABEL or (cell.method == OURS and not tried):
                 key = (kind, cell.setting.rpartition("=")[2], cell.seed)
                 rows[key] = dict(zip(("kind", "strength", "seed"), key, strict=True)) | {
                     "accuracy": accuracy(cell)
@@ -67,9 +68,9 @@ def keep(folders: list[Path]) -> None:
     write_whole(ATLAS / "shrunk.csv", as_csv([rows[key] for key in sorted(rows)]))
 
 
-def accuracy(cell: Cell) -> float:
+def accuracy(cell: Any) -> float:
     """Mean over a cell's clients."""
-    return math.fsum(cell.scores.values()) / len(cell.scores)
+    return math.fsum(cell.scores) / len(cell.scores)
 
 
 def shrunk(atlas: Atlas) -> np.ndarray:
@@ -184,8 +185,8 @@ def picks(studies: Path) -> list[str]:
     settings: dict[tuple[str, str], list[list[str]]] = {}
     for kind in KINDS:
         for place in (studies / kind / "map", studies / kind):
-            cells = cells_of([place])[0] if (place / "study.json").is_file() else []
-            for cell in (c for c in cells if c.label == OURS):
+            cells = cells_of([place])[0].itertuples() if (place / "study.json").is_file() else []
+            for cell in (c for c in cells if c.method == OURS):
                 last = cell.run.rows("metrics")[-1]
                 columns = [
                     f"groups_{k}" for k in ("separation", "z_last", "z_first", "z_first_over_last")

@@ -154,11 +154,13 @@ def test_newcomers_are_means_over_clients_and_then_seeds(
     def cell(label: str, *scores: float) -> SimpleNamespace:
         rows = [{"samples_per_class": n, "accuracy": s + n / 10} for s in scores for n in (0, 1)]
         return SimpleNamespace(
-            label=label, run=SimpleNamespace(rows=lambda name: rows if name == "newcomers" else [])
+            method=label, run=SimpleNamespace(rows=lambda name: rows if name == "newcomers" else [])
         )
 
     cells = [cell("ditto", 0.5, 0.7), cell("ditto", 0.8, 0.8), cell("local", 0.1)]
-    monkeypatch.setattr(page, "cells_of", lambda studies: (cells, []))
+    monkeypatch.setattr(
+        page, "cells_of", lambda studies: (SimpleNamespace(itertuples=lambda: cells), [])
+    )
     assert page.newcomers([tmp_path / "hsu"], (0, 1)) == [
         "| method | hsu, 0 | hsu, 1 |",
         "| --- | --- | --- |",
@@ -176,9 +178,9 @@ def test_traffic_is_counted_up_to_halfway_between_training_alone_and_the_best(
     def cell(label: str, *by_round: float) -> SimpleNamespace:
         rows = [{"mean_accuracy": accuracy} for accuracy in by_round]
         axis = lambda name: [2.0, 4.0, 6.0] if name == "mib" else [1, 2, 3]  # noqa: E731
-        scores = dict.fromkeys(range(2), by_round[-1])
+        scores = [by_round[-1]] * 2
         run = SimpleNamespace(rows=lambda _: rows, axis=axis, config={"evaluation": {"every": 1}})
-        return SimpleNamespace(label=label, column="mean_accuracy", scores=scores, run=run)
+        return SimpleNamespace(method=label, column="mean_accuracy", scores=scores, run=run)
 
     cells = [
         cell("local", 0.5, 0.6, 0.6),
@@ -186,7 +188,9 @@ def test_traffic_is_counted_up_to_halfway_between_training_alone_and_the_best(
         cell("fedper", 0.5, 0.7, 0.6),
         cell("fedper", 0.5, 0.6, 0.6),
     ]
-    monkeypatch.setattr(page, "cells_of", lambda studies: (cells, []))
+    monkeypatch.setattr(
+        page, "cells_of", lambda studies: (SimpleNamespace(itertuples=lambda: cells), [])
+    )
     assert page.traffic([tmp_path / "hsu"]) == [
         "| method | hsu: 70.0 % |",
         "| --- | --- |",

@@ -20,8 +20,8 @@ from scipy import stats
 import fl_lightning
 from fl_lightning.cli import main
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.lab.report import vector
 from fl_lightning.lab import statistics
+from fl_lightning.lab.report import vector
 from fl_lightning.lab.study import clients, listing, picture, scores, tables
 from fl_lightning.lab.study.compare import Comparison, compare
 from fl_lightning.lab.study.groups import ALL
