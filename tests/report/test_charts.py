@@ -41,7 +41,9 @@ def lines(figure: Any) -> dict[str, list[float]]:
     [axes] = figure.axes
     handles, labels = axes.get_legend_handles_labels()
     held = (getattr(handle, "lines", [handle])[0] for handle in handles)
-    return {name: [*line.get_ydata()] for name, line in zip(labels, held, strict=True)}
+    return {
+        name.strip("\u200b"): [*line.get_ydata()] for name, line in zip(labels, held, strict=True)
+    }
 
 
 def losses(path: Path, *rows: tuple[Any, ...], more: str = "") -> Path:

@@ -18,6 +18,7 @@ from fl_lightning.lab.report.vector import (
     finish,
     heat,
     name_places,
+    named,
     panels,
 )
 from fl_lightning.results.result import AXES, MIB, RunResult
@@ -210,10 +211,11 @@ def fairness(runs: list[RunResult]) -> Figures:
     by = Comparison.of(runs)
     figure, [axes] = panels([""])
     for run, colour in zip(runs, colours(runs), strict=True):
-        scores = sorted(run.scores(by.kind)[0].values(), key=by.metric.merit)
+        known = filter(math.isfinite, run.scores(by.kind)[0].values())
+        scores = sorted(known, key=by.metric.merit)
         places = (np.arange(len(scores)) + 0.5) / max(1, len(scores))
         if scores:
-            axes.plot(places, scores, "o-", color=colour, markersize=4, label=run.name)
+            axes.plot(places, scores, "o-", color=colour, markersize=4, label=named(run.name))
     words = by.metric.words if by.kind is None else f"{by.metric.words} ({MODELS[by.kind]})"
     axes.set(xlim=(0, 1), xticks=[])
     finish(axes, "clients, from worst to best", words, by.metric.rises)
@@ -231,7 +233,9 @@ def newcomer_curve(runs: list[RunResult]) -> Figures:
             x = [counts.index(count) for count in scores]
             means = [np.mean(values) for values in scores.values()]
             spread = [np.std(values) for values in scores.values()]
-            axes.errorbar(x, means, spread, color=colour, marker="o", capsize=3, label=run.name)
+            axes.errorbar(
+                x, means, spread, color=colour, marker="o", capsize=3, label=named(run.name)
+            )
     axes.set_xticks(range(len(counts)), map(str, counts))
     # of a regression: in all
     samples = "labelled samples" + (" of each class" if metric.rises else "")
@@ -329,7 +333,7 @@ def costs(runs: list[RunResult]) -> Figures:
     for name, columns, listed, title in charts:
         having = [run for run in listed if run.has(*columns)]
         parts = {
-            words: np.array([np.nansum(run.column(column)) for run in having])
+            words: np.array([_sum(run.column(column)) for run in having])
             for column, words in columns.items()
             if any(run.has(column) for run in having)
         }
@@ -340,3 +344,7 @@ def costs(runs: list[RunResult]) -> Figures:
             parts = {words: values / size for words, values in parts.items()}
         drawn[name] = bars([run.name for run in having], parts, title)
     return drawn
+
+
+def _sum(values: list[float]) -> float:
+    return sum(value for value in values if math.isfinite(value))

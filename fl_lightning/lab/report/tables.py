@@ -147,8 +147,8 @@ def targets(runs: list[RunResult]) -> list[float]:
     apart.
     """
     by = Comparison.of(runs)
-    curves = [[row[by.column] for row in run.judged(by.column)] for run in runs]
-    curves = [curve for curve in curves if curve]
+    values = [np.array(run.column(by.column)) for run in runs]
+    curves = [curve[np.isfinite(curve)].tolist() for curve in values if np.isfinite(curve).any()]
     first = [curve[0] for curve in curves] or [0.0]
     if not by.metric.rises:
         return _falling(max(first), min(map(min, curves), default=0.0))

@@ -69,7 +69,7 @@ def curve(axes: Axes, x: Sequence[float], values: np.ndarray, label: str, look: 
     """A line of means over `values` (seeds, T), in a band of one standard deviation (n - 1) on
     either side; places without a value are left out, a single place is a point with a bar."""
     mean = values.mean(axis=0)
-    known = np.isfinite(mean)
+    label, known = named(label), np.isfinite(mean)
     x, mean = np.asarray(x)[known], mean[known]
     spread = values.std(axis=0, ddof=1)[known] if len(values) > 1 else None
     look = {"linewidth": 1.5, **look}
@@ -105,8 +105,7 @@ def finish(axes: Axes, x: str, y: str, percent: bool = False) -> None:
         figure: Any = axes.figure
         lines = -(-len(labels) // columns)
         figure.set_figheight(figure.get_figheight() + 0.18 * lines)
-    # matplotlib would leave out a label that begins with an underscore
-    axes.legend(handles, [f"\u200b{literal(label)}" for label in labels], **place)
+    axes.legend(**place)
 
 
 def bars(rows: Sequence[str], parts: Mapping[str, Sequence[float]], title: str) -> Figure:
@@ -114,7 +113,7 @@ def bars(rows: Sequence[str], parts: Mapping[str, Sequence[float]], title: str) 
     figure, [axes] = panels([""], 1.2 + 0.3 * len(rows))
     left = np.zeros(len(rows))
     for number, (name, values) in enumerate(parts.items()):
-        axes.barh(range(len(rows)), values, left=left, color=PARTS[number], label=name)
+        axes.barh(range(len(rows)), values, left=left, color=PARTS[number], label=named(name))
         left = left + values
     axes.set_yticks(range(len(rows)), map(literal, rows))
     axes.invert_yaxis()
@@ -168,6 +167,11 @@ def name_places(axes: Axes, columns: Sequence[Any], rows: Sequence[Any], x: str,
             figure: Any = axes.figure
             figure.set_figheight(figure.get_figheight() + 0.06 * max(map(len, texts)))
     axes.set(xlabel=x, ylabel=y)
+
+
+def named(label: str) -> str:
+    """A label of the legend; matplotlib would leave out one that begins with an underscore."""
+    return f"\u200b{literal(label)}"
 
 
 def literal(text: str) -> str:
