@@ -21,28 +21,27 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 TOKENS = {
-    "benchmarks": 29_900,
+    "benchmarks": 17_200,
     "callbacks": 37_200,
-    "cli": 37_200,
-    "configuration": 9_200,
+    "configuration": 16_600,
     "core": 17_000,
     "data": 42_800,
     "drawing": 2_700,
     "engine": 27_100,
     "exporting": 2_900,
-    "foundation": 13_000,
-    "lab": 76_100,
+    "foundation": 14_000,
+    "lab": 99_500,
     "methods": 47_500,
     "models": 7_800,
     "privacy": 3_600,
-    "results": 14_000,
-    "sites": 16_500,
+    "results": 16_000,
+    "sites": 18_800,
     "storage": 3_300,
-    "top": 6_500,
+    "top": 9_300,
     "training": 25_200,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 419_000
+ALL = 421_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

@@ -363,6 +363,24 @@ class FabricConfig:
 
 
 @dataclass
+class Start:
+    """How a run begins."""
+
+    seed: int = 0
+    """Seed of all random draws that have no seed of their own."""
+    smoke: bool = False
+    """Smoke test: one round, few clients, two batches; synthetic data if data are missing."""
+    out: str = "runs"
+    """Folder in which the run folders are made."""
+    name: str | None = None
+    """Name of the run folder (default: from config, or method, data, seed; and a counter)."""
+    resume: bool = False
+    """Continue run --name; if it does not exist and --config is given, start it."""
+    accept_changed_code: bool = False
+    """Continue although your own code has changed; the run keeps both versions."""
+
+
+@dataclass
 class Config:
     """One run, resolved: every name turned into a class path, every default filled in."""
 

@@ -20,7 +20,7 @@ from docstring_parser import parse, parse_from_object
 
 from fl_lightning.configuration import viewers
 from fl_lightning.configuration.explain import keys
-from fl_lightning.configuration.index import FILE, TYPES
+from fl_lightning.configuration.index import FILE
 from fl_lightning.configuration.ranges import Range, allowed, limit
 from fl_lightning.foundation.docstrings import first_paragraph
 
@@ -30,10 +30,9 @@ BEGIN, END = "<!-- generated -->", "<!-- end -->"
 
 
 def described(method: type) -> Entry:
-    """A method's class: what it does, its family, its arguments and the rules between them.
+    """A method's class: what it does, its family and its arguments.
 
-    Of each argument: its type in words and, where it is a simple one, by name; bounds, default,
-    where it is searched, meaning.
+    Of each argument: its type in words, bounds, default, where it is searched, meaning.
     """
     documented = parse(method.__doc__ or "")
     more = documented.long_description or ""
@@ -44,7 +43,6 @@ def described(method: type) -> Entry:
         "more": more,
         "family": getattr(method, "family", ""),
         "arguments": arguments(method),
-        "needs": [asdict(need) for need in getattr(method, "needs", ())],
     }
 
 
@@ -58,7 +56,7 @@ def arguments(kind: type) -> dict[str, Entry]:
             entries |= {f"{field.name}.{name}": one for name, one in arguments(inner).items()}
             continue
         values, _ = limit(known.get(field.name))
-        one: Entry = {"words": words(hints[field.name]), **_type(hints[field.name])}
+        one: Entry = {"words": words(hints[field.name])}
         if isinstance(values, Range):
             one["bounds"] = _bounds(values)
         if field.default is not MISSING:
@@ -148,19 +146,6 @@ def _entry(cls: type) -> Entry:
         "class": f"{cls.__module__}.{cls.__name__}",
         "doc": first_paragraph(inspect.getdoc(cls)),
     }
-
-
-def _type(kind: Any) -> Entry:
-    """The name of a simple type, or its choices, and whether it may be null; nothing for any other
-    type."""
-    parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    (own, *others) = [part for part in parts if part is not types.NoneType]
-    null = {"null": True} if types.NoneType in parts else {}
-    if others:
-        return {}
-    if get_origin(own) is Literal:
-        return {"choices": list(get_args(own)), **null}
-    return next(({"type": name, **null} for name, known in TYPES.items() if known is own), {})
 
 
 def _bounds(values: Range) -> Entry:

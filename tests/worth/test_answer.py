@@ -197,6 +197,6 @@ def test_python_gives_the_same(out: Path) -> None:
 
 def test_the_module_is_not_in_the_way() -> None:
     """`fl_lightning.worth` is the function, whatever has been imported."""
-    import fl_lightning.cli.worth
+    import fl_lightning.lab.worth
 
     assert callable(fl_lightning.worth) and main(["worth", "--help"]) == 0

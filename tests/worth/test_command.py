@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.cli import worth as command
-from fl_lightning.cli.commands import load
-from fl_lightning.cli.settings import values_of
 from fl_lightning.configuration.components import Component, ModelConfig
 from fl_lightning.configuration.config import Config
 from fl_lightning.foundation.errors import BadInput
+from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.worth import further, words
+from fl_lightning.lab.worth import launch as command
 from fl_lightning.lab.worth.runs import score
 from fl_lightning.lab.worth.scores import place
 from fl_lightning.lab.worth.silos import Facts
+from fl_lightning.results.opening import config_of
 
 from .conftest import SMALL, write_hospitals
 
@@ -106,7 +106,7 @@ def test_runs_of_two_processes_are_scored_as_those_of_one(out: Path, tmp_path: P
             {"fedavg after": "after", "fedavg finetuned": "finetuned"},
             out / "runs/fedavg,personalised/seed-1",
         )
-        config = load(folder)
+        config = config_of(folder)
         score(
             replace(config, fabric=replace(config.fabric, devices=2, threads=1)),
             folder,
@@ -114,7 +114,10 @@ def test_runs_of_two_processes_are_scored_as_those_of_one(out: Path, tmp_path: P
             rows,
         )
     for label in rows:
-        with np.load(place(out, label, 1)) as one, np.load(place(tmp_path, label, 1)) as two:
+        with (
+            np.load(place(out, label, 1)) as one,
+            np.load(place(tmp_path, label, 1)) as two,
+        ):
             assert {name: two[name].tolist() for name in two} == {
                 name: one[name].tolist() for name in one
             }
@@ -356,19 +359,13 @@ def test_a_new_silo_trains_alone_as_long_as_the_others_and_shares_are_of_the_run
 
 
 def asked(methods: list[str], minutes: float) -> command.Plan:
-    values = values_of("worth", [{"out": "answer", "minutes": minutes}])
-    return command.Plan(values, [], methods, 4, "again")
+    return command.Plan([], StudyFolder(Path("answer")), methods, minutes=minutes)
 
 
 def test_models_are_kept_whatever_the_configuration_says() -> None:
     """They are scored from the checkpoint."""
-    plan = command.Plan(
-        values_of("worth", [{"out": "answer"}]),
-        [{"callbacks": {"checkpoint": None}}],
-        ["fedper"],
-        4,
-        "",
-    )
+    layers = [{"callbacks": {"checkpoint": None}}]
+    plan = command.Plan(layers, StudyFolder(Path("answer")), ["fedper"])
     assert "checkpoint" in command._resolved(plan, 1)[1].callbacks
 
 
@@ -403,5 +400,5 @@ def test_minutes_that_hold_no_cycle_are_refused(monkeypatch: pytest.MonkeyPatch)
         raise command.TooSlow(600)
 
     monkeypatch.setattr(command, "_cycle", slow)
-    with pytest.raises(BadInput, match=r"minutes: 1\.0 .*take about 15\.\d minutes"):
+    with pytest.raises(BadInput, match=r"minutes: 1 .*take about 15\.\d minutes"):
         command._train(asked(["fedper"], 1), Facts(["a"] * 6, [60] * 6))

@@ -63,7 +63,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Compared:
     """The whole comparison."""
 
     table: DataFrame
@@ -76,9 +76,7 @@ class Comparison:
     target: float | None
 
 
-def compare(
-    runs: DataFrame, baseline: str | None = None, target: float | None = None
-) -> Comparison:
+def compare(runs: DataFrame, baseline: str | None = None, target: float | None = None) -> Compared:
     """The comparison of `runs`, each with `baseline`.
 
     Args:
@@ -123,7 +121,7 @@ def compare(
     compared = table[table.baseline.notna() & (table.setting == table.judge.map(last))]
     notes += [*_time(runs), *_tests(table, compared), *rank_notes, *harm_notes(runs)]
     notes += _one_class(runs)
-    return Comparison(table, ranks, notes, best, target)
+    return Compared(table, ranks, notes, best, target)
 
 
 # ---------------------------------------------------------------- rows

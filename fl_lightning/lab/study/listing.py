@@ -99,9 +99,9 @@ def table(listing: Listing, width: int | None = WIDTH) -> str:
 
 def as_csv(listing: Listing) -> str:
     """The numbers, every digit."""
-    numbers = listing.numbers
-    numbers.insert(0, "made_by", listing.mark)
-    return str(numbers.to_csv(index=False, lineterminator="\n"))
+    numbers = listing.numbers.assign(made_by=listing.mark)
+    columns = ["made_by", *listing.numbers]
+    return str(numbers.to_csv(columns=columns, index=False, lineterminator="\n"))
 
 
 def as_json(listing: Listing) -> str:

@@ -11,14 +11,14 @@ from pandas import DataFrame
 
 from fl_lightning.foundation.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.lab.report.vector import curve, finish, literal, looks, panels, svg
-from fl_lightning.lab.study.compare import Comparison, Ranks
+from fl_lightning.lab.study.compare import Compared, Ranks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-def draw(runs: DataFrame, compared: Comparison) -> dict[str, tuple[Figure, str]]:
+def draw(runs: DataFrame, compared: Compared) -> dict[str, tuple[Figure, str]]:
     """The pictures that there is something for, by the name of their file, each with what it shows
     in words."""
     drawn: dict[str, tuple[Figure, str]] = {}

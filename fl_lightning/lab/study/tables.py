@@ -10,14 +10,14 @@ from pandas import DataFrame, isna
 from fl_lightning.foundation.metric import MODELS
 from fl_lightning.lab.report.tables import known, percent, seconds
 from fl_lightning.lab.report.words import NONE
-from fl_lightning.lab.study.compare import Comparison, Ranks
+from fl_lightning.lab.study.compare import Compared, Ranks
 from fl_lightning.lab.study.listing import SPAN, Listing
 
 MARK = "fl-train compare"
 """In all that is written: a file that has it may be written over."""
 
 
-def listing_of(compared: Comparison) -> Listing:
+def listing_of(compared: Compared) -> Listing:
     """A block for each judge and setting; JSON has the ranks over settings, too."""
     table = compared.table
     titles = []
@@ -56,7 +56,7 @@ def _ranked(rank: Ranks) -> list[str]:
     ]
 
 
-def _heads(compared: Comparison) -> dict[str, str]:
+def _heads(compared: Compared) -> dict[str, str]:
     """The columns' heads by their keys."""
     to = "" if compared.target is None else f" to {percent(compared.target)}"
     heads = {
