@@ -190,8 +190,8 @@ _DECLARED: dict[str, dict[str, str]] = {
         "gradient_norm": "norm of the client's parameter change over learning rate times steps",
         "gradient_norm_relation": "norm of F's gradient by the cohort's rows (AAAI, Eq. 12)",
         "gradient_norm_models_proxy": "stands for the norm of F's gradient by the models",
-        "adapter_error": "what averaging adapters' A and B apart errs about B A, relative (Frobenius), mean "
-        "over layers",
+        "adapter_error": "what averaging adapters' A and B apart errs about B A, relative "
+        "(Frobenius), mean over layers",
         "loss": "mean task loss of a newcomer on its test part",
         "objective_*": "",
         "gradient_norm_*": "",
@@ -216,14 +216,15 @@ _DECLARED: dict[str, dict[str, str]] = {
         "world_size": "processes",
         "version": "of fl_lightning",
         "judge": "kind of model that the run's own judge scores",
-        "least_test_class": "test samples of the rarest class of a client's test part, least over clients",
+        "least_test_class": "test samples of the rarest class of a client's test part, least "
+        "over clients",
         "held_out_clients": "numbers of the held-out clients in the split of all",
         "made_up_data": "whether `--smoke` had to make up data",
         "wandb": "where the W&B run is",
     },
     "final": {
-        "largest_class_share": "share of the largest class in the client's test part, of clients whose final model "
-        "predicts one class alone",
+        "largest_class_share": "share of the largest class in the client's test part, of clients "
+        "whose final model predicts one class alone",
         "final_model": "what clients are left with: personal, global, finetuned",
         "final_kinds": "of how many clients which kind of model was scored at the end",
         "best_round": "the round of the best mean",
@@ -237,15 +238,19 @@ _DECLARED: dict[str, dict[str, str]] = {
     "data": {
         "train_samples": "training samples of the client",
         "test_samples": "test samples of the client",
-        "jensen_shannon": "mean Jensen-Shannon distance of the client's label mix from the others', 0..1",
+        "jensen_shannon": "mean Jensen-Shannon distance of the client's label mix from the "
+        "others', 0..1",
         "hellinger": "the same by Hellinger's distance",
-        "feature_shift": "mean distance of the client's inputs from the others', standard deviations",
+        "feature_shift": "mean distance of the client's inputs from the others', standard "
+        "deviations",
         "feature_shift_within": "the same of inputs of one class",
         "class_*": "training samples of this class",
-        "heterogeneity_*": "how unlike the clients' data are: mean over pairs, or a Gini coefficient",
+        "heterogeneity_*": "how unlike the clients' data are: mean over pairs, or a Gini "
+        "coefficient",
     },
     "newcomers": {
-        "samples_per_class": "labelled samples of each class that were asked for (regression: in all)",
+        "samples_per_class": "labelled samples of each class that were asked for (regression: in"
+        " all)",
         "samples": "labelled samples that there were",
         "rule": "how the method comes to a newcomer's model",
         "newcomer_*": "mean over held-out clients, by labelled samples of each class",
@@ -260,7 +265,8 @@ _DECLARED: dict[str, dict[str, str]] = {
         "privacy_*": "what the method's noise promises",
     },
     "other": {
-        "noise_share_*": "share of a client's step in this layer that is noise of few samples, mean",
+        "noise_share_*": "share of a client's step in this layer that is noise of few "
+        "samples, mean",
     },
 }
 """Columns of no metric, and what they mean, by section."""
