@@ -157,7 +157,7 @@ def labels(runs: list[RunResult]) -> list[str]:
     for run, name, own in zip(runs, names, callbacks, strict=True):
         words = [name]
         for key in keys_of[name]:
-            group, part, *_ = key.split(".")
+            group, part = (*key.split("."), "")[:2]
             if key.startswith("method.init_args.") or (group == "callbacks" and part in own):
                 short = key.replace(".init_args.", ".").removeprefix(f"{group}.")
                 words.append(f"{short}={run.setting(key)}")
