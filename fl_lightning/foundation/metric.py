@@ -321,7 +321,8 @@ class ClassShareAccuracy(Further):
     rises: bool = True
 
 
-FURTHER: dict[str, Further] = {kind.name: kind() for kind in Further.__subclasses__()}  # type: ignore[call-arg]
+_further: list[Further] = [kind() for kind in Further.__subclasses__()]  # type: ignore[call-arg]
+FURTHER = {metric.name: metric for metric in _further}
 """What `evaluation.metrics` may name, beside accuracy."""
 CLASS_SHARE = FURTHER[ClassShareAccuracy.name]
 

@@ -291,7 +291,7 @@ def test_a_run_called_script_runs_nothing(
     assert browser.run("return window.evil === undefined")
     assert browser.run("return document.title") == f"Report: {evil}, b"
     assert browser.run("return document.querySelectorAll('img').length") == 0
-    assert evil in browser.run("return document.querySelector('#accuracy svg').textContent")
+    assert evil[:10] in browser.run("return document.querySelector('#accuracy svg').textContent")
     check_quiet(browser)
 
 

@@ -642,24 +642,6 @@ def test_csv_and_json_hold_every_number(
     assert any(note.startswith("intervals: 95%") for note in content["notes"])
 
 
-def test_latex_is_a_booktabs_tabular(
-    make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    study = make_study(plan(6, {"kapc lam=0.1 a_b": 0.1}))
-    assert main(["compare", str(study), "--format", "latex"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("%")]
-    assert lines[0] == r"\begin{tabular}{lrrrrrrrrrr}"
-    assert [lines[1], lines[3], lines[-2], lines[-1]] == [
-        r"\toprule",
-        r"\midrule",
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-    (ours,) = [line for line in lines if line.startswith("kapc")]
-    assert ours.startswith(r"kapc lam=0.1 a\_b & 6 & ") and r"$\pm$" in ours and "* & [" in ours
-    assert all(line.count(" & ") == 10 for line in (lines[2], ours))
-
-
 def test_latex_has_minus_signs_glyphs_and_comments_of_one_line() -> None:
     cells = ["kapc-2 a|b<c>d", "-1.50", "[-2.00, +0.10]", "1e-05", "lam=-.5", "–"]
     words = DataFrame([cells], index=["block"])
@@ -677,16 +659,6 @@ def test_latex_has_minus_signs_glyphs_and_comments_of_one_line() -> None:
         "--",
     ]
     assert rest.splitlines()[2] == " & ".join(wanted) + r" \\"
-
-
-def test_the_table_names_judge_baseline_and_units(
-    make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["compare", str(make_study(plan(6)))]) == 0
-    out = capsys.readouterr().out
-    assert "judge: after local training; differences to local" in out
-    assert "+13.50* " in out  # 10 points, and 1 for alpha, and on average 2.5 for the seed
-    assert "p: Wilcoxon signed rank over pairs, Holm-corrected (1 of them)" in out
 
 
 @pytest.mark.slow
@@ -1049,13 +1021,6 @@ def test_studies_that_cannot_be_paired(
     }
     for at, (words, listed) in enumerate(cases.items()):
         assert words in refused([make_study(listed, name=f"study-{at}")], capsys)
-
-
-def test_a_baseline_that_is_judged_otherwise_is_refused(
-    make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    study = make_study([*plan(2), ("fedavg", {}, 0, LOCAL, {"judge": "global"})])
-    assert "judges are not mixed" in refused([study, "--baseline", "fedavg"], capsys)
 
 
 def test_runs_that_cannot_be_told_apart(

@@ -148,7 +148,7 @@ def test_a_number_is_as_fine_as_its_column() -> None:
     ]
     assert (ratio.value, ratio.decimals) == (0, 4)
     assert (
-        judge([0.10, 0.11, 0.12], ratio.value, ratio.std, ratio.runs, ratio.decimals).words
+        judge([0.10, 0.11, 0.12], ratio.value, ratio.std, ratio.runs, ratio.decimals)["verdict"]
         == DIFFERS
     )
 

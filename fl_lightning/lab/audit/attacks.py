@@ -66,7 +66,7 @@ class Finding(NamedTuple):
 
 
 def finding(
-    named: Sequence[str],
+    named: tuple[str, str, str, str],
     value: float,
     drawn: Sequence[float],
     chance: float,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fl_lightning.configuration.config import check
 from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.results.opening import check_out, config_of
@@ -52,6 +53,7 @@ def audit(folder: Path, out: Path) -> Audit:
     """
     check("audit", str(folder), folder.is_dir(), "there is no such folder")
     check("out", str(out), not out.exists() or out.is_dir(), "it is no folder")
+    require("report", "audit", str(folder))
     listed = _runs(folder)
     from fl_lightning.lab.audit import page
     from fl_lightning.lab.audit.claims import claimed

@@ -78,7 +78,7 @@ def as_html(
     places = ends.clip(least, 1.0, axis=0).sub(least, axis=0).div(1 - least, axis=0) * 100
     places["width"] = (places.high - places.low).clip(lower=0.5)
     named = table.attack + table.method + table.viewer
-    shown = table.join(places.round(1), rsuffix="_at").assign(
+    shown = table.join(places.round(1).add_suffix("_at")).assign(
         beyond=beyond, first=named != named.shift()
     )
     attacks = {name: shown[shown.attack == name] for name in ATTACKS if name in set(shown.attack)}

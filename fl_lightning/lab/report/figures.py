@@ -340,7 +340,7 @@ def costs(runs: list[RunResult]) -> Figures:
         if not parts:
             continue
         if columns is FLOPS:
-            title, size = flop_unit(float(sum(parts.values()).max()))
+            title, size = flop_unit(float(np.sum([*parts.values()], axis=0).max()))
             parts = {words: values / size for words, values in parts.items()}
         drawn[name] = bars([run.name for run in having], parts, title)
     return drawn

@@ -33,6 +33,8 @@ WIDTH = 5.5
 """Inches of a panel: a column of most papers, or the text of a page with one."""
 ABREAST = 45
 """Letters of all names below a picture, beyond which they would run into each other."""
+LONGEST = 46
+"""Letters of a name; a longer one would leave its axes no room."""
 LONG = 30
 """Letters of a name, from which on a legend has a line for each."""
 
@@ -65,7 +67,7 @@ def panels(
     return figure, list(every[: len(titles)])
 
 
-def curve(axes: Axes, x: Sequence[float], values: np.ndarray, label: str, look: Any) -> Any:
+def curve(axes: Axes, x: Any, values: np.ndarray, label: str, look: Any) -> Any:
     """A line of means over `values` (seeds, T), in a band of one standard deviation (n - 1) on
     either side; places without a value are left out, a single place is a point with a bar."""
     mean = values.mean(axis=0)
@@ -108,7 +110,7 @@ def finish(axes: Axes, x: str, y: str, percent: bool = False) -> None:
     axes.legend(**place)
 
 
-def bars(rows: Sequence[str], parts: Mapping[str, Sequence[float]], title: str) -> Figure:
+def bars(rows: Sequence[str], parts: Mapping[str, Any], title: str) -> Figure:
     """Stacked bars, one for each row, with the `parts` of each."""
     figure, [axes] = panels([""], 1.2 + 0.3 * len(rows))
     left = np.zeros(len(rows))
@@ -175,8 +177,10 @@ def named(label: str) -> str:
 
 
 def literal(text: str) -> str:
-    """No formula between dollars."""
-    return text.replace("$", r"\$")
+    """A name as matplotlib takes it: no formula between dollars, and the middle of a long one left
+    out."""
+    short = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
+    return short.replace("$", r"\$")
 
 
 # ---------------------------------------------------------------- files

@@ -90,7 +90,8 @@ def compare(runs: DataFrame, baseline: str | None = None, target: float | None =
     """
     groups, notes = grouped(runs, baseline)
     harmed = share_harmed(runs)
-    rows, best = [], []
+    rows: list[dict[str, Any]] = []
+    best: list[int] = []
     for group in groups:
         units = _units(group, harmed, target)
         for name, settings in group.blocks():

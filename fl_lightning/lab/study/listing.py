@@ -88,7 +88,7 @@ def table(listing: Listing, width: int | None = WIDTH) -> str:
     for title, rows in listing.blocks():
         shown = Table(title=escape(title), title_justify="left", box=SIMPLE)
         for number, key in enumerate(rows):
-            justify = "right" if number else "left"
+            justify: Any = "right" if number else "left"
             shown.add_column(listing.heads[key], justify=justify, no_wrap=number == 0)
         for row in rows.to_numpy():
             shown.add_row(*map(escape, row))
@@ -179,7 +179,7 @@ def _line(cells: Iterable[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-TEX = {
+TEX: dict[str, Any] = {
     "\\": r"\textbackslash{}",
     "±": r"$\pm$",
     "–": "--",

@@ -91,7 +91,7 @@ def beside(cells: Sequence[Printed], folder: StudyFolder, reasons: bool = True) 
         found = {"seeds": len(values), **verdict, "why": why, "written": written}
         ours = {name: getattr(cell.ours, name, None) for name in OURS}
         rows.append({**vars(cell), **ours, "printed_std": cell.std, **found})
-    return DataFrame(rows)
+    return DataFrame(rows).astype(dict.fromkeys(VERDICT[1:], float))
 
 
 def _figures(ours: Ours, table: DataFrame) -> list[float]:
