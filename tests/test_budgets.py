@@ -21,27 +21,27 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 TOKENS = {
-    "benchmarks": 17_200,
-    "callbacks": 37_200,
-    "configuration": 16_600,
-    "core": 17_000,
-    "data": 42_800,
-    "drawing": 2_650,
+    "benchmarks": 19_700,
+    "callbacks": 37_100,
+    "configuration": 16_700,
+    "core": 17_300,
+    "data": 45_000,
+    "drawing": 2_620,
     "engine": 27_100,
     "exporting": 2_810,
-    "foundation": 14_200,
-    "lab": 96_500,
-    "methods": 47_500,
+    "foundation": 14_160,
+    "lab": 98_150,
+    "methods": 47_300,
     "models": 7_800,
     "privacy": 3_600,
     "results": 15_600,
-    "sites": 18_800,
+    "sites": 18_300,
     "storage": 3_300,
     "top": 9_300,
     "training": 25_200,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 421_000
+ALL = 414_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, Transform, client_memory
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
-from fl_lightning.core import ModelGroup, RunContext, Slot
+from fl_lightning.core import ModelGroup, RunContext, Slot, Traits
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.base import Method
@@ -173,19 +173,6 @@ def test_only_what_changed_is_written(make_run: Make, tmp_path: Path) -> None:
     assert written == sum(state.rounds for state in after.states.values()) == 3 * 2
 
 
-def test_the_best_can_be_asked_for(make_run: Make, tmp_path: Path) -> None:
-    saved(make_run(net="norm"), Checkpoint(keep=1), [0.1, 0.8, 0.3, 0.2])
-    again = make_run(net="norm")
-    assert restore(again, tmp_path / "checkpoints", "best") == 2
-    assert restore(again, tmp_path / "checkpoints") == 4
-
-
-def test_rounds_between_checkpoints(make_run: Make, tmp_path: Path) -> None:
-    """The last round is saved whatever its number."""
-    saved(make_run(net="norm", rounds=4), Checkpoint(every=3, keep=9), [None] * 4)
-    assert rounds(tmp_path) == [3, 4]
-
-
 def test_rounds_that_take_no_time_are_saved_every_ten_seconds(
     make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,7 +308,7 @@ def test_a_better_round_that_was_not_saved_is_told(
 class Slots(Method):
     """More vectors than a model, one of them exchanged, and memory of its own on both sides."""
 
-    client_memory = True
+    traits = Traits(client_memory=True)
 
     def slots(self) -> dict[str, Slot]:
         return {"control": Slot("zeros", exchanged=True), "personal": Slot()}

@@ -22,6 +22,7 @@ READING = (
     "task",
     "label_column",
     "group_column",
+    "unit_column",
     "columns",
     "one_hot",
     "impute",
