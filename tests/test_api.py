@@ -308,7 +308,7 @@ def test_the_package_lists_what_it_gives_and_imports_it_when_asked() -> None:
 import sys, fl_lightning
 print([name for name in ("torch", "numpy", "jsonargparse", "yaml") if name in sys.modules])
 fl_lightning.Run, fl_lightning.fit
-print([name for name in ("torch", "lightning", "matplotlib", "plotly", "pandas") if name in sys.modules])
+print([name for name in ("torch", "lightning", "matplotlib", "pandas") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["[]", "[]"]
