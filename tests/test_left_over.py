@@ -18,8 +18,8 @@ from fl_lightning.callbacks.robust import Krum
 from fl_lightning.core import Client, Payload, Phase, Server
 from fl_lightning.engine.phases import _belongs, _prefix, job_of
 from fl_lightning.engine.writer import RunFolderWriter
+from fl_lightning.lab import statistics
 from fl_lightning.lab.report.clients import MOST_CLIENTS, split_words, splits
-from fl_lightning.lab.study import statistics
 from fl_lightning.lab.study.board import Board
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.methods import Method
