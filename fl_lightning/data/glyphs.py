@@ -114,13 +114,8 @@ def _drawn(
     shift = rng.integers(-SHIFTS, SHIFTS + 1, 2)
     image = Image.new("L", (SIDE, SIDE))
     middle = (SIDE / 2 + shift[0], SIDE / 2 + shift[1])
-    ImageDraw.Draw(image).text(
-        middle,
-        character,
-        fill=255,
-        font=font,
-        anchor="mm",
-    )  # type: ignore[arg-type]
+    drawing = ImageDraw.Draw(image)
+    drawing.text(middle, character, fill=255, font=font, anchor="mm")  # type: ignore[arg-type]
     turned = image.rotate(float(rng.uniform(-TURNS, TURNS)), Image.Resampling.BILINEAR)
     noisy = np.asarray(turned, np.float32) + rng.normal(0, NOISE, (SIDE, SIDE))
     return noisy.clip(0, 255).round().astype(np.uint8)
