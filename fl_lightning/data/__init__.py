@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fl_lightning.configuration.config import DataConfig, check, held_out
-from fl_lightning.data import identity, newcomers, owntest, partition, planted, public
+from fl_lightning.data import identity, newcomers, owntest, partition, planted, public, units
 from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.federated import ClientData, FederatedData
 from fl_lightning.data.load import SMOKE_TEST, SMOKE_TRAIN, load, per_class
@@ -166,14 +166,17 @@ def _samples(
             std,
         )
 
-    tested = samples(test, labels[1], fitted=True)
+    def with_units(these: Samples, pool: Pool) -> Samples:
+        return replace(these, rows=pool.numbers, units=pool.independent)
+
+    tested = with_units(samples(test, labels[1], fitted=True), dealt.test)
     common = tested if dealt.common is dealt.test else None
     if common is None and dealt.common is not None:
         common = samples(dealt.common.read_all(), dealt.common.labels)
     shared_by_all = None if public_ is None else samples(public_, np.zeros(0, np.int64))
     named = client_names(source, data, len(dealt.names))
     reading = replace(source.reading, client_names=named, columns=columns, preprocessing=fits)
-    trained = samples(train, labels[0], fitted=True)
+    trained = with_units(samples(train, labels[0], fitted=True), dealt.train)
     pools = {"train": trained, "test": tested, "public": shared_by_all, "common": common}
     return {**pools, "reading": reading, "made_up": made_up}
 
@@ -268,20 +271,12 @@ def _deal(
         )
     common = test if data.global_test else None
     test = train if data.own_test else test
-    groups = None
-    if train.groups is not None and test.groups is not None:
-        group_names = source.group_names[:clients] if smoke else source.group_names
-        groups = partition.Groups(train.groups, test.groups, group_names)
+    groups = _groups(train, test, source.group_names[:clients] if smoke else source.group_names)
     names = client_names(source, data, clients) or [f"client {c}" for c in range(clients)]
     rng = numpy_rng(dealer, "partition")
-    trains, tests = partition.deal(
-        train.strata,
-        test.strata,
-        clients,
-        data,
-        rng,
-        groups,
-    )
+    trains, tests = partition.deal(train.strata, test.strata, clients, data, rng, groups)
+    if train.units is not None:
+        _check_units(data, train, test, trains, names)
     if data.own_test:  # what was dealt as training data is all that a client has
         trains, tests = owntest.cut(train, trains, data, seed, fold, names)
         tested = np.sort(np.concatenate(tests))
@@ -353,6 +348,27 @@ def _deal(
         held_back,
         common,
     )
+
+
+def _groups(train: Pool, test: Pool, names: list[str]) -> partition.Groups | None:
+    """Returns the groups of the samples; None where a part has none."""
+    if train.groups is None or test.groups is None:
+        return None
+    return partition.Groups(train.groups, test.groups, names)
+
+
+def _check_units(
+    data: DataConfig, train: Pool, test: Pool, shares: partition.Shares, names: list[str]
+) -> None:
+    """Raise `BadInput` where samples of one unit lie in two clients or in two parts."""
+    assert train.units is not None
+    units.check_apart(data.unit_column, train.units, shares, names)
+    allowed = "samples that are held back may be of units that clients have: null"
+    check("data.public", data.public, data.public != public.HELD_BACK, allowed)
+    if test.units is not None and data.reads_test and not data.own_test:
+        twice = np.intersect1d(train.units, test.units).size
+        allowed = f"{twice} units are in the training and the test part: set data.client_test"
+        check("data.unit_column", data.unit_column, not twice, allowed)
 
 
 def _dealer(data: DataConfig, seed: int) -> int:

@@ -46,6 +46,7 @@ def load(data: DataConfig) -> Source:
         )
     parts = ["train", "test"] if data.reads_test else ["train"]
     names = [f"{letter}_{part}" for part in parts for letter in ("x", "y", "client")]
+    names += [f"unit_{part}" for part in parts]
     names += ["class_names", "client_names", "vocabulary", *SHAPED]
     with _opened("data.root", root) as archive:
         missing = [key for key in KEYS if key not in archive]
@@ -64,7 +65,7 @@ def load(data: DataConfig) -> Source:
         p: _pool("data.root", root, p, arrays[f"x_{p}"], arrays[f"y_{p}"], task, layout)
         for p in parts
     }
-    pools, group_names = _grouped(root, pools, arrays)
+    pools, group_names = _grouped(root, _with_units(root, pools, arrays), arrays)
     ours, theirs = (arrays[f"x_{part}"].shape[1:] for part in ("train", parts[-1]))
     check(
         "data.root", root, ours == theirs, f"x_train and x_test differ in shape: {ours}, {theirs}"
@@ -126,6 +127,23 @@ def _grouped(
     stranger = next((name for name in names if not isinstance(name, str)), None)
     check("data.root", root, stranger is None, f"client_names holds {stranger!r}, which is no text")
     return grouped, [composed(name) for name in names]
+
+
+def _with_units(
+    root: str, pools: dict[str, Pool], arrays: dict[str, np.ndarray]
+) -> dict[str, Pool]:
+    """The pools with the unit of each sample, where the file has `unit_train`."""
+    if "unit_train" not in arrays:
+        return pools
+    columns = {part: arrays.get(f"unit_{part}", np.zeros(0)).ravel() for part in pools}
+    for part, pool in pools.items():
+        size = len(columns[part])
+        allowed = f"unit_{part} holds {size} units of {len(pool.labels)} samples"
+        check("data.root", root, size == len(pool.labels), allowed)
+    numbers = np.unique(np.concatenate([*columns.values()]), return_inverse=True)[1]
+    ends = np.cumsum([len(column) for column in columns.values()])[:-1]
+    each = zip(pools.items(), np.split(numbers, ends), strict=True)
+    return {part: replace(pool, units=own) for (part, pool), own in each}
 
 
 def _clients(column: np.ndarray) -> list[Any]:

@@ -167,14 +167,15 @@ def _loss(column: np.ndarray) -> str:
 
 
 def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, list[str]]:
-    """The columns of label, group and features among those of a table, `head`; `BadInput` for one
-    that is not there."""
+    """The columns of label, group and features (none is `data.unit_column`) among those of a table,
+    `head`; `BadInput` for one that is not there."""
     shown = ", ".join(head[:10]) + (", ..." if len(head) > 10 else "")
     label = data.label_column
     group = data.group_column
     named = [
         ("label_column", label),
         ("group_column", group),
+        ("unit_column", data.unit_column),
         *(("columns", name) for name in data.columns or []),
     ]
     for key, name in named:
@@ -185,7 +186,7 @@ def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, 
             f"there is no such column; columns: {shown}",
         )
     columns = (
-        [name for name in head if name not in (label, group)]
+        [name for name in head if name not in (label, group, data.unit_column)]
         if data.columns is None
         else data.columns
     )
@@ -195,8 +196,13 @@ def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, 
             f"that are features"
         )
         raise BadInput("data.root", data.root, f"{problem}; columns: {shown}")
-    valid = bool(columns) and label not in columns
-    check("data.columns", columns, valid, "it must name columns of features beside the label's")
+    unit = data.unit_column
+    allowed = (
+        "data.columns or data.label_column names it, too; it is no feature: leave it out there"
+    )
+    check("data.unit_column", unit, unit is None or unit not in (label, *columns), allowed)
+    fine = bool(columns) and label not in columns
+    check("data.columns", columns, fine, "it must name columns of features beside the label's")
     return label, group, columns
 
 

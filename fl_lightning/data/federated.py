@@ -352,6 +352,20 @@ class FederatedData:
         for key in [key for key in self._cache if key[0] == i]:
             del self._cache[key]
 
+    def units(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of what client `i`'s training and test samples are of: a person, a recording, or
+        the sample itself."""
+        if self._newcomer is not None and i == self.clients - 1:
+            return np.arange(self.train_sizes[i]), np.arange(self.test_sizes[i])
+        pools = (self._train, self._shares[0][i]), (self._test, self._shares[2][i])
+        train, test = (own if p.units is None else p.units[own] for p, own in pools)
+        return train, test
+
+    def tested_rows(self, i: int) -> np.ndarray:
+        """Numbers of client `i`'s test samples, the same whatever the split."""
+        own = self._shares[2][i]
+        return own if self._test.rows is None else self._test.rows[own]
+
     def tested(self, i: int) -> tuple[Tensor, Tensor]:
         """Client `i`'s test samples as they were read, and their labels."""
         index = torch.from_numpy(self._shares[2][i])

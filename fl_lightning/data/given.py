@@ -22,15 +22,19 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.files import write_whole
 
 FILE = "given.npz"
-LAYOUT = "give (x, y) or (x, y, client), a Dataset of such samples, or a LightningDataModule"
+LAYOUT = (
+    "give (x, y), (x, y, client) or (x, y, client, unit), a Dataset of such samples, or a "
+    "LightningDataModule"
+)
 
 
 def keep(data: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
     """Write `data` to a folder in `folder` that is named by its content.
 
     Args:
-        data: (x, y) or (x, y, client), arrays of one length: x in the layout of `.npz` files, y
-            class numbers from 0 or class names, client the names of the clients; or a Dataset of
+        data: (x, y), (x, y, client) or (x, y, client, unit), arrays of one length: x in the layout
+            of `.npz` files, y class numbers from 0 or class names, client the names of the clients,
+            unit whom a sample is of (as `data.unit_column`); or a Dataset of
             such samples, x as torch has it; or a LightningDataModule.
         folder: where the data of scripts are kept.
 
@@ -77,17 +81,16 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
         loaders.check_data_set(owner, data)
         columns = {"train": _columns(loaders.of_data_set(owner, data))}
     else:
-        valid = isinstance(data, tuple | list) and len(data) in (2, 3)
-        valid = valid and not any(isinstance(part, Dataset | DataLoader) for part in data)
-        check("data", type(data).__name__, valid, LAYOUT)
+        fine = isinstance(data, tuple | list) and len(data) in (2, 3, 4)
+        fine = fine and not any(isinstance(part, Dataset | DataLoader) for part in data)
+        check("data", type(data).__name__, fine, LAYOUT)
         columns = {"train": [_x(np.asarray(data[0])), *(np.asarray(each) for each in data[1:])]}
     arrays: dict[str, np.ndarray] = {}
     tokens = getattr(data, "vocabulary", None)
-    for part, (x, y, *client) in columns.items():
-        lengths = sorted({len(each) for each in (x, y, *client)})
-        check(
-            "data", part, len(lengths) == 1, f"x, y and client must have one length, not {lengths}"
-        )
+    for part, (x, y, *names_of) in columns.items():
+        lengths = sorted({len(each) for each in (x, y, *names_of)})
+        allowed = f"x, y, client and unit must have one length, not {lengths}"
+        check("data", part, len(lengths) == 1, allowed)
         whole = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
         if x.dtype != np.uint8 and not (whole and tokens):
             say_merged_samples(f"x ({part})", x)
@@ -95,7 +98,8 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
         arrays |= {f"x_{part}": x, f"y_{part}": y}
         # Whole numbers stay numbers: as text, 10 would come before 2.
         arrays |= {
-            f"client_{part}": c if c.dtype.kind in "iu" else _text("client", c) for c in client
+            f"{kind}_{part}": values if values.dtype.kind in "iu" else _text(kind, values)
+            for kind, values in zip(("client", "unit"), names_of, strict=False)
         }
     counted = {"vocabulary": np.array(int(tokens))} if tokens else {}
     return _numbered(arrays, names) | {"raw": np.ones(1)} | counted
@@ -110,8 +114,8 @@ def _columns(samples: Sequence[Any]) -> list[np.ndarray]:
         LAYOUT,
     )
     rows = [tuple(sample) for sample in samples]
-    valid = bool(rows) and len({len(row) for row in rows}) == 1 and len(rows[0]) in (2, 3)
-    check("data", f"{len(rows)} samples", valid, LAYOUT)
+    fine = bool(rows) and len({len(row) for row in rows}) == 1 and len(rows[0]) in (2, 3, 4)
+    check("data", f"{len(rows)} samples", fine, LAYOUT)
     try:
         return [np.stack([np.asarray(row[k]) for row in rows]) for k in range(len(rows[0]))]
     except ValueError as error:

@@ -48,14 +48,15 @@ def load(data: DataConfig) -> Source:
     regression = data.task == "regression"
     labels, names = _labels(parts, label) if not regression else (_numbers(parts, [label]), [])
     groups, group_names = _numbered(parts, group) if group is not None else (None, [])
-    pools = {}
-    texts = None
+    units = None if data.unit_column is None else _numbered(parts, data.unit_column)[0]
+    pools, texts = {}, None
     for name in parts:
-        column = labels[name][:, 0] if regression else labels[name]
+        own = labels[name][:, 0] if regression else labels[name]
         pools[name] = Pool(
-            column,
+            own,
             lambda index: index,
             None if groups is None else groups[name],
+            units=None if units is None else units[name],
         )
     kind = type(whole.features[columns[0]]).__name__
     if len(columns) == 1 and kind == "Image":

@@ -41,8 +41,8 @@ LOADERS = {
 other is one of torchvision's, or an import path."""
 MADE_UP_TOKENS = 80
 """Different tokens of texts that are not there: LEAF's Shakespeare has so many characters."""
-LISTS = ("columns", "one_hot")
-"""Keys that name several columns."""
+COLUMNS = ("label_column", "group_column", "unit_column", "columns", "one_hot")
+"""Keys that name columns."""
 TARGETS = ("table", "arrays", "hf")
 """Sources whose labels may be numbers."""
 OVERRIDES = {".npz": "arrays", ".csv": "table", ".parquet": "hf"}
@@ -111,7 +111,7 @@ def read(data: DataConfig) -> Source:
     malformed."""
     data = replace(
         data,
-        **{key: _composed(getattr(data, key)) for key in ("label_column", "group_column", *LISTS)},
+        **{key: _composed(getattr(data, key)) for key in COLUMNS},
     )
     path = LOADERS.get(data.source, "datamodule.load" if "." in data.source else "vision.load")
     module, _, function = path.partition(".")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from fl_lightning.configuration.config import DataConfig, check
-from fl_lightning.data import partition, windows
-from fl_lightning.data.sampling import in_turn, stratified
+from fl_lightning.data import partition, units, windows
+from fl_lightning.data.sampling import stratified
 from fl_lightning.data.source import Pool
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
@@ -49,32 +49,40 @@ def cut(
             pairs = [_topped_up(*pair, pool.strata, least, rng) for pair in both]
             return [train for train, _ in pairs], [test for _, test in pairs]
         return trains, tests
-    for name, indices in zip(names, dealt, strict=True):
-        valid = len(indices) >= data.folds or data.min_samples == 1
-        check(
-            "data.folds",
-            data.folds,
-            valid,
-            f"{name} has {len(indices)} samples: at most that many folds",
-        )
+    independent = [_independent(pool.part(own)) for own in dealt]
+    for name, own in zip(names, independent, strict=True):
+        count, kind = len(np.unique(own)), "samples" if pool.units is None else "units"
+        fine = count >= data.folds or data.min_samples == 1
+        allowed = f"{name} has {count} {kind}: at most that many folds"
+        check("data.folds", data.folds, fine, allowed)
     if pool.spans is not None:
         return windows.fold(dealt, pool.spans, data.folds, fold, rng)
-    cuts = [in_turn(pool.strata[indices], data.folds, rng, drawn_first=True) for indices in dealt]
-    cuts = [of if len(of) >= data.folds else _of_few(len(of), fold) for of in cuts]
-    pairs = [
-        (indices[of != fold], indices[of == fold]) for indices, of in zip(dealt, cuts, strict=True)
-    ]
+    pairs = []
+    for own, unit in zip(dealt, independent, strict=True):
+        of = units.folds(unit, pool.strata[own], data.folds, rng)
+        if len(np.unique(unit)) < data.folds:
+            of = _of_few(unit, fold)
+        pairs.append((own[of != fold], own[of == fold]))
     return [train for train, _ in pairs], [test for _, test in pairs]
 
 
-def _of_few(samples: int, fold: int) -> np.ndarray:
-    """The fold of each of so few samples that there is not one for each: this fold tests one, the
-    others none."""
-    return np.where(
-        np.arange(samples) == fold % samples,
-        fold,
-        -1,
-    )
+def _independent(own: Pool) -> np.ndarray:
+    """The number of what each of a client's samples is of: a unit, or a row with its copies."""
+    if own.units is not None:
+        return own.units
+    if own.spans is not None or not len(own.labels):
+        return own.numbers
+    rows = own.read(np.arange(1))
+    if rows.ndim != 2 or rows.dtype == np.int64:
+        return own.numbers
+    return units.copies(np.column_stack([own.read_all(), own.labels]))
+
+
+def _of_few(unit: np.ndarray, fold: int) -> np.ndarray:
+    """The fold of each sample of so few units that there is not one for each: this fold tests one,
+    the others none."""
+    kinds = np.unique(unit)
+    return np.where(unit == kinds[fold % len(kinds)], fold, -1)
 
 
 def thinned(
@@ -96,6 +104,15 @@ def hold_out(
     in time."""
     if pool.spans is not None:
         return windows.hold_out(shares, pool.spans, share)
+    if pool.units is not None and share:
+        fewest = min(len(np.unique(pool.units[own])) for own in shares)
+        key = "data.client_test" if by_chance else "data.validation"
+        allowed = "some client has samples of one unit, and none would be left for training"
+        check(key, share, fewest > 1, allowed)
+        pairs = [
+            (own, units.by_unit(pool.units[own], pool.strata[own], share, rng)) for own in shares
+        ]
+        return [own[left] for own, (left, _) in pairs], [own[out] for own, (_, out) in pairs]
     return partition.hold_out(shares, pool.strata, share, rng, by_chance)
 
 

@@ -34,6 +34,10 @@ class Samples:
     """Of each channel (or feature) over the training pool, float32, shaped to broadcast against one
     sample."""
     std: Tensor
+    rows: np.ndarray | None = None
+    """Number of each sample, int64 [n]: the same whatever the split; None: its place."""
+    units: np.ndarray | None = None
+    """Number of what each sample is of, int64 [n]; None: of itself."""
 
     def inputs(
         self, index: Tensor, angle: float, device: torch.device, dtype: torch.dtype

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.sampling import split
+from fl_lightning.data.units import by_unit
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
 
@@ -38,6 +39,12 @@ class Pool:
     spans: np.ndarray | None = None
     """Of windows of recordings: number of the recording, first sample and the one after the last,
     int64 [n, 3]. Shares of them that are to be judged by are cut in time (data/windows.py)."""
+    units: np.ndarray | None = None
+    """Number of the person, specimen or document that each sample is of, int64 [n]: no unit lies in
+    two parts of a split."""
+    rows: np.ndarray | None = None
+    """Number of each sample, int64 [n]: its place in the pool that parts are taken of; None: its
+    place in this one."""
     mark: Callable[[np.ndarray], Sequence[bytes]] | None = None
     """Indices [m] to what tells each sample from others, where reading all of them would take long
     (data/identity.py); None: they are told by what `read` gives."""
@@ -59,18 +66,29 @@ class Pool:
         targets = np.issubdtype(self.labels.dtype, np.floating) or self.labels.ndim > 1
         return np.zeros(len(self.labels), np.int64) if targets else self.labels
 
+    @property
+    def numbers(self) -> np.ndarray:
+        """`rows`, int64 [n]."""
+        return np.arange(len(self.labels)) if self.rows is None else self.rows
+
+    @property
+    def independent(self) -> np.ndarray:
+        """Number of what is independent: of the unit, the recording, or the sample; int64 [n]."""
+        if self.units is not None:
+            return self.units
+        return self.numbers if self.spans is None else self.spans[:, 0]
+
     def part(self, index: np.ndarray) -> Pool:
         """The samples at `index` as a pool of their own."""
-        groups = None if self.groups is None else self.groups[index]
-        spans = None if self.spans is None else self.spans[index]
         own_mark = self.mark
-        mark = None if own_mark is None else lambda inner: own_mark(index[inner])
         return Pool(
             self.labels[index],
             lambda inner: self.read(index[inner]),
-            groups,
-            spans,
-            mark,
+            None if self.groups is None else self.groups[index],
+            None if self.spans is None else self.spans[index],
+            None if self.units is None else self.units[index],
+            self.numbers[index],
+            None if own_mark is None else lambda inner: own_mark(index[inner]),
         )
 
     def read_all(self) -> np.ndarray:
@@ -103,14 +121,20 @@ class Pool:
             )
             return [marks[number](np.array([place]))[0] for place, number in each]  # type: ignore[misc]
 
-        ours = (self.groups, self.spans)
-        theirs = (other.groups, other.spans)
-        groups, spans = (
+        ours = self.groups, self.spans, self.units
+        theirs = other.groups, other.spans, other.units
+        groups, spans, units = (
             None if a is None or b is None else np.concatenate([a, b])
             for a, b in zip(ours, theirs, strict=True)
         )
-        labels = np.concatenate([self.labels, other.labels])
-        return Pool(labels, read, groups, spans, None if None in marks else mark)
+        return Pool(
+            np.concatenate([self.labels, other.labels]),
+            read,
+            groups,
+            spans,
+            units,
+            mark=None if None in marks else mark,
+        )
 
 
 @dataclass(frozen=True)
@@ -228,7 +252,10 @@ def source_of(
     (`data.split_seed`)."""
     if test is None:
         strata = train.strata if train.groups is None else train.groups
-        train, test = map(
-            train.part, split(strata, TEST_SHARE, numpy_rng(data.split_seed, "data.split"))
-        )
+        rng = numpy_rng(data.split_seed, "data.split")
+        if train.units is None:
+            parts = split(strata, TEST_SHARE, rng)
+        else:
+            parts = by_unit(train.units, strata, TEST_SHARE, rng)
+        train, test = (replace(train.part(part), rows=None) for part in parts)
     return Source(train, test, class_names, list(group_names))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_lightning.configuration.config import FLOAT32, DataConfig, check
-from fl_lightning.data import text
+from fl_lightning.data import text, units
 from fl_lightning.data.columns import EMPTY, Columns, columns_of, number, say_merged
 from fl_lightning.data.images import decoder, marks, opened
 from fl_lightning.data.named import composed
@@ -46,6 +46,9 @@ def load(data: DataConfig) -> Source:
     group_names = list[str]()
     if group is not None:
         group_names, groups = _numbered(cells[group], group, data.root)
+    unit = None
+    if data.unit_column is not None:
+        unit = _numbered(cells[data.unit_column], data.unit_column, data.root)[1]
     words = set(data.one_hot or [])
     features = {
         name: [composed(cell) for cell in cells[name]] if name in words else cells[name]
@@ -62,12 +65,8 @@ def load(data: DataConfig) -> Source:
             len(chosen) == 1,
             "tokens (data.tokens) are of one column of texts: name it",
         )
-        places = Pool(labels, lambda index: index, groups)
-        return text.as_tokens(
-            source_of(data, places, None, class_names, group_names),
-            first,
-            data,
-        )
+        places = Pool(labels, lambda index: index, groups, units=unit)
+        return text.as_tokens(source_of(data, places, None, class_names, group_names), first, data)
     if images:
         beside = Path(data.root or "").expanduser().parent
         files = [beside / cell for cell in first]
@@ -85,18 +84,31 @@ def load(data: DataConfig) -> Source:
             "it must name columns of features (data.columns)",
         )
         reads = Pool.of(_features(data, features, columns), labels).read
-    pool = Pool(
-        labels,
-        reads,
-        groups,
-        mark=marks(files, beside) if images else None,
-    )
+    mark = marks(files, beside) if images else None
+    pool = Pool(labels, reads, groups, units=unit, mark=mark)
     source = source_of(data, pool, None, class_names, group_names)
     return replace(source, reading=Reading(columns=None if images else columns))
 
 
+def looks_repeated(data: DataConfig) -> list[str]:
+    """A line that names a column which looks like an identifier of repeated persons, where no
+    `data.unit_column` is given."""
+    cells = read(data)
+    if data.group_column is None or data.unit_column is not None:
+        return []
+    others = {
+        name: column
+        for name, column in cells.items()
+        if name not in (data.group_column, data.label_column)
+    }
+    groups = _numbered(cells[data.group_column], data.group_column, data.root)[1]
+    name = units.identifier(others, groups)
+    told = f"column {name!r} looks like an identifier of whom several rows are of"
+    return [f"{told}: if it is, name it as data.unit_column"] if name else []
+
+
 def read(data: DataConfig) -> dict[str, list[str]]:
-    """The cells of `data.root` by column."""
+    """The cells by column."""
     root, path = at_root(data, f"the path of {LAYOUT}", Path.is_file)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:

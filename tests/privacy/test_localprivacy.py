@@ -35,7 +35,7 @@ from fl_lightning.privacy.mechanism import clipped, kinds_of
 from fl_lightning.results.folder import RunFolder
 
 Make = Callable[..., Federation]
-REFUSED = ("crosskapc", "fedcac", "fedfomo", "fedora", "flayer", "ifca")
+REFUSED = ("crosskapc", "fedcac", "fedfomo", "fedora", "flayer", "ifca", "partialpooling")
 BOUNDED = [name for name in NAMES if name not in REFUSED]
 
 
