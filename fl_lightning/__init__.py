@@ -20,26 +20,35 @@ find_moved_modules()
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "BadInput",
-    "Run",
-    "RunFailed",
-    "Worth",
-    "__version__",
+_FUNCTIONS = (
+    "archive",
+    "audit",
+    "check_method",
     "compare",
+    "dashboard",
+    "deploy",
+    "export",
     "fit",
+    "join",
+    "plan",
+    "report",
+    "reproduce",
+    "resolved",
+    "status",
     "study",
+    "submit",
+    "test",
     "tune",
     "worth",
-]
-
+)
 _WHERE = {
-    "BadInput": "foundation.errors",
-    "RunFailed": "foundation.errors",
-    **dict.fromkeys(("Run", "Worth", "compare", "fit", "study", "tune", "worth"), "api"),
+    **dict.fromkeys(("BadInput", "RunFailed"), "foundation.errors"),
+    **dict.fromkeys(("Run", "Worth", *_FUNCTIONS), "api"),
 }
 """Modules of the names above. They are imported on first use, since the command line begins here,
 too."""
+
+__all__ = ["__version__", *_WHERE]
 
 
 def __getattr__(name: str) -> Any:

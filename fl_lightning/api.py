@@ -1,53 +1,50 @@
-"""For scripts and notebooks: what the command line does, with data, models and methods of the
-script itself.
+"""What fl_lightning does, as functions: for scripts and notebooks, and for the command line, whose
+commands, keys and help are made from their signatures and docstrings.
 
-`fit` trains, `study`, `compare` and `tune` are the commands of these names, `Run` reads a run
-folder and predicts. Nothing heavy is imported before.
+They take and return values and raise `BadInput` and `RunFailed`. Nothing heavy is imported before.
 """
 
-from __future__ import annotations
-
-import contextlib
-import dataclasses
+# Annotations are objects here, not text: the command line reads them without importing torch.
 import multiprocessing
 import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
-import yaml
-
-from fl_lightning.cli import stop_ranks
-from fl_lightning.cli.commands import load, trained
-from fl_lightning.cli.settings import (
-    CommandLine,
-    Layer,
-    layers_of,
-    read_config,
-    read_line,
-    values_of,
-)
 from fl_lightning.configuration.catalogue import nearest_first
 from fl_lightning.configuration.config import check
-from fl_lightning.foundation.errors import BadInput, RunFailed
-from fl_lightning.foundation.log import print_anything
-from fl_lightning.lab.worth.answer import Worth
+from fl_lightning.configuration.ranges import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Range,
+)
+from fl_lightning.configuration.resolve import start_of
+from fl_lightning.configuration.signatures import checked, plain
+from fl_lightning.foundation import command, signals
+from fl_lightning.foundation.apart import apart
+from fl_lightning.lab.given import Config, flags_of, kept, layers_of
+from fl_lightning.lab.worth.answer import Worth as Worth
 from fl_lightning.results.result import RunResult
 
 if TYPE_CHECKING:
+    import numpy as np
     from pandas import DataFrame
 
     from fl_lightning.engine.predictor import Predictor
+    from fl_lightning.lab.audit.auditing import Audit
+    from fl_lightning.lab.handing_over import Exported
+    from fl_lightning.lab.planning.rehearsal import Plan
+    from fl_lightning.lab.study.comparison import Comparison
+    from fl_lightning.lab.study.launch import Runs
+    from fl_lightning.sites.deploy import Deployed
 
-__all__ = ["Run", "Worth", "compare", "fit", "study", "tune", "worth"]
-
-Config = Mapping[str, Any] | str | os.PathLike[str] | Iterable[str]
-Definition = Mapping[str, Any] | str | os.PathLike[str]
-TWICE = "it is given twice: here and by keyword"
+Place = str | os.PathLike[str]
+Definition = Mapping[str, Any] | Place
+Names = str | Iterable[str] | None
+Form = Literal["table", "csv", "latex", "json", "html"]
+Kind = Literal["before", "distilled", "after", "global", "finetuned"]
 BATCH = 500
 """Samples of a forward pass of `Run.predict`: `evaluation.batch_size`'s default."""
 
@@ -55,13 +52,13 @@ BATCH = 500
 class Run(RunResult):
     """A run folder as tables (`RunResult`), and its clients' models."""
 
-    def model(self, client: int | str, checkpoint: Literal["last", "best"] = "last") -> Predictor:
+    def model(self, client: int | str, checkpoint: Literal["last", "best"] = "last") -> "Predictor":
         """The model that the run leaves a client with, an `nn.Module` that takes samples as the
         data source had them.
 
         Args:
             client: its number, or its name where clients have names.
-            checkpoint: the newest one, or the one with the best mean accuracy.
+            checkpoint: the newest, or the best by validation (else mean) accuracy.
 
         Raises:
             BadInput: there is no such client, or no checkpoint.
@@ -70,12 +67,13 @@ class Run(RunResult):
         key = self._number(client), checkpoint
         models: dict[Any, Predictor] = self.__dict__.setdefault("_models", {})
         if key not in models:
+            from fl_lightning.results.opening import config_of
             from fl_lightning.run import predictor
 
-            models[key] = predictor(load(self.folder), self.folder, *key)
+            models[key] = predictor(config_of(self.folder), self.folder, *key)
         return models[key]
 
-    def predict(self, client: int | str, x: Any) -> np.ndarray:
+    def predict(self, client: int | str, x: Any) -> "np.ndarray":
         """Names of the classes that a client's model gives raw samples, (n,); of a regression
         numbers, float (n,).
 
@@ -83,6 +81,7 @@ class Run(RunResult):
             client: number or name.
             x: n samples as `Predictor.forward` takes them.
         """
+        import numpy as np
         import torch
 
         model, batches = self.model(client), range(0, len(x), BATCH)
@@ -95,37 +94,38 @@ class Run(RunResult):
             )
         if model.task == "regression":
             return scores[:, 0].cpu().numpy()
-        return np.array(model.class_names)[
-            scores[..., : len(model.class_names)].argmax(-1).cpu().numpy()
-        ]
+        classes = scores[..., : len(model.class_names)].argmax(-1)
+        return np.array(model.class_names)[classes.cpu().numpy()]
 
     def _number(self, client: int | str) -> int:
+        import numpy as np
+
         if not isinstance(client, str):
             whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
             check("client", client, whole, "it must be a client's number, from 0, or its name")
             return int(client)
         from fl_lightning.data.named import composed
 
-        names, client = (
-            {name: number for number, name in self.client_names.items()},
-            composed(client),
-        )
-        allowed = (
-            f"no such client; names: {nearest_first(client, names) or 'clients have none here'}"
-        )
-        check("client", client, client in names, allowed)
-        return names[client]
+        numbers = {name: number for number, name in self.client_names.items()}
+        name = composed(client)
+        names = nearest_first(name, numbers) or "clients have none here"
+        check("client", name, name in numbers, f"no such client; names: {names}")
+        return numbers[name]
 
 
-def fit(
-    config: Config | None = None, *, data: Any = None, model: Any = None, method: Any = None
-) -> Run:
-    """Train a federation as `fl-train fit` does, in this process or in those that `fabric.devices`
-    asks for.
+# ---------------------------------------------------------------- one run
 
-    No signal handler is left behind and the interpreter goes on, whatever becomes of the run, so
-    that it may be called again and again, in a notebook too. Where it starts several processes, a
-    script keeps its own lines below ``if __name__ == "__main__":``.
+
+@checked
+def fit(config: Config = (), *, data: Any = None, model: Any = None, method: Any = None) -> Run:
+    """Run federated training.
+
+    Later config files and flags override earlier ones. A note such as '50: KAPC on MNIST' names
+    the source of a default ('our choice': this project's).
+
+    It runs in this process, or in those that `fabric.devices` asks for. No signal handler is left
+    behind and the interpreter goes on, whatever becomes of the run. Where it starts several
+    processes, a script keeps its own lines below ``if __name__ == "__main__":``.
 
     Args:
         config: keys and values as a config file has them, nested or with dots
@@ -149,110 +149,367 @@ def fit(
         BadInput: a key, a value or a class that cannot work.
         RunFailed: the run began well and could not go on; most can be continued with `resume`.
     """
-    given = {"data": data, "model": model, "method": method}
     others = multiprocessing.active_children()
+    out = start_of(layers_of(config, {})[0]).out
     try:
-        out = config.get("out", "runs") if isinstance(config, Mapping) else "runs"
-        with _given(given, Path(str(out))) as beneath:
-            layers, first = _layers({} if config is None else config, beneath)
-            folder = trained(layers, first)
+        with kept({"data": data, "model": model, "method": method}, Path(out)) as objects:
+            from fl_lightning.lab.fitting import trained
+
+            return Run(trained(*layers_of(config, objects)))
     except KeyboardInterrupt:
-        stop_ranks(but=others)
+        signals.stop_ranks(but=others)
         raise
-    if folder is None:
-        raise BadInput("print_config", True, "it is for the command line")
-    return Run(folder)
 
 
-def worth(config: Config, out: str | os.PathLike[str] = "worth", **keys: Any) -> Worth:
-    """What each silo gains from federating: as `fl-train worth` does, in worker processes of this
-    one.
+def resolved(config: Config = ()) -> str:
+    """Return a run's resolved config as YAML, which `config` accepts as a file."""
+    from fl_lightning.configuration.resolve import to_yaml
+    from fl_lightning.lab.fitting import resolved as resolve
+    from fl_lightning.results.opening import saved_of
+
+    layers, config_name = layers_of(config, {})
+    return to_yaml(resolve(layers, config_name, saved_of(start_of(layers))))
+
+
+@checked
+def test(
+    run: Place, *, checkpoint: Literal["last", "best"] = "last", config: Config = ()
+) -> dict[str, Any]:
+    """Evaluate the models of a finished run again.
+
+    Args:
+        run: DIR: the run folder.
+        checkpoint: The newest, or the best by validation (else mean) accuracy.
+        config: keys of evaluation, hardware and the data's place, over the run's.
+
+    Returns:
+        Scores by name, and the round.
+    """
+    from fl_lightning.results.opening import config_of
+
+    run_config = config_of(Path(run), layers_of(config, {})[0])
+    from fl_lightning.run import test as engine
+
+    return engine(run_config, Path(run), checkpoint)
+
+
+@checked
+def export(
+    run: Place,
+    client: int | str,
+    out: Place,
+    *,
+    format: Literal["safetensors", "torch_export", "onnx"] = "safetensors",
+    checkpoint: Literal["last", "best"] = "last",
+) -> "Exported":
+    """Write a client's model, with code that loads it and predicts rows.
+
+    Args:
+        run: DIR: the run folder.
+        client: The client's name, or its number, from 0.
+        out: FILE: the file to write; it ends with .safetensors, .pt2 (torch_export) or .onnx.
+        format: Tensors, or the graph that torch traces: torch.export's, or ONNX (extra onnx).
+        checkpoint: The newest, or the best by validation (else mean) accuracy.
+    """
+    from fl_lightning.lab.handing_over import export as write
+
+    def of_site(*given: Any) -> Any:
+        from fl_lightning.sites.ends import exported
+
+        return exported(*given)
+
+    return write(Path(run), str(client), os.fspath(out), format, checkpoint, of_site)
+
+
+@checked
+def join(
+    run: Place,
+    data: Place,
+    out: Place,
+    *,
+    rounds: NonNegativeInt | None = None,
+    architecture: str | None = None,
+) -> "Exported":
+    """Give a new client a personalised model from a finished run.
+
+    The run is not changed.
+
+    Args:
+        run: DIR: the run folder.
+        data: FILE.npz: Holds x_train, y_train (omit: no labels) and, to score it, x_test, y_test.
+        out: FILE.safetensors: the file to write.
+        rounds: Rounds of local training, given labels (default: the run's
+            evaluation.newcomer_rounds).
+        architecture: The client's, if the run has several: its name, or its number from 0.
+    """
+    from fl_lightning.lab.handing_over import join as write
+
+    return write(Path(run), os.fspath(data), os.fspath(out), rounds, architecture)
+
+
+@checked
+def plan(config: Config = (), *, samples: PositiveInt = 500) -> "Plan":
+    """Rehearse a round: memory, bytes and seconds of a fit.
+
+    Also takes the keys of fit.
 
     Args:
         config: as for `fit`.
-        out: folder; an existing one is continued, also after an interruption.
-        keys: the command's others: ``methods`` (names, or one text with commas), ``repeats``,
-            ``minutes``, ``metric``, ``margin``, ``workers``, ....
+        samples: Training samples per client to make up if the data are missing.
+    """
+    from fl_lightning.configuration.resolve import resolve
+
+    run_config = resolve(layers_of(config, {})[0])
+    from fl_lightning.lab.planning.rehearsal import rehearse
+
+    return rehearse(run_config, samples)
+
+
+@checked
+def submit(
+    config: Config = (),
+    *,
+    nodes: PositiveInt = 1,
+    gpus_per_node: NonNegativeInt = 0,
+    tasks_per_node: PositiveInt = 1,
+    time: str | None = None,
+    partition: str | None = None,
+    warning: PositiveInt = 120,
+    sbatch: str | None = None,
+    dry_run: bool = False,
+    array: str | None = None,
+) -> str:
+    """Submit a fit to SLURM: a job that resumes, or an array.
+
+    Also takes the keys of fit.
+
+    Args:
+        config: as for `fit`.
+        nodes: Number of machines; sets fabric.num_nodes.
+        gpus_per_node: GPUs per machine, one process each; sets fabric.devices.
+        tasks_per_node: Processes per machine, if gpus_per_node is 0.
+        time: Time limit of a job, HH:MM:SS; every job needs one.
+        partition: SLURM's partition.
+        warning: Seconds before the limit at which the run stops itself.
+        sbatch: Further options for sbatch: '--qos=low --exclusive'.
+        dry_run: Print the script; submit nothing.
+        array: A sweep, with a run folder for each point: 'seed=0-4 data.alpha=0.1,0.3'.
 
     Returns:
-        The answer: `silos` is a DataFrame with a row for each, `consortium` what holds for all.
+        What was submitted, in words; the script where nothing was.
+    """
+    from fl_lightning.lab.submit import Job
+    from fl_lightning.lab.submit import submit as hand_in
+
+    job = Job(nodes, gpus_per_node, tasks_per_node, time, partition, warning, sbatch, dry_run)
+    return hand_in(flags_of(config), job, array)
+
+
+@checked
+def deploy(
+    config: Config = (), *, out: Place, sites: Place | None = None, rehearse: bool = True
+) -> "Deployed":
+    """Write a Flower app that runs a method with each client at its own site.
+
+    Also takes the keys of fit.
+
+    Args:
+        config: as for `fit`.
+        out: DIR: a new folder for the app; the run gets its name.
+        sites: DIR: also write the config's data, as one file per client, for a rehearsal.
+        rehearse: First run two rounds by messages and in the simulator; stop if results differ.
+    """
+    from fl_lightning.configuration.resolve import resolve
+
+    run_config = resolve(layers_of(config, {})[0])
+    from fl_lightning.sites.deploy import deploy as write
+
+    return write(run_config, os.fspath(out), sites=_text(sites), rehearse=rehearse)
+
+
+@checked
+def check_method(
+    own_method: str | type,
+    *,
+    only: Names = None,
+    quick: bool = False,
+    out: Place | None = None,
+    config: Config = (),
+) -> None:
+    """Test your own method: seeds, resume, cohorts, bytes, ranks.
+
+    Also takes keys of fit.
+
+    Args:
+        own_method: its class, or the import path.
+        only: Some checks by name, separated by commas (default: all).
+        quick: Only the checks of seeds, resume, cohorts, failures and bytes, in three rounds.
+        out: DIR: a new folder that keeps the runs (default: they are deleted).
+        config: keys of the runs.
 
     Raises:
-        BadInput: a key or a value that cannot work.
-        RunFailed: trainings failed; the same call tries them again.
+        RunFailed: some checks fail.
     """
-    from fl_lightning.cli.worth import answer
+    from fl_lightning.lab.check import checking
 
-    layers, _ = _layers(config, {})
-    own = {key: value for key, value in _plain({"out": out, **keys}).items() if value is not None}
-    if isinstance(own.get("methods"), list):
-        own["methods"] = ",".join(own["methods"])
-    answer(CommandLine("worth", own=[own], layers=layers), ["fl_lightning.worth(...)"])
-    return Worth(own["out"])
+    flags = [] if isinstance(config, Mapping | str | os.PathLike) else config
+    another = any(flag == "--method" or flag.startswith("--method=") for flag in flags)
+    allowed = f"{plain(own_method)} is checked; --method.ARG sets its arguments"
+    check("method", "--method", not another, allowed)
+    checking.check_method(
+        plain(own_method), _text(only), quick, _text(out), layers_of(config, {})[0]
+    )
 
 
+# ---------------------------------------------------------------- many runs
+
+
+@checked
 def study(
     definition: Definition,
-    out: str | os.PathLike[str],
+    out: Place,
     *,
     data: Any = None,
     model: Any = None,
-    **keys: Any,
-) -> DataFrame:
-    """Run a study's missing runs, as `fl-train study` does, in separate processes.
+    config: Config = (),
+    workers: PositiveInt | None = None,
+    together: int | str | None = None,
+    accept_changed_code: bool = False,
+    methods: Names = None,
+    seeds: str | None = None,
+    settings: Names = None,
+    slurm: bool = False,
+    nodes: PositiveInt = 1,
+    gpus_per_node: NonNegativeInt = 0,
+    tasks_per_node: PositiveInt = 1,
+    time: str | None = None,
+    partition: str | None = None,
+    warning: PositiveInt = 120,
+    sbatch: str | None = None,
+    dry_run: bool = False,
+) -> "Runs":
+    """Run the missing runs of a grid of methods, settings and seeds.
+
+    Keys with a dot override the study's base.
 
     Args:
         definition: a study file, the name of a shipped one, or its content as a mapping; its
-            methods may be classes or objects. Classes must be in a module that can be imported.
-        out: the study's folder; an existing one is continued.
+            methods may be classes or objects.
+        out: DIR: the study's folder; an existing one is continued.
         data: as for `fit`, over the study's base.
         model: likewise.
-        keys: further keys of the command: `workers`, `methods`, `seeds`, `settings`,
-            `accept_changed_code`.
+        config: keys over the study's base.
+        workers: Worker processes (default: one per core, or 1 with a GPU).
+        together: Runs that train together in a process: a number, or auto, which measures whether
+            that is faster (default: the study's).
+        accept_changed_code: Continue although your own code has changed; the run keeps both
+            versions.
+        methods: Run only these methods now: labels, separated by commas; baselines that the study
+            adds always run.
+        seeds: Run only these seeds now (0, or 0,2, or 0-4); new ones are added to the study.
+        settings: Run only these settings now: KEY=VALUE,... such as data.alpha=0.3.
+        slurm: Submit the runs to SLURM as an array of jobs; the keys below describe a job.
+        nodes: Number of machines; sets fabric.num_nodes.
+        gpus_per_node: GPUs per machine, one process each; sets fabric.devices.
+        tasks_per_node: Processes per machine, if gpus_per_node is 0.
+        time: Time limit of a job, HH:MM:SS; every job needs one.
+        partition: SLURM's partition.
+        warning: Seconds before the limit at which the run stops itself.
+        sbatch: Further options for sbatch: '--qos=low --exclusive'.
+        dry_run: Print the script; submit nothing.
 
     Returns:
-        All final scores (`results.runs.tidy`): method, setting, seed, client, model, metric, value.
-        Methods and settings go by the study's labels; of a run that several rows share, by its
-        folder's name.
+        The runs; `scores` is a table of all their final scores.
 
     Raises:
         BadInput: it cannot work, before anything is written.
         RunFailed: runs have failed; the others have been run.
     """
-    from fl_lightning.lab.study.folder import StudyFolder
-    from fl_lightning.lab.study.grid import by_key
-    from fl_lightning.results.runs import tidy, words
+    from fl_lightning.lab.study import launch
+    from fl_lightning.lab.submit import Job
 
-    _command("study", definition, out, data, model, keys)
-    folder = StudyFolder(Path(out))
-    rows, runs = by_key(folder.cells(), lambda cell: cell["folder"]), folder.results()
-    labels = [
-        rows[name][0]["label"] if len(rows[name]) == 1 else Path(name).parent.name for name in runs
-    ]
-    names = [
-        (label, words(rows[name][0]["setting"])) for label, name in zip(labels, runs, strict=True)
-    ]
-    return tidy(runs.values(), names)
+    job = Job(nodes, gpus_per_node, tasks_per_node, time, partition, warning, sbatch, dry_run)
+    part = (_text(methods), seeds, _text(settings))
+    options = launch.Options(os.fspath(out), workers, together, accept_changed_code, slurm, job)
+    return _of_a_study(launch.study, definition, out, data, model, config, part, options)
 
 
+@checked
+def reproduce(
+    definition: str,
+    *,
+    out: Place | None = None,
+    config: Config = (),
+    workers: PositiveInt | None = None,
+    together: int | str | None = None,
+    accept_changed_code: bool = False,
+    methods: Names = None,
+    seeds: str | None = None,
+    settings: Names = None,
+    rounds: int | None = None,
+    format: Form = "table",
+    no_run: bool = False,
+) -> "Comparison":
+    """Run what is missing of a paper's table; print its numbers beside ours.
+
+    Args:
+        definition: a study file that has the paper's numbers, or the name of a shipped one.
+        out: DIR: the study's folder; an existing one is continued (default: studies/NAME).
+        config: keys over the study's base.
+        workers: Worker processes (default: one per core, or 1 with a GPU).
+        together: Runs that train together in a process: a number, or auto, which measures whether
+            that is faster (default: the study's).
+        accept_changed_code: Continue although your own code has changed; the run keeps both
+            versions.
+        methods: Run only these methods now: labels, separated by commas; baselines that the study
+            adds always run.
+        seeds: Run only these seeds now (0, or 0,2, or 0-4); new ones are added to the study.
+        settings: Run only these settings now: KEY=VALUE,... such as data.alpha=0.3.
+        rounds: Number of rounds in place of the study's; the table's heading names it.
+        format: Format of the table.
+        no_run: Run nothing; print the table of the finished runs.
+    """
+    from fl_lightning.lab.study import launch
+    from fl_lightning.lab.study.reproduction import reproduce as run_again
+
+    place = str(Path("studies") / definition.removesuffix(".yaml").replace("/", "-"))
+    options = launch.Options(os.fspath(out or place), workers, together, accept_changed_code)
+    part = (_text(methods), seeds, _text(settings))
+    return run_again(definition, layers_of(config, {})[0], part, options, rounds, format, no_run)
+
+
+@checked
 def tune(
     definition: Definition,
-    out: str | os.PathLike[str],
+    out: Place,
     *,
     data: Any = None,
     model: Any = None,
-    **keys: Any,
-) -> DataFrame:
-    """Search for methods' arguments on validation data as `fl-train tune` does, then run the study
-    of the choices.
+    config: Config = (),
+    trials: PositiveInt = 20,
+    workers: PositiveInt | None = None,
+    seed: NonNegativeInt = 1000,
+    untuned: bool = False,
+    study: bool = True,
+    accept_changed_code: bool = False,
+) -> "DataFrame":
+    """Tune methods on validation data, then run a study of the choices.
+
+    The study has new seeds.
 
     Args:
         definition: as for `study`.
-        out: the search's folder; the study of the choices is in its `study`.
-        data: as for `fit`.
+        out: DIR: the search's folder; an existing one is continued.
+        data: as for `fit`, over the study's base.
         model: likewise.
-        keys: further keys of the command: `trials`, `seed`, `workers`, `untuned`, `study`,
-            `accept_changed_code`.
+        config: keys over the study's base.
+        trials: Trials of each method: the base's settings, nine random ones, then TPE's.
+        workers: Worker processes (default: one per core, or 1 with a GPU).
+        seed: Seed of the trials, which the study must not use. 1000: few studies do.
+        untuned: Also evaluate the settings that the search began from, as further rows.
+        study: Run the study of the chosen arguments; false: only write its file, tuned.yaml.
+        accept_changed_code: Continue although your own code has changed; the run keeps both
+            versions.
 
     Returns:
         `tuned.csv`: a row for each method, with its choice and its trials' scores on validation
@@ -262,218 +519,260 @@ def tune(
         BadInput: as `study`.
         RunFailed: as `study`.
     """
+    from fl_lightning.lab.study import launch, tuning
+
+    options = launch.Options(os.fspath(out), workers, None, accept_changed_code)
+    search = (trials, seed, untuned, study)
+    _of_a_study(tuning.tune, definition, out, data, model, config, search, options)
     import pandas as pd
 
-    _command("tune", definition, out, data, model, keys)
     return pd.read_csv(Path(out) / "tuned.csv")
 
 
-def compare(runs: Any, **keys: Any) -> DataFrame:
-    """Methods over seeds, as `fl-train compare` has them.
+@checked
+def compare(
+    runs: Any,
+    *,
+    baseline: str | None = None,
+    judge: Kind | None = None,
+    metric: Literal["accuracy", "balanced_accuracy", "f1", "auroc"] = "accuracy",
+    target: PositiveShare | None = None,
+    format: Form = "table",
+    out: Place | None = None,
+    accept_changed_code: bool = False,
+    clients: bool = False,
+    columns: Names = None,
+    caption: str | None = None,
+    label: str | None = None,
+    picture: Place | None = None,
+) -> "Comparison":
+    """Compare methods over seeds, paired, in one table.
 
     Args:
         runs: a study's folder or archive, or several runs: folders or `Run`.
-        keys: further keys of the command: `baseline`, `judge`, `metric`, `target`, `clients`,
-            `picture`, `accept_changed_code`.
+        baseline: Method to compare with (default: local training, else the first).
+        judge: Kind of model that all methods are scored by (default: each run's own).
+        metric: Score: accuracy, or one of evaluation.metrics.
+        target: Accuracy, up to 1, at which bytes and seconds are compared.
+        format: Format of the table.
+        out: FILE: written in place of the screen.
+        accept_changed_code: Compare although seeds of a row were trained with different versions of
+            your own code; a note says so.
+        clients: A row for each client: samples, alone, each method, paired differences over seeds.
+        columns: Columns of the table, with commas, such as mean,difference,interval.
+        caption: Caption of the LaTeX table.
+        label: Label of the LaTeX table, such as tab:digits.
+        picture: FILE.png: the critical-difference diagram, if there are enough settings.
 
     Returns:
-        A row for each method by judge and setting, every digit kept (docs/compare.md names the
-        columns; with `clients` a row for each client and method). What is said below the table is
-        in `attrs["notes"]`.
+        `table` has a row for each method by judge and setting, every digit kept (docs/compare.md
+        names the columns); `notes` is what is said below it; `str` the text in `format`.
+    """
+    from fl_lightning.lab.study.comparison import Asked
+    from fl_lightning.lab.study.comparison import compare as compared
+
+    wishes = Asked(
+        baseline, judge, metric, target, accept_changed_code, clients, _text(picture), format
+    )
+    return compared(_folders(runs), wishes, _text(columns), caption, label, _text(out))
+
+
+@checked
+def report(
+    runs: Any,
+    *,
+    out: Place | None = None,
+    figures: Literal["svg", "pdf", "png"] | None = None,
+    accept_changed_code: bool = False,
+) -> str:
+    """Write one HTML page on runs (or folders of runs), or on a study.
+
+    Args:
+        runs: folders, or a study's.
+        out: FILE.html: the page (default: report.html, in the run folder of a single RUN).
+        figures: Also write each chart to a file, in FILE-figures.
+        accept_changed_code: For a study: as in fl-train compare.
+
+    Returns:
+        Where it is, in words.
+    """
+    from fl_lightning.lab.report.writing import report as write
+
+    return write(_folders(runs), _text(out), figures, accept_changed_code)
+
+
+@checked
+def worth(
+    config: Config = (),
+    out: Place = "worth",
+    *,
+    methods: Names = None,
+    repeats: Annotated[int, Range(2)] | None = None,
+    minutes: PositiveFloat | None = None,
+    metric: Literal["accuracy", "balanced_accuracy", "auroc", "mae"] | None = None,
+    margin: PositiveFloat | None = None,
+    leave_one_out: bool = False,
+    curve: bool = False,
+    workers: PositiveInt | None = None,
+) -> Worth:
+    """Estimate what each silo gains by federating.
+
+    Also takes --config FILE and keys of fit.
+
+    Args:
+        config: as for `fit`.
+        out: DIR: folder for runs and results; an existing one is continued.
+        methods: Methods besides FedAvg, separated by commas (default: fedper,ditto,selfkapc,fedcac,
+            partialpooling and the config's). Each is scored after 1, 3 and 10 times the rounds.
+        repeats: Trainings of each method, rounded up to a multiple of 5, the number of folds
+            (default: 10).
+        minutes: In place of repeats: as many cycles of 5 folds as end in this time, or the folds of
+            the first that do.
+        metric: Score of the gains (default: accuracy; for a regression mae).
+        margin: Points below which a difference does not matter (default: 2; for mae: 2 % of the
+            silo's error, in the target's unit).
+        leave_one_out: Also train without each silo in turn: how much the others' scores fall.
+        curve: Also train with 10, 25 and 50 % of each silo's samples: up to which size federating
+            pays.
+        workers: Worker processes (default: one per core, or 1 with a GPU).
+
+    Returns:
+        The answer: `silos` is a DataFrame with a row for each, `consortium` what holds for all.
 
     Raises:
-        BadInput: as the command, and for keys of its text: `format`, `out`, `columns`, `caption`,
-            `label`.
+        BadInput: a key or a value that cannot work.
+        RunFailed: trainings failed; the same call tries them again.
     """
-    from pandas import DataFrame
+    from fl_lightning.lab.worth import output
+    from fl_lightning.lab.worth.launch import worth as launch
 
-    from fl_lightning.cli.compare import sheet_of
+    measured = launch(
+        layers_of(config, {})[0],
+        Path(out),
+        methods=None if methods is None else [one.strip() for one in str(methods).split(",")],
+        again=command.line("worth", "--out", os.fspath(out)),
+        repeats=repeats,
+        minutes=minutes,
+        metric=metric,
+        margin=margin,
+        leave_one_out=leave_one_out,
+        curve=curve,
+        workers=workers,
+    )
+    page = Path(out) / "worth.html"
+    return Worth(Path(out), f"{output.table(measured)}the page: {page}")
 
-    several = [runs] if isinstance(runs, str | os.PathLike | RunResult) else list(runs)
-    words = [str(one.folder) if isinstance(one, RunResult) else os.fspath(one) for one in several]
-    for key in ("format", "out", "columns", "caption", "label"):
-        allowed = (
-            "it is of the command's text: the DataFrame has all columns, and to_csv, to_latex and "
-            "the like"
-        )
-        check(key, keys.get(key), keys.get(key) is None, allowed)
-    values = values_of("compare", [{key: _plain(value)} for key, value in keys.items()])
-    sheet = sheet_of(words, values)
-    table = DataFrame(sheet.records)
-    table.attrs["notes"] = [*sheet.lines]
-    return table
+
+@checked
+def audit(run_or_study: Place, out: Place) -> "Audit":
+    """Measure what finished runs reveal about their clients' data.
+
+    Args:
+        run_or_study: a folder.
+        out: DIR: folder for audit.json, audit.csv and audit.html.
+
+    Raises:
+        RunFailed: a method claims a smaller epsilon than its canaries allow.
+    """
+    from fl_lightning.lab.audit.auditing import audit as audited
+
+    return audited(Path(run_or_study), Path(out))
+
+
+@checked
+def archive(
+    study_or_archive: Place,
+    *,
+    out: Place | None = None,
+    rerun: str | None = None,
+    config: Config = (),
+) -> str:
+    """Pack a study into one file, or run a cell of such a file again.
+
+    Args:
+        study_or_archive: a study's folder, or an archive.
+        out: FILE.zip: the archive (default: STUDY.zip); with --rerun a new folder for the run.
+        rerun: CELL: train this cell again, such as runs/kapc/seed-0, and compare the results.
+        config: keys of where the data are, for a cell that is run again.
+
+    Returns:
+        What was done, in words.
+
+    Raises:
+        RunFailed: the cell came to something else.
+    """
+    from fl_lightning.lab.study.packing import archive as pack
+
+    return pack(Path(study_or_archive), _text(out), rerun, layers_of(config, {})[0])
+
+
+@checked
+def status(folder: Place = "runs") -> Any:
+    """Show progress of runs: a table of those in a folder, or of a study's.
+
+    Args:
+        folder: of runs, or of a study.
+    """
+    from fl_lightning.lab.status import table
+
+    return table(Path(folder))
+
+
+@checked
+def dashboard(
+    *,
+    entity: str | None = None,
+    project: str = "fl_lightning",
+    name: str = "fl_lightning",
+    json: Place | None = None,
+) -> str:
+    """Save a workspace for the project at W&B or in a file.
+
+    Args:
+        entity: W&B entity (default: the user's own).
+        project: W&B project.
+        name: Name of the view; a view of this name is replaced.
+        json: FILE: write the view there and send nothing.
+    """
+    from fl_lightning.lab.report.workspace import dashboard as save
+
+    return save(entity, project, name, _text(json))
 
 
 # ---------------------------------------------------------------- what a script hands over
 
 
-@contextlib.contextmanager
-def _given(given: Mapping[str, Any], out: Path) -> Iterator[Layer]:
-    """The settings of data, model and method that a script hands over; bad input leaves no file of
-    them."""
-    from fl_lightning.data import given as own_data
-    from fl_lightning.models import given as own_models
-
-    folder = out / "given"
-    layer: Layer = {}
-    before = set(folder.rglob("*"))
-    absent = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        if given.get("data") is not None:
-            layer |= own_data.keep(given["data"], folder)[1]
-        if (model := given.get("model")) is not None:
-            named = isinstance(model, str | type | Mapping)
-            layer |= {"model": _plain(model)} if named else own_models.keep(model, folder)[1]
-        if given.get("method") is not None:
-            layer["method"] = _plain(given["method"])
-        yield layer
-    except BadInput:
-        for path in sorted({*folder.rglob("*")} - before, reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        for path in absent:
-            with contextlib.suppress(OSError):
-                path.rmdir()
-        raise
-
-
-def _layers(config: Config, beneath: Layer) -> tuple[list[Layer], str | None]:
-    """The settings of `config`, over those of what a script hands over, and the config file that
-    names the run."""
-    if isinstance(config, str | os.PathLike):
-        name = os.fspath(config)
-        return [*read_config(name), beneath], name
-    if isinstance(config, Mapping):
-        given = _plain(config)
-        files = given.pop("config", None) or []
-        files = files if isinstance(files, list) else [files]
-        layers = [layer for file in files for layer in read_config(str(file))]
-        for key in ("model", "method"):
-            check(key, given.get(key), key not in given or key not in beneath, TWICE)
-        if "base" in given:  # what a script hands over goes over it, too
-            layers += layers_of("fit", {"base": given.pop("base")}, Path())
-        own = layers_of("fit", given, Path())
-        for key in ("source", "root"):
-            value = next(
-                (layer["data"][key] for layer in own if key in layer.get("data", {})), None
-            )
-            check(f"data.{key}", value, value is None or "data" not in beneath, TWICE)
-        return [*layers, beneath, *own], str(files[0]) if files else None
-    allowed = "it must be a mapping, a config file or its name, or flags"
-    check("config", config, isinstance(config, Iterable), allowed)
-    flags = [*config]
-    wrong = [flag for flag in flags if not isinstance(flag, str)]
-    check("config", wrong[0] if wrong else None, not wrong, "flags are text: --key=value")
-    allowed = "with data, model or method by keyword it must be a mapping or a file"
-    check("config", " ".join(flags), not beneath, allowed)
-    line = read_line(flags)
-    return line.layers, line.first
-
-
-def _plain(value: Any) -> Any:
-    """`value` as a config file could hold it: paths and classes as text, numpy's numbers and arrays
-    as Python's, an object of a method's class as the class and those arguments that are no
-    defaults."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        own = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-        changed = {
-            f.name: own[f.name]
-            for f in dataclasses.fields(value)
-            if f.init and own[f.name] != f.default
-        }
-        return {"class_path": _plain(type(value)), "init_args": _plain(changed)}
-    if callable(value):
-        path = f"{value.__module__}.{getattr(value, '__qualname__', '<none>')}"
-        inside = "<" in path or "." in getattr(value, "__qualname__", ".")
-        check(
-            "config",
-            path,
-            not inside,
-            "it must be at the top of a module, where every process can import it",
-        )
-        return path
-    return value
-
-
-# --------------------------------------------------------------- commands in processes of their own
-
-
-def _command(
-    name: str,
+def _of_a_study(
+    work: Any,
     definition: Definition,
-    out: str | os.PathLike[str],
+    out: Place,
     data: Any,
     model: Any,
-    keys: Mapping[str, Any],
-) -> None:
-    """Run `fl-train NAME` on a study, after it has been checked here.
+    config: Config,
+    *further: Any,
+) -> Any:
+    """Reads the definition, puts what a script hands over beneath it, and calls `work` in a process
+    of its own."""
+    from fl_lightning.lab.study.studyfile import read
 
-    Its workers are forked, which a process with threads of its own, as a notebook is, must not do.
-    """
-    from fl_lightning.cli import studyfile
-    from fl_lightning.cli.study import resolve
-    from fl_lightning.lab.study.grid import Study
-
-    with _given({"data": data, "model": model}, Path(out).parent) as over:
-        content = (
-            studyfile.read(os.fspath(definition))
-            if not isinstance(definition, Mapping)
-            else _plain(definition)
-        )
-        if over and isinstance(content, dict):
+    with kept({"data": data, "model": model}, Path(out).parent) as beneath:
+        by_name = isinstance(definition, str | os.PathLike)
+        content = read(str(definition)) if by_name else plain(definition)
+        if beneath and isinstance(content, dict):
             base = content.get("base") or []
-            content["base"] = [*(base if isinstance(base, list) else [base]), over]
-        resolve(Study.of(content))
-    # What a refused study has kept stays: runs of an earlier call may name it.
-    words = [f"--{key}={_text(_plain(value))}" for key, value in keys.items()]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "study.yaml"
-        file.write_text(
-            yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8"
-        )
-        _run([name, str(file), f"--out={os.fspath(out)}", *words])
+            content["base"] = [*(base if isinstance(base, list) else [base]), beneath]
+        layers = layers_of(config, {})[0]
+        # class paths of the script's own classes
+        uses_script = "'__main__." in f"{content}{layers}"
+        return apart(work, content, layers, *further, names_main=uses_script)
 
 
-def _text(value: Any) -> str:
-    """`value` as the command line takes it: text as it is, all else as YAML in one line."""
-    if isinstance(value, str):
-        return value
-    return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).splitlines()[0]
+def _folders(runs: Any) -> list[str]:
+    """Returns the folders of one or several runs, as text."""
+    several = [runs] if isinstance(runs, str | os.PathLike | RunResult) else list(runs)
+    return [str(run.folder) if isinstance(run, RunResult) else os.fspath(run) for run in several]
 
 
-def _run(words: list[str]) -> None:
-    """Run a command, and print what it prints; where it fails `BadInput` or `RunFailed`, with its
-    last line."""
-    path = os.pathsep.join(dict.fromkeys([*filter(None, sys.path), os.getcwd()]))
-    line, last = [sys.executable, "-m", "fl_lightning", *words], ""
-    options: dict[str, Any] = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-        "text": True,
-        "bufsize": 1,
-    }
-    options |= {"errors": "replace"}
-    print_anything()
-    with subprocess.Popen(line, env=os.environ | {"PYTHONPATH": path}, **options) as process:
-        try:
-            for text in process.stdout or ():
-                print(text, end="", flush=True)
-                last = text.strip() or last
-        except BaseException:
-            process.terminate()
-            raise
-    if process.returncode:
-        reason = last.removeprefix("fl-train: error: ") or f"exit code {process.returncode}"
-        if process.returncode == BadInput.exit_code:
-            key, _, allowed = reason.partition(": ")
-            error = BadInput(key, None, allowed)
-            error.args = (reason,)
-            raise error
-        raise RunFailed(reason)
+def _text(value: Any) -> str | None:
+    """Returns a path or names, which `checked` has made text."""
+    return None if value is None else str(value)

@@ -21,28 +21,27 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 TOKENS = {
-    "benchmarks": 29_900,
-    "callbacks": 37_200,
-    "cli": 37_200,
-    "configuration": 9_200,
+    "benchmarks": 19_700,
+    "callbacks": 37_100,
+    "configuration": 16_700,
     "core": 17_300,
-    "data": 42_800,
+    "data": 45_000,
     "drawing": 2_700,
     "engine": 27_100,
     "exporting": 2_900,
-    "foundation": 13_000,
-    "lab": 76_100,
-    "methods": 45_600,
+    "foundation": 14_000,
+    "lab": 101_200,
+    "methods": 47_300,
     "models": 7_800,
     "privacy": 3_600,
-    "results": 14_000,
-    "sites": 16_500,
+    "results": 16_000,
+    "sites": 18_300,
     "storage": 3_300,
-    "top": 6_500,
+    "top": 9_300,
     "training": 25_200,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 419_000
+ALL = 416_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

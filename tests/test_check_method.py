@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.cli.checking import _config
-from fl_lightning.cli.settings import read_line
 from fl_lightning.configuration.components import Component
+from fl_lightning.configuration.flags import layers_of_flags, read_flags
+from fl_lightning.lab.check.checking import _config
 from fl_lightning.lab.check.checks import NAMES
 
 OWN = '''
@@ -206,7 +206,7 @@ def test_sound_methods_pass_what_takes_no_time(method: str, checked: Checked) ->
 
 def test_the_method_of_a_config_is_left_aside() -> None:
     """It was checked in place of the named one, under the other's name."""
-    layers = read_line(["--config", "kapc_digits", "--method.mu", "0.3"]).layers
+    layers = layers_of_flags(read_flags(["--config", "kapc_digits", "--method.mu", "0.3"])[1])[0]
     config = _config("fedprox", layers)
     assert config.method == Component("fl_lightning.methods.fedprox.FedProx", {"mu": 0.3})
     same = [{"method": {"name": "fedprox", "mu": 0.2}}]
@@ -286,7 +286,7 @@ def test_what_is_broken_is_named(method: str, checked: Checked) -> None:
             ["fedavg", "--method", "kapc"],
             "method: '--method' is not allowed; fedavg is checked; --method.ARG sets",
         ),
-        ([], "method: None is not allowed; one must be given"),
+        ([], "check-method: it must be given once"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) and value else None,
 )

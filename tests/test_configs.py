@@ -11,10 +11,11 @@ import pytest
 import yaml
 
 from fl_lightning.cli import main
-from fl_lightning.cli.settings import Settings, read_config
-from fl_lightning.cli.study import resolve
 from fl_lightning.configuration.catalogue import table
+from fl_lightning.configuration.files import read_config
+from fl_lightning.configuration.merging import Settings
 from fl_lightning.lab.study.grid import Study
+from fl_lightning.lab.study.launch import resolved
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
 FILES = sorted(set(FOLDER.rglob("*.yaml")) - set((FOLDER / "studies").rglob("*.yaml")))
@@ -100,7 +101,7 @@ def test_the_study_of_switches_is_about_each_one_alone() -> None:
     file = FOLDER / "studies" / "digits" / "switches.yaml"
     asked = Study.of(yaml.safe_load(file.read_text()))
     assert asked.seeds == [0, 1, 2, 3, 4]
-    _, runs, configs = resolve(replace(asked, seeds=[0]))
+    _, runs, configs = resolved(replace(asked, seeds=[0]))
     # FedAvg of both judges, and training alone
     assert len(runs) == len(configs) == len(asked.methods) + 2
     names = [run.entry.name for run in runs]

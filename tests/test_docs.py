@@ -19,13 +19,14 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from fl_lightning.cli import BUG, main, parser
-from fl_lightning.cli.parser import keys, parser_of
-from fl_lightning.cli.resolve import BASES, _import
+from fl_lightning.cli import command_keys, main
 from fl_lightning.configuration import catalogue, describe
 from fl_lightning.configuration.config import GROUPS
+from fl_lightning.configuration.keys import run_parser
 from fl_lightning.configuration.optimizerkeys import StepPrivacyConfig
+from fl_lightning.configuration.resolve import BASES, _import
 from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.exits import BUG
 from fl_lightning.methods import Method
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -185,23 +186,14 @@ def test_commands_are_understood(
         else:
             tests = (ROOT / "tests" / ELSEWHERE[command]).read_text()
             assert re.search(rf"""["'\s]{command}["'\s]""", tests), line
-            known = {*keys(parser.parser_of(command))} if command != "status" else set()
+            known = {key for group in command_keys(command) for key in group}
             flags = {
                 word[2:].partition("=")[0].replace("-", "_")
                 for word in words
                 if word.startswith("--")
             }
-            own = command in (
-                "plan",
-                "study",
-                "reproduce",
-                "tune",
-                "worth",
-                "check-method",
-                "deploy",
-            )  # those of `fit` are theirs, too
-            arguments = {flag for flag in flags if own and flag.startswith(("method.", "model."))}
-            assert flags - known - arguments <= ({*keys(parser_of("fit"))} if own else set()), line
+            arguments = {flag for flag in flags if flag.startswith(("method.", "model."))}
+            assert flags - known <= (arguments if "method" in known else set()), line
     assert not (folder / "runs").exists()
 
 
@@ -439,7 +431,7 @@ def test_every_key_stands_in_the_reference(reference: str) -> None:
     assert describe.replaced(reference, describe.keys_of_a_run()) == reference, (
         "python -m ...configuration.describe"
     )
-    for action in parser_of("fit")._actions:
+    for action in run_parser()._actions:
         if action.dest not in ("help", *GROUPS) and "." not in action.dest:
             assert f"| `{action.dest}` |" in reference
     keys = re.findall(rf"^\| `((?:{'|'.join(GROUPS)})\.[\w.]+)` \|", reference, re.MULTILINE)

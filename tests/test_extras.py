@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.cli import BUG, main
+from fl_lightning.cli import main
+from fl_lightning.foundation import extras
+from fl_lightning.foundation.exits import BUG
+from fl_lightning.foundation.extras import command, needs, require
 
 # what is absent is looked for by the command, not by its imports
-from fl_lightning.cli import compare as compare
-from fl_lightning.foundation import extras
-from fl_lightning.foundation.extras import command, needs, require
+from fl_lightning.lab.study import comparison as comparison
 
 FIT = "fit --config kapc_exact_digits --federation.rounds 1 --fabric.accelerator cpu --loggers null"
 
@@ -93,10 +94,10 @@ def test_without_any_extra_the_digits_are_trained(
 def test_a_module_of_no_extra_is_a_bug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "fl_lightning.cli.status", None)
+    monkeypatch.setitem(sys.modules, "fl_lightning.lab.status", None)
     assert main(["status"]) == BUG
     assert "Traceback" in capsys.readouterr().err
-    assert needs("fl_lightning.cli.status") == needs(None) == ""
+    assert needs("fl_lightning.lab.status") == needs(None) == ""
 
 
 def test_uv_is_named_where_there_is_no_pip(monkeypatch: pytest.MonkeyPatch) -> None:

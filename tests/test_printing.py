@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.cli import guarded
 from fl_lightning.foundation import port
 from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.exits import guarded
 from fl_lightning.foundation.parallel import environment_of
 from fl_lightning.lab.study.workers import run_all
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from fl_lightning.callbacks.compression import largest, quantised
 from fl_lightning.callbacks.robust import trimmed_mean
-from fl_lightning.cli.parser import keys, parser_of
-from fl_lightning.cli.resolve import complete, plan, to_yaml
-from fl_lightning.cli.settings import read_config
 from fl_lightning.configuration.config import Config, DataConfig
+from fl_lightning.configuration.files import read_config
+from fl_lightning.configuration.keys import keys, run_parser
+from fl_lightning.configuration.resolve import resolve, to_yaml
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.mixing import mean_of
 from fl_lightning.core.payload import Payload
@@ -116,10 +116,10 @@ def test_a_printed_config_means_the_same(
     for key, value in plain.items():
         group, _, name = key.rpartition(".")
         (nested.setdefault(group, {}) if group else nested)[name] = value
-    config = complete(plan([nested]))
+    config = resolve([nested])
     text = to_yaml(config)
     file.write_text(text, encoding="utf-8")
-    again = complete(plan(read_config(str(file))))
+    again = resolve(read_config(str(file)))
     assert again == config
     assert to_yaml(again) == text
     for key, value in plain.items():
@@ -137,7 +137,7 @@ def _at(config: Config, key: str) -> Any:
 @same
 @given(
     key=st.sampled_from(
-        [k for k in keys(parser_of("fit")) if k not in ("config", "print_config", "smoke")]
+        [k for k in keys(run_parser()) if k not in ("config", "print_config", "smoke")]
     ),
     value=st.none()
     | st.booleans()
@@ -151,7 +151,7 @@ def test_any_value_is_taken_or_refused_in_words(key: str, value: Any) -> None:
     group, _, name = key.rpartition(".")
     layer = {group: {name: value}} if group else {name: value}
     try:
-        config = plan([layer])
+        config = resolve([layer])
     except BadInput:
         return
     flat = [

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fl_lightning
 from fl_lightning import BadInput, Run, fit
+from fl_lightning.configuration.catalogue import table
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import arrays
 from fl_lightning.data.given import keep
@@ -246,17 +247,18 @@ def test_a_study_and_its_comparison(workplace: Path, capsys: pytest.CaptureFixtu
     }
     wrong = {**definition, "methods": ["fedavgg"]}
     with pytest.raises(BadInput, match=r"^methods\[0\]: 'fedavgg' is not allowed"):
-        fl_lightning.lab.study(wrong, "studies/a", data=(X, Y, SITES))
+        fl_lightning.study(wrong, "studies/a", data=(X, Y, SITES))
     assert list(workplace.iterdir()) == []
-    scores = fl_lightning.lab.study(definition, "studies/a", data=(X, Y, SITES), workers=1)
+    scores = fl_lightning.study(definition, "studies/a", data=(X, Y, SITES), workers=1).scores
     assert set(scores.groupby(["method", "seed"]).size()) == {3} and set(scores["seed"]) == {0, 1}
-    assert "study: 4 of 4 runs finished" in capsys.readouterr().out
-    table = fl_lightning.compare("studies/a", baseline="fedavg", judge="after").set_index("method")
+    assert "[4/4]" in capsys.readouterr().out
+    comparison = fl_lightning.compare("studies/a", baseline="fedavg", judge="after")
+    table = comparison.table.set_index("method")
     means = scores.groupby("method")["value"].mean()
     assert table.loc["ditto lam=0.5", "mean"] == pytest.approx(means["ditto lam=0.5"])
-    assert any(note.startswith("intervals: ") for note in table.attrs["notes"])
+    assert any(note.startswith("intervals: ") for note in comparison.notes)
     runs = [Run(path) for path in sorted(workplace.glob("studies/a/runs/*/seed-*"))]
-    clients = fl_lightning.compare(runs, clients=True, judge="after")
+    clients = fl_lightning.compare(runs, clients=True, judge="after").table
     assert set(clients["client"]) == {0, 1, 2} and set(clients["test_samples"].str[0]) == {40}
     with pytest.raises(BadInput, match="no such method"):
         fl_lightning.compare("studies/a", baseline="local")
@@ -276,33 +278,19 @@ def test_keywords_go_over_the_base_of_a_mapping(workplace: Path) -> None:
             fit({**QUIET, **given}, data=(X, Y, SITES))
 
 
-def test_keys_of_a_study_are_passed_on_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lists and texts of more than 80 characters were cut off; a text of digits came in quotes."""
+def test_names_may_be_a_list_or_a_text_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long; a text of digits stays one."""
     import fl_lightning.api as api
 
-    methods = [
-        "fedavg",
-        "fedprox",
-        "ditto",
-        "fedper",
-        "fedrep",
-        "fedbn",
-        "local",
-        "scaffold",
-        "apfl",
-        "fedamp",
-        "moon",
-    ]
-    lines: list[list[str]] = []
-    monkeypatch.setattr(api, "_run", lines.append)
+    methods = [entry for entry in table("methods") if entry.startswith(("fed", "pfed"))]
+    calls: list[Any] = []
+    monkeypatch.setattr(api, "_of_a_study", lambda *given: calls.append(given[6:]))
     definition = {"base": "digits", "methods": methods, "seeds": [0]}
-    for given in (methods, ", ".join(methods)):
-        api._command("study", definition, "out", None, None, {"methods": given, "seeds": "0"})
-        assert (
-            lines[-1][3].strip("-[]").replace("methods=[", "methods=")
-            == f"methods={', '.join(methods)}"
-        )
-        assert lines[-1][4] == "--seeds=0"
+    for given in (methods, ",".join(methods)):
+        fl_lightning.study(definition, "out", methods=given, seeds="0", together="2")
+    (first, options), (second, _) = calls
+    assert first == second == (",".join(methods), "0", None)
+    assert (options.out, options.together) == ("out", 2)
 
 
 def test_what_a_study_refuses_in_its_process_is_bad_input(workplace: Path) -> None:
@@ -310,7 +298,7 @@ def test_what_a_study_refuses_in_its_process_is_bad_input(workplace: Path) -> No
     with pytest.raises(
         BadInput, match=r"^methods: 'ditto' is not allowed; the study has no such method"
     ):
-        fl_lightning.lab.study(definition, "studies/a", methods="ditto")
+        fl_lightning.study(definition, "studies/a", methods="ditto")
     assert not (workplace / "studies").exists()
 
 

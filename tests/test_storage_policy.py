@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.cli.resolve import complete, plan
-from fl_lightning.cli.settings import read_line
 from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.flags import layers_of_flags, read_flags
+from fl_lightning.configuration.resolve import resolve
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.parallel import one_process
 from fl_lightning.run import assemble, instantiate
@@ -53,7 +53,7 @@ WATCHING = {"checkpoint", "heatmaps", "progress"}
 
 def ran(words: str, folder: Path) -> Federation:
     """The federation after two rounds."""
-    config = complete(plan(read_line(f"{COMMON} {words}".split()).layers))
+    config = resolve(layers_of_flags(read_flags(f"{COMMON} {words}".split())[1])[0])
     fabric = one_process("32-true")
     fabric.launch()
     fed = assemble(

@@ -6,12 +6,9 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from fl_lightning.configuration.ranges import Range
+from typing import Any
 
 FILE = Path(__file__).with_name("index.json")
-TYPES: dict[str, Any] = {"number": float, "integer": int, "boolean": bool, "text": str}
 
 
 @cache
@@ -26,10 +23,3 @@ def method(class_path: str) -> dict[str, Any] | None:
     return next(
         (entry for entry in read()["methods"].values() if entry["class"] == class_path), None
     )
-
-
-def type_of(argument: dict[str, Any]) -> Any:
-    """The type of an argument of one of our methods, with its bounds."""
-    kind = Literal[tuple(argument["choices"])] if "choices" in argument else TYPES[argument["type"]]
-    kind = Annotated[kind, Range(**argument["bounds"])] if "bounds" in argument else kind
-    return kind | None if argument.get("null") else kind

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
+from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
+
+PATIENCE = 10.0
+"""Seconds that interrupted ranks have to close what is open."""
 
 
 @contextlib.contextmanager
@@ -89,3 +95,15 @@ def undisturbed() -> Iterator[None]:
     finally:
         for number in came[:1]:
             signal.raise_signal(number)
+
+
+def stop_ranks(but: Collection[BaseProcess] = ()) -> None:
+    """Ends the processes that the run has started, `but` those of others; at exit they would be
+    waited for."""
+    ranks = [child for child in multiprocessing.active_children() if child not in but]
+    deadline = time.monotonic() + PATIENCE
+    for rank in ranks:
+        rank.terminate()
+    for rank in ranks:
+        rank.join(max(0.0, deadline - time.monotonic()))
+        rank.kill()

@@ -20,11 +20,11 @@ from golden import SINGLE, Numbers, numbers
 
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.cli import main
-from fl_lightning.cli.commands import load
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.device import count, module_of, wide
 from fl_lightning.foundation.parallel import fabric_of
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.opening import config_of
 from fl_lightning.run import assemble
 
 Fit = Callable[..., Path]
@@ -80,7 +80,7 @@ def test_a_run_goes_on_on_another_kind_of_device(fit: Fit, device: str, to_devic
     for kind in (first, second):
         fabric = fabric_of(kind, "32-true")
         fabric.launch()
-        fed = assemble(fabric, load(begun), begun, [Checkpoint()])
+        fed = assemble(fabric, config_of(begun), begun, [Checkpoint()])
         assert restore(fed.run, begun / "checkpoints") == 2
         assert all(
             v.device.type == kind for s in fed.run.states.values() for v in s.vectors.values()

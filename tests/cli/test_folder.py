@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from fl_lightning.cli import main
-from fl_lightning.cli.folder import MAY_CHANGE
 from fl_lightning.foundation import launcher
 from fl_lightning.foundation.errors import MachineFailed
+from fl_lightning.results.opening import MAY_CHANGE
 
 
 def saved(folder: str) -> dict[str, Any]:

@@ -8,20 +8,16 @@ from typing import Any
 import pytest
 import yaml
 
-from fl_lightning.cli.parser import hint, keys
-from fl_lightning.cli.resolve import BASES, _parser, complete, plan, to_yaml
-from fl_lightning.cli.settings import read_line
 from fl_lightning.configuration.catalogue import table
 from fl_lightning.configuration.config import Component, Config
+from fl_lightning.configuration.flags import layers_of_flags, read_flags
+from fl_lightning.configuration.keys import hint, keys
+from fl_lightning.configuration.resolve import BASES, _parser, resolve, to_yaml
 from fl_lightning.foundation.errors import BadInput
 
 
-def planned(*argv: str) -> Config:
-    return plan(read_line(list(argv)).layers)
-
-
 def resolved(*argv: str) -> Config:
-    return complete(planned(*argv))
+    return resolve(layers_of_flags(read_flags(argv)[1])[0])
 
 
 def test_every_default_is_filled_in() -> None:
@@ -52,7 +48,12 @@ def test_shipped_configs_resolve_and_read_back_as_they_are(name: str, tmp_path: 
     assert to_yaml(resolved("--config", str(tmp_path / "again.yaml"))) == text
 
 
-def test_what_was_removed_stays_removed_when_read_back(tmp_path: Path) -> None:
+def test_what_was_removed_stays_removed_when_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from fl_lightning.callbacks import Observer\nclass Watch(Observer):\n"
+    (tmp_path / "mine.py").write_text(f"{source}    def __init__(self, deep: dict): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
     flags = [
         "--callbacks.heatmaps",
         "null",
@@ -62,9 +63,9 @@ def test_what_was_removed_stays_removed_when_read_back(tmp_path: Path) -> None:
         "1",
     ]
     flags += ["--loggers", "tensorboard", "--data.root", "2024"]
-    config = planned(*flags, "--model", "[{name: mlp, count: 4}, {name: cnn, count: 6}]")
+    config = resolved(*flags, "--model", "[{name: mlp, count: 4}, {name: cnn, count: 6}]")
     (tmp_path / "again.yaml").write_text(to_yaml(config))
-    again = planned("--config", str(tmp_path / "again.yaml"))
+    again = resolved("--config", str(tmp_path / "again.yaml"))
     assert again.callbacks.keys() == {"watch", "progress", "checkpoint"}
     assert again.data.root == "2024"
     assert again == config
@@ -83,7 +84,7 @@ def test_names_are_written_short_and_lists_in_full() -> None:
 
 
 def test_smoke_is_small_and_keeps_the_architectures() -> None:
-    config = planned("--smoke", "--config", "kapc_resnet18", "--federation.clients", "100")
+    config = resolved("--smoke", "--config", "kapc_resnet18", "--federation.clients", "100")
     assert config.smoke
     assert (
         config.federation.rounds,
@@ -91,15 +92,15 @@ def test_smoke_is_small_and_keeps_the_architectures() -> None:
         config.federation.participation,
     ) == (1, 4, 1.0)
     models = "[{name: mlp, count: 1}, {name: cnn, count: 9}]"
-    assert [m.count for m in planned("--smoke", "--model", models).models] == [1, 3]
+    assert [m.count for m in resolved("--smoke", "--model", models).models] == [1, 3]
     models = "[{name: mlp, count: 1}, {name: cnn, count: 1}]"
     counts = [
-        m.count for m in planned("--smoke", "--federation.clients", "2", "--model", models).models
+        m.count for m in resolved("--smoke", "--federation.clients", "2", "--model", models).models
     ]
     assert counts == [1, 1]
     names = "[a, b, c, d, e, f, g, h, i, j]"
     for held_out, left in (("[7]", [3]), ("[7, 1]", [1]), ("[0, 1, 2, 3]", [0, 1, 2])):
-        data = planned("--smoke", "--data.held_out", held_out, "--data.client_names", names).data
+        data = resolved("--smoke", "--data.held_out", held_out, "--data.client_names", names).data
         assert (data.held_out, data.client_names) == (left, ["a", "b", "c", "d"])
 
 
@@ -129,7 +130,7 @@ def test_smoke_is_small_and_keeps_the_architectures() -> None:
 )
 def test_bad_plain_values(flags: str, told: str) -> None:
     with pytest.raises(BadInput, match=f"^{told}"):
-        planned(*flags.split())
+        resolved(*flags.split())
 
 
 @pytest.mark.parametrize(
@@ -258,4 +259,4 @@ def test_every_argument_of_a_shipped_class_has_a_type_that_is_checked(kind: str)
 def test_a_callbacks_argument_of_another_type_is_named(argument: str) -> None:
     key, value = f"callbacks.{argument}".split()
     with pytest.raises(BadInput, match=rf"^{key}: '{value}' is not allowed; it must be"):
-        complete(plan(read_line(["--config", "kapc_digits", f"--{key}", value]).layers))
+        resolve(layers_of_flags(read_flags(["--config", "kapc_digits", f"--{key}", value])[1])[0])

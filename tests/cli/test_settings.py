@@ -1,19 +1,25 @@
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Settings, layer_of, read_config, read_line
+from fl_lightning import cli
+from fl_lightning.configuration.files import layer_of, read_config
+from fl_lightning.configuration.flags import layers_of_flags, read_flags
+from fl_lightning.configuration.merging import DEFAULT_CALLBACKS, Settings
 from fl_lightning.foundation.errors import BadInput
 
 
 def merged(*layers: dict[str, Any] | str) -> Settings:
     """Settings of layers in order; text stands for flags."""
     parts = [
-        read_line(layer.split()).layers if isinstance(layer, str) else [layer] for layer in layers
+        layers_of_flags(read_flags(layer.split())[1])[0] if isinstance(layer, str) else [layer]
+        for layer in layers
     ]
     return Settings.merged(layer for part in parts for layer in part)
 
@@ -50,27 +56,63 @@ def test_stray_words_are_refused(words: str) -> None:
         merged(words)
 
 
-def test_one_reader_serves_every_command() -> None:
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
+    """What the function of a command is called with."""
+
+    def of(line: str) -> dict[str, Any]:
+        name, *words = line.split()
+        real, arguments = cli._function(name), {}
+
+        def stub(**given: Any) -> None:
+            arguments.update(given)
+
+        stub.__signature__, stub.__doc__ = inspect.signature(real), real.__doc__  # type: ignore[attr-defined]
+        monkeypatch.setattr(cli, "_function", lambda _: stub)
+        cli._run(name, words)
+        monkeypatch.undo()
+        return arguments
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [
+        (
+            "compare --accept-changed-code a b --target=0.9",
+            {"runs": ["a", "b"], "accept_changed_code": "true", "target": "0.9"},
+        ),
+        (
+            "study s.yaml --out o --data.root x --slurm false --model cnn",
+            {
+                "definition": "s.yaml",
+                "out": "o",
+                "slurm": "false",
+                "config": ["--data.root", "x", "--model", "cnn"],
+            },
+        ),
+        (
+            "submit --sbatch --exclusive --config kapc_digits --smoke --nodes 2",
+            {
+                "sbatch": "--exclusive",
+                "nodes": "2",
+                "config": ["--config", "kapc_digits", "--smoke"],
+            },
+        ),
+        (
+            "check-method m.Mine --out o --seed 3",
+            {"own_method": "m.Mine", "out": "o", "config": ["--seed", "3"]},
+        ),
+        ("submit --resume", {"config": ["--resume"]}),
+    ],
+)
+def test_one_reader_serves_every_command(
+    called: Callable[[str], dict[str, Any]], line: str, arguments: dict[str, Any]
+) -> None:
     """Words, switches before words, hyphens, keys of the command and of the run, values that look
     like flags."""
-    line = read_line(["--accept-changed-code", "a", "b", "--target=0.9"], "compare")
-    assert (line.words, line.values.accept_changed_code, line.values.target) == (
-        ["a", "b"],
-        True,
-        0.9,
-    )
-    line = read_line(
-        ["s.yaml", "--out", "o", "--data.root", "x", "--slurm", "false", "--model", "cnn"], "study"
-    )
-    assert (line.words, line.values.out, line.values.slurm) == (["s.yaml"], "o", False)
-    assert line.layers == [{"data": {"root": "x"}}, {"model": "cnn"}]
-    line = read_line(
-        ["--sbatch", "--exclusive", "--config", "kapc_digits", "--smoke", "--nodes", "2"], "submit"
-    )
-    assert (line.values.sbatch, line.values.nodes, line.first) == ("--exclusive", 2, "kapc_digits")
-    assert line.flags == ["--config", "kapc_digits", "--smoke"]
-    line = read_line(["m.Mine", "--out", "o", "--seed", "3"], "check-method")
-    assert (line.values.out, line.layers) == ("o", [{"seed": "3"}])
+    assert called(line) == arguments
 
 
 @pytest.mark.parametrize(
@@ -89,7 +131,7 @@ def test_one_reader_serves_every_command() -> None:
 )
 def test_wrong_keys_and_values_of_a_command(command: str, words: str, message: str) -> None:
     with pytest.raises(BadInput, match=f"^{message}"):
-        _ = read_line(words.split(), command).values
+        cli._run(command, words.split())
 
 
 PROX = {"method": {"name": "fedprox", "init_args": {"mu": 0.5}}}
@@ -347,12 +389,11 @@ def test_a_file_may_name_a_component_and_set_its_arguments_with_dots(turned: boo
 
 
 @pytest.mark.parametrize("command", ["plan", "check-method x.Y", "deploy --out x"])
-@pytest.mark.parametrize("flag", ["resume", "print_config", "accept_changed_code"])
+@pytest.mark.parametrize("flag", ["resume", "print_config", "accept_changed_code", "name"])
 def test_a_command_that_starts_no_run_refuses_the_keys_of_a_start(command: str, flag: str) -> None:
     name, *words = command.split()
     with pytest.raises(BadInput, match=f"^{flag}: .*no such key.*see fl-train {name} --help"):
-        read_line([*words, f"--{flag}", "true"], name)
-    assert read_line(["--resume"], "submit").flags == ["--resume"]
+        cli._run(name, [*words, f"--{flag}", "true"])
 
 
 # ---------------------------------------------------------------- base

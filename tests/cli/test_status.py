@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from fl_lightning.cli import main
-from fl_lightning.cli.queue import queued
-from fl_lightning.cli.status import standing, standings
+from fl_lightning.lab.queue import queued
+from fl_lightning.lab.status import standing, standings
 
 CONFIG = "method: {name: kapc, init_args: {}}\nfederation: {rounds: 10}\n"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.cli.submit import _seconds, grid
 from fl_lightning.foundation.errors import BadInput
+from fl_lightning.lab.submit import _seconds, grid
 
 BASE = "submit --config kapc_exact_digits.yaml --time 01:00:00"
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import yaml
 
-from fl_lightning.cli import studyfile
-from fl_lightning.cli.resolve import to_yaml
-from fl_lightning.cli.study import resolve
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Config
+from fl_lightning.configuration.resolve import to_yaml
+from fl_lightning.lab.study import studyfile
 from fl_lightning.lab.study.grid import Study
+from fl_lightning.lab.study.launch import resolved
 
 FILE = Path(__file__).with_name("resolved.json")
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
@@ -75,7 +75,7 @@ def beside(values: Flat, common: Flat) -> Flat:
 def of_study(name: str) -> dict[str, Flat]:
     """The values of each run of a study by its folder, for the first of its seeds."""
     asked = Study.of(studyfile.read(name))
-    _, runs, found = resolve(asked)
+    _, runs, found = resolved(asked)
     return {
         r.folder: plain(c) for r, c in zip(runs, found, strict=True) if r.seed == asked.seeds[0]
     }
@@ -83,11 +83,11 @@ def of_study(name: str) -> dict[str, Flat]:
 
 def of_config(name: str) -> Flat:
     """The values of `fl-train fit --config NAME`."""
-    from fl_lightning.cli.resolve import complete, plan
-    from fl_lightning.cli.settings import read_line
+    from fl_lightning.configuration.flags import layers_of_flags, read_flags
+    from fl_lightning.configuration.resolve import resolve
 
     path = str(FOLDER / name) if name.endswith(".yaml") else name
-    return plain(complete(plan(read_line(["--config", path]).layers)))
+    return plain(resolve(layers_of_flags(read_flags(["--config", path])[1])[0]))
 
 
 def common_of(all_values: Iterable[Flat]) -> Flat:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from fl_lightning.cli.resolve import complete, plan
-from fl_lightning.cli.settings import read_line
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Config
+from fl_lightning.configuration.flags import layers_of_flags, read_flags
+from fl_lightning.configuration.resolve import resolve
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.sites.rehearsal import LocalTransport, differences, rehearse, simulate
@@ -50,7 +50,7 @@ def config_of(method: str, *flags: str) -> Config:
         *(f"--method.{k}={v}" for k, v in FEW.get(method, {}).items()),
     ]
     words += ["--model.adapters.rank=2"] if method in ADAPTED else []
-    return complete(plan(read_line([*words, *flags]).layers))
+    return resolve(layers_of_flags(read_flags([*words, *flags])[1])[0])
 
 
 @pytest.mark.sampled

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from fl_lightning.cli import main
-from fl_lightning.cli.commands import load
 from fl_lightning.data import prepare
+from fl_lightning.results.opening import config_of
 
 FLAGS = (
     "--data.source table --data.root fields.csv --data.task regression --data.label_column yield "
@@ -71,7 +71,7 @@ def test_the_numbers_are_those_of_the_exported_model(
     fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]], workplace: Path
 ) -> None:
     run = fit("a", f"--method local {FLAGS} --model.hidden []")
-    config = load(run)
+    config = config_of(run)
     data = prepare(config.data, 3, config.seed)
     assert data.input_shape == (2,) and data.num_classes == 1 and data.class_counts.shape == (3, 1)
     for client, row in enumerate(table(run, "final.csv")):

@@ -38,9 +38,9 @@ from typing import Any
 import yaml
 
 from fl_lightning.cli import main
-from fl_lightning.cli.parser import keys, parser_of
-from fl_lightning.cli.resolve import _import
 from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.keys import keys, run_parser
+from fl_lightning.configuration.resolve import _import
 
 PATIENCE = 120
 """Seconds until a run counts as one that hangs; the slowest take some 3 on a quiet core."""
@@ -155,7 +155,7 @@ def choices() -> dict[str, Key]:
     """Every key there is."""
     found = {
         key: Key(_literals(str(getattr(action, "_typehint", ""))) or NUMBERS, {})
-        for key, action in keys(parser_of("fit")).items()
+        for key, action in keys(run_parser()).items()
         if key not in LEFT_OUT
     }
     kinds = {"methods": "method", "models": "model", "callbacks": "callbacks"}

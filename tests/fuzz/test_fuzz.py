@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from fl_lightning.cli import commands
+from fl_lightning.lab import fitting
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_what_is_not_allowed_is_seen(fuzz: ModuleType, monkeypatch: pytest.Monke
     case = fuzz.Case(["--out", "OUT"])
 
     def outcome_of(engine: object) -> str:
-        monkeypatch.setattr(commands, "plan", engine)
+        monkeypatch.setattr(fitting, "resolve", engine)
         outcome: str = fuzz.tried(case)
         return outcome
 

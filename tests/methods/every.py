@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fl_lightning.cli.resolve import complete, plan
-from fl_lightning.cli.settings import read_line
 from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.flags import layers_of_flags, read_flags
+from fl_lightning.configuration.resolve import resolve
 from fl_lightning.methods import Method
 from fl_lightning.run import instantiate
 
@@ -38,6 +38,6 @@ def method_of(name: str, **arguments: str) -> Method:
         f"--method={name}",
         *(f"--method.{key}={value}" for key, value in (FEW.get(name, {}) | arguments).items()),
     ]
-    made: Any = instantiate("method", complete(plan(read_line(flags).layers)).method)
+    made: Any = instantiate("method", resolve(layers_of_flags(read_flags(flags)[1])[0]).method)
     assert isinstance(made, Method)
     return made

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from fl_lightning.callbacks.selection import LayerSelection
 from fl_lightning.cli import main as cli
-from fl_lightning.cli.resolve import complete, plan, to_settings
-from fl_lightning.cli.settings import layer_of, read_line
 from fl_lightning.configuration.components import AdaptersConfig, Network
 from fl_lightning.configuration.config import Component
+from fl_lightning.configuration.files import layer_of
+from fl_lightning.configuration.flags import layers_of_flags, read_flags
+from fl_lightning.configuration.resolve import resolve, to_settings
 from fl_lightning.engine.build import federation as federate
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
@@ -228,7 +229,7 @@ def test_stacked_clients_share_the_frozen_part(around: Make) -> None:
 
 
 def resolved(*flags: str) -> Any:
-    return complete(plan(read_line(list(flags)).layers))
+    return resolve(layers_of_flags(read_flags(list(flags))[1])[0])
 
 
 def test_flags_and_configs_say_adapters() -> None:
@@ -246,9 +247,12 @@ def test_flags_and_configs_say_adapters() -> None:
     said = to_settings(config)["model"]
     assert said["weights"] == "w.safetensors" and said["adapters"] == vars(AdaptersConfig())
     layer = layer_of("again", {"model": said})
-    assert complete(plan([layer])).models == config.models
-    off = complete(
-        plan([layer, *read_line(["--model.adapters=null", "--model.weights=null"]).layers])
+    assert resolve([layer]).models == config.models
+    off = resolve(
+        [
+            layer,
+            *layers_of_flags(read_flags(["--model.adapters=null", "--model.weights=null"])[1])[0],
+        ]
     )
     assert not isinstance(off.models[0].component, Network)
     assert config.by_key()["model"]["adapters"]["rank"] == 8

@@ -16,11 +16,11 @@ from scipy.stats import norm, spearmanr
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from fl_lightning.cli import main
-from fl_lightning.cli.commands import load
 from fl_lightning.foundation.metric import NO_TARGET
 from fl_lightning.lab.audit import attacks, page
 from fl_lightning.lab.audit.claims import Claim
 from fl_lightning.lab.audit.observe import VIEWS, Observed, Samples, log_odds, observed
+from fl_lightning.results.opening import config_of
 
 VIEW = next(iter(VIEWS))
 
@@ -350,7 +350,7 @@ def test_uploads_that_the_server_would_not_keep_are_audited(
     words = f"--method {method} --federation.rounds 2 --callbacks.checkpoint.seconds 0"
     plain, kept = fit("plain", words), fit("kept", words, "--callbacks.keepuploads {}")
     assert (plain / "final.csv").read_bytes() == (kept / "final.csv").read_bytes()
-    runs = [observed(load(folder), folder) for folder in (plain, kept)]
+    runs = [observed(config_of(folder), folder) for folder in (plain, kept)]
     uploads = [run.samples.confidence["server: upload"] for run in runs]
     # SCAFFOLD keeps its clients
     assert [np.isnan(seen).all() for seen in uploads] == [method == "fedavg", False]
@@ -371,7 +371,7 @@ def test_uploads_are_looked_at_where_the_judge_keeps_clients_too(
     )
     folder = fit("x", words, f"--callbacks.{callback}")
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    run = observed(load(folder), folder)
+    run = observed(config_of(folder), folder)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
     upload = run.samples.confidence["server: upload"]
     assert np.isfinite(upload).all() and run.heads is not None
@@ -390,7 +390,7 @@ def test_samples_with_flipped_labels_are_left_out(
         fit("flipped", words, attack, "[0,2]"),
         fit("all", words, attack, "[0,1,2,3]"),
     )
-    runs = [observed(load(folder), folder) for folder in (plain, flipped)]
+    runs = [observed(config_of(folder), folder) for folder in (plain, flipped)]
     assert [run.flipped for run in runs] == [[], [0, 2]] and set(runs[1].samples.client) == {1, 3}
     honest = np.isin(runs[0].samples.client, (1, 3))
     for name in ("client", "digest", "member"):
@@ -418,7 +418,7 @@ def test_rounds_that_are_kept_are_looked_at(tmp_path: Path, fit: Callable[..., P
     one = fit("one", words, "--callbacks.checkpoint.seconds 0 --callbacks.checkpoint.keep 1")
     two = fit("two", words, "--callbacks.checkpoint.seconds 0 --callbacks.checkpoint.keep 2")
     all_ = fit("all", words, "--callbacks.checkpoint.seconds 0 --callbacks.checkpoint.keep 4")
-    runs = {folder.name: observed(load(folder), folder) for folder in (one, two, all_)}
+    runs = {folder.name: observed(config_of(folder), folder) for folder in (one, two, all_)}
     assert [runs[k].rounds for k in ("one", "two", "all")] == [[4], [3, 4], [1, 2, 3, 4]]
     for run in runs.values():
         for view, values in runs["one"].samples.confidence.items():
@@ -434,12 +434,12 @@ def test_rounds_that_are_kept_are_looked_at(tmp_path: Path, fit: Callable[..., P
             words.replace("rounds 4", f"rounds {t}"),
             "--callbacks.checkpoint.seconds 0",
         )
-        by_hand.append(observed(load(short), short).samples.confidence["server: upload"])
+        by_hand.append(observed(config_of(short), short).samples.confidence["server: upload"])
     over = runs["all"].samples.over_rounds
     np.testing.assert_allclose(over["mean"]["server: upload"], np.mean(by_hand, axis=0), rtol=1e-6)
     np.testing.assert_allclose(over["rise"]["server: upload"], by_hand[3] - by_hand[0], rtol=1e-6)
     (two / "checkpoints" / "manifest-round-00003.json").write_text("{}")
-    assert observed(load(two), two).rounds == [4]
+    assert observed(config_of(two), two).rounds == [4]
     older = [
         len(list((one / "checkpoints").glob("manifest-*"))),
         len(list((two / "checkpoints").glob("manifest-*"))),
@@ -462,7 +462,9 @@ def test_uploads_are_kept_beside_noise(privacy: str, fit: Callable[..., Path]) -
     folder = fit(
         "x", "--method fedavg --federation.rounds 1 --callbacks.checkpoint.seconds 0", noise
     )
-    assert np.isfinite(observed(load(folder), folder).samples.confidence["server: upload"]).all()
+    assert np.isfinite(
+        observed(config_of(folder), folder).samples.confidence["server: upload"]
+    ).all()
 
 
 @pytest.mark.slow
@@ -478,7 +480,7 @@ def test_a_method_that_is_judged_fine_tuned_is_audited(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--out", "a"], "audit: [] is not allowed; one run folder, or one study"),
+        (["--out", "a"], "audit: it must be given once: fl-train audit STUDY | RUN"),
         (["nowhere", "--out", "a"], "audit: 'nowhere' is not allowed; there is no such folder"),
         (["empty", "--out", "a"], "it is neither a study nor a finished run"),
         (["empty"], "out: it must be given"),

@@ -211,7 +211,7 @@ def test_newcomers_come_along_and_are_compared(study: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        ("archive", "archive: None"),
+        ("archive", "archive: it must be given once"),
         ("archive a b", "archive: 'a b'"),
         ("archive nowhere", "nowhere"),
         ("archive study --rerun x", "rerun: 'x'"),
@@ -259,7 +259,7 @@ def test_a_rerun_that_fails_leaves_no_folder(
         RunFolder(folder).write_summary({})
         raise RunFailed("client 0 failed")
 
-    monkeypatch.setattr("fl_lightning.cli.archive.train", fails)
+    monkeypatch.setattr("fl_lightning.lab.study.packing.train", fails)
     run = next(iter(archive.read_index(Path("a.zip"))["weights"]))
     assert said(capfd, f"archive a.zip --rerun {run} --out again") == (
         1,

@@ -18,14 +18,14 @@ import pytest
 import yaml
 from scipy import stats
 
-from fl_lightning.cli import main, studyfile
-from fl_lightning.cli.study import resolve
+from fl_lightning.cli import main
 from fl_lightning.configuration.catalogue import shipped, table
 from fl_lightning.foundation.csvtable import CsvTable
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.lab.study import papers
+from fl_lightning.lab.study import papers, studyfile
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
+from fl_lightning.lab.study.launch import resolved
 from fl_lightning.lab.study.papers import Ours, cells_of, reason
 from fl_lightning.lab.study.reproduce import (
     AGREES,
@@ -157,7 +157,7 @@ def test_a_number_is_as_fine_as_its_column() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_shipped_studies_resolve(name: str) -> None:
     study = Study.of(studyfile.read(name))
-    _, runs, configs = resolve(study)
+    _, runs, configs = resolved(study)
     assert (
         len(runs) == len(configs) >= len(study.settings()) * len(study.methods) * len(study.seeds)
     )
@@ -429,7 +429,7 @@ def test_end_to_end(ask: Callable[..., Any], tmp_path: Path) -> None:
     ("words", "changes", "said"),
     [
         (["kapc/tabel1"], {}, "study: 'kapc/tabel1' .*did you mean kapc/table1"),
-        ([], {}, "one file or name"),
+        ([], {}, "reproduce: it must be given once"),
         (["tiny.yaml", "--seeds", "x"], {}, "seeds: 'x'"),
         (["tiny.yaml", "--rounds", "0"], {}, "federation.rounds: 0"),
         (["tiny.yaml", "--methods", "kapc,kap"], {}, "methods: 'kap' .*did you mean kapc"),

@@ -21,13 +21,13 @@ import pytest
 import yaml
 
 from fl_lightning.cli import main
-from fl_lightning.cli.study import resolve, run_one
 from fl_lightning.core.phase import Batch
 from fl_lightning.foundation.files import take
 from fl_lightning.lab.study import cells
 from fl_lightning.lab.study.board import Board
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
+from fl_lightning.lab.study.launch import resolved, run_one
 from fl_lightning.training import local
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
@@ -360,8 +360,8 @@ def test_a_bad_study_is_one_line_before_anything_is_written(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("", "one file"),
-        ("a.yaml b.yaml --out s", "one file"),
+        ("", "study: it must be given once"),
+        ("a.yaml b.yaml --out s", "study: 'a.yaml b.yaml' is not allowed; it must be given once"),
         ("study.yaml", "out: it must be given"),
         ("none.yaml --out s", "none.yaml"),
         ("study.yaml --out s --workers 0", "workers: 0"),
@@ -410,12 +410,12 @@ def test_another_study_that_came_between_is_seen(
     """Between the first look at the folder and its lock data may be loaded, for minutes."""
 
     def meanwhile(configs: Any) -> None:
-        monkeypatch.setattr("fl_lightning.cli.study.fetch", lambda configs: None)
+        monkeypatch.setattr("fl_lightning.lab.study.launch.fetch", lambda configs: None)
         assert (
             ask(base=["kapc_exact_digits", SMALL, {"optimizer.lr": 0.3}], methods=["local"])[0] == 0
         )
 
-    monkeypatch.setattr("fl_lightning.cli.study.fetch", meanwhile)
+    monkeypatch.setattr("fl_lightning.lab.study.launch.fetch", meanwhile)
     code, _, err = ask()
     assert (
         code == 2
@@ -472,7 +472,7 @@ def test_the_pages_studies_are_understood() -> None:
     found = [block.partition("```")[0] for block in text.split("```yaml\n")[1:]]
     assert found
     for block in found:
-        _, runs, configs = resolve(Study.of(yaml.safe_load(block)))
+        _, runs, configs = resolved(Study.of(yaml.safe_load(block)))
         assert len(runs) == len(configs) > 0
 
 
@@ -514,7 +514,7 @@ def test_methods_have_the_same_split_first_model_and_batches(
 
     monkeypatch.setattr(local, "batches", watched)
     asked = Study.of({**TINY, "methods": list(methods), "seeds": [0, 1]})
-    _, runs, configs = resolve(asked)
+    _, runs, configs = resolved(asked)
     runs, configs = runs[: len(methods) + 1], configs[: len(methods) + 1]  # and one of another seed
     initial: dict[str, str] = {}
     for run, config in zip(runs, configs, strict=True):

@@ -18,14 +18,15 @@ import pytest
 import yaml
 
 from fl_lightning import run
-from fl_lightning.cli import main, together
-from fl_lightning.cli.resolve import complete, plan
-from fl_lightning.cli.study import QUIET, resolve
+from fl_lightning.cli import main
+from fl_lightning.configuration.resolve import resolve
 from fl_lightning.foundation import device
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.files import make_folder
+from fl_lightning.lab.study import together
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
+from fl_lightning.lab.study.launch import QUIET, resolved
 from fl_lightning.lab.study.workers import serve_all
 from fl_lightning.training.executors.together import Together
 
@@ -63,19 +64,17 @@ def test_each_run_knows_how_many_share_the_process(tmp_path: Path) -> None:
     """As many as are not at their end: a run counts itself until it has ended."""
     hub, seen = Together(), dict[int, int]()
     put_together = together.driven(hub)
-    config = complete(
-        plan(
-            [
-                QUIET,
-                {
-                    "method": "fedavg",
-                    "data.source": "digits",
-                    "data.fraction": 0.2,
-                    "federation.rounds": 2,
-                    "fabric": {"executor": "vmap"},
-                },
-            ]
-        )
+    config = resolve(
+        [
+            QUIET,
+            {
+                "method": "fedavg",
+                "data.source": "digits",
+                "data.fraction": 0.2,
+                "federation.rounds": 2,
+                "fabric": {"executor": "vmap"},
+            },
+        ]
     )
 
     def work(k: int) -> None:
@@ -171,7 +170,7 @@ def test_numbers_that_are_none(ask: Callable[..., Any], tmp_path: Path, value: s
 
 def choose(tmp_path: Path, wanted: Any, **changes: Any) -> dict[str, str]:
     """What a study in the folder `s` is to keep."""
-    _, runs, configs = resolve(Study.of(MORE | changes))
+    _, runs, configs = resolved(Study.of(MORE | changes))
     _, known = together.with_executors(
         StudyFolder(tmp_path / "s"), list(zip(runs, configs, strict=True)), wanted, configs
     )
@@ -245,9 +244,9 @@ def test_what_cannot_train_together_does_not(tmp_path: Path) -> None:
         ({"fabric.executor": "vmap"}, (8, 64)),
         ({"fabric.devices": 2}, (1, 1)),
     ):
-        _, _, configs = resolve(Study.of({**MORE, "base": [*MORE["base"], words]}))
+        _, _, configs = resolved(Study.of({**MORE, "base": [*MORE["base"], words]}))
         assert (together.most_at_once(8, configs), together.most_at_once("auto", configs)) == want
-    _, _, configs = resolve(
+    _, _, configs = resolved(
         Study.of(
             {**MORE, "base": [*MORE["base"], {"fabric.executor": "vmap", "fabric.devices": 2}]}
         )
@@ -257,7 +256,7 @@ def test_what_cannot_train_together_does_not(tmp_path: Path) -> None:
 
 def test_what_is_measured_is_found_to_be_faster(tmp_path: Path) -> None:
     """Tiny models are; a wide one, and convolutions, on a CPU are not."""
-    _, _, configs = resolve(Study.of(MORE))
+    _, _, configs = resolved(Study.of(MORE))
     executor, line = together._gain(configs[0])
     assert executor == "vmap" and line.startswith("mlp (a client: loop ")
 
@@ -268,7 +267,7 @@ def test_models_for_which_the_loop_is_faster_stay_with_it(
     tmp_path: Path, model: dict[str, Any]
 ) -> None:
     changes = {"data.source": "mnist", "data.root": str(tmp_path), "model": model}
-    _, _, configs = resolve(
+    _, _, configs = resolved(
         Study.of({**MORE, "base": [*MORE["base"], changes, {"federation.clients": 10}]})
     )
     assert together._gain(configs[0])[0] == "loop"
@@ -332,7 +331,7 @@ def test_fewer_runs_train_at_a_time_where_memory_does_not_suffice(
 ) -> None:
     """A line says so; none is written where there is enough, and one where it cannot be planned."""
     large = {"base": [*MORE["base"], {"model.hidden": [300], "fabric.executor": "vmap"}]}
-    _, _, configs = resolve(Study.of(MORE | large))
+    _, _, configs = resolved(Study.of(MORE | large))
 
     def allowed(mib: float) -> tuple[int, str]:
         monkeypatch.setattr(device, "free_bytes", lambda _: mib * 2**20)

@@ -23,12 +23,11 @@ import pytest
 import yaml
 
 from fl_lightning.cli import main
-from fl_lightning.cli.resolve import _import, complete, plan
-from fl_lightning.cli.tune import Search
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.configuration.ranges import Range as Bounds
 from fl_lightning.configuration.ranges import allowed, limit
+from fl_lightning.configuration.resolve import _import, resolve
 from fl_lightning.configuration.search import Choice, LogRange, Range, Whole, edge, refusal, widened
 from fl_lightning.data import digits
 from fl_lightning.foundation.errors import BadInput, RunFailed
@@ -38,6 +37,7 @@ from fl_lightning.lab.study.grid import Entry
 from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.lab.study.trials import Ended, Trials, best
 from fl_lightning.lab.study.tuned import Tuned
+from fl_lightning.lab.study.tuning import Search
 from fl_lightning.methods.fedprox import FedProx
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
@@ -286,7 +286,8 @@ def test_a_search_with_a_damaged_journal_keeps_its_files(
 ) -> None:
     with monkeypatch.context() as patch:  # it ends before the first trial
         patch.setattr(
-            "fl_lightning.cli.study.fetch", Mock(side_effect=BadInput("data.root", None, "gone"))
+            "fl_lightning.lab.study.launch.fetch",
+            Mock(side_effect=BadInput("data.root", None, "gone")),
         )
         assert ask()[0] == 2
     request = (tmp_path / "t/tune.yaml").read_bytes()
@@ -691,8 +692,8 @@ def test_spaces_lie_within_what_their_arguments_may_be() -> None:
 
 def test_what_is_searched_begins_from_the_base_and_leaves_what_the_study_sets() -> None:
     def keys(fixed: set[str] = frozenset(), **more: Any) -> dict[str, Any]:  # type: ignore[assignment]
-        config = complete(
-            plan([{"method": {"name": "pfedme", "init_args": more.pop("method", {})}, **more}])
+        config = resolve(
+            [{"method": {"name": "pfedme", "init_args": more.pop("method", {})}, **more}]
         )
         return {d.key: (d.start, d.space) for d in space(config, fixed)}
 
@@ -709,7 +710,7 @@ def test_what_is_searched_begins_from_the_base_and_leaves_what_the_study_sets() 
 
 def test_settings_of_a_grid_have_one_range_each(tmp_path: Path) -> None:
     entry = Entry("methods[0]", "fedavg", "fedavg")
-    base = complete(plan([{"method": "fedavg", "data": {"validation": 0.2}}]))
+    base = resolve([{"method": "fedavg", "data": {"validation": 0.2}}])
 
     def keys(*settings: dict[str, Any]) -> list[str]:
         return [d.key for d in Search(entry, tmp_path, 2, 1000, base, list(settings)).dimensions]
@@ -741,7 +742,7 @@ def test_a_space_that_nothing_can_be_drawn_from_is_one_line(where: Any, says: st
     """Before the search: some failed after a trial or after all of them, and some were searched at
     one point alone."""
     assert refusal(where) is not None
-    config = complete(plan([{"method": "fedprox"}]))
+    config = resolve([{"method": "fedprox"}])
     with pytest.MonkeyPatch.context() as patch:
         fields = dataclasses.fields(FedProx)
         patch.setattr(

@@ -3,11 +3,12 @@ cohort and all rounds."""
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fl_lightning.foundation.heap import keep_freed
 from fl_lightning.foundation.parallel import one_process
 from fl_lightning.lab.planning.made_up import in_shape_of
 from fl_lightning.lab.planning.start import check_start
+from fl_lightning.lab.planning.words import lines_of
 from fl_lightning.results.record import RoundRecord
 from fl_lightning.run import assemble, instantiate
 
@@ -58,8 +60,8 @@ class Plan:
     """Clients of the rehearsed round."""
     trained: float
     """The rehearsed share of their local training, 0 to 1."""
-    assumed_data: bool
-    """The data are not here: noise was trained on."""
+    made_up: int
+    """Training samples a client that were made up and trained on; 0: the data are here."""
     memory: float
     """Peak of the rehearsing process, bytes of main memory."""
     memory_device: float | None
@@ -74,6 +76,13 @@ class Plan:
     """Of a round: `clients`, `evaluation`, `server`."""
     privacy: dict[str, Any]
     """What the summary of the run will say of its privacy, at most."""
+
+    def __str__(self) -> str:
+        return "\n".join(lines_of(self))
+
+    def as_json(self) -> str:
+        """Returns its figures as JSON."""
+        return json.dumps(asdict(self) | {"round_seconds": self.round_seconds}, indent=1)
 
     @property
     def round_seconds(self) -> float:
@@ -114,7 +123,7 @@ def rehearse(config: Config, samples: int = 500) -> Plan:
         whole = max(data.train_sizes) // config.federation.batch_size + 1
         most_batches = min(whole, max(1, int(BUDGET / max(seconds, 1e-3))))
         fed, record = _run(rehearsal, data, accelerator, most_batches, rounds=2)
-    return _scaled(config, fed, record, most_batches, assumed_data=data.made_up)
+    return _scaled(config, fed, record, most_batches, samples if data.made_up else 0)
 
 
 def _data(config: Config) -> FederatedData | None:
@@ -201,7 +210,7 @@ def _chosen(fed: Federation) -> list[int]:
 
 
 def _scaled(
-    config: Config, fed: Federation, record: RoundRecord, most_batches: int, *, assumed_data: bool
+    config: Config, fed: Federation, record: RoundRecord, most_batches: int, made_up: int
 ) -> Plan:
     run, metrics = fed.run, record.metrics
     data, rehearsed = run.data, record.cohort
@@ -228,7 +237,7 @@ def _scaled(
         rounds=config.federation.rounds,
         rehearsed=len(rehearsed),
         trained=trained,
-        assumed_data=assumed_data,
+        made_up=made_up,
         memory=metrics["memory_mib"] * 2**20,
         memory_device=None if device_mib is None else device_mib * 2**20,
         stored=max(0, met - len(rehearsed)) * _bytes_of_a_client(fed, rehearsed),

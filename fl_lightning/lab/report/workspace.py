@@ -8,14 +8,18 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.metric import FURTHER
 from fl_lightning.results.columns import shown
+from fl_lightning.results.opening import check_out
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Workspace
 
+VIEW_MARK = '"type": "project-view"'
+"""Near the beginning of each view that is kept as a file."""
 VIEW = "fl_lightning"
 """How the view is called unless told otherwise."""
 _BANDS = {"groupby": "Group", "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
@@ -207,3 +211,24 @@ def _workspace(entity: str, project: str, name: str) -> Workspace:
             groupby=[Metric("Group")], pinned_columns=columns
         ),
     )
+
+
+def dashboard(entity: str | None, project: str, name: str, file: str | None) -> str:
+    """Saves the workspace at W&B where it has changed, or writes it to a file; returns where.
+
+    Raises:
+        RunFailed: W&B does not take it.
+    """
+    if file is not None:
+        path = check_out("json", file, "", VIEW_MARK, "view of W&B")
+        text = json.dumps(view(entity or "", project, name), indent=1) + "\n"
+        write_whole(path, text, durable=False)
+        return f"dashboard: {file}"
+    try:
+        where, is_new = save(entity, project, name)
+    except BadInput:
+        raise
+    except Exception as error:  # its text stays unsaid: it may hold parts of the key
+        reason = f"the view could not be saved ({type(error).__name__}); see --json FILE"
+        raise RunFailed(f"W&B: {reason}") from None
+    return f"dashboard: {where} ({'saved' if is_new else 'unchanged'})"

@@ -19,13 +19,14 @@ class Worth:
 
     Args:
         folder: of `fl-train worth`.
+        text: the answer as the command prints it.
 
     Raises:
         BadInput: it holds no answer.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, text: str = "") -> None:
+        self.folder, self._text = Path(folder), text
         try:
             self._content: dict[str, Any] = json.loads(
                 (self.folder / "worth.json").read_text(encoding="utf-8")
@@ -37,6 +38,9 @@ class Worth:
 
     def __repr__(self) -> str:
         return f"<Worth {self.folder}: {self.sentence}>"
+
+    def __str__(self) -> str:
+        return self._text or repr(self)
 
     def _repr_html_(self) -> str:
         html: str = self.silos[

@@ -1,0 +1,110 @@
+"""Flags of a command line, `--key value`, as settings. A value stays text until its type is
+known."""
+
+from __future__ import annotations
+
+from argparse import Action
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from fl_lightning.configuration.config import check
+from fl_lightning.configuration.files import NAMED, Layer, nested, read_config
+from fl_lightning.configuration.keys import COMPONENTS, hint, run_keys, unknown
+from fl_lightning.foundation.errors import NO_VALUE, BadInput
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One key with its value."""
+
+    key: str
+    text: str
+    words: tuple[str, ...]
+    """`("--key", "value")` or `("--key=value",)`."""
+
+    def layers(self) -> list[Layer]:
+        """Returns the settings that it stands for: of `--config` those in the file and its
+        bases."""
+        if self.key == "config":
+            return read_config(self.text)
+        return [nested(self.key, self._value())]
+
+    def _value(self) -> Any:
+        """Returns the text; for a component (name, list, mapping, null), its `init_args`, weights
+        or adapters what it says as YAML."""
+        head, *rest = self.key.split(".")
+        depth = 1 if head in NAMED else 0
+        beside = self.key in ("model.weights", "model.adapters")
+        if head not in COMPONENTS or not (len(rest) <= depth or rest[-1] == "init_args" or beside):
+            return self.text
+        try:
+            return yaml.safe_load(self.text)
+        except yaml.YAMLError:
+            raise BadInput(self.key, self.text, "it is not valid YAML") from None
+
+
+def read_flags(
+    argv: Sequence[str],
+    actions: dict[str, Action] | None = None,
+    command: str = "fit",
+    takes_words: bool = False,
+) -> tuple[list[str], list[Flag]]:
+    """Splits a command line into words that belong to no key, and flags.
+
+    Args:
+        argv: the words behind the command.
+        actions: the keys that there are, with their parser actions; None: those of a run.
+        command: named in errors.
+        takes_words: whether the command takes words beside flags.
+
+    Raises:
+        BadInput: a key that does not exist, a value that is missing, or a word too many.
+    """
+    actions = run_keys() if actions is None else actions
+    words: list[str] = []
+    flags: list[Flag] = []
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or word == "--":
+            is_word = takes_words and word != "--"
+            check("command line", word, is_word, "expected --key value")
+            words.append(word)
+            continue
+        key, equals, text = word[2:].partition("=")
+        if key not in actions and key.replace("-", "_") in actions:
+            key = key.replace("-", "_")
+        head = key.partition(".")[0]
+        if key not in actions and not (head in COMPONENTS and head in actions):
+            value = text if equals or not rest else rest[0]
+            raise unknown(key, value, list(actions), command)
+        if equals:
+            flags.append(Flag(key, text, (f"--{key}={text}",)))
+        elif _takes_next(key, rest, actions, takes_words):
+            flags.append(Flag(key, rest[0], (f"--{key}", rest.pop(0))))
+        else:
+            is_switch = key in actions and hint(actions[key]) is bool
+            check(key, "", is_switch, NO_VALUE)
+            flags.append(Flag(key, "true", (f"--{key}",)))
+    return words, flags
+
+
+def _takes_next(key: str, rest: list[str], actions: dict[str, Action], takes_words: bool) -> bool:
+    """Whether the next word is the value of `key`. A switch of a command with words takes only true
+    or false; `sbatch` also takes flags that the command does not have."""
+    if not rest:
+        return False
+    after = rest[0]
+    if after.startswith("--"):
+        return key == "sbatch" and after[2:].partition("=")[0].replace("-", "_") not in actions
+    is_switch = key in actions and hint(actions[key]) is bool
+    return not is_switch or not takes_words or after.lower() in ("true", "false")
+
+
+def layers_of_flags(flags: Sequence[Flag]) -> tuple[list[Layer], str | None]:
+    """Returns the settings of flags of a run, and the first config file, which names the run."""
+    first = next((flag.text for flag in flags if flag.key == "config"), None)
+    return [layer for flag in flags for layer in flag.layers()], first

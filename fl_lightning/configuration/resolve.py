@@ -1,0 +1,354 @@
+"""From settings to `Config`, and back to YAML."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import importlib
+import inspect
+import os
+import re
+import sys
+from functools import cache
+from pathlib import PurePath
+from typing import Any, get_type_hints
+
+import yaml
+from jsonargparse import ArgumentParser
+
+try:
+    from yaml import CSafeDumper as SafeDumper  # the same text, ten times as fast
+except ImportError:  # PyYAML was built without libyaml
+    from yaml import SafeDumper  # type: ignore[assignment]
+
+from fl_lightning.configuration import catalogue, index
+from fl_lightning.configuration.components import AdaptersConfig, Network
+from fl_lightning.configuration.config import (
+    GROUPS,
+    Component,
+    Config,
+    ModelConfig,
+    Start,
+    check,
+    check_finite,
+)
+from fl_lightning.configuration.files import Layer, update
+from fl_lightning.configuration.keys import COMPONENTS, run_parser, typed
+from fl_lightning.configuration.merging import DEFAULT_CALLBACKS, Settings
+from fl_lightning.configuration.ranges import check_ranges
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.extras import needs
+
+EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+"""A number that PyYAML takes for text where it has no dot or no sign: 1e-3."""
+# What each kind of component descends from, and the arguments that the engine gives it.
+BASES = {
+    "methods": (["fl_lightning.methods.base.Method"], frozenset[str]()),
+    "models": (
+        ["torch.nn.Module"],
+        frozenset({"input_shape", "num_classes", "vocabulary", "per_position"}),
+    ),
+    "callbacks": (
+        [f"fl_lightning.callbacks.{kind}" for kind in ("Transform", "Observer", "Aggregator")],
+        frozenset(),
+    ),
+    "loggers": (["fl_lightning.callbacks.Observer"], frozenset[str]()),
+}
+
+
+def start_of(layers: list[Layer]) -> Start:
+    """Returns how the run is to be started; components are not looked at.
+
+    Raises:
+        BadInput: a plain key that does not exist, or has a wrong value.
+    """
+    plain: Layer = {}
+    for layer in layers:
+        update(plain, {key: value for key, value in layer.items() if key not in COMPONENTS})
+    values = typed(run_parser(), plain)
+    start = Start(**{field.name: values[field.name] for field in dataclasses.fields(Start)})
+    fits = len(os.fsencode(start.name or "")) <= 255
+    check("name", start.name, fits, "no file system takes a name of more than 255 bytes")
+    return start
+
+
+def resolve(layers: list[Layer], over: Config | None = None) -> Config:
+    """Returns the config that settings come to, checked, with every default filled in.
+
+    Plain keys and names are checked before any class is imported.
+
+    Args:
+        layers: settings, each over those before it.
+        over: a resolved config that they change; None: the defaults.
+
+    Raises:
+        BadInput: a key, a name or a value that cannot work.
+    """
+    settings = Settings.merged(layers, over)
+    values = typed(run_parser(), settings.plain)
+    config = Config(
+        method=settings.method,
+        models=settings.models,
+        seed=values.seed,
+        callbacks={name: c for name, c in settings.callbacks.items() if c is not None},
+        loggers={name: c for name, c in settings.loggers.items() if c is not None},
+        smoke=values.smoke,
+        **{name: group(**values[name].as_dict()) for name, group in GROUPS.items()},
+    )
+    data = config.data
+    data.source = catalogue.find("sources", "data.source", data.source).name
+    data.partition = catalogue.find("partitions", "data.partition", data.partition).name
+    config.validate()
+    # stepprivacy first: it must account for an upload before a later callback refuses it
+    if config.optimizer.privacy.on:
+        accounts = Component("fl_lightning.callbacks.stepprivacy.StepPrivacy")
+        config.callbacks = {"stepprivacy": accounts} | config.callbacks
+    if config.smoke:
+        _shrink(config)
+    return _with_arguments(config)
+
+
+def _with_arguments(config: Config) -> Config:
+    """Returns `config` with every component's class imported, its arguments checked and its
+    defaults filled in."""
+    _look_here()
+    method = _completed("methods", "method", config.method)
+    method.check()
+    one = len(config.models) == 1
+    models = [
+        ModelConfig(_network("model" if one else f"model[{i}]", model.component), model.count)
+        for i, model in enumerate(config.models)
+    ]
+    callbacks = {
+        name: _completed("callbacks", f"callbacks.{name}", c)
+        for name, c in config.callbacks.items()
+    }
+    loggers = {
+        name: _completed("loggers", f"loggers.{name}", c) for name, c in config.loggers.items()
+    }
+    return dataclasses.replace(
+        config, method=method, models=models, callbacks=callbacks, loggers=loggers
+    )
+
+
+def method_entry(class_path: str) -> dict[str, Any]:
+    """What `index.json` has of one of our methods; somebody else's class is imported and
+    described."""
+    from fl_lightning.configuration.describe import described
+
+    _look_here()
+    return index.method(class_path) or described(_import("methods", "method", class_path))
+
+
+def to_yaml(config: Config) -> str:
+    """`config` as YAML that gives the same config when it is read back."""
+    return yaml.dump(to_settings(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def to_settings(config: Config) -> dict[str, Any]:
+    """`config` as the mapping that a config file holds, of plain values, with short names for our
+    own classes."""
+    models = [_named("models", m.component) | m.beside() for m in config.models]
+    absent = {name: None for name in DEFAULT_CALLBACKS if name not in config.callbacks}
+    settings: dict[str, Any] = _plain(
+        {
+            "seed": config.seed,
+            "smoke": config.smoke,
+            "method": _named("methods", config.method),
+            "model": models[0] if len(models) == 1 else models,
+            **config.groups(),
+            "callbacks": {
+                name: _arguments("callbacks", name, c) for name, c in config.callbacks.items()
+            }
+            | absent,
+            "loggers": {name: _arguments("loggers", name, c) for name, c in config.loggers.items()},
+        }
+    )
+    return settings
+
+
+def _plain(value: Any) -> Any:
+    """`value` as YAML has it: paths as text, choices by name, tuples as lists."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return (
+        str(value)
+        if isinstance(value, PurePath)
+        else value.name
+        if isinstance(value, enum.Enum)
+        else value
+    )
+
+
+def _look_here() -> None:
+    """Puts the working directory on `sys.path`, for the user's own classes."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+
+
+def _shrink(config: Config) -> None:
+    """Applies `--smoke`: one round, full participation, at most four clients; held-out clients,
+    names and architectures follow."""
+    config.federation.rounds = 1
+    config.federation.participation = 1.0
+    before, data = config.federation.clients, config.data
+    clients = config.federation.clients = min(4, before)
+    if data.held_out is not None:
+        data.held_out = [c for c in data.held_out if c < clients][: clients - 1] or [clients - 1]
+    if data.client_names is not None and len(data.client_names) == before:
+        data.client_names = data.client_names[:clients]
+    counts = [model.count for model in config.models]
+    if None in counts:
+        return
+    dealt = [0] * len(counts)
+    while sum(dealt) < clients:
+        for i, count in enumerate(counts):
+            dealt[i] += sum(dealt) < clients and dealt[i] < (count or 0)
+    config.models = [
+        ModelConfig(m.component, n) for m, n in zip(config.models, dealt, strict=True) if n
+    ]
+
+
+def _network(key: str, component: Component) -> Component:
+    """A model with all its values, and those of its adapters."""
+    # of torchvision, timm, or the user's own
+    if inspect.isfunction(_import("models", key, component.class_path)):
+        network = Component(component.class_path, _read(key, component))
+    else:
+        network = _completed("models", key, component)
+    if not isinstance(component, Network):
+        return network
+    adapters = component.adapters
+    if adapters is not None:
+        adapters = typed(
+            _parser(AdaptersConfig, frozenset()), adapters, prefix=f"{key}.adapters."
+        ).as_dict()
+        check_ranges(AdaptersConfig(**adapters), f"{key}.adapters")
+    return Network(network.class_path, network.init_args, component.weights, adapters)
+
+
+def _read(key: str, component: Component) -> dict[str, Any]:
+    """Parses a function's arguments: text as YAML, 1e-3 as a number, unless the parameter is
+    annotated `str`."""
+    hints: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # a function of the user's own may name what is not there
+        hints = get_type_hints(component.load())
+    values = dict(component.init_args)
+    for name, value in values.items():
+        if isinstance(value, str) and hints.get(name) is not str:
+            try:
+                values[name] = float(value) if EXPONENT.fullmatch(value) else yaml.safe_load(value)
+            except yaml.YAMLError:
+                raise BadInput(f"{key}.{name}", value, "it is not valid YAML") from None
+        check_finite(f"{key}.{name}", values[name])
+    return values
+
+
+def _completed(kind: str, key: str, component: Component) -> Component:
+    cls = _import(kind, key, component.class_path)
+    parser = _parser(cls, BASES[kind][1].difference(component.init_args))
+    values = typed(parser, component.init_args, prefix=f"{key}.").as_dict()
+    for name, value in values.items():
+        check_finite(f"{key}.{name}", value)
+    parameters = inspect.signature(cls).parameters
+    for name in values.keys() - component.init_args.keys():
+        if name in parameters and not _is_plain(parameters[name].default):
+            del values[name]  # no YAML can say it: the class fills it in
+    return Component(component.class_path, values)
+
+
+@cache
+def _parser(cls: type, from_engine: frozenset[str]) -> ArgumentParser:
+    """Returns a parser of a class's arguments, cached: building it is slow."""
+    _look_up_types(cls)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls, skip=set(from_engine), fail_untyped=False)
+    return parser
+
+
+def _look_up_types(cls: type) -> None:
+    """Give the arguments of a dataclass their types, each as the module of the class that declares
+    it knows it.
+
+    jsonargparse looks in the module of `cls` alone; where a name of a base class is not there, it
+    checks no argument.
+    """
+    if dataclasses.is_dataclass(cls) and cls.__dataclass_params__.init:  # type: ignore[attr-defined]
+        with contextlib.suppress(Exception):  # a class of the user's own may name what is not there
+            types = get_type_hints(cls)
+            annotations = cls.__init__.__annotations__
+            annotations |= {name: types[name] for name in annotations.keys() & types.keys()}
+
+
+def _import(kind: str, key: str, class_path: str) -> Any:
+    """The class at an import path (of models also a function that makes one); `BadInput` if there
+    is none, or it is of another kind."""
+    module, _, name = class_path.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise BadInput(
+            key, class_path, needs(error.name) or f"there is no module {error.name}"
+        ) from None
+    except Exception as error:  # a user's module can raise anything while it is imported
+        if not (isinstance(error, AttributeError) and module in sys.modules):
+            raise BadInput(
+                key, class_path, f"it cannot be imported: {type(error).__name__}: {error}"
+            ) from None
+        names = [n for n, value in vars(sys.modules[module]).items() if isinstance(value, type)]
+        near = catalogue.did_you_mean(name, names)
+        raise BadInput(key, class_path, f"module {module} has no {name}{near}") from None
+    if kind == "models" and inspect.isfunction(cls):
+        return cls
+    bases = [path.rpartition(".") for path in BASES[kind][0]]
+    allowed = tuple(getattr(importlib.import_module(module), name) for module, _, name in bases)
+    if not (isinstance(cls, type) and issubclass(cls, allowed)):
+        raise BadInput(key, class_path, f"it must be a subclass of {' or '.join(BASES[kind][0])}")
+    if kind == "methods":
+        _check_fields(key, class_path, cls)
+    return cls
+
+
+def _check_fields(key: str, class_path: str, method: type) -> None:
+    """Raise `BadInput` for a method with fields that are no arguments: its class is no dataclass,
+    as its base is."""
+    for base in method.__mro__:
+        if "__dataclass_fields__" in vars(base):
+            continue
+        own = [n for n, t in inspect.get_annotations(base).items() if "ClassVar" not in str(t)]
+        fields = f"{base.__name__} has fields that are no arguments ({', '.join(own)})"
+        check(key, class_path, not own, f"{fields}: write @dataclass(frozen=True) above it")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _named(kind: str, component: Component) -> dict[str, Any]:
+    entry = catalogue.lookup(kind, component.class_path)
+    which = {"name": entry.name} if entry else {"class_path": component.class_path}
+    return {**which, "init_args": component.init_args}
+
+
+def _arguments(kind: str, name: str, component: Component) -> dict[str, Any]:
+    """What a config has under a callback's name: its arguments, and its class where the name does
+    not say it."""
+    entry = catalogue.table(kind).get(name)
+    if entry and entry.class_path == component.class_path:
+        return component.init_args
+    return {"class_path": component.class_path, "init_args": component.init_args}
+
+
+class _Dumper(SafeDumper):
+    """No anchors for values that are one object."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True

@@ -1,0 +1,129 @@
+"""The keys of public functions: flags, help and bounds from their signatures and docstrings."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, get_args
+
+from docstring_parser import parse
+from jsonargparse import ArgumentParser
+
+from fl_lightning.configuration.config import check, check_finite
+from fl_lightning.configuration.keys import keys, typed, unknown
+from fl_lightning.configuration.ranges import bare, check_limit
+from fl_lightning.foundation.errors import BadInput
+
+F = TypeVar("F", bound=Callable[..., Any])
+WORDS = {
+    "definition": "STUDY",
+    "folder": "[OUT]",
+    "own_method": "METHOD",
+    "run_or_study": "STUDY | RUN",
+    "runs": "STUDY | RUN [RUN ...]",
+    "study_or_archive": "STUDY | FILE.zip",
+}
+"""Parameters that are words of a command line, and how its usage names them."""
+_AS_TEXT = (os.PathLike[str], Iterable[str])
+"""Parts of a type that a command line gives as text."""
+
+
+def parser_of(function: Callable[..., Any]) -> ArgumentParser:
+    """Returns the keys of a public function: its parameters but for words, a run's `config`, and
+    what only a script can give (`Any`)."""
+    documented = parse(function.__doc__ or "")
+    texts = {parameter.arg_name: parameter.description or "" for parameter in documented.params}
+    parser = ArgumentParser(exit_on_error=False, description=documented.short_description)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in WORDS or name == "config" or parameter.annotation is Any:
+            continue
+        required = parameter.default is inspect.Parameter.empty
+        text = " ".join(texts[name].split())
+        stands_for, colon, rest = text.partition(": ")
+        is_metavar = bool(colon) and stands_for.partition(".")[0].isupper()
+        options: dict[str, Any] = {"type": _plain_type(parameter.annotation), "help": text}
+        if is_metavar:
+            options |= {"metavar": stands_for, "help": rest[:1].upper() + rest[1:]}
+        options |= {"required": True} if required else {"default": parameter.default}
+        parser.add_argument(f"--{name}", **options)
+    return parser
+
+
+def _plain_type(annotation: Any) -> Any:
+    """Returns the type that jsonargparse checks: without bounds, and text for paths and names."""
+    parts = get_args(annotation)
+    if not any(part in parts for part in _AS_TEXT):
+        return bare(annotation)
+    return str | None if type(None) in parts else str
+
+
+def checked(function: F) -> F:
+    """Has `function` called with arguments that are checked and converted as its signature says.
+
+    Raises:
+        BadInput: an argument that it does not have, or a value that cannot work.
+    """
+    signature = inspect.signature(function)
+    parser = functools.cache(lambda: parser_of(function))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in signature.parameters:
+                raise unknown(name, kwargs[name], [*signature.parameters], function.__name__)
+        try:
+            arguments = signature.bind_partial(*args, **kwargs).arguments
+        except TypeError as error:
+            raise BadInput(function.__name__, args, f"{error}: give it by its name") from None
+        given = {name: plain(arguments[name]) for name in keys(parser()) if name in arguments}
+        for name, value in given.items():
+            if isinstance(value, list):  # names one by one
+                given[name] = ",".join(map(str, value))
+        values = typed(parser(), given).as_dict()
+        for name, value in values.items():
+            check_finite(name, value)
+            check_limit(name, value, signature.parameters[name].annotation)
+        for name in WORDS.keys() & signature.parameters.keys():
+            is_optional = signature.parameters[name].default is not inspect.Parameter.empty
+            check(name, None, is_optional or name in arguments, "it must be given")
+            is_plain = isinstance(arguments.get(name), bool | int | float | None)
+            allowed = "it must be a path, a name or an object"
+            check(name, arguments.get(name), name not in arguments or not is_plain, allowed)
+        return function(**{**arguments, **values})
+
+    return call  # type: ignore[return-value]
+
+
+def plain(value: Any) -> Any:
+    """`value` as a config file could hold it: paths and classes as text, numpy's numbers and arrays
+    as Python's, an object of a method's class as the class and those arguments that are no
+    defaults."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if type(value).__module__ == "numpy":
+        return value.tolist()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = {
+            field.name: getattr(value, field.name)
+            for field in dataclasses.fields(value)
+            if field.init and getattr(value, field.name) != field.default
+        }
+        return {"class_path": plain(type(value)), "init_args": plain(changed)}
+    if callable(value):
+        path = f"{value.__module__}.{getattr(value, '__qualname__', '<none>')}"
+        inside = "<" in path or "." in getattr(value, "__qualname__", ".")
+        check(
+            "config",
+            path,
+            not inside,
+            "it must be at the top of a module, where every process can import it",
+        )
+        return path
+    return value

@@ -1,0 +1,164 @@
+"""What a finished run, or a study, tells of its clients' data, by viewer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fl_lightning.configuration.config import check
+from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.foundation.files import write_whole
+from fl_lightning.lab.study.folder import StudyFolder
+from fl_lightning.results.opening import check_out, config_of
+
+if TYPE_CHECKING:
+    from fl_lightning.lab.audit.attacks import Row
+    from fl_lightning.lab.audit.claims import Claim
+    from fl_lightning.lab.audit.observe import Observed
+
+FILES = ("audit.json", "audit.csv", "audit.html")
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What attacks on finished runs measure; `str` gives the overall measures."""
+
+    rows: list[Row]
+    claims: dict[str, Claim]
+    """Of differentially private methods, by label: the claimed epsilon, and what canaries allow."""
+    page: Path
+
+    def __str__(self) -> str:
+        lines = [
+            f"{row.method}: {row.viewer}: {row.attack}: {row.measure} {row.value:.3f} "
+            f"({row.low:.3f} to {row.high:.3f})"
+            for row in self.rows
+            if row.measure.startswith(("AUC", "rank correlation"))
+            and "layer " not in row.measure
+            and row.low == row.low
+        ]
+        lines += [claim.words(label) for label, claim in self.claims.items()]
+        return "\n".join([*lines, f"the page: {self.page}"])
+
+
+def audit(folder: Path, out: Path) -> Audit:
+    """Looks at the models of one run, or of all runs of a study, and writes what they tell.
+
+    Raises:
+        RunFailed: a method claims a smaller epsilon than its canaries allow; all has been written.
+    """
+    check("audit", str(folder), folder.is_dir(), "there is no such folder")
+    check("out", str(out), not out.exists() or out.is_dir(), "it is no folder")
+    listed = _runs(folder)
+    from fl_lightning.lab.audit import page
+    from fl_lightning.lab.audit.claims import claimed
+
+    _check_out(out, page.MARKER)
+    rows: list[Row] = []
+    notes: list[str] = []
+    claims: dict[str, Claim] = {}
+    unseen: dict[str, list[str]] = {}
+    for label, runs in _observed(listed):
+        claim = claimed([run.privacy for run in runs])
+        claims |= {label: claim} if claim is not None else {}
+        rows_of_label, notes_of_label = _attacked(label, runs)
+        rows += rows_of_label
+        notes += notes_of_label
+        for view, values in runs[-1].samples.confidence.items():
+            if (values != values).any():
+                unseen.setdefault(view, []).append(label)
+    notes += [
+        f"No whole model is kept or sent for {view}: {', '.join(labels)}."
+        for view, labels in unseen.items()
+    ]
+    texts = (
+        page.as_json(rows, claims),
+        page.as_csv(rows),
+        page.as_html(rows, folder.name, claims, notes),
+    )
+    for name, text in zip(FILES, texts, strict=True):
+        write_whole(out / name, text)
+    audited = Audit(rows, claims, out / FILES[-1])
+    if broken := [label for label, claim in claims.items() if claim.broken]:
+        print(audited)
+        raise RunFailed(
+            f"audit: {broken[0]} claims a smaller epsilon than its canaries allow: see "
+            f"{audited.page}"
+        )
+    return audited
+
+
+def _observed(listed: dict[str, list[Path]]) -> Iterator[tuple[str, list[Observed]]]:
+    """Yields each label with what its runs tell; rows of a study share runs, which are read
+    once."""
+    from fl_lightning.lab.audit.observe import observed
+
+    seen: dict[Path, Observed] = {}
+    for label, places in listed.items():
+        for place in places:
+            if place not in seen:
+                print(f"audit: {place}", file=sys.stderr)
+                seen[place] = observed(config_of(place), place)
+        yield label, [replace(seen[place], method=label) for place in places]
+
+
+def _attacked(label: str, runs: list[Observed]) -> tuple[list[Row], list[str]]:
+    """What attacks on the runs of one method measure, and notes on what they could not."""
+    from fl_lightning.lab.audit import attacks
+
+    notes = []
+    if 1 < len(runs) < 3:
+        notes.append(f"{label}: {len(runs)} runs, and LiRA needs 3 at least, of other seeds.")
+    if len({tuple(run.rounds) for run in runs}) > 1:
+        notes.append(
+            f"{label}: its runs have kept models of different rounds: LiRA goes by the last round "
+            "alone."
+        )
+    last = runs[-1]  # one run: the others would be more of the same
+    notes += [f"{label}: {why}" for why in attacks.too_few(last)]
+    if last.flipped:
+        flipped = f"{len(last.flipped)} of {len(last.counts)}"
+        notes.append(f"{label}: {flipped} clients {attacks.FLIPPED}.")
+    rows = attacks.lira(runs) if len(runs) > 2 else []
+    rows += attacks.thresholds(last) + attacks.relations(last) + attacks.label_mixes(last)
+    return rows, notes
+
+
+def _check_out(out: Path, marker: str) -> None:
+    """Raise `BadInput` where a file that would be written is not an audit's: tables are, beside a
+    page that is one."""
+    if not out.exists():
+        return
+    ours = check_out("out", str(out / FILES[-1]), "", marker, "audit").exists()
+    for table in (out / name for name in FILES[:-1]):
+        check(
+            "out",
+            str(table),
+            ours or not table.exists(),
+            "it exists and is no audit, and is not written over",
+        )
+
+
+def _runs(folder: Path) -> dict[str, list[Path]]:
+    """Finished runs by label (and setting): one of a run folder, all seeds of each row of a
+    study."""
+    study = StudyFolder(folder)
+    if not study:
+        check(
+            "audit",
+            str(folder),
+            (folder / "summary.json").is_file(),
+            "it is neither a study nor a finished run",
+        )
+        return {folder.name: [folder]}
+    listed: dict[str, list[Path]] = {}
+    for cell in study.cells():
+        setting = ", ".join(f"{key}={value}" for key, value in cell["setting"].items())
+        if study.finished(cell["folder"]):
+            name = f"{cell['label']} ({setting})" if setting else cell["label"]
+            listed.setdefault(name, []).append(folder / cell["folder"])
+    check("audit", str(folder), bool(listed), "no run of this study has ended")
+    return listed

@@ -1,0 +1,111 @@
+"""What every method must hold, tried on a user's own: a line for each check."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.catalogue import did_you_mean
+from fl_lightning.configuration.config import Config, check
+from fl_lightning.configuration.files import Layer
+from fl_lightning.configuration.resolve import resolve
+from fl_lightning.foundation.errors import BadInput, RunFailed
+
+BASE: Layer = {
+    "model": {"name": "mlp", "hidden": [16]},
+    "federation": {"clients": 5, "rounds": 4, "local_epochs": 1},
+    "data": {"fraction": 0.4, "validation": 0.2, "public": "held_back"},
+    "fabric": {"accelerator": "cpu", "devices": 1, "threads": 1},
+    "callbacks": {"heatmaps": None, "progress": None},
+}
+"""Some 700 digits of five clients, a few seconds for all runs together. A part of the data is held
+back for validation and as public data, so that methods which ask for either find it."""
+SAVED: Layer = {"callbacks": {"checkpoint": {"every": 1, "best": False, "seconds": 0}}}
+WIDTH = 12
+QUICK = ("runs", "seed", "resume", "partial", "skip", "bytes")
+"""The checks of `--quick`, which need no second process and no other data or networks."""
+
+
+def check_method(
+    method: str, only: str | None, quick: bool, out: str | None, layers: list[Layer]
+) -> None:
+    """Prints a line for each check: what holds, and what does not and why.
+
+    Raises:
+        BadInput: there is no such method, or it cannot work with these settings at all.
+        RunFailed: some checks fail.
+    """
+    config = _config(method, [{"federation": {"rounds": 3}}, *layers] if quick else layers)
+    new = out is None or not Path(out).exists()
+    check("out", out, new, "it exists; the runs need a new folder")
+    from fl_lightning.lab.check.checks import NAMES
+
+    check("quick", quick, not (quick and only), "beside only, which names the checks")
+    chosen = only or ",".join(QUICK if quick else NAMES)
+    names = [name.strip() for name in chosen.split(",")]
+    allowed = f"checks: {', '.join(NAMES)}"
+    for name in names:
+        near = did_you_mean(name, NAMES)
+        check("only", name, name in NAMES, f"no such check{near}; {allowed}")
+    folder = contextlib.nullcontext(out) if out is not None else tempfile.TemporaryDirectory()
+    with folder as place:
+        Path(place).mkdir(parents=True, exist_ok=True)
+        failed = _checked(config, Path(place), names)
+    if failed:
+        raise RunFailed(f"{method}: {len(failed)} of {len(names)} checks fail: {', '.join(failed)}")
+
+
+def _config(method: str, layers: list[Layer]) -> Config:
+    class_path = catalogue.find("methods", "method", method).class_path
+    settings = [_without_others(layer, class_path) for layer in layers]
+    config = resolve([BASE, {"method": method}, *settings, SAVED])
+    federation = config.federation
+    check(
+        "federation.rounds",
+        federation.rounds,
+        federation.rounds >= 3,
+        "it must be at least 3: client 1 fails in 2",
+    )
+    check(
+        "federation.clients", federation.clients, config.clients >= 3, "at least 3 must take part"
+    )
+    return config
+
+
+def _without_others(layer: Layer, class_path: str) -> Layer:
+    """Returns a config's settings without its method, where that is another than the one that is
+    checked."""
+    given = layer.get("method")
+    name = given.get("name") or given.get("class_path") if isinstance(given, dict) else given
+    if not isinstance(name, str):
+        return layer
+    if catalogue.find("methods", "method", name).class_path == class_path:
+        return layer
+    return {key: value for key, value in layer.items() if key != "method"}
+
+
+def _checked(config: Config, folder: Path, names: list[str]) -> list[str]:
+    """Make the checks and print their results; gives the names of those that fail."""
+    from fl_lightning.lab.check.bench import Bench, Wrong
+    from fl_lightning.lab.check.checks import CHECKS
+
+    bench, failed = Bench(config, folder), []
+    for each in CHECKS:
+        if each.name not in names:
+            continue
+        try:
+            verdict, result = "ok", each.run(bench)
+        except BadInput as error:
+            if not bench.made:
+                raise  # with these settings it cannot work at all
+            verdict, result = "refused", f"in one line: {error}"
+        except Wrong as error:
+            verdict, result = "FAILS", str(error)
+            failed.append(each.name)
+        print(f"{verdict:8}{each.name:{WIDTH}} {each.says}: {result}", flush=True)
+        if each.name == "runs" and failed:
+            print("the other checks are not made: they would say the same")
+            break
+    return failed

@@ -1,0 +1,106 @@
+"""What a script hands over, as settings: mappings, classes, objects, arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fl_lightning.configuration.config import check, flat
+from fl_lightning.configuration.files import Layer, read_config
+from fl_lightning.configuration.files import layers_of as layers_in
+from fl_lightning.configuration.flags import layers_of_flags, read_flags
+from fl_lightning.configuration.signatures import plain
+from fl_lightning.foundation.errors import BadInput
+
+Config = Mapping[str, Any] | str | os.PathLike[str] | Iterable[str]
+TWICE = "it is given twice: here and by keyword"
+
+
+@contextlib.contextmanager
+def kept(given: Mapping[str, Any], out: Path) -> Iterator[Layer]:
+    """The settings of data, model and method that a script hands over; bad input leaves no file of
+    them."""
+    folder = out / "given"
+    layer: Layer = {}
+    before = set(folder.rglob("*"))
+    absent = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        if given.get("data") is not None:
+            from fl_lightning.data import given as own_data
+
+            layer |= own_data.keep(given["data"], folder)[1]
+        if (model := given.get("model")) is not None:
+            from fl_lightning.models import given as own_models
+
+            named = isinstance(model, str | type | Mapping)
+            layer |= {"model": plain(model)} if named else own_models.keep(model, folder)[1]
+        if given.get("method") is not None:
+            layer["method"] = plain(given["method"])
+        yield layer
+    except BadInput:
+        for path in sorted({*folder.rglob("*")} - before, reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        for path in absent:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        raise
+
+
+def layers_of(config: Config, objects: Layer) -> tuple[list[Layer], str | None]:
+    """Returns layers in the order of a call: files and bases, what a script hands over (`objects`),
+    the mapping's own keys; and the config file that names the run."""
+    if isinstance(config, str | os.PathLike):
+        name = os.fspath(config)
+        return [*read_config(name), objects], name
+    if isinstance(config, Mapping):
+        given = plain(config)
+        files = given.pop("config", None) or []
+        files = files if isinstance(files, list) else [files]
+        layers = [layer for file in files for layer in read_config(str(file))]
+        for key in ("model", "method"):
+            check(key, given.get(key), key not in given or key not in objects, TWICE)
+        if "base" in given:  # what is handed over goes over the base, too
+            layers += layers_in("fit", {"base": given.pop("base")}, Path())
+        own = layers_in("fit", given, Path())
+        for key in ("source", "root"):
+            value = next(
+                (layer["data"][key] for layer in own if key in layer.get("data", {})), None
+            )
+            check(f"data.{key}", value, value is None or "data" not in objects, TWICE)
+        return [*layers, objects, *own], str(files[0]) if files else None
+    allowed = "it must be a mapping, a config file or its name, or flags"
+    check("config", config, isinstance(config, Iterable), allowed)
+    flags = [*config]
+    wrong = [flag for flag in flags if not isinstance(flag, str)]
+    check("config", wrong[0] if wrong else None, not wrong, "flags are text: --key=value")
+    allowed = "with data, model or method by keyword it must be a mapping or a file"
+    check("config", " ".join(flags), not objects, allowed)
+    return layers_of_flags(read_flags(flags)[1])
+
+
+def flags_of(config: Config) -> list[str]:
+    """Returns `config` as flags of a command line."""
+    if isinstance(config, str | os.PathLike):
+        return [f"--config={os.fspath(config)}"]
+    if not isinstance(config, Mapping):
+        return [*config]
+    settings = plain(config)
+    files = settings.pop("config", None) or []
+    names = [*(files if isinstance(files, list) else [files])]
+    names += [settings.pop("base")] if "base" in settings else []
+    return [
+        *(f"--config={name}" for name in names),
+        *(f"--{key}={_as_text(value)}" for key, value in flat(settings)),
+    ]
+
+
+def _as_text(value: Any) -> str:
+    """Returns `value` as a command line has it: text as it is, all else as YAML in one line."""
+    if isinstance(value, str):
+        return value
+    return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).splitlines()[0]

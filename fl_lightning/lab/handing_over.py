@@ -1,0 +1,133 @@
+"""A client's model as a file that others can use, with the code that loads it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.configuration.config import check, flat
+from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.files import write_whole
+from fl_lightning.foundation.metric import BY_TASK, FURTHER
+from fl_lightning.results import opening
+
+SUFFIXES = {"safetensors": ".safetensors", "torch_export": ".pt2", "onnx": ".onnx"}
+"""How a file ends that is exported in each format."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The files that were written; `str` says how they are used."""
+
+    model: Path
+    loader: Path
+    facts: dict[str, Any]
+    """Kind of the model, its round, what its class is called with; of a new client its scores."""
+    lines: list[str]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def export(
+    run: Path,
+    client: str,
+    out: str,
+    format: str,
+    checkpoint: str,
+    of_site: Callable[[Path, int, Path], tuple[Any, dict[str, Any]]],
+) -> Exported:
+    """Writes one client's model, and beside it the file that loads it and predicts raw rows.
+
+    `of_site` writes the model instead where `run` is a deployed site's folder.
+    """
+    model = Path(out)
+    opening.check_path("run", run)
+    loader = _free_loader(model, out, SUFFIXES[format])
+    if (run / opening.SITE).is_file():
+        allowed = "a site's folder exports safetensors only"
+        check("format", format, format == "safetensors", allowed)
+        number = int(client) if client.isdecimal() else -1
+        allowed = "for a site's folder give the client's number"
+        check("client", client, number >= 0, allowed)
+        _, facts = of_site(run, number, model)
+    else:
+        _check_importable(run)
+        config = opening.config_of(run)
+        from fl_lightning.run import export as write
+
+        facts = write(config, run, client, model, checkpoint, format)  # type: ignore[arg-type]
+    return _with_loader(loader, run, facts.get("whose", f"client {client}"), model, facts, format)
+
+
+def join(run: Path, data: str, out: str, rounds: int | None, architecture: str | None) -> Exported:
+    """Writes a new client's model, and beside it the file that loads it; the run stays as it is."""
+    model = Path(out)
+    config = opening.config_of(run)
+    loader = _free_loader(model, out)
+    from fl_lightning.run import join as write
+
+    facts = write(config, run, data, model, rounds, architecture)
+    exported = _with_loader(loader, run, "a new client", model, facts)
+    metrics = [*BY_TASK.values(), *FURTHER.values()]
+    scores = [name for metric in metrics for name in (metric.by("received"), metric.name)]
+    names = [name for name in ("labelled", "rule", *scores, "loss") if name in facts]
+    exported.lines.extend(f"# {name}: {facts[name]}" for name in names)
+    if "loss" in facts:
+        trained = f"# rounds of local training before this score: {facts['trained']} (--rounds)"
+        exported.lines.append(f"{trained}; the run had {config.federation.rounds}")
+    return exported
+
+
+def _check_importable(run: Path) -> None:
+    """Raise `BadInput` for a class that the run's script has defined."""
+    for _, path in flat(opening.saved_layer(run) or {}):
+        if str(path).startswith("__main__."):
+            name = path.rpartition(".")[2]
+            allowed = (
+                f"{name} was defined in a script (__main__), which export cannot import: move the "
+                f"class to a file, my_parts.py, and write my_parts.{name} in the run's config.yaml"
+            )
+            raise BadInput("run", str(run), allowed)
+
+
+def _free_loader(model: Path, out: str, suffix: str = ".safetensors") -> Path:
+    """Returns the path of the loader beside `model`.
+
+    Raises:
+        BadInput: a wrong suffix, a file that exists, or a name that hides a module.
+    """
+    stem = re.sub(r"^(?=\d)|\W", "_", opening.check_out("out", out, suffix).stem)
+    imported = {*sys.stdlib_module_names, "torch", "numpy", "safetensors", "onnxruntime"}
+    allowed = f"the {stem}.py beside it would hide the module {stem}; choose another name"
+    check("out", out, stem not in imported, allowed)
+    loader = model.with_name(f"{stem}.py")
+    for path in (model, loader):
+        check("out", out, not path.exists(), f"{path} exists, and is not written over")
+    return loader
+
+
+def _with_loader(
+    loader: Path,
+    run: Path,
+    whose: str,
+    model: Path,
+    facts: dict[str, Any],
+    format: str = "safetensors",
+) -> Exported:
+    from fl_lightning.exporting.loader import loader as code_of
+
+    code = code_of(run, whose, model, facts, format)
+    try:
+        write_whole(loader, code)
+    except RunFailed:  # a full disk: once it has room, the same command is to find its names free
+        model.unlink(missing_ok=True)
+        raise
+    head = [line for line in code.splitlines()[:2] if line.startswith("#")]
+    use = f"{loader}: predict(rows) gives the class, of a regression the number, of each raw row"
+    lines = [*head, f"from {loader.stem} import predict  # {use}"]
+    return Exported(model, loader, facts, lines)

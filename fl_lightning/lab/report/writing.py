@@ -1,0 +1,56 @@
+"""The page on runs, or on a study: which it is, and where it is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from fl_lightning.configuration.config import check
+from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.files import write_whole
+from fl_lightning.lab.study.folder import StudyFolder
+from fl_lightning.results.opening import check_out, check_path
+
+
+def report(
+    folders: Sequence[str],
+    out: str | None,
+    figures: Literal["svg", "pdf", "png"] | None,
+    accept_changed_code: bool,
+) -> str:
+    """Writes one page, and with `figures` each chart to a file of its own; returns where.
+
+    Args:
+        folders: run folders, folders of runs, or one study's.
+        out: the page; None: report.html, in a single folder.
+        figures: format of the charts' files.
+        accept_changed_code: for a study, as in `compare`.
+    """
+    check("run", None, bool(folders), "it must be given: fl-train report RUN [RUN ...]")
+    for folder in folders:
+        check_path("run", Path(folder))
+    one = Path(folders[0] if len(folders) == 1 else ".")
+    page = os.fspath(one / "report.html") if out is None else out
+    study = StudyFolder(Path(folders[0]))
+    # of a regression methods are not compared: its runs are shown
+    if study and len(folders) == 1 and not study.is_regression():
+        from fl_lightning.lab.study.comparison import report as report_study
+
+        charts = report_study(folders[0], page, figures, accept_changed_code)
+        return _where(Path(page), charts)
+    require("report", "report", folders[0])
+    from fl_lightning.lab.report import MARKER, load, render, run_folders, vector
+
+    runs = load(run_folders([Path(folder) for folder in folders]))
+    file = check_out("out", page, ".html", MARKER, "report")
+    text, charts = render(runs), file.with_name(f"{file.stem}-figures")
+    if figures is not None:
+        vector.write(runs, charts, figures)
+    write_whole(file, text)
+    return _where(file, charts if figures is not None else None)
+
+
+def _where(page: Path, charts: Path | None) -> str:
+    return f"report: {page}" + ("" if charts is None else f"\nfigures: {charts}")

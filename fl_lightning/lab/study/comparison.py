@@ -1,0 +1,207 @@
+"""Methods over seeds, in one table that a reader can trust."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Literal
+
+from pandas import DataFrame
+from rich.console import Console
+
+from fl_lightning.configuration.config import check
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.files import write_whole
+from fl_lightning.lab.report.vector import image
+from fl_lightning.lab.study import cells, clients, picture, tables
+from fl_lightning.lab.study.chosen import chosen as values_chosen
+from fl_lightning.lab.study.compare import MIN_METHODS, Compared
+from fl_lightning.lab.study.compare import compare as of_methods
+from fl_lightning.lab.study.sheet import FORMATS, Sheet, choose
+from fl_lightning.lab.study.sheet import table as as_table
+from fl_lightning.lab.study.statistics import MIN_PAIRS
+from fl_lightning.lab.study.tables import MARK
+from fl_lightning.results.opening import check_out
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """How methods are compared (`fl_lightning.compare`)."""
+
+    baseline: str | None = None
+    judge: str | None = None
+    metric: str = "accuracy"
+    target: float | None = None
+    accept_changed_code: bool = False
+    clients: bool = False
+    picture: str | None = None
+    format: str = "table"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Methods side by side; `str` is the text that was asked for, empty where a file has it."""
+
+    table: DataFrame
+    """A row for each method by judge and setting (or for each client and method), every digit
+    kept."""
+    notes: list[str]
+    """What is said below the table."""
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return str(self.table.to_html()) + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+
+
+def compare(
+    folders: Sequence[str],
+    asked: Asked,
+    columns: str | None,
+    caption: str | None,
+    label: str | None,
+    out: str | None,
+) -> Comparison:
+    """Compares the methods of a study, an archive or run folders; writes the text to the file
+    `out`, where it is given.
+
+    Raises:
+        BadInput: a key that has no effect beside the others, a file that is not written over, or as
+            `read`.
+    """
+    _check(folders, asked, columns, caption, label, out)
+    sheet = _sheet_of(folders, asked)
+    sheet = sheet if columns is None else choose(sheet, columns)
+    sheet = dataclasses.replace(sheet, caption=caption or "", label=label or "")
+    return written(sheet, asked.format, out)
+
+
+def _sheet_of(folders: Sequence[str], asked: Asked) -> Sheet:
+    """Returns the table; a picture is written at once, for the page it is drawn."""
+    with read(folders, asked) as (scored, notes, folder):
+        if asked.clients:
+            sheet = clients.sheet_of(scored, asked.baseline)
+            return dataclasses.replace(sheet, lines=[*notes, *sheet.lines])
+        compared = side_by_side(scored, notes, folder, asked.baseline, asked.target)
+        if asked.picture is not None:
+            allowed = (
+                f"ranks need at least {MIN_PAIRS} settings and {MIN_METHODS} methods with the same "
+                f"judge; without --picture the table says how many there are"
+            )
+            check("picture", asked.picture, bool(compared.ranks), allowed)
+            drawn = image("ranks", picture.draw_ranks(compared.ranks), "png", MARK)
+            write_whole(Path(asked.picture), drawn, durable=False)
+        sheet = tables.sheet_of(compared)
+        if asked.format != "html":
+            return sheet
+        return dataclasses.replace(sheet, pictures=picture.as_svg(picture.draw(scored, compared)))
+
+
+def _check(
+    folders: Sequence[str],
+    asked: Asked,
+    columns: str | None,
+    caption: str | None,
+    label: str | None,
+    out: str | None,
+) -> None:
+    """Raise `BadInput` without a folder, for keys that do not go together, and for files that may
+    not be written."""
+    allowed = "it must be given: fl-train compare STUDY, or RUN [RUN ...]"
+    check("compare", None, bool(folders), allowed)
+    for key, file, suffix in (("out", out, ""), ("picture", asked.picture, ".png")):
+        if file is not None:
+            check_out(key, file, suffix, MARK, "comparison")
+    both = out is not None and asked.picture is not None
+    same = both and Path(str(out)).resolve() == Path(str(asked.picture)).resolve()
+    allowed = "the table is written there (--out): it must be another file"
+    check("picture", asked.picture, not same, allowed)
+    if asked.clients:
+        allowed = "it is of methods over seeds: leave out --clients"
+        check("picture", asked.picture, asked.picture is None, allowed)
+        check("target", asked.target, asked.target is None, allowed)
+    if asked.format != "latex":
+        check("caption", caption, caption is None, "it is for --format latex")
+        check("label", label, label is None, "it is for --format latex")
+    whole = columns is None or asked.format not in ("csv", "json")
+    check("columns", columns, whole, f"{asked.format} has all columns")
+    if asked.picture is not None or asked.format == "html":
+        require("report", "compare", folders[0])
+
+
+def report(
+    study: str, out: str, figures: Literal["svg", "pdf", "png"] | None, accept_changed_code: bool
+) -> Path | None:
+    """Writes the page on a study, and with `figures` each picture to a file of its own; returns
+    the folder of these."""
+    require("study", "report", study)
+    require("report", "report", study)
+    page = check_out("out", out, "", MARK, "comparison")
+    asked = Asked(accept_changed_code=accept_changed_code)
+    with read([study], asked) as (scored, notes, folder):
+        compared = side_by_side(scored, notes, folder)
+        drawn = picture.draw(scored, compared)
+        sheet = dataclasses.replace(tables.sheet_of(compared), pictures=picture.as_svg(drawn))
+    charts = page.with_name(f"{page.stem}-figures")
+    if figures is not None:
+        picture.write(drawn, charts, figures)
+    written(sheet, "html", out)
+    return charts if figures is not None else None
+
+
+@contextlib.contextmanager
+def read(names: Sequence[str], asked: Asked) -> Iterator[tuple[list[cells.Cell], list[str], Path]]:
+    """The cells of a study, an archive or run folders, what is to be said of them, and the first
+    folder."""
+    require("study", "compare", names[0])
+    folders = [Path(name) for name in names]
+    with contextlib.ExitStack() as until:
+        if len(folders) == 1 and folders[0].is_file():
+            from fl_lightning.lab.study import archive
+
+            folders = [until.enter_context(archive.unpacked(folders[0]))]
+        scored, notes = cells.read(folders, asked.judge, asked.metric, asked.accept_changed_code)
+        yield scored, notes, folders[0]
+
+
+def side_by_side(
+    scored: list[cells.Cell],
+    notes: list[str],
+    folder: Path,
+    baseline: str | None = None,
+    target: float | None = None,
+) -> Compared:
+    """The comparison of cells, with the values that `fl-train tune` chose for the study in
+    `folder`."""
+    try:
+        compared = of_methods(scored, baseline, target)
+    except BadInput:  # such as no pairs, since runs are left out
+        print("".join(f"{note}\n" for note in notes), end="", file=sys.stderr)
+        raise
+    chosen, warnings = values_chosen(folder)
+    compared.rows[:] = [
+        dataclasses.replace(row, chosen=chosen.get(row.method)) for row in compared.rows
+    ]
+    compared.notes[:0] = [*notes, *warnings]
+    return compared
+
+
+def written(sheet: Sheet, form: str, out: str | None = None) -> Comparison:
+    """Returns the comparison with its text, which is written to the file `out` where that is given;
+    of a CSV, the lines below the table go to stderr."""
+    screen = Console()
+    fits = form == "table" and out is None and screen.is_terminal
+    text = as_table(sheet, screen.width) if fits else FORMATS[form](sheet)
+    if out is not None:
+        write_whole(Path(out), text)
+    if form == "csv":
+        print("\n".join(sheet.lines), file=sys.stderr)
+    shown = "" if out is not None else text.removesuffix("\n")
+    return Comparison(DataFrame(sheet.records), list(sheet.lines), shown)

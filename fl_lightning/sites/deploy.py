@@ -1,0 +1,110 @@
+"""Writes a Flower app for a configuration, after a rehearsal against the simulator."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fl_lightning.configuration.config import Component, Config, check
+from fl_lightning.configuration.resolve import to_yaml
+from fl_lightning.data import prepare
+from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.foundation.files import whole_folder
+from fl_lightning.results import owncode
+from fl_lightning.run import instantiate
+from fl_lightning.sites import app
+from fl_lightning.sites.center import check_deployable
+from fl_lightning.sites.data import Facts, with_loop, write_sites
+from fl_lightning.sites.rehearsal import differences, rehearse, repeatable, short, simulate
+
+CHECKPOINT = Component("fl_lightning.callbacks.checkpoint.Checkpoint", {"every": 1, "seconds": 0.0})
+"""The centre saves after every round: a resumed centre asks for no round that sites have left
+behind."""
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """The files of an app, those of its rehearsal sites, and lines for the user."""
+
+    folder: Path
+    app: list[Path]
+    sites: list[Path]
+    notes: list[str]
+
+    def __str__(self) -> str:
+        readme = self.folder / "README.md"
+        lines = [*self.notes, f"app: {self.folder} ({len(self.app)} files); the commands: {readme}"]
+        if self.sites:
+            first, last = self.sites[0], self.sites[-1].name
+            lines.append(f"data of {len(self.sites)} sites to rehearse with: {first} to {last}")
+        return "\n".join(lines)
+
+
+def deploy(
+    config: Config,
+    out: str | Path,
+    *,
+    sites: str | Path | None = None,
+    rehearse: bool = True,
+) -> Deployed:
+    """Write the Flower app of `config` to the new folder `out`.
+
+    Args:
+        config: complete.
+        out: the app's folder; the run gets its name.
+        sites: a new folder for the configuration's data, one file for each client.
+        rehearse: first compare two rounds by messages with the simulator's.
+
+    Raises:
+        BadInput: the configuration cannot be deployed, or a folder exists.
+        RunFailed: the rehearsal differs from the simulator.
+    """
+    folder = Path(out)
+    check("out", str(out), not folder.exists(), "it exists; the app needs a new folder")
+    if sites is not None:
+        exists = Path(sites).exists()
+        check("sites", str(sites), not exists, "it exists; the files need a new folder")
+    checkpoint = config.callbacks.get("checkpoint", CHECKPOINT)
+    checkpoint = Component(CHECKPOINT.class_path, checkpoint.init_args | CHECKPOINT.init_args)
+    config = replace(config, callbacks=config.callbacks | {"checkpoint": checkpoint})
+    components = config.callbacks.items()
+    check_deployable(config, [instantiate(f"callbacks.{name}", c) for name, c in components])
+    config = with_loop(config)
+    notes = []
+    if rehearse:
+        notes.append(_compared(short(config)))
+    if "localprivacy" in config.callbacks:
+        config = repeatable(config, False)
+        notes.append(
+            "noise: every site draws it from its operating system, since all sites know the seed"
+        )
+    data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
+    source = owncode.read(owncode.paths(config))
+    site_files: list[Path] = []
+    with whole_folder(folder):
+        files = app.write(folder, folder.name, to_yaml(config), Facts.of(data), source)
+        if sites is not None:
+            with whole_folder(Path(sites)):
+                site_files = write_sites(config, data, Path(sites))
+    return Deployed(folder, files, site_files, notes)
+
+
+def _compared(config: Config) -> str:
+    """Run `config` by messages and in the simulator; a line saying that results are equal.
+
+    Raises:
+        BadInput: a hook reads data that does not travel.
+        RunFailed: the results differ.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        cells = differences(simulate(config, Path(name)), rehearse(config, Path(name)))
+    if cells:
+        raise RunFailed(
+            f"the rehearsal differs from the simulator in {len(cells)} cells; the first: {cells[0]}"
+        )
+    federation = config.federation
+    return (
+        f"rehearsal: {federation.rounds} rounds of {federation.clients} clients by messages are "
+        f"bit-identical to the simulator's"
+    )
