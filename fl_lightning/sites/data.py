@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -395,7 +395,7 @@ def write_sites(config: Config, data: FederatedData, folder: Path) -> list[Path]
     check("data.partition", "rotated or planted", read.plain, allowed)
     public = {} if read.public is None else {PUBLIC: (read.public, torch.zeros(0))}
     sites = [parts | public for parts in read.parts]
-    write = partial(_write_table, facts, config.data.label_column)
+    write: Callable[..., None] = partial(_write_table, facts, config.data.label_column)
     suffix = "csv"
     if facts.columns is None:
         write, suffix = _write_arrays, "npz"
@@ -431,7 +431,7 @@ def _write_table(
         for k, features in enumerate(x.tolist()):
             word = "" if part == PUBLIC else y[k].item()
             if facts.task == "classification" and part != PUBLIC:
-                word = facts.class_names[word]
+                word = facts.class_names[int(word)]
             rows.writerow([*_cells(columns, features), word, part])
     file.write_text(text.getvalue(), encoding="utf-8")
 

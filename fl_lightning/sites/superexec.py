@@ -43,6 +43,6 @@ def reconcile(executor: object) -> None:
 if __name__ == "__main__":
     for name in LOADED:
         import_module(name)
-    subprocess_executor.SubprocessExecutor.launch = launch  # type: ignore[method-assign]
-    subprocess_executor.SubprocessExecutor.reconcile = reconcile  # type: ignore[method-assign]
+    subprocess_executor.SubprocessExecutor.launch = launch
+    subprocess_executor.SubprocessExecutor.reconcile = reconcile
     flower_superexec()
