@@ -22,6 +22,7 @@ from fl_lightning import __version__
 from fl_lightning.callbacks.base import Callback, Transform
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.core import Client, Payload
+from fl_lightning.core.run import ModelGroup
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.pool import Pool
@@ -76,10 +77,10 @@ class RemoteWorker(Worker):
         for attempt in range(1, attempts + 1):
             messages: dict[int, bytes] = {}
             for c in left:
-                described, tensors = wire.of_payload(downloads[c])
-                header, more = evaluator.context(c, with_models=False)
-                header |= {"kind": "visit", "round": t, "scored": scored, "payload": described}
-                messages[c] = self.exchange.pack(header, tensors | more, c)
+                message = evaluator.context(c, with_models=False)
+                message |= {"kind": "visit", "round": t, "scored": scored}
+                message["payload"] = wire.of_payload(downloads[c])
+                messages[c] = self.exchange.pack(message, c)
             answers = self.exchange.ask(t, "visit", messages, attempt)
             for c in left:
                 self._learn_forms(c, answers.get(c))
@@ -109,8 +110,10 @@ class RemoteWorker(Worker):
     def _learn_forms(self, c: int, answer: Any) -> None:
         """Count the shapes of what a site has sent beside its vectors: most sites are right."""
         forms = self.forms[self.run.group_of(c).index]
-        for name, tensor in answer[1].items() if answer is not None else ():
-            forms[name.partition(".")[2]][tuple(tensor.shape), tensor.dtype] += 1
+        payload = (answer or {}).get("payload", {})
+        for kind in ("statistics", "extra"):
+            for name, tensor in payload.get(kind, {}).items():
+                forms[name][tuple(tensor.shape), tensor.dtype] += 1
 
     def _take(
         self, t: int, c: int, answer: Any, sent: Payload, results: Results
@@ -118,19 +121,20 @@ class RemoteWorker(Worker):
         """Put one client's answer where the server looks for it; the failure, where there is no
         answer to take."""
         try:
-            header, upload, kept = self._upload(t, c, answer)
-            values = wire.values_of(header)
+            answer, upload, kept = self._upload(t, c, answer)
+            values = wire.values_of(answer)
         except wire.Unreadable as error:
             return self.exchange.refused(t, c, "upload", error)
         except BadClient as failure:
             return failure
         state, layout = self.pool.state(c), self.run.group_of(c).layout
-        state.received[MODEL].copy_(_over(state.received[MODEL], upload, layout))
+        columns = wire.columns(upload.vector, layout, upload.sent)
+        wire.fill(state.received[MODEL], layout, upload.sent, columns)
         for slot, vector in upload.vectors.items():
             state.received[slot].copy_(vector)
         state.memory |= kept
         state.rounds += 1
-        result = ClientResult(c, values, uncounted=str(header.get("uncounted", "")))
+        result = ClientResult(c, values, uncounted=str(answer.get("uncounted", "")))
         result.traffic = np.array((sent.by_layer, upload.by_layer))
         result.sent = np.array((sent.layers_sent, upload.layers_sent))
         result.statistics = upload.statistics | upload.extra
@@ -138,10 +142,12 @@ class RemoteWorker(Worker):
         self.client_ended(c)
         return None
 
-    def _upload(self, t: int, c: int, answer: Any) -> tuple[wire.Header, Payload, wire.Tensors]:
-        header, tensors = self.exchange.read(t, c, answer)
+    def _upload(
+        self, t: int, c: int, answer: wire.Message | None
+    ) -> tuple[wire.Message, Payload, dict[str, Tensor]]:
+        read = self.exchange.read(t, c, answer)
         group = self.run.group_of(c)
-        upload = wire.to_payload(header.get("payload", {}), tensors, group.layout, group.initial)
+        upload = wire.to_payload(read.get("payload"), group.layout, group.initial)
         slots = {name for name, slot in self.run.method.slots().items() if slot.exchanged}
         if (
             not set(upload.vectors) <= slots
@@ -166,7 +172,7 @@ class RemoteWorker(Worker):
             for transform in self.transforms
             for name, x in transform.init_client(self.run).items()
         }
-        return header, upload, wire.check_memory(known, tensors)
+        return read, upload, wire.check_memory(known, read.get("memory"))
 
 
 class RemoteEvaluator(Evaluator):
@@ -175,20 +181,25 @@ class RemoteEvaluator(Evaluator):
     exchange: Exchange
     _finals: dict[int, dict[str, Any]]
 
-    def context(self, c: int, with_models: bool) -> tuple[wire.Header, wire.Tensors]:
+    def context(self, c: int, with_models: bool) -> wire.Message:
         """What the server has for a client now: whether there is a global model, and with
         `with_models` that model."""
         run, group = self.run, self.run.group_of(c)
-        header: wire.Header = {"has_global": self.has_global, "uploaded": c in run.server.uploaded}
-        header["visits"] = visits_of(run, c)  # that the site's state must have behind it
-        tensors: wire.Tensors = {}
+        # and how many visits the site's state must have behind it
+        message = {
+            "has_global": self.has_global,
+            "uploaded": c in run.server.uploaded,
+            "visits": visits_of(run, c),
+        }
         model = self.global_model(c) if with_models else None
         if model is not None:
-            header["global"], tensors["global"] = _places(model, group)
+            message["global"] = _places(model, group)
         elif with_models and run.relation.is_global:
-            header["shared"] = np.flatnonzero(group.down_mask).tolist()
-            tensors["shared"] = wire.columns(group.vectors[MODEL], group.layout, group.down_mask)
-        return header, tensors
+            message["shared"] = {
+                "sent": np.flatnonzero(group.down_mask).tolist(),
+                "model": wire.columns(group.vectors[MODEL], group.layout, group.down_mask),
+            }
+        return message
 
     def after_aggregation(self, t: int, results: Results) -> None:
         """Scores of models that exist only now, by one more message to each client of the round."""
@@ -219,17 +230,17 @@ class RemoteEvaluator(Evaluator):
         kind: str,
         clients: Sequence[int],
         results: Results,
-        read: Callable[[wire.Header], dict[str, Any]],
+        read: Callable[[wire.Message], dict[str, Any]],
     ) -> dict[int, dict[str, Any]]:
         """What `read` finds in the answers of those who have answered."""
         messages = {}
         for c in clients:
-            header, tensors = self.context(c, with_models=True)
-            messages[c] = self.exchange.pack(header | {"kind": kind, "round": t}, tensors, c)
+            message = self.context(c, with_models=True) | {"kind": kind, "round": t}
+            messages[c] = self.exchange.pack(message, c)
         answers, taken = self.exchange.ask(t, kind, messages, 1), {}
         for c in clients:
             try:
-                taken[c] = read(self.exchange.read(t, c, answers.get(c))[0])
+                taken[c] = read(self.exchange.read(t, c, answers.get(c)))
             except (BadClient, wire.Unreadable) as error:
                 failure = (
                     error
@@ -242,28 +253,18 @@ class RemoteEvaluator(Evaluator):
         return taken
 
 
-def _places(model: Tensor, group: Any) -> tuple[dict[str, list[int]], Tensor]:
-    """Of a server's model for a client: which blocks are sent, and which are the client's own, and
-    the former."""
+def _places(model: Tensor, group: ModelGroup) -> wire.Message:
+    """A server's model for a client: the blocks that are sent, and which are the client's own."""
     sent, own = group.down_mask.copy(), []
     for k, block in enumerate(group.layout.blocks):
         numbers = model[block.start : block.stop]
         if bool(numbers.isnan().all()) and block.size:
             own.append(k)
             sent[k] = False
-        elif not sent[k] and not torch.equal(numbers, group.initial[block.start : block.stop]):
+        elif not torch.equal(numbers, group.initial[block.start : block.stop]):
             sent[k] = True
-    return {"sent": np.flatnonzero(sent).tolist(), "own": own}, wire.columns(
-        model, group.layout, sent
-    )
-
-
-def _over(old: Tensor, upload: Payload, layout: Any) -> Tensor:
-    """What the server has received of a client so far, with this upload in it."""
-    new = old.clone()
-    return wire.fill(
-        new, layout, upload.sent, wire.columns(upload.vector, layout, upload.sent), "it"
-    )
+    columns = wire.columns(model, group.layout, sent)
+    return {"sent": np.flatnonzero(sent).tolist(), "own": own, "model": columns}
 
 
 # ---------------------------------------------------------------- putting it together

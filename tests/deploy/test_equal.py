@@ -18,6 +18,7 @@ from fl_lightning.configuration.flags import layers_of_flags, read_flags
 from fl_lightning.configuration.resolve import resolve
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.sites import wire
 from fl_lightning.sites.rehearsal import LocalTransport, differences, rehearse, simulate
 from tests.methods.every import FEW
 
@@ -150,18 +151,18 @@ class Lossy(LocalTransport):
 class Overheard(LocalTransport):
     """Keeps all that sites have sent."""
 
-    wire: list[bytes]
+    sent: list[bytes]
 
     def push(self, address: int, message: bytes, ttl: float) -> str:
         name = super().push(address, message, ttl)
-        self.wire.append(self.waiting[-1][1])  # type: ignore[arg-type]
+        self.sent.append(self.waiting[-1][1])  # type: ignore[arg-type]
         return name
 
 
-def overheard(wire: list[bytes]) -> Callable[..., Overheard]:
+def overheard(sent: list[bytes]) -> Callable[..., Overheard]:
     def made(sites: list[Callable[[bytes], bytes]]) -> Overheard:
         transport = Overheard(sites)
-        transport.wire = wire
+        transport.sent = sent
         return transport
 
     return made
@@ -185,9 +186,9 @@ def test_messages_lost_and_doubled_change_no_number(tmp_path: Path) -> None:
 
 def test_nothing_personal_is_on_the_wire(tmp_path: Path) -> None:
     """FedPer's classifier and every sample of a site: no row of them is in what sites send."""
-    wire: list[bytes] = []
-    run = rehearse(config_of("fedper"), tmp_path, overheard(wire))
-    sent = b"".join(wire)
+    heard: list[bytes] = []
+    run = rehearse(config_of("fedper"), tmp_path, overheard(heard))
+    sent = b"".join(heard)
     import numpy as np
     from safetensors.torch import load_file
 
@@ -216,30 +217,28 @@ def _spoilt(how: Callable[[bytes], bytes], at: int) -> Callable[..., LocalTransp
     return make
 
 
-def _rewritten(change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
-    from fl_lightning.sites import wire
-
+def _rewritten(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
     def of(answer: bytes) -> bytes:
-        header, tensors = wire.unpack(answer)
-        if header["kind"] != "visit":
-            return answer
-        change(header, tensors)
-        return wire.pack(header, tensors)
+        message = wire.unpack(answer)
+        if message["kind"] == "visit":
+            change(message)
+        return wire.pack(message)
 
     return of
 
 
 HOSTILE = {
-    "its model has shape": _rewritten(lambda h, t: t.update(model=t["model"][:-1])),
-    "its upload is not finite": _rewritten(lambda h, t: t.update(model=t["model"] * torch.nan)),
-    "answered another message": _rewritten(lambda h, t: h.update(round=h["round"] - 1)),
-    "it holds what the method does not upload": _rewritten(
-        lambda h, t: (
-            h["payload"]["vectors"].append("personal"),
-            t.update({"vectors.personal": t["model"]}),
-        )
+    "a vector has shape": _rewritten(
+        lambda m: m["payload"].update(model=m["payload"]["model"][:-1])
     ),
-    "its scores are no numbers": _rewritten(lambda h, t: h.update(values={"accuracy": "all"})),
+    "its upload is not finite": _rewritten(
+        lambda m: m["payload"].update(model=m["payload"]["model"] * torch.nan)
+    ),
+    "answered another message": _rewritten(lambda m: m.update(round=m["round"] - 1)),
+    "it holds what the method does not upload": _rewritten(
+        lambda m: m["payload"]["vectors"].update(personal=m["payload"]["model"])
+    ),
+    "its scores are no numbers": _rewritten(lambda m: m.update(values={"accuracy": "all"})),
     "it is cut short": lambda answer: answer[:100] if b"visit" in answer else answer,
 }
 
@@ -282,10 +281,10 @@ def test_transforms_at_both_ends(tmp_path: Path) -> None:
 
 def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path: Path) -> None:
     """What a site sends under local privacy is not its model; epsilon is counted at the centre."""
-    wire: list[bytes] = []
+    heard: list[bytes] = []
     flags = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
-    run = rehearse(config_of("fedavg", *flags.split()), tmp_path, overheard(wire))
-    sent = b"".join(wire)
+    run = rehearse(config_of("fedavg", *flags.split()), tmp_path, overheard(heard))
+    sent = b"".join(heard)
     from safetensors.torch import load_file
 
     for client in range(3):

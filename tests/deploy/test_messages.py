@@ -38,7 +38,7 @@ class Odd(LocalTransport):
 
     def push(self, address: int, message: bytes, ttl: float) -> str:
         name = super().push(address, message, ttl)
-        if address == BAD and wire.unpack(message)[0]["kind"] == "visit":
+        if address == BAD and wire.unpack(message)["kind"] == "visit":
             self.answers.append(self.waiting.pop()[1])
             self.waiting.extend(self.come(self.answers, name))
         return name
@@ -115,43 +115,46 @@ def test_a_message_that_is_not_answered_in_time_is_sent_again(
 # ---------------------------------------------------------------- hostile answers
 
 
-def _tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
+def _changed(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
+    """An answer with a change to its payload."""
+
     def of(answer: bytes) -> bytes:
-        header, tensors = wire.unpack(answer)
-        change(tensors)
-        return wire.pack(header, tensors)
+        message = wire.unpack(answer)
+        change(message["payload"])
+        return wire.pack(message)
 
     return of
 
 
+SHORT = _changed(lambda payload: payload.update(model=payload["model"][:-1]))
+"""An answer whose model lacks a number."""
 HOSTILE = [
     (
         "fpl",
-        _tensors(lambda t: t.update({"extra.features": t["extra.features"][:, :-1].clone()})),
+        _changed(lambda p: p["extra"].update(features=p["extra"]["features"][:, :-1])),
         "its features has shape",
     ),
     (
         "fpl",
-        _tensors(lambda t: t.update({"statistics.classes": t["statistics.classes"] + 9})),
+        _changed(lambda p: p["statistics"].update(classes=p["statistics"]["classes"] + 9)),
         "it names classes that the federation does not have",
     ),
     (
         "fedpac",
-        _tensors(
-            lambda t: t.update({"extra.moments.means": t["extra.moments.means"][:-1].clone()})
-        ),
+        _changed(lambda p: p["extra"].update({"moments.means": p["extra"]["moments.means"][:-1]})),
         "it has not one row for each of its classes",
     ),
     (
         "fedmd",
-        _tensors(lambda t: t.update({"extra.predictions": t["extra.predictions"][:-1].clone()})),
+        _changed(lambda p: p["extra"].update(predictions=p["extra"]["predictions"][:-1])),
         "its predictions has shape",
     ),
     (
         "fednova",
-        _tensors(lambda t: t.update({"statistics.steps": torch.tensor([torch.inf])})),
+        _changed(lambda p: p["statistics"].update(steps=torch.tensor([torch.inf]))),
         "its upload is not finite",
     ),
+    ("fednova", _changed(lambda p: p["statistics"].update(steps=3)), "parts of it are missing"),
 ]
 
 
@@ -190,14 +193,14 @@ def test_another_methods_payload_is_refused(
     theirs: dict[int, bytes] = {}
 
     def keep(answers: Answers, name: str) -> list[Any]:
-        theirs[wire.unpack(answers[-1])[0]["round"]] = answers[-1]
+        theirs[wire.unpack(answers[-1])["round"]] = answers[-1]
         return [(name, answers[-1])]
 
     (tmp_path / "other").mkdir()
     rehearse(config_of(other), tmp_path / "other", odd(keep))
     config = config_of(method, "--federation.on_bad_client", "skip")
     run = rehearse(
-        config, tmp_path, odd(lambda a, name: [(name, theirs[wire.unpack(a[-1])[0]["round"]])])
+        config, tmp_path, odd(lambda a, name: [(name, theirs[wire.unpack(a[-1])["round"]])])
     )
     assert [(row["client"], row["outcome"]) for row in RunFolder(run).read("failures")] == [
         (BAD, "skipped")
@@ -222,10 +225,10 @@ def test_headers_that_lack_something_are_refused(
 
     def made(sites: list[Any]) -> LocalTransport:
         def spoilt(message: bytes) -> bytes:
-            header, tensors = wire.unpack(sites[BAD](message))
-            if header["kind"] == kind:
-                change(header)
-            return wire.pack(header, tensors)
+            answer = wire.unpack(sites[BAD](message))
+            if answer["kind"] == kind:
+                change(answer)
+            return wire.pack(answer)
 
         return LocalTransport([sites[0], spoilt, sites[2]])
 
@@ -250,10 +253,8 @@ def test_uploads_that_the_centre_refuses_count_in_epsilon(tmp_path: Path) -> Non
     """They have left the site with noise of their own."""
 
     def spoilt(answers: Answers, name: str) -> list[Any]:
-        header, tensors = wire.unpack(answers[-1])
-        if header["round"] in (2, 3):
-            tensors |= {"model": tensors["model"][:-1]}
-        return [(name, wire.pack(header, tensors))]
+        lost = wire.unpack(answers[-1])["round"] in (2, 3)
+        return [(name, SHORT(answers[-1]) if lost else answers[-1])]
 
     flags = "--federation.on_bad_client skip --federation.rounds 4 --callbacks.localprivacy.clip 1"
     config = config_of("fedavg", *f"{flags} --callbacks.localprivacy.noise 0.5".split())
@@ -281,15 +282,15 @@ class Moving:
         return list(self.nodes)
 
     def push(self, address: int, message: bytes, ttl: float) -> str:
-        header, _ = wire.unpack(message)
-        answer = {key: header[key] for key in ("kind", "run", "round", "client")}
-        if header["kind"] == "hello":
+        given = wire.unpack(message)
+        answer = {key: given[key] for key in ("kind", "run", "round", "client")}
+        if given["kind"] == "hello":
             who = {1: 0, 2: 1, 3: 0}[address]
             facts = {"version": "x", "initial": "i", "fingerprint": "f"}
             answer |= {"site": who, "name": "", "sizes": [5, 0, 5], **facts}
         self.hellos += 1
         if address in self.nodes and address not in self.dead:
-            self.waiting.append((str(self.hellos), wire.pack(answer, {})))
+            self.waiting.append((str(self.hellos), wire.pack(answer)))
         return str(self.hellos)
 
     def pull(self, most: int) -> list[tuple[str, Any]]:
@@ -309,7 +310,7 @@ def test_a_site_that_comes_back_at_another_address_is_taken_once_the_first_has_g
     answered = []
     for t, (nodes, dead) in enumerate([([1, 2, 3], {1}), ([2, 3], {1})], 1):
         transport.nodes, transport.dead = nodes, dead
-        messages = {c: exchange.pack({"kind": "visit", "round": t}, {}, c) for c in (0, 1)}
+        messages = {c: exchange.pack({"kind": "visit", "round": t}, c) for c in (0, 1)}
         answers = exchange.ask(t, "visit", messages, 1)
         answered.append([c for c, answer in answers.items() if answer is not None])
     assert answered == [[1], [0, 1]]
@@ -461,16 +462,8 @@ def test_a_site_whose_answer_was_refused_goes_back(
     config = config_of(method, "--federation.on_bad_client", "skip", "--federation.rounds", "4")
 
     def spoilt(answers: Answers, name: str) -> list[Any]:
-        header, tensors = wire.unpack(answers[-1])
-        lost = header["round"] in rounds
-        return [
-            (
-                name,
-                wire.pack(header, tensors | {"model": tensors["model"][:-1]})
-                if lost
-                else answers[-1],
-            )
-        ]
+        lost = wire.unpack(answers[-1])["round"] in rounds
+        return [(name, SHORT(answers[-1]) if lost else answers[-1])]
 
     run = rehearse(config, tmp_path, odd(spoilt))
     failed = [

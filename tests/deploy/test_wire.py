@@ -31,7 +31,7 @@ class Watched(LocalTransport):
 
     def push(self, address: int, message: bytes, ttl: float) -> str:
         name = super().push(address, message, ttl)
-        kind = wire.unpack(message)[0]["kind"]
+        kind = wire.unpack(message)["kind"]
         self.sent.append((kind, message))
         self.come.append((kind, self.waiting[-1][1]))
         site: Any = self.sites[address].__self__  # type: ignore[attr-defined]
@@ -143,11 +143,9 @@ def test_the_search_finds_what_is_sent(tmp_path: Path) -> None:
     with np.load(tmp_path / "data" / "site-1.npz") as content:
         x, y = content["x_train"][0].astype(np.float32), content["y_train"].astype(np.int64)
     leaks = (torch.from_numpy(x), torch.from_numpy(y))
-    assert all(any(run in wire.pack({}, {"leak": leak}) for run in runs) for leak in leaks)
+    assert all(any(run in wire.pack({"leak": leak}) for run in runs) for leak in leaks)
     model = kept[0].sites[1].__self__.fed.run.states[1].vectors["model"]
-    assert any(
-        run in wire.pack({}, {"leak": model}) for client, run in kept[0].personal if client == 1
-    )
+    assert any(run in wire.pack({"leak": model}) for client, run in kept[0].personal if client == 1)
 
 
 @pytest.mark.slow
@@ -163,7 +161,7 @@ def test_the_search_finds_vectors_that_are_not_exchanged(tmp_path: Path) -> None
         if not slot.exchanged
     ]
     assert any(
-        run in wire.pack({}, {"leak": private}) for client, run in secrets(kept[0]) if client == 1
+        run in wire.pack({"leak": private}) for client, run in secrets(kept[0]) if client == 1
     )
 
 
