@@ -212,9 +212,13 @@ def export(
         checkpoint: The newest, or the best by validation (else mean) accuracy.
     """
     from fl_lightning.lab.handing_over import export as write
-    from fl_lightning.sites.ends import exported
 
-    return write(Path(run), str(client), os.fspath(out), format, checkpoint, exported)
+    def of_site(*given: Any) -> Any:
+        from fl_lightning.sites.ends import exported
+
+        return exported(*given)
+
+    return write(Path(run), str(client), os.fspath(out), format, checkpoint, of_site)
 
 
 @checked
@@ -618,14 +622,15 @@ def worth(
     Args:
         config: as for `fit`.
         out: DIR: folder for runs and results; an existing one is continued.
-        methods: Methods besides FedAvg, separated by commas (default: fedper,ditto,selfkapc,fedcac
-            and the config's).
+        methods: Methods besides FedAvg, separated by commas (default: fedper,ditto,selfkapc,fedcac,
+            partialpooling and the config's). Each is scored after 1, 3 and 10 times the rounds.
         repeats: Trainings of each method, rounded up to a multiple of 5, the number of folds
-            (default: 20).
-        minutes: In place of repeats: as many cycles of 5 folds as end in this time.
+            (default: 10).
+        minutes: In place of repeats: as many cycles of 5 folds as end in this time, or the folds of
+            the first that do.
         metric: Score of the gains (default: accuracy; for a regression mae).
         margin: Points below which a difference does not matter (default: 2; for mae: 2 % of the
-            mean error, in the target's unit).
+            silo's error, in the target's unit).
         leave_one_out: Also train without each silo in turn: how much the others' scores fall.
         curve: Also train with 10, 25 and 50 % of each silo's samples: up to which size federating
             pays.

@@ -8,6 +8,7 @@ import contextlib
 import os
 import sys
 from importlib import import_module
+from typing import Any
 
 from flwr.supercore.cli import flower_superexec
 from flwr.supercore.constant import TaskType
@@ -43,6 +44,7 @@ def reconcile(executor: object) -> None:
 if __name__ == "__main__":
     for name in LOADED:
         import_module(name)
-    subprocess_executor.SubprocessExecutor.launch = launch
-    subprocess_executor.SubprocessExecutor.reconcile = reconcile
+    executor_class: Any = subprocess_executor.SubprocessExecutor
+    executor_class.launch = launch
+    executor_class.reconcile = reconcile
     flower_superexec()
