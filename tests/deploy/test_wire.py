@@ -154,15 +154,21 @@ def test_the_search_finds_vectors_that_are_not_exchanged(tmp_path: Path) -> None
     uploads."""
     kept: list[Any] = []
     rehearse(config_of("ditto"), tmp_path, watched(kept))
-    run = kept[0].sites[1].__self__.fed.run
-    [private] = [
-        run.states[1].vectors[name]
-        for name, slot in run.method.slots().items()
-        if not slot.exchanged
-    ]
-    assert any(
-        run in wire.pack({"leak": private}) for client, run in secrets(kept[0]) if client == 1
-    )
+    private = kept[0].sites[1].__self__.fed.run.states[1].vectors["personal"]
+    leak = wire.pack({"leak": private})
+    assert any(run in leak for client, run in secrets(kept[0]) if client == 1)
+
+
+def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path: Path) -> None:
+    """Sites send noisy models; epsilon is counted at the centre."""
+    kept: list[Any] = []
+    flags = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
+    run = rehearse(config_of("fedper", *flags.split()), tmp_path, watched(kept))
+    sent = b"".join(answer for _, answer in kept[0].come)
+    assert kept[0].uploaded
+    assert not any(run in sent for _, run in kept[0].uploaded)
+    first, second = (row["privacy_epsilon"] for row in RunFolder(run).read("metrics"))
+    assert 0 < first < second
 
 
 @pytest.mark.sampled("scaffold", "fedper")
