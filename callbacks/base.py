@@ -16,12 +16,11 @@ from torch import Tensor
 
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import check_ranges
-from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunContext
+from fl_lightning.core import Client, Payload, Phase, RelationInputs, RoundRecord, RunContext
 from fl_lightning.core.mixing import mean_of
-from fl_lightning.core.protocols import Method
-from fl_lightning.core.server import GroupServer
+from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.foundation import log
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.privacy.steps import Private
 
 STAGES = ("observe", "draw", "show", "write", "log", "save", "send")
 """When the hooks of callbacks run: all of one stage, then those of the next."""
@@ -128,37 +127,14 @@ class Transform(Callback):
         """`payload` is about to reach `client`. To change its numbers, give it a new `vector`
         (`changes_download`)."""
 
+    def on_phase(self, client: Client, phase: Phase) -> Private | None:
+        """`client` is about to train `phase`; returns how its steps are protected (None: they are
+        not)."""
+        return None
+
     def on_upload(self, client: Client, payload: Payload) -> None:
         """`payload` is about to leave `client`. To change its numbers, give it a new `vector`
         (`changes_upload`)."""
-
-
-def client_memory(run: RunContext) -> dict[str, Tensor]:
-    """What the method and the transforms keep with every client, with its first values.
-
-    Raises:
-        BadInput: one keeps something and does not declare it: it would be lost; or by a name that
-            is another's.
-    """
-    named: dict[str, Tensor] = {}
-    parts: list[Method | Transform] = [
-        run.method,
-        *(c for c in run.callbacks if isinstance(c, Transform)),
-    ]
-    for part in parts:
-        first = part.init_client(run)
-        if first and not part.client_memory:
-            requirement = "its init_client gives tensors: set it to True"
-            raise BadInput(f"{type(part).__name__}.client_memory", False, requirement)
-        for name, tensor in first.items():
-            if name in named or name.startswith(("optimizer.", "received.")):
-                requirement = (
-                    "it is another's: names of one's own begin otherwise than with optimizer. or "
-                    "received."
-                )
-                raise BadInput(f"{type(part).__name__}.init_client", name, requirement)
-            named[name] = tensor.clone()
-    return named
 
 
 class Observer(Callback):
@@ -175,6 +151,10 @@ class Observer(Callback):
 
     def on_client_end(self, run: RunContext, client: int) -> None:
         """`client` has uploaded in this round (home rank only)."""
+
+    def on_aggregate(self, run: RunContext, server: Server) -> None:
+        """The method has aggregated what clients of the round have uploaded; what is added to
+        `server.metrics` becomes part of the record."""
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """The round is complete and scored."""

@@ -14,7 +14,7 @@ import torch
 
 from fl_lightning.cli import main
 from fl_lightning.engine.federation import Federation
-from fl_lightning.foundation.metric import one_class_words, predicted_classes
+from fl_lightning.foundation.metric import one_class_words
 from fl_lightning.lab.report import tables
 from fl_lightning.lab.study.compare import _one_class
 from fl_lightning.methods.fedavg import FedAvg
@@ -40,11 +40,6 @@ def write_table(file: Path) -> None:
         values = torch.randn(45, 2, generator=draws).tolist()
         lines += [f"{site},{a:.4f},{b:.4f},{int(k % RATE == 0)}" for k, (a, b) in enumerate(values)]
     file.write_text("\n".join(lines))
-
-
-def test_classes_are_counted_by_model() -> None:
-    answers = torch.tensor([2, 2, 2, 0, 1, 0, 1])
-    assert predicted_classes(answers, [3, 3, 1], 3).tolist() == [1, 2, 1]
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

@@ -103,12 +103,7 @@ class Accuracy(Metric):
             has_target = y != NO_TARGET
             right = (output.argmax(-1) == y) & has_target
             return (right.sum(1) / has_target.sum(1).clamp(min=1)).sum()
-        from torchmetrics.functional.classification import multiclass_stat_scores
-
-        counts: Tensor = multiclass_stat_scores(
-            output, y, num_classes, average="micro", validate_args=False
-        )
-        return counts[0]  # true positives; a share would be rounded
+        return (output.argmax(1) == y).sum()
 
     def totals(
         self, outputs: Sequence[Tensor], ys: Sequence[Tensor], num_classes: int
@@ -168,8 +163,8 @@ class Further(Metric):
         return _FURTHER[self.name](scores, y)
 
 
-PREDICTED = Metric("predicted_classes", "classes that the model predicts", True)
-"""Counted beside accuracy; one alone means that every sample gets the same answer."""
+PREDICTED = Metric("predicted_classes", "the predicted class of each sample", True)
+"""Kept beside accuracy: it does not show where every sample gets the same answer."""
 ONE_CLASS = "largest_class_share"
 """The column of `final.csv` for clients whose model predicts one class of the several in their test
 part."""
@@ -199,25 +194,6 @@ def one_class_words(shares: Mapping[str, float], clients: int, metrics: Iterable
     advice = f"; accuracy does not show it, --evaluation.metrics [{','.join(SHOWS_ONE_CLASS)}] does"
     taken = set(SHOWS_ONE_CLASS) & set(metrics)
     return f"{subject}: client {listed}" + ("" if taken else advice)
-
-
-def predicted_classes(answers: Tensor, sizes: Sequence[int], num_classes: int) -> Tensor:
-    """How many classes each of several models predicts, int64 (models,).
-
-    Args:
-        answers: the predicted class of each sample, model after model, (sum of sizes,).
-        sizes: samples of each model.
-        num_classes: of the task.
-    """
-    import torch
-
-    models = torch.arange(len(sizes), device=answers.device)
-    owners = models.repeat_interleave(
-        torch.tensor(sizes, device=answers.device), output_size=len(answers)
-    )
-    flags = torch.zeros(len(sizes), num_classes, dtype=torch.bool, device=answers.device)
-    flags[owners, answers] = True
-    return flags.sum(1)
 
 
 def recalls(scores: Tensor, y: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ bytes again.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -261,7 +262,7 @@ class Exchange:
             absent = f"it did not answer within {self.limits.visit:.0f} s"
             raise BadClient(c, t, "download", f"{self.name(c)}: {self.out.get(c, absent)}")
         if "unreadable" in answer:
-            raise self.refused(t, c, "upload", answer["unreadable"])
+            raise wire.Unreadable(answer["unreadable"])
         if "refused" in answer:
             what, hook = _two_words(answer["refused"])
             allowed = f"{hook} reads {what}, which does not travel: it cannot be deployed"
@@ -275,9 +276,16 @@ class Exchange:
             )
         return answer
 
-    def refused(self, t: int, c: int, stage: str, why: object) -> BadClient:
-        """The failure of a site that sent what cannot be used."""
-        return BadClient(c, t, stage, f"{self.name(c)} sent what is refused: {why}")
+    @contextlib.contextmanager
+    def naming(self, t: int, c: int, stage: str, failures: list[BadClient]) -> Iterator[None]:
+        """Within this, an answer that cannot be used becomes one of `failures`."""
+        try:
+            yield
+        except wire.Unreadable as error:
+            why = f"{self.name(c)} sent what is refused: {error}"
+            failures.append(BadClient(c, t, stage, why))
+        except BadClient as failure:
+            failures.append(failure)
 
 
 def _two_words(given: Any) -> tuple[str, str]:

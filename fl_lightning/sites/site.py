@@ -76,15 +76,15 @@ class Outbox(Transform):
         self.payload = payload
 
 
-class SiteEvaluator(Evaluator):
-    """Scores at the site: what the server has for its client comes with the message."""
+class Brought:
+    """What the server has for the site's client: it comes with the message."""
 
-    has_global = False
-    brought: Tensor | None = None
+    whole = False
+    model: Tensor | None = None
 
-    def global_model(self, client: int) -> Tensor | None:
+    def of(self, client: int) -> Tensor | None:
         """What the message brought."""
-        return self.brought
+        return self.model
 
 
 class Site:
@@ -139,12 +139,13 @@ class Site:
         bring."""
         fed, run = self.fed, self.fed.run
         run.server.memory = Withheld()
-        old = fed.evaluator
-        self.evaluator = SiteEvaluator(run, old.trainers, old.guard, fed.reducer)
-        fed.evaluator = fed.worker.evaluator = self.evaluator
+        worker, self.brought = fed.worker, Brought()
+        self.evaluator = Evaluator(run, worker.trainers, worker.guard, self.brought)
         self.group = run.group_of(self.client)
         self.outbox = Outbox()
-        fed.worker.transforms = [*map(Uploading, self.transforms), self.outbox]
+        transforms = [*map(Uploading, self.transforms), self.outbox]
+        worker = replace(worker, evaluator=self.evaluator, transforms=transforms)
+        self.fed = fed = Federation(worker)
         choose_executors(run, fed.worker.trainers)
         count_costs(run, fed.worker.trainers)
 
@@ -298,7 +299,7 @@ class Site:
         self._bring(message)
         t = message["round"]
         with self._after(t), self.evaluator.guard.naming(t, self.client, self.evaluator):
-            scores = self.evaluator._final_scores(self.client)
+            scores = self.evaluator.final_scores(self.client)
         numbers([scores, scores["further"]])
         return {"scores": scores}
 
@@ -321,7 +322,7 @@ class Site:
     def _bring(self, message: wire.Message) -> None:
         """Take over what the message holds of the server's models for the client."""
         run, group, layout = self.fed.run, self.group, self.group.layout
-        self.evaluator.has_global = bool(message["has_global"])
+        self.brought.whole = bool(message["has_global"])
         run.server.uploaded = {self.client} if message["uploaded"] else set()
         if shared := message.get("shared"):
             blocks = wire.mask(shared["sent"], len(layout.blocks))
@@ -332,7 +333,7 @@ class Site:
             if state is not None:
                 columns = wire.columns(state.vectors[MODEL], layout, own)
                 wire.fill(vector, layout, own, columns)
-            self.evaluator.brought = wire.fill(vector, layout, sent, model["model"])
+            self.brought.model = wire.fill(vector, layout, sent, model["model"])
 
     # ---------------------------------------------------------------- what was answered
 
