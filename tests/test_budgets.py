@@ -35,13 +35,13 @@ TOKENS = {
     "models": 7_800,
     "privacy": 3_600,
     "results": 15_600,
-    "sites": 18_200,
+    "sites": 17_900,
     "storage": 3_300,
     "top": 9_300,
     "training": 25_000,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 411_000
+ALL = 410_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 
