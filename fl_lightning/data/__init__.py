@@ -26,8 +26,11 @@ from fl_lightning.foundation.rng import numpy_rng
 __all__ = ["ClientData", "FederatedData", "Part", "ResidentPart", "prepare"]
 
 
-def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> FederatedData:
-    """Load `data.source`, deal it out to `clients` and work out the normalisation.
+def prepare(
+    data: DataConfig, clients: int, seed: int, smoke: bool = False, fit: bool = True
+) -> FederatedData:
+    """Load `data.source`, deal it out to `clients` and work out the normalisation; without `fit`
+    samples stay as they were read, with neither `data.impute` nor `data.scale`.
 
     Randomness depends on `seed` alone; with `data.folds` on the number of its cycle, and the fold
     on its place in it. Raises `BadInput` for data that are absent, malformed or too few. `smoke`
@@ -63,7 +66,7 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
     )
     labels = labels_train, planted.relabelled(dealt.test.labels, tests, groups, tasks)
     unlabelled = public.pool(data, smoke)
-    samples = _samples(source, dealt, labels, away, data, unlabelled, made_up, seed, smoke)
+    samples = _samples(source, dealt, labels, away, data, unlabelled, made_up, seed, smoke, fit)
     if is_told:
         digest = identity.of(source, None if made_up else unlabelled, data.reads_test)
         samples["reading"] = replace(samples["reading"], digest=digest)
@@ -93,6 +96,7 @@ def _samples(
     made_up: bool,
     seed: int,
     smoke: bool,
+    fit: bool,
 ) -> dict[str, Any]:
     """Read the samples, fit what is to be fitted, and work out the normalisation: as
     `FederatedData` takes them.
@@ -103,7 +107,7 @@ def _samples(
     test = train if dealt.test is dealt.train else dealt.test.read_all()
     _check_images(data, train.ndim)
     columns = source.reading.columns if not made_up else Columns.unknown(train.shape)
-    fits = Preprocessing.of(data, columns, train)
+    fits = Preprocessing.of(data, columns, train) if fit else None
     public_ = None
     if dealt.held_back is not None:
         public_ = dealt.held_back.read_all()

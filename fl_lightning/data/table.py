@@ -35,7 +35,7 @@ def load(data: DataConfig) -> Source:
     Raises:
         BadInput: no such file (then `Absent`) or column, a cell that is no number, or is empty.
     """
-    cells = _read(data)
+    cells = read(data)
     label, group, chosen = columns_of(data, list(cells))
     if data.task == "regression":
         class_names: list[str] = []
@@ -65,7 +65,7 @@ def load(data: DataConfig) -> Source:
     if images:
         beside = Path(data.root or "").expanduser().parent
         files = [beside / cell for cell in first]
-        read = decoder(
+        reads = decoder(
             lambda index: opened(files[index]),
             data.root,
             lambda index: f"column {chosen[0]!r} of sample {index + 1}, {files[index].name}",
@@ -78,14 +78,14 @@ def load(data: DataConfig) -> Source:
             absent is None,
             "it must name columns of features (data.columns)",
         )
-        read = Pool.of(_features(data, features, columns), labels).read
-    pool = Pool(labels, read, groups, mark=marks(files, beside) if images else None)
+        reads = Pool.of(_features(data, features, columns), labels).read
+    pool = Pool(labels, reads, groups, mark=marks(files, beside) if images else None)
     source = source_of(data, pool, None, class_names, group_names)
     return replace(source, reading=Reading(columns=None if images else columns))
 
 
-def _read(data: DataConfig) -> dict[str, list[str]]:
-    """The cells by column."""
+def read(data: DataConfig) -> dict[str, list[str]]:
+    """The cells of `data.root` by column."""
     root, path = at_root(data, f"the path of {LAYOUT}", Path.is_file)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:

@@ -60,15 +60,7 @@ def write(
     Raises:
         BadInput: Flower would not send one of the files.
     """
-    ends = {file: _shipped(file) for file in ("flower.py", "relay.py")}
-    inside = {
-        file: text.replace("fl_lightning.sites.relay", f"{PACKAGE}.relay")
-        for file, text in ends.items()
-    }
-    inside |= {
-        "__init__.py": '"""A federation of fl_lightning as a Flower app."""\n',
-        "config.yaml": config,
-    }
+    inside = {"__init__.py": "", "flower.py": _shipped("app_flower.txt"), "config.yaml": config}
     files = {f"{PACKAGE}/{file}": text.encode() for file, text in inside.items()}
     files |= {f"{PACKAGE}/source/{path}": text for path, text in source.items()}
     for path in source:

@@ -70,10 +70,10 @@ def rehearse(
     """
     config = with_loop(config)
     data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
-    facts, files = Facts.of(data), write_sites(data, folder / "data")
+    facts, files = Facts.of(data), write_sites(config, data, folder / "data")
     center = folder / "center"
     center.mkdir()
-    public = folder / "data" / "public.npz" if facts.public else None
+    public = files[0].with_stem("public") if facts.public else None
 
     def put_together(
         fabric: Fabric, config: Config, out: Path, callbacks: Sequence[Callback]

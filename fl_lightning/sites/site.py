@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,14 @@ from fl_lightning.foundation.files import write_whole
 from fl_lightning.methods.base import Method
 from fl_lightning.run import assemble, instantiate, written
 from fl_lightning.sites import wire
-from fl_lightning.sites.data import NotHere, OwnData, Withheld, of_sites, with_loop
+from fl_lightning.sites.data import NotHere, OwnData, Unfit, Withheld, of_sites, with_loop
 from fl_lightning.storage import manifest as disk
 from fl_lightning.storage.state import MODEL, spent_by
 
 BROUGHT = "received.safetensors"
 """In a site's folder: the last message that brought the server's models, for exports."""
+ABOUT = ("kind", "run", "round", "client")
+"""Of a message's header: an answer repeats it."""
 FAILED = "its site could not go on; the traceback is in failure.txt in the site's folder"
 """What leaves the site of an error: its text could hold a label or a path."""
 NOT_FINITE = "is not finite; lower optimizer.lr"
@@ -160,7 +162,7 @@ class Site:
         stage = "download"
         try:
             header, tensors = wire.unpack(content)
-            about = {key: header[key] for key in ("kind", "run", "round", "client")}
+            about = {key: header[key] for key in ABOUT}
             self._check(header)
             if header["kind"] == "hello":
                 return wire.pack(about | self._hello(), {})
@@ -186,10 +188,7 @@ class Site:
                 about | {"failed": ["download", f"the site refused the message: {error}"]}, {}
             )
         except Exception:
-            with (self.folder / "failure.txt").open("a", encoding="utf-8") as file:
-                file.write(
-                    f"client {self.client}, message {about}\n{redact(traceback.format_exc())}\n"
-                )
+            keep_traceback(self.folder)
             return wire.pack(about | {"failed": [stage, FAILED]}, {})
 
     def _check(self, header: wire.Header) -> None:
@@ -390,6 +389,41 @@ class Site:
         for old in file.parent.glob("round-*"):
             if old.stem < file.stem:
                 old.unlink()
+
+
+def answered(
+    content: bytes,
+    client: int,
+    name: str,
+    folder: Path,
+    with_site: Callable[[Callable[[Site], bytes]], bytes],
+) -> bytes:
+    """The answer of a site that `with_site` makes of its folder and data, or why it cannot be
+    made."""
+    try:
+        return with_site(lambda site: site.answer(content))
+    except Unfit as error:
+        why = error.sentence
+    except Exception:
+        why = FAILED
+    keep_traceback(folder)
+    return unable(content, client, name, why)
+
+
+def unable(content: bytes, client: Any, name: str, why: str) -> bytes:
+    """The answer of a site that cannot take part."""
+    about: wire.Header = {}
+    with contextlib.suppress(wire.Unreadable, KeyError):
+        header, _ = wire.unpack(content)
+        about = {key: header[key] for key in ABOUT}
+    return wire.pack(about | {"failed": ["data", why], "site": client, "name": name}, {})
+
+
+def keep_traceback(folder: Path) -> None:
+    """Add the current error to `failure.txt`: its text could hold a label or a path, and stays at
+    the site."""
+    with (folder / "failure.txt").open("a", encoding="utf-8") as file:
+        file.write(f"{redact(traceback.format_exc())}\n")
 
 
 class Located(NotHere):

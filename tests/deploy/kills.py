@@ -1,8 +1,8 @@
 """Kill the parts of a deployment while it runs, and compare with a simulation that nobody disturbs.
 
-`uv run python -m tests.deploy.kills sites --sites 25 --relays 25`: sites behind sockets, without
-Flower; a site's process, or the process that carries a message to it as Flower's ClientApp does.
-`uv run python -m tests.deploy.kills flower --relays 5 --nodes 10 --superlinks 5`: on real Flower,
+`uv run python -m tests.deploy.kills sites --sites 25`: without Flower; a process that answers a
+message, as a ClientApp does.
+`uv run python -m tests.deploy.kills flower --sites 5 --nodes 10 --superlinks 5`: on real Flower,
 with TLS and keys; a ClientApp, a SuperNode, or the SuperLink, after which the same `flwr run` goes
 on.
 
@@ -38,13 +38,12 @@ from fl_lightning.sites.app import PACKAGE
 from fl_lightning.sites.ends import config_of
 from fl_lightning.sites.rehearsal import differences, simulate
 
-from .kept import lost_rounds, other_model
 from .machines import PATIENCE, Machines, environment
-from .processes import NAME, Killer, configs_of, end_all, run_of
+from .processes import NAME, Killer, Processes, lost_rounds, nodes_of, other_model, run_of
 
 CLIENTS = 2
-PARTS = {"sites": ("sites", "relays"), "flower": ("relays", "nodes", "superlinks")}
-"""What is killed: sites' processes, and relays; ClientApps, SuperNodes, and the SuperLink."""
+PARTS = {"sites": ("sites",), "flower": ("sites", "nodes", "superlinks")}
+"""What is killed: processes that answer a message, SuperNodes, and the SuperLink."""
 FLAGS = f"""
 --config kapc_exact_digits --loggers null --callbacks null --fabric.accelerator cpu --fabric.threads 1
 --model mlp --model.hidden [16] --data.fraction 0.3 --data.validation 0.2 --federation.clients {CLIENTS}
@@ -82,26 +81,22 @@ class Done:
         }
 
 
-# ---------------------------------------------------------------- sites behind sockets
+# ---------------------------------------------------------------- without Flower
 
 
-def of_sites(folder: Path, counts: Mapping[str, int], seed: int, seconds: float = 2.0) -> Done:
-    """Kill so many sites and relays of a deployment in `folder`, the working directory."""
-    parts = [part.removesuffix("s") for part, count in counts.items() for _ in range(count)]
-    rounds = 2 * len(parts)  # a relay may have ended before its moment
+def of_sites(folder: Path, count: int, seed: int, seconds: float = 2.0) -> Done:
+    """Kill `count` processes of a deployment in `folder`, the working directory."""
+    rounds = 2 * count  # a process may have ended before its moment
     words = [*FLAGS.split(), "--federation.rounds", str(rounds), "--rehearse", "false"]
     assert fl_train(["deploy", *words, "--out", NAME, "--sites", "sites"]) == 0
-    configs = configs_of(folder, ("north", "south"))
-    killer = Killer(configs, parts, seed, seconds)
-    try:
-        with killer.at_work():
-            run = run_of(folder / NAME / PACKAGE, configs, folder / "center")
-    finally:
-        end_all(configs)
-    done = Done(killer.kills, killer.lost, [f"{part} was not killed" for part in killer.left])
-    done.compare(
-        run, {config["client"]: Path(config["folder"]) / NAME for config in configs}, folder
-    )
+    nodes = nodes_of(folder, CLIENTS)
+    killer = Killer(nodes, count, seed, seconds)
+    app = folder / NAME / PACKAGE
+    with killer.at_work():
+        run = run_of(app, Processes(app, nodes), folder / "center")
+    done = Done(killer.kills, killer.lost, ["a site was not killed"] * killer.left)
+    sites = {node["client"]: Path(node["folder"]) / NAME for node in nodes}
+    done.compare(run, sites, folder)
     return done
 
 
@@ -173,7 +168,7 @@ class Campaign:
         how many seconds it was killed."""
         begun = time.monotonic()
         while True:
-            time.sleep(self.draws.uniform(0, 4 if part == "relay" else 12))
+            time.sleep(self.draws.uniform(0, 4 if part == "site" else 12))
             site = self.draws.randrange(CLIENTS)
             there = list(self._pids(part, site))
             if there:
@@ -193,10 +188,11 @@ class Campaign:
         return at
 
     def _pids(self, part: str, site: int) -> list[int]:
-        if part == "relay":
-            return [
-                pid for pid, command in self.machines.processes() if "bin/flwr-clientapp" in command
-            ]
+        if part == "site":
+            # a ClientApp is a fork of the SuperExec, its child
+            executor = self.machines.running[f"executor{site}"].pid
+            children = Path(f"/proc/{executor}/task/{executor}/children").read_text()
+            return [int(pid) for pid in children.split()]
         return [self.machines.running["superlink" if part == "superlink" else f"node{site}"].pid]
 
 
@@ -223,7 +219,7 @@ def main() -> int:
         folder = Path(made)
         os.chdir(folder)
         if args.where == "sites":
-            done = of_sites(folder, counts, args.seed)
+            done = of_sites(folder, args.sites, args.seed)
         else:
             machines = Machines(environment(folder / "env"), folder)
             try:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,9 +19,7 @@ from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.sites import rehearsal, wire
 from fl_lightning.sites.exchange import Exchange, Limits
-from fl_lightning.sites.pipes import PipeTransport
 from fl_lightning.sites.rehearsal import LocalTransport, differences, rehearse, simulate
-from fl_lightning.sites.relay import read_frame, write_frame
 
 from .test_equal import config_of
 
@@ -392,42 +389,22 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("fl_lightning.sites.flower")
 
 
-def test_an_answer_of_ten_gigabytes_is_neither_copied_nor_passed_on(ends: Any) -> None:
-    """The ServerApp looks at its length alone; the centre says so in one line; an answer beside it
-    arrives."""
+def test_an_answer_of_ten_gigabytes_is_not_copied(ends: Any) -> None:
+    """Only its length is read; an answer beside it arrives."""
 
-    def reply(name: str, data: Any) -> Any:
+    def reply(data: Any) -> Any:
         content = {"body": {"bytes": SimpleNamespace(data=data)}}
-        return SimpleNamespace(
-            metadata=SimpleNamespace(reply_to_message_id=name), content=content, has_error=bool
-        )
+        return SimpleNamespace(content=content, has_error=bool)
 
-    asked, given = io.BytesIO(), io.BytesIO()
-    for name in ("a", "b", "c"):
-        write_frame(
-            asked,
-            {"op": "push", "address": "1", "ttl": 1.0, "run": "app", "group": ""},
-            name.encode(),
-        )
-    write_frame(asked, {"op": "pull", "most": 1000})
-    asked.seek(0)
-    names = iter("abc")
-    replies = {"a": reply("a", Body()), "b": reply("b", b"whole"), "c": reply("c", bytes(1001))}
-
-    def pull(waiting: list[str]) -> list[Any]:
-        return [replies[name] for name in waiting]
-
-    grid = SimpleNamespace(push_messages=lambda messages: [next(names)], pull_messages=pull)
-    ends.serve(grid, asked, given)
-    given.seek(0)
-    for _ in range(3):
-        read_frame(given)
-    come = PipeTransport(given, io.BytesIO(), "app").pull(1000)  # type: ignore[arg-type]
-    assert come == [("a", HUGE), ("b", b"whole"), ("c", 1001)]
+    replies = {"a": reply(Body()), "b": reply(b"whole"), "c": reply(bytes(1001))}
+    grid = SimpleNamespace(pull_messages=lambda names: [replies[name] for name in names])
+    transport = ends.GridTransport(grid, "app")
+    transport.waiting = [*replies]
+    assert transport.pull(1000) == [("a", HUGE), ("b", b"whole"), ("c", 1001)]
     with pytest.raises(
         wire.Unreadable, match=rf"^it has {HUGE} bytes, more than the 1000 that are accepted$"
     ):
-        wire.unpack(come[0][1] or b"", 1000)
+        wire.unpack(HUGE, 1000)
 
 
 def test_an_answer_that_flower_takes_in_whole_costs_no_memory(ends: Any) -> None:
@@ -435,18 +412,19 @@ def test_an_answer_that_flower_takes_in_whole_costs_no_memory(ends: Any) -> None
     reached."""
     taken: list[int] = []
 
-    def pull(waiting: list[str]) -> list[Any]:
-        if waiting == ["a"]:
+    def pull(names: list[str]) -> list[Any]:
+        if names == ["a"]:
             taken.append(len(bytes(HUGE)))
         return []
 
-    waiting = ["a", "b"]
-    answers, body = ends.pulled(SimpleNamespace(pull_messages=pull), waiting, 1000)
-    assert (answers, body, taken, waiting) == ([["a", -1, False]], b"", [], ["b"])
+    transport = ends.GridTransport(SimpleNamespace(pull_messages=pull), "app")
+    transport.waiting = ["a", "b"]
+    assert transport.pull(1000) == [("a", -1)]
+    assert (taken, transport.waiting) == ([], ["b"])
     with pytest.raises(
         wire.Unreadable, match=r"^it has far more than the 1000 bytes that are accepted$"
     ):
-        wire.unpack(answers[0][1], 1000)
+        wire.unpack(-1, 1000)
     assert len(bytes(HUGE)) == HUGE  # the limit is gone
 
 
