@@ -280,7 +280,7 @@ def test_tutorials_run(name: str, folder: Path, capsys: pytest.CaptureFixture[st
 # ---------------------------------------------------------------- names
 
 
-@pytest.mark.parametrize("page", ["glossary.md", "decisions/0021-names-of-the-field.md"])
+@pytest.mark.parametrize("page", ["glossary.md"])
 def test_names_that_stand_for_others_are_those_of_the_code(page: str) -> None:
     """Every name in the tables' columns but the first."""
     sources = [*ROOT.glob("fl_lightning/**/*.py"), *ROOT.glob("callbacks/*.py")]
