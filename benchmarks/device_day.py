@@ -366,7 +366,11 @@ KINDS: dict[str, Callable[[Day], None]] = {
 def work(day: Day) -> None:
     """Run an item in its own forked process."""
     os.setsid()
-    sys.stdout = sys.stderr = (day.out / "log.txt").open("a", buffering=1, encoding="utf-8")
+    sys.stdout = sys.stderr = (day.out / "log.txt").open(
+        "a",
+        buffering=1,
+        encoding="utf-8",
+    )
     for descriptor in (1, 2):
         os.dup2(sys.stdout.fileno(), descriptor)
     os.environ |= ONE_THREAD

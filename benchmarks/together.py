@@ -77,7 +77,12 @@ def run(config: Config, folder: Path, put_together: Any = None) -> None:
     fit(config, folder, put_together=put_together)
 
 
-def runs(methods: Sequence[str], executor: str, seeds: int, rounds: int) -> list[Config]:
+def runs(
+    methods: Sequence[str],
+    executor: str,
+    seeds: int,
+    rounds: int,
+) -> list[Config]:
     configs = [config_of(method, executor, rounds) for method in methods]
     return [replace(config, seed=seed) for seed in range(seeds) for config in configs]
 

@@ -148,15 +148,15 @@ def client_memory(run: RunContext) -> dict[str, Tensor]:
     for part in parts:
         first = part.init_client(run)
         if first and not part.client_memory:
-            allowed = "its init_client gives tensors: set it to True"
-            raise BadInput(f"{type(part).__name__}.client_memory", False, allowed)
+            requirement = "its init_client gives tensors: set it to True"
+            raise BadInput(f"{type(part).__name__}.client_memory", False, requirement)
         for name, tensor in first.items():
             if name in named or name.startswith(("optimizer.", "received.")):
-                allowed = (
+                requirement = (
                     "it is another's: names of one's own begin otherwise than with optimizer. or "
                     "received."
                 )
-                raise BadInput(f"{type(part).__name__}.init_client", name, allowed)
+                raise BadInput(f"{type(part).__name__}.init_client", name, requirement)
             named[name] = tensor.clone()
     return named
 
@@ -165,7 +165,12 @@ class Observer(Callback):
     """Sees what happens, and adds metrics and pictures to the record. Its hooks run on every rank
     (rank 0 is `run.is_main`), but for `on_client_end`."""
 
-    def on_round_start(self, run: RunContext, round: int, cohort: list[int]) -> None:
+    def on_round_start(
+        self,
+        run: RunContext,
+        round: int,
+        cohort: list[int],
+    ) -> None:
         """The cohort is drawn; nothing has been sent."""
 
     def on_client_end(self, run: RunContext, client: int) -> None:
@@ -181,7 +186,11 @@ class Observer(Callback):
         """
         return {}
 
-    def on_fit_end(self, run: RunContext, summary: Mapping[str, Any]) -> None:
+    def on_fit_end(
+        self,
+        run: RunContext,
+        summary: Mapping[str, Any],
+    ) -> None:
         """The last round is over; `summary` is the content of `summary.json`, with everyone's
         contributions."""
 
@@ -198,11 +207,11 @@ class Aggregator(Callback):
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where there is no global model, or another aggregator."""
-        allowed = "it needs a method whose relation is a global model's, as fedavg's is"
-        check(self.config_key, run.method_name, run.relation.is_global, allowed)
+        requirement = "it needs a method whose relation is a global model's, as fedavg's is"
+        check(self.config_key, run.method_name, run.relation.is_global, requirement)
         first = next(c for c in run.callbacks if isinstance(c, Aggregator))
-        allowed = f"one way to aggregate, and {type(first).__name__.lower()} is one already"
-        check(self.config_key, "", first is self, allowed)
+        requirement = f"one way to aggregate, and {type(first).__name__.lower()} is one already"
+        check(self.config_key, "", first is self, requirement)
 
     def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
         """The sources' weights, (L, n) summing to 1, from those of the relation, `p`."""
@@ -217,7 +226,12 @@ class Aggregator(Callback):
         """
         return mean_of(W, p)
 
-    def finished(self, mean: Tensor, group: GroupServer, who: Sequence[int]) -> Tensor:
+    def finished(
+        self,
+        mean: Tensor,
+        group: GroupServer,
+        who: Sequence[int],
+    ) -> Tensor:
         """The model (D,) that `mean` becomes, which was made of the uploads of `who`; on every
         rank."""
         return mean

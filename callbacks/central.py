@@ -56,8 +56,8 @@ def refusal(method: Any) -> str | None:
             f"cover"
         )
     owners = {hook: _owner(method, hook) for hook in ("aggregate", "broadcast")}
-    if odd := [f"{hook} of {owner}" for hook, owner in owners.items() if owner not in MEAN_ALONE]:
-        return f"its server ({odd[0]}) may look at single uploads, or weighs them"
+    if hooks := [f"{hook} of {owner}" for hook, owner in owners.items() if owner not in MEAN_ALONE]:
+        return f"its server ({hooks[0]}) may look at single uploads, or weighs them"
     if (
         not isinstance(relation, SampleCounts)
         or relation.sources != "cohort"
@@ -67,7 +67,11 @@ def refusal(method: Any) -> str | None:
     return None
 
 
-def keeps_state(config: Config, method: Any, callbacks: Iterable[Any]) -> bool:
+def keeps_state(
+    config: Config,
+    method: Any,
+    callbacks: Iterable[Any],
+) -> bool:
     """Whether clients may keep anything of their data from round to round that a later upload
     depends on.
 
@@ -129,12 +133,22 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     _noise: float = field(default=0.0, init=False, repr=False)
     _stateful: bool = field(default=False, init=False, repr=False)
     """Whether clients keep state (`keeps_state`)."""
-    _within: dict[int, bool] = field(default_factory=dict, init=False, repr=False)
+    _within: dict[int, bool] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
     """This round's uploads of this rank: whether a client's change was within the clip."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_noise(self.config_key, self.clip, self.noise, self.epsilon_target, self.delta)
+        check_noise(
+            self.config_key,
+            self.clip,
+            self.noise,
+            self.epsilon_target,
+            self.delta,
+        )
 
     # ---------------------------------------------------------------- before the first round
 
@@ -145,10 +159,15 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         own_buffers = any(
             b.is_floating_point() for group in run.groups for b in group.initial_buffers
         )
-        self._stateful = own_buffers or keeps_state(run.config, run.method, run.callbacks)
+        self._stateful = own_buffers or keeps_state(
+            run.config,
+            run.method,
+            run.callbacks,
+        )
         self._noise = self._multiplier(run.config, run.method)
         Unweighted.on_fit_start(self, run)
-        key, several = self.config_key, len(run.groups) > 1
+        key = self.config_key
+        several = len(run.groups) > 1
         check(
             "model",
             [g.name for g in run.groups],
@@ -156,15 +175,19 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             f"{key} takes clients of one architecture",
         )
         last = [c for c in run.callbacks if isinstance(c, Transform)][-1]
-        allowed = (
+        requirement = (
             f"it must be named before {key.removeprefix('callbacks.')}, which bounds what is sent "
             f"in the end"
         )
-        check(last.config_key, "", last is self, allowed)
-        memory, now = run.server.memory, torch.tensor(self._noise, dtype=torch.float64)
+        check(last.config_key, "", last is self, requirement)
+        memory = run.server.memory
+        now = torch.tensor(self._noise, dtype=torch.float64)
         before = [float(memory.get(NOISE, now))]
         check_noise_stays(f"{key}.epsilon_target", self.epsilon_target, before, [self._noise])
-        first = {CLIP: torch.tensor(self.clip, dtype=torch.float64), NOISE: now}
+        first = {
+            CLIP: torch.tensor(self.clip, dtype=torch.float64),
+            NOISE: now,
+        }
         first[TAKEN] = torch.zeros(run.clients, dtype=torch.int64)
         run.server.memory |= {name: memory.get(name, tensor) for name, tensor in first.items()}
 
@@ -178,20 +201,34 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         key = self.config_key
         if why := refusal(method):
             raise BadInput(key, type(method).__name__.lower(), why)
-        allowed = f"it must lie below one over the {config.clients} clients"
-        check(f"{key}.delta", self.delta, self.delta < 1 / config.clients, allowed)
+        requirement = f"it must lie below one over the {config.clients} clients"
+        check(
+            f"{key}.delta",
+            self.delta,
+            self.delta < 1 / config.clients,
+            requirement,
+        )
         noise = self.noise if self.noise is not None else self._calibrated(config, method)
-        size, most = _size(config), 2 * _size(config) / COUNTING
-        allowed = (
+        size = _size(config)
+        most = 2 * _size(config) / COUNTING
+        requirement = (
             f"with cohorts of {size} and noise {noise:.4g} there is none left for the count: noise "
             f"below {most:g}"
         )
-        check(f"{key}.quantile", self.quantile, self.quantile is None or noise < most, allowed)
+        check(
+            f"{key}.quantile",
+            self.quantile,
+            self.quantile is None or noise < most,
+            requirement,
+        )
         return noise
 
     def _calibrated(self, config: Config, method: Any) -> float:
-        key, target = f"{self.config_key}.epsilon_target", float(self.epsilon_target or 0)
-        times, enough, why = _rounds(config, method), list[float](), None
+        key = f"{self.config_key}.epsilon_target"
+        target = float(self.epsilon_target or 0)
+        times = _rounds(config, method)
+        enough = list[float]()
+        why = None
         for make in self._ways(config, times, config.federation.rounds):
             try:
                 enough.append(calibrated(make, target, self.delta, key))
@@ -218,11 +255,11 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Bound the change from the global model."""
         if payload.sent.tobytes() != client.group.up_mask.tobytes():
-            allowed = (
+            requirement = (
                 "it sends other blocks than its scope says, and which they are may tell of the data"
             )
             raise BadInput(
-                f"{self.config_key} refuses {client.run.method_name}", client.round, allowed
+                f"{self.config_key} refuses {client.run.method_name}", client.round, requirement
             )
         clip = float(client.run.server.memory[CLIP])
 
@@ -231,23 +268,44 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             self._within[client.id] = torch.equal(short, change)
             return short
 
-        payload.vector = moved(client, payload, client.group.vectors[MODEL], bounded)
+        payload.vector = moved(
+            client,
+            payload,
+            client.group.vectors[MODEL],
+            bounded,
+        )
 
-    def finished(self, mean: Tensor, group: GroupServer, who: Sequence[int]) -> Tensor:
+    def finished(
+        self,
+        mean: Tensor,
+        group: GroupServer,
+        who: Sequence[int],
+    ) -> Tensor:
         """With noise on all that is handed on; the rounds of `who` are counted, and the clip
         follows their norms."""
-        run, n = group.server.run, len(who)
-        memory, draws = run.server.memory, self._draws(run, group.server.round)
-        clip, noise, counting = float(memory[CLIP]), self._noise, run.cohort_size / COUNTING
+        run = group.server.run
+        n = len(who)
+        memory = run.server.memory
+        draws = self._draws(run, group.server.round)
+        clip = float(memory[CLIP])
+        noise = self._noise
+        counting = run.cohort_size / COUNTING
         # the two together are as good as one message with the whole noise
         if self.quantile is not None:
             noise = (self._noise**-2 - (2 * counting) ** -2) ** -0.5
         for s in group.layout.segments(group.group.down_mask):
-            normal = torch.randn(s.stop - s.start, generator=draws, dtype=torch.float32)
+            normal = torch.randn(
+                s.stop - s.start,
+                generator=draws,
+                dtype=torch.float32,
+            )
             mean[s.start : s.stop] += (noise * clip / n * normal).to(mean)
         taken = memory[TAKEN].clone()
         taken[torch.tensor(who)] += 1
-        run.server.memory |= {TAKEN: taken, NOISE: torch.tensor(self._noise, dtype=torch.float64)}
+        run.server.memory |= {
+            TAKEN: taken,
+            NOISE: torch.tensor(self._noise, dtype=torch.float64),
+        }
         if self.quantile is not None:
             within = run.processes.gather_by_client(self._within)
             count = sum(within[c] - 0.5 for c in who) + counting * float(
@@ -268,9 +326,14 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Epsilon so far: the largest client's, and each client's; with `quantile`, the clip of the
         next round."""
-        taken, t = run.server.memory[TAKEN].tolist(), run.server.round
+        taken = run.server.memory[TAKEN].tolist()
+        t = run.server.round
         for row in record.clients:
-            row["privacy_epsilon"] = self._epsilon(run.config, taken[int(row["client"])], t)
+            row["privacy_epsilon"] = self._epsilon(
+                run.config,
+                taken[int(row["client"])],
+                t,
+            )
         record.metrics["privacy_epsilon"] = self._epsilon(run.config, max(taken), t)
         if self.quantile is not None:
             record.metrics["privacy_clip"] = float(run.server.memory[CLIP])
@@ -283,10 +346,16 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         ways = self._ways(config, times, rounds)
         return min(epsilon(make(self._noise), self.delta, replace_one=replace_one) for make in ways)
 
-    def _ways(self, config: Config, times: int, rounds: int) -> list[Any]:
+    def _ways(
+        self,
+        config: Config,
+        times: int,
+        rounds: int,
+    ) -> list[Any]:
         """How a run's messages can be accounted, as mechanisms of a noise: the smaller epsilon
         holds."""
-        size, clients = _size(config), config.clients
+        size = _size(config)
+        clients = config.clients
         ways = [lambda noise: [Mechanism(noise, times)]]
         if size < clients and not self._stateful:
             ways.append(lambda noise: [Mechanism(noise, rounds, cohort=(size, clients))])
@@ -299,10 +368,16 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             run.config, int(memory[TAKEN].max()), run.server.round, float(memory[CLIP])
         )
 
-    def _report(self, config: Config, times: int, rounds: int, clip: float) -> dict[str, Any]:
-        known = epsilon([Mechanism(self._noise, times)], self.delta)
+    def _report(
+        self,
+        config: Config,
+        times: int,
+        rounds: int,
+        clip: float,
+    ) -> dict[str, Any]:
+        of_known_cohorts = epsilon([Mechanism(self._noise, times)], self.delta)
         least = self._epsilon(config, times, rounds)
-        secret = ", who do not know the cohorts" if least < known else ""
+        secret = ", who do not know the cohorts" if least < of_known_cohorts else ""
         if self._stateful and _size(config) < config.clients:
             secret = (
                 ", also those who know the cohorts: clients keep state, so secret cohorts do not "
@@ -311,7 +386,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         return {
             "privacy_epsilon": least,
             "privacy_epsilon_replace_one": self._epsilon(config, times, rounds, replace_one=True),
-            "privacy_epsilon_known_cohorts": known,
+            "privacy_epsilon_known_cohorts": of_known_cohorts,
             "privacy_delta": self.delta,
             "privacy_unit": "client",
             "privacy_mechanism": "central",

@@ -75,7 +75,12 @@ class Relation(Callback):
         """
         return {}
 
-    def newcomer(self, run: RunContext, part: Part, labelled: bool) -> Tensor | None:
+    def newcomer(
+        self,
+        run: RunContext,
+        part: Part,
+        labelled: bool,
+    ) -> Tensor | None:
         """Weights (N,) of all clients' models in what a new client with the training data `part`
         receives.
 
@@ -84,7 +89,12 @@ class Relation(Callback):
         """
         return None
 
-    def flops(self, layers: int, receivers: int, sources: int) -> int:
+    def flops(
+        self,
+        layers: int,
+        receivers: int,
+        sources: int,
+    ) -> int:
         """Floating-point operations of `weights`, Gram matrices left aside."""
         return 0
 
@@ -97,7 +107,12 @@ class Alone(Relation):
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """The identity, (1, m, n)."""
-        rows = torch.zeros(1, len(inputs.receivers), len(inputs.sources), dtype=torch.float64)
+        rows = torch.zeros(
+            1,
+            len(inputs.receivers),
+            len(inputs.sources),
+            dtype=torch.float64,
+        )
         rows[0, torch.arange(len(inputs.receivers)), inputs.places] = 1
         return rows
 
@@ -168,15 +183,18 @@ class Attention(Relation):
         n = max(len(g.members) for g in run.groups)
         n = min(n, run.cohort_size) if self.sources == "cohort" else n
         if self._step * (n - 1) > 1:
-            allowed = (
+            requirement = (
                 f"with {n} models alpha (over sigma, where that is set) must be at most "
                 f"{1 / (n - 1):.4g}"
             )
-            raise BadInput("method.alpha", self.alpha, f"{allowed}, or own weights turn negative")
+            raise BadInput(
+                "method.alpha", self.alpha, f"{requirement}, or own weights turn negative"
+            )
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Attention weights, (1, m, n)."""
-        n, step = len(inputs.sources), self._step
+        n = len(inputs.sources)
+        step = self._step
         distance = inputs.gram().total().distances[0]
         if not distance.isfinite().all():
             raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
@@ -189,7 +207,12 @@ class Attention(Relation):
         weight += torch.diag(1 - weight.sum(1))
         return weight[inputs.places][None]
 
-    def flops(self, layers: int, receivers: int, sources: int) -> int:
+    def flops(
+        self,
+        layers: int,
+        receivers: int,
+        sources: int,
+    ) -> int:
         """Sums over layers, distances, exponentials (counted as one each) and what is left for
         oneself."""
         return (layers + 7) * sources * sources

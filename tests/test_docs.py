@@ -186,7 +186,7 @@ def test_commands_are_understood(
         else:
             tests = (ROOT / "tests" / ELSEWHERE[command]).read_text()
             assert re.search(rf"""["'\s]{command}["'\s]""", tests), line
-            known = {*command_keys(command)}
+            known = {key for group in command_keys(command) for key in group}
             flags = {
                 word[2:].partition("=")[0].replace("-", "_")
                 for word in words

@@ -99,6 +99,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         r"python -m fl_lightning\.configuration\..*",
     ),
     "deploy/test_tutorial.py": (r"fl-train deploy .*", r"fl-train export --run hospital-.*"),
+    "deploy/test_flower.py": (r"python -m fl_lightning.sites.superexec.*",),
     "it takes half an hour; deploy/test_processes.py and deploy/test_flower.py run some of its "
     "kills": (r"uv run python -m tests\.deploy\.kills .*",),
     "test_packaging.py": (r"python \.ci/constraints\.py",),

@@ -1,5 +1,4 @@
-"""Keys of `data` that one source or one way of splitting alone reads: `DataConfig` has them,
-too."""
+"""Base classes of `DataConfig`: keys that only some sources, partitions or splits read."""
 
 from __future__ import annotations
 
@@ -26,6 +25,10 @@ class SourceKeys:
     group_column: str | None = None
     """Sources table and hf: the column of groups; in the natural partition each of its values is a
     client."""
+    unit_column: str | None = None
+    """Sources table and hf: the column that names whom a row is of, where several rows are of one
+    person, specimen or document: no unit is in two parts of a split, and none in two clients. null:
+    every row is independent."""
     client_names: list[str] | None = None
     """Names of the clients in tables, reports and messages, client 0 first; null: the groups' names
     in the natural partition, else numbers."""
@@ -70,7 +73,8 @@ class SourceKeys:
 
 @dataclass
 class SplitKeys:
-    """Each client's own test part, in folds, and what every one must hold."""
+    """Keys of splits: folds, held-out clients, training share, partition seed, least test
+    samples."""
 
     folds: Annotated[int, Range(2)] | None = None
     """Cross-validation: training and test data are pooled, and each client's samples are split into

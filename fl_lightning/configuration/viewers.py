@@ -54,8 +54,7 @@ def _row(name: str, method: Any) -> tuple[str, ...]:
 
 
 def _blocks(method: Any, scopes: tuple[str, ...]) -> str:
-    """What of a deep network with a normalisation, an adapter and a classifier travels, in words;
-    empty: nothing."""
+    """Names what a typical deep network sends in these scopes; empty: nothing."""
     nn = importlib.import_module("torch.nn")
     matrices = {
         name: nn.ModuleDict({"default": nn.Linear(4, 4, bias=False)})

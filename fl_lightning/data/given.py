@@ -22,15 +22,19 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.files import write_whole
 
 FILE = "given.npz"
-LAYOUT = "give (x, y) or (x, y, client), a Dataset of such samples, or a LightningDataModule"
+LAYOUT = (
+    "give (x, y), (x, y, client) or (x, y, client, unit), a Dataset of such samples, or a "
+    "LightningDataModule"
+)
 
 
 def keep(data: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
     """Write `data` to a folder in `folder` that is named by its content.
 
     Args:
-        data: (x, y) or (x, y, client), arrays of one length: x in the layout of `.npz` files, y
-            class numbers from 0 or class names, client the names of the clients; or a Dataset of
+        data: (x, y), (x, y, client) or (x, y, client, unit), arrays of one length: x in the layout
+            of `.npz` files, y class numbers from 0 or class names, client the names of the clients,
+            unit whom a sample is of (as `data.unit_column`); or a Dataset of
             such samples, x as torch has it; or a LightningDataModule.
         folder: where the data of scripts are kept.
 
@@ -52,7 +56,12 @@ def keep(data: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
     if not (place / FILE).is_file():
         place.mkdir(parents=True, exist_ok=True)
         write_whole(place / FILE, buffer.getvalue())
-    settings: dict[str, Any] = {"data": {"source": "arrays", "root": str(place / FILE)}}
+    settings: dict[str, Any] = {
+        "data": {
+            "source": "arrays",
+            "root": str(place / FILE),
+        }
+    }
     if "client_train" in arrays:
         settings["data"]["partition"] = "natural"
         settings["federation"] = {"clients": len(np.unique(arrays["client_train"]))}
@@ -72,17 +81,16 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
         loaders.check_data_set(owner, data)
         columns = {"train": _columns(loaders.of_data_set(owner, data))}
     else:
-        fine = isinstance(data, tuple | list) and len(data) in (2, 3)
+        fine = isinstance(data, tuple | list) and len(data) in (2, 3, 4)
         fine = fine and not any(isinstance(part, Dataset | DataLoader) for part in data)
         check("data", type(data).__name__, fine, LAYOUT)
         columns = {"train": [_x(np.asarray(data[0])), *(np.asarray(each) for each in data[1:])]}
     arrays: dict[str, np.ndarray] = {}
     tokens = getattr(data, "vocabulary", None)
-    for part, (x, y, *client) in columns.items():
-        lengths = sorted({len(each) for each in (x, y, *client)})
-        check(
-            "data", part, len(lengths) == 1, f"x, y and client must have one length, not {lengths}"
-        )
+    for part, (x, y, *names_of) in columns.items():
+        lengths = sorted({len(each) for each in (x, y, *names_of)})
+        allowed = f"x, y, client and unit must have one length, not {lengths}"
+        check("data", part, len(lengths) == 1, allowed)
         whole = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
         if x.dtype != np.uint8 and not (whole and tokens):
             say_merged_samples(f"x ({part})", x)
@@ -90,7 +98,8 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
         arrays |= {f"x_{part}": x, f"y_{part}": y}
         # Whole numbers stay numbers: as text, 10 would come before 2.
         arrays |= {
-            f"client_{part}": c if c.dtype.kind in "iu" else _text("client", c) for c in client
+            f"{kind}_{part}": values if values.dtype.kind in "iu" else _text(kind, values)
+            for kind, values in zip(("client", "unit"), names_of, strict=False)
         }
     counted = {"vocabulary": np.array(int(tokens))} if tokens else {}
     return _numbered(arrays, names) | {"raw": np.ones(1)} | counted
@@ -98,9 +107,14 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
 
 def _columns(samples: Sequence[Any]) -> list[np.ndarray]:
     """Samples side by side."""
-    check("data", "samples", all(isinstance(sample, tuple | list) for sample in samples), LAYOUT)
+    check(
+        "data",
+        "samples",
+        all(isinstance(sample, tuple | list) for sample in samples),
+        LAYOUT,
+    )
     rows = [tuple(sample) for sample in samples]
-    fine = bool(rows) and len({len(row) for row in rows}) == 1 and len(rows[0]) in (2, 3)
+    fine = bool(rows) and len({len(row) for row in rows}) == 1 and len(rows[0]) in (2, 3, 4)
     check("data", f"{len(rows)} samples", fine, LAYOUT)
     try:
         return [np.stack([np.asarray(row[k]) for row in rows]) for k in range(len(rows[0]))]
@@ -113,17 +127,17 @@ def _columns(samples: Sequence[Any]) -> list[np.ndarray]:
 def _x(x: np.ndarray) -> np.ndarray:
     """Arrays in numpy's layout as torch has them: (n, features), or (n, channels, height,
     width)."""
-    fine = x.ndim in (2, 3, 4) and (np.issubdtype(x.dtype, np.number) or x.dtype == bool)
-    allowed = (
+    valid = x.ndim in (2, 3, 4) and (np.issubdtype(x.dtype, np.number) or x.dtype == bool)
+    requirement = (
         "x must hold numbers, (n, features), (n, height, width) or (n, height, width, channels)"
     )
-    check("data", f"x of shape {x.shape}, {x.dtype}", fine, allowed)
-    fine = x.ndim != 4 or channels_of(x.shape) == "last"
-    allowed = (
+    check("data", f"x of shape {x.shape}, {x.dtype}", valid, requirement)
+    valid = x.ndim != 4 or channels_of(x.shape) == "last"
+    requirement = (
         "its channels may be first: put them last, or give a Dataset, whose samples have them "
         "first as in torch"
     )
-    check("data", f"x of shape {x.shape}", fine, allowed)
+    check("data", f"x of shape {x.shape}", valid, requirement)
     return x if x.ndim == 2 else x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
 
 
@@ -146,22 +160,28 @@ def _text(what: str, values: np.ndarray) -> np.ndarray:
 def _numbered(arrays: Mapping[str, np.ndarray], names: Any) -> dict[str, np.ndarray]:
     """The arrays with class numbers in place of names, and `class_names` where they are known."""
     labels = {part: y for part, y in arrays.items() if part.startswith("y_")}
-    made = dict(arrays)
+    numbered = dict(arrays)
     if all(y.dtype.kind in "USO" for y in labels.values()):
         every, numbers = np.unique(
             np.concatenate([_text("y", y) for y in labels.values()]), return_inverse=True
         )
         ends = np.cumsum([len(y) for y in labels.values()])[:-1]
-        made |= dict(zip(labels, np.split(numbers.astype(np.int64), ends), strict=True))
-        return made | {"class_names": every}
+        numbered |= dict(
+            zip(
+                labels,
+                np.split(numbers.astype(np.int64), ends),
+                strict=True,
+            )
+        )
+        return numbered | {"class_names": every}
     for part, y in labels.items():
-        fine = y.dtype.kind in "iub" and y.ndim == 1 and (len(y) == 0 or y.min() >= 0)
-        allowed = (
+        valid = y.dtype.kind in "iub" and y.ndim == 1 and (len(y) == 0 or y.min() >= 0)
+        requirement = (
             "y must hold class numbers from 0 or class names (for a regression: data.source table "
             "or arrays)"
         )
-        check("data", f"y: {y.dtype}, shape {y.shape}", fine, allowed)
-        made[part] = y.astype(np.int64)
-    return made | (
+        check("data", f"y: {y.dtype}, shape {y.shape}", valid, requirement)
+        numbered[part] = y.astype(np.int64)
+    return numbered | (
         {"class_names": np.array([str(name) for name in names])} if names is not None else {}
     )

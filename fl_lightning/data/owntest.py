@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from fl_lightning.configuration.config import DataConfig, check
-from fl_lightning.data import partition, windows
-from fl_lightning.data.sampling import in_turn, stratified
+from fl_lightning.data import partition, units, windows
+from fl_lightning.data.sampling import stratified
 from fl_lightning.data.source import Pool
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
@@ -36,32 +36,53 @@ def cut(
     """
     rng = numpy_rng(seed, "data.client_test")
     if data.folds is None:
-        trains, tests = hold_out(pool, dealt, data.own_test, rng, by_chance=True)
+        trains, tests = hold_out(
+            pool,
+            dealt,
+            data.own_test,
+            rng,
+            by_chance=True,
+        )
         if data.least_test_positives is not None and pool.spans is None:
-            least, both = data.least_test_positives, zip(trains, tests, strict=True)
+            least = data.least_test_positives
+            both = zip(trains, tests, strict=True)
             pairs = [_topped_up(*pair, pool.strata, least, rng) for pair in both]
             return [train for train, _ in pairs], [test for _, test in pairs]
         return trains, tests
-    for name, own in zip(names, dealt, strict=True):
-        fine = len(own) >= data.folds or data.min_samples == 1
-        check(
-            "data.folds",
-            data.folds,
-            fine,
-            f"{name} has {len(own)} samples: at most that many folds",
-        )
+    independent = [_independent(pool.part(own)) for own in dealt]
+    for name, own in zip(names, independent, strict=True):
+        count, kind = len(np.unique(own)), "samples" if pool.units is None else "units"
+        fine = count >= data.folds or data.min_samples == 1
+        allowed = f"{name} has {count} {kind}: at most that many folds"
+        check("data.folds", data.folds, fine, allowed)
     if pool.spans is not None:
         return windows.fold(dealt, pool.spans, data.folds, fold, rng)
-    cuts = [in_turn(pool.strata[own], data.folds, rng, drawn_first=True) for own in dealt]
-    cuts = [of if len(of) >= data.folds else _of_few(len(of), fold) for of in cuts]
-    pairs = [(own[of != fold], own[of == fold]) for own, of in zip(dealt, cuts, strict=True)]
+    pairs = []
+    for own, unit in zip(dealt, independent, strict=True):
+        of = units.folds(unit, pool.strata[own], data.folds, rng)
+        if len(np.unique(unit)) < data.folds:
+            of = _of_few(unit, fold)
+        pairs.append((own[of != fold], own[of == fold]))
     return [train for train, _ in pairs], [test for _, test in pairs]
 
 
-def _of_few(samples: int, fold: int) -> np.ndarray:
-    """The fold of each of so few samples that there is not one for each: this fold tests one, the
-    others none."""
-    return np.where(np.arange(samples) == fold % samples, fold, -1)
+def _independent(own: Pool) -> np.ndarray:
+    """The number of what each of a client's samples is of: a unit, or a row with its copies."""
+    if own.units is not None:
+        return own.units
+    if own.spans is not None or not len(own.labels):
+        return own.numbers
+    rows = own.read(np.arange(1))
+    if rows.ndim != 2 or rows.dtype == np.int64:
+        return own.numbers
+    return units.copies(np.column_stack([own.read_all(), own.labels]))
+
+
+def _of_few(unit: np.ndarray, fold: int) -> np.ndarray:
+    """The fold of each sample of so few units that there is not one for each: this fold tests one,
+    the others none."""
+    kinds = np.unique(unit)
+    return np.where(unit == kinds[fold % len(kinds)], fold, -1)
 
 
 def thinned(
@@ -69,9 +90,10 @@ def thinned(
 ) -> Shares:
     """A share of each client's training samples, with its class mix, at least `least` where it has
     as many."""
-    sizes = [min(len(own), max(least, round(share * len(own)))) for own in trains]
+    sizes = [min(len(indices), max(least, round(share * len(indices)))) for indices in trains]
     return [
-        own[stratified(labels[own], size, rng)] for own, size in zip(trains, sizes, strict=True)
+        indices[stratified(labels[indices], size, rng)]
+        for indices, size in zip(trains, sizes, strict=True)
     ]
 
 
@@ -82,6 +104,15 @@ def hold_out(
     in time."""
     if pool.spans is not None:
         return windows.hold_out(shares, pool.spans, share)
+    if pool.units is not None and share:
+        fewest = min(len(np.unique(pool.units[own])) for own in shares)
+        key = "data.client_test" if by_chance else "data.validation"
+        allowed = "some client has samples of one unit, and none would be left for training"
+        check(key, share, fewest > 1, allowed)
+        pairs = [
+            (own, units.by_unit(pool.units[own], pool.strata[own], share, rng)) for own in shares
+        ]
+        return [own[left] for own, (left, _) in pairs], [own[out] for own, (_, out) in pairs]
     return partition.hold_out(shares, pool.strata, share, rng, by_chance)
 
 
@@ -123,9 +154,9 @@ def check_positives(
             least,
             "targets that are no classes have no positives: null",
         )
-    for name, own in zip(names, tests, strict=True):
-        sizes = np.bincount(labels[own], minlength=len(class_names))
+    for name, indices in zip(names, tests, strict=True):
+        sizes = np.bincount(labels[indices], minlength=len(class_names))
         rarest = int(sizes.argmin())
-        what = f"{name} has {sizes[rarest]} test samples of class {class_names[rarest]}"
-        allowed = f"{what}: lower it, take fewer data.folds or a larger data.client_test"
-        check("data.least_test_positives", least, sizes[rarest] >= least, allowed)
+        problem = f"{name} has {sizes[rarest]} test samples of class {class_names[rarest]}"
+        requirement = f"{problem}: lower it, take fewer data.folds or a larger data.client_test"
+        check("data.least_test_positives", least, sizes[rarest] >= least, requirement)

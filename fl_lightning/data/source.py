@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.sampling import split
+from fl_lightning.data.units import by_unit
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
 
@@ -38,12 +39,22 @@ class Pool:
     spans: np.ndarray | None = None
     """Of windows of recordings: number of the recording, first sample and the one after the last,
     int64 [n, 3]. Shares of them that are to be judged by are cut in time (data/windows.py)."""
+    units: np.ndarray | None = None
+    """Number of the person, specimen or document that each sample is of, int64 [n]: no unit lies in
+    two parts of a split."""
+    rows: np.ndarray | None = None
+    """Number of each sample, int64 [n]: its place in the pool that parts are taken of; None: its
+    place in this one."""
     mark: Callable[[np.ndarray], Sequence[bytes]] | None = None
     """Indices [m] to what tells each sample from others, where reading all of them would take long
     (data/identity.py); None: they are told by what `read` gives."""
 
     @classmethod
-    def of(cls, samples: np.ndarray, labels: np.ndarray) -> Pool:
+    def of(
+        cls,
+        samples: np.ndarray,
+        labels: np.ndarray,
+    ) -> Pool:
         """A pool that lies in memory."""
         labels = labels if labels.dtype == np.float32 else labels.astype(np.int64)
         return cls(labels, lambda index: np.ascontiguousarray(samples[index]))
@@ -55,13 +66,30 @@ class Pool:
         targets = np.issubdtype(self.labels.dtype, np.floating) or self.labels.ndim > 1
         return np.zeros(len(self.labels), np.int64) if targets else self.labels
 
+    @property
+    def numbers(self) -> np.ndarray:
+        """`rows`, int64 [n]."""
+        return np.arange(len(self.labels)) if self.rows is None else self.rows
+
+    @property
+    def independent(self) -> np.ndarray:
+        """Number of what is independent: of the unit, the recording, or the sample; int64 [n]."""
+        if self.units is not None:
+            return self.units
+        return self.numbers if self.spans is None else self.spans[:, 0]
+
     def part(self, index: np.ndarray) -> Pool:
         """The samples at `index` as a pool of their own."""
-        groups = None if self.groups is None else self.groups[index]
-        spans = None if self.spans is None else self.spans[index]
         own_mark = self.mark
-        mark = None if own_mark is None else lambda inner: own_mark(index[inner])
-        return Pool(self.labels[index], lambda inner: self.read(index[inner]), groups, spans, mark)
+        return Pool(
+            self.labels[index],
+            lambda inner: self.read(index[inner]),
+            None if self.groups is None else self.groups[index],
+            None if self.spans is None else self.spans[index],
+            None if self.units is None else self.units[index],
+            self.numbers[index],
+            None if own_mark is None else lambda inner: own_mark(index[inner]),
+        )
 
     def read_all(self) -> np.ndarray:
         """All raw samples, [n, ...]."""
@@ -74,9 +102,11 @@ class Pool:
             ours = index < len(self.labels)
             if ours.all() or not ours.any():
                 return self.read(index) if ours.all() else other.read(index - len(self.labels))
-            first, second = self.read(index[ours]), other.read(index[~ours] - len(self.labels))
+            first = self.read(index[ours])
+            second = other.read(index[~ours] - len(self.labels))
             samples = np.empty((len(index), *first.shape[1:]), first.dtype)
-            samples[ours], samples[~ours] = first, second
+            samples[ours] = first
+            samples[~ours] = second
             return samples
 
         marks = self.mark, other.mark
@@ -84,16 +114,27 @@ class Pool:
         def mark(index: np.ndarray) -> list[bytes]:
             ours = index < len(self.labels)
             places = np.where(ours, index, index - len(self.labels))
-            each = zip(places, np.where(ours, 0, 1).tolist(), strict=True)
-            return [marks[which](np.array([place]))[0] for place, which in each]  # type: ignore[misc]
+            each = zip(
+                places,
+                np.where(ours, 0, 1).tolist(),
+                strict=True,
+            )
+            return [marks[number](np.array([place]))[0] for place, number in each]  # type: ignore[misc]
 
-        ours, theirs = (self.groups, self.spans), (other.groups, other.spans)
-        groups, spans = (
+        ours = self.groups, self.spans, self.units
+        theirs = other.groups, other.spans, other.units
+        groups, spans, units = (
             None if a is None or b is None else np.concatenate([a, b])
             for a, b in zip(ours, theirs, strict=True)
         )
-        labels = np.concatenate([self.labels, other.labels])
-        return Pool(labels, read, groups, spans, None if None in marks else mark)
+        return Pool(
+            np.concatenate([self.labels, other.labels]),
+            read,
+            groups,
+            spans,
+            units,
+            mark=None if None in marks else mark,
+        )
 
 
 @dataclass(frozen=True)
@@ -165,17 +206,26 @@ def at_root(
 ) -> tuple[str, Path]:
     """`data.root` as it was given and as a path; `Absent` where that is not `there` (a folder),
     with the `layout`."""
-    root, path = data.root, Path(data.root or "").expanduser()
+    root = data.root
+    path = Path(data.root or "").expanduser()
     if root is None or not there(path):
         raise Absent("data.root", root, f"the source {data.source} wants {layout}")
     return root, path
 
 
-def check_class_names(key: str, value: object, names: list[object], classes: int) -> None:
+def check_class_names(
+    key: str,
+    value: object,
+    names: list[object],
+    classes: int,
+) -> None:
     """Raise `BadInput` for `key` unless `names` are different texts, one for each class."""
-    odd = next((name for name in names if not isinstance(name, str)), None)
+    other = next((name for name in names if not isinstance(name, str)), None)
     check(
-        key, value, odd is None, f"the class name {odd!r} is no text: class_names must hold texts"
+        key,
+        value,
+        other is None,
+        f"the class name {other!r} is no text: class_names must hold texts",
     )
     check(
         key,
@@ -183,7 +233,12 @@ def check_class_names(key: str, value: object, names: list[object], classes: int
         len(names) >= classes,
         f"class_names has {len(names)} names for {classes} classes",
     )
-    check(key, value, len({*names}) == len(names), "class_names has a name twice")
+    check(
+        key,
+        value,
+        len({*names}) == len(names),
+        "class_names has a name twice",
+    )
 
 
 def source_of(
@@ -197,7 +252,10 @@ def source_of(
     (`data.split_seed`)."""
     if test is None:
         strata = train.strata if train.groups is None else train.groups
-        train, test = map(
-            train.part, split(strata, TEST_SHARE, numpy_rng(data.split_seed, "data.split"))
-        )
+        rng = numpy_rng(data.split_seed, "data.split")
+        if train.units is None:
+            parts = split(strata, TEST_SHARE, rng)
+        else:
+            parts = by_unit(train.units, strata, TEST_SHARE, rng)
+        train, test = (replace(train.part(part), rows=None) for part in parts)
     return Source(train, test, class_names, list(group_names))

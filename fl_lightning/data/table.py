@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_lightning.configuration.config import FLOAT32, DataConfig, check
-from fl_lightning.data import text
+from fl_lightning.data import text, units
 from fl_lightning.data.columns import EMPTY, Columns, columns_of, number, say_merged
 from fl_lightning.data.images import decoder, marks, opened
 from fl_lightning.data.named import composed
@@ -42,15 +42,20 @@ def load(data: DataConfig) -> Source:
         labels = _features(replace(data, impute=None), cells, Columns([label], {}))[:, 0]
     else:
         class_names, labels = _numbered(cells[label], label, data.root)
-    groups, group_names = None, list[str]()
+    groups = None
+    group_names = list[str]()
     if group is not None:
         group_names, groups = _numbered(cells[group], group, data.root)
+    unit = None
+    if data.unit_column is not None:
+        unit = _numbered(cells[data.unit_column], data.unit_column, data.root)[1]
     words = set(data.one_hot or [])
     features = {
         name: [composed(cell) for cell in cells[name]] if name in words else cells[name]
         for name in chosen
     }
-    columns, first = Columns.of(features, data.one_hot or []), features[chosen[0]]
+    columns = Columns.of(features, data.one_hot or [])
+    first = features[chosen[0]]
     filled = next((cell for cell in first if cell.lower() not in EMPTY), "0")
     images = len(chosen) == 1 and not columns.values and not _is_number(filled)
     if data.tokens is not None:
@@ -60,7 +65,7 @@ def load(data: DataConfig) -> Source:
             len(chosen) == 1,
             "tokens (data.tokens) are of one column of texts: name it",
         )
-        places = Pool(labels, lambda index: index, groups)
+        places = Pool(labels, lambda index: index, groups, units=unit)
         return text.as_tokens(source_of(data, places, None, class_names, group_names), first, data)
     if images:
         beside = Path(data.root or "").expanduser().parent
@@ -79,13 +84,31 @@ def load(data: DataConfig) -> Source:
             "it must name columns of features (data.columns)",
         )
         reads = Pool.of(_features(data, features, columns), labels).read
-    pool = Pool(labels, reads, groups, mark=marks(files, beside) if images else None)
+    mark = marks(files, beside) if images else None
+    pool = Pool(labels, reads, groups, units=unit, mark=mark)
     source = source_of(data, pool, None, class_names, group_names)
     return replace(source, reading=Reading(columns=None if images else columns))
 
 
+def looks_repeated(data: DataConfig) -> list[str]:
+    """A line that names a column which looks like an identifier of repeated persons, where no
+    `data.unit_column` is given."""
+    cells = read(data)
+    if data.group_column is None or data.unit_column is not None:
+        return []
+    others = {
+        name: column
+        for name, column in cells.items()
+        if name not in (data.group_column, data.label_column)
+    }
+    groups = _numbered(cells[data.group_column], data.group_column, data.root)[1]
+    name = units.identifier(others, groups)
+    told = f"column {name!r} looks like an identifier of whom several rows are of"
+    return [f"{told}: if it is, name it as data.unit_column"] if name else []
+
+
 def read(data: DataConfig) -> dict[str, list[str]]:
-    """The cells of `data.root` by column."""
+    """The cells by column."""
     root, path = at_root(data, f"the path of {LAYOUT}", Path.is_file)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -108,10 +131,20 @@ def read(data: DataConfig) -> dict[str, list[str]]:
             len(row) == len(head),
             f"sample {place} has {len(row)} cells for {len(head)} columns",
         )
-    return dict(zip(head, map(list, zip(*rows, strict=True)), strict=True))
+    return dict(
+        zip(
+            head,
+            map(list, zip(*rows, strict=True)),
+            strict=True,
+        )
+    )
 
 
-def _numbered(cells: list[str], column: str, root: str | None) -> tuple[list[str], np.ndarray]:
+def _numbered(
+    cells: list[str],
+    column: str,
+    root: str | None,
+) -> tuple[list[str], np.ndarray]:
     """The values of a column in order, and each cell's place among them, int64 [n]."""
     cells = [composed(cell) for cell in cells]
     empty = next((sample for sample, cell in enumerate(cells, 1) if cell.lower() in EMPTY), None)
@@ -136,23 +169,27 @@ def _is_number(cell: str) -> bool:
     return abs(number(cell)) < FLOAT32
 
 
-def _features(data: DataConfig, cells: Mapping[str, Sequence[str]], columns: Columns) -> np.ndarray:
+def _features(
+    data: DataConfig,
+    cells: Mapping[str, Sequence[str]],
+    columns: Columns,
+) -> np.ndarray:
     """The cells of `columns` as features; an empty one is NaN where `data.impute` fills it."""
     features = columns.encoded(cells)
-    fine = (np.abs(features) < FLOAT32) | (np.isnan(features) & (data.impute is not None))
-    if fine.all():
+    valid = (np.abs(features) < FLOAT32) | (np.isnan(features) & (data.impute is not None))
+    if valid.all():
         numeric = np.flatnonzero(columns.numeric)
         say_merged(
             [f"column {columns.features[place]!r}" for place in numeric], features[:, numeric]
         )
         return features.astype(np.float32)
-    sample, place = np.argwhere(~fine)[0]
+    sample, place = np.argwhere(~valid)[0]
     name = columns.features[place]
     cell = cells[name][sample]
     way = "leave it out with data.columns, or list it in data.one_hot"
     way = "data.impute fills it" if cell.lower() in EMPTY else way
-    what = (
+    problem = (
         f"column {name!r} of sample {sample + 1} holds {cell!r}, which is not a number (of 32 "
         f"bits); {way}"
     )
-    raise BadInput("data.root", data.root, what)
+    raise BadInput("data.root", data.root, problem)

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fl_lightning.configuration.config import Config, Start, check
 from fl_lightning.configuration.files import read_config
@@ -20,10 +20,12 @@ from fl_lightning.foundation.exits import guarded
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.results import opening as runs
 from fl_lightning.results.opening import CENTER, SITE
-
-if TYPE_CHECKING:
-    from fl_lightning.sites.exchange import Transport
-    from fl_lightning.sites.site import Site
+from fl_lightning.run import fit_on_rank, launch
+from fl_lightning.sites.app import fingerprint
+from fl_lightning.sites.center import federation_of
+from fl_lightning.sites.data import Facts, Unfit, at_site
+from fl_lightning.sites.exchange import Exchange, Limits, Transport
+from fl_lightning.sites.site import Site, answered, unable
 
 _ABOUT = {"client": int, "fingerprint": str, "data": str}
 """Keys of `site.json` and their types."""
@@ -62,11 +64,6 @@ def _center(app: Path, settings: Mapping[str, Any], transport: Callable[[str], T
 
 def center(app: Path, settings: Mapping[str, Any], transport: Callable[[str], Transport]) -> None:
     """Begin the run of `app`, or go on with it. `settings`: those of `flwr run`."""
-    from fl_lightning.run import fit_on_rank, launch
-    from fl_lightning.sites.app import fingerprint
-    from fl_lightning.sites.center import federation_of
-    from fl_lightning.sites.data import Facts
-    from fl_lightning.sites.exchange import Exchange, Limits
 
     config = config_of(app)
     mark = fingerprint(app, config)
@@ -122,32 +119,32 @@ def _kept(file: Path, needed: Mapping[str, type]) -> dict[str, Any]:
 
 def answer(app: Path, run: str, node: Mapping[str, Any], message: bytes) -> bytes:
     """The answer of a site to a message of `run`. `node`: the SuperNode's configuration."""
-    from fl_lightning.sites.site import answered, unable
-
     name = str(node.get("site", ""))
     if Path(run).name != run or not {"client", "data", "folder"} <= node.keys():
         why = "its node config lacks client, data or folder"
         return unable(message, node.get("client"), name, why)
     client, folder = int(node["client"]), Path(str(node["folder"])) / run
+    data = str(Path(str(node["data"])).resolve())
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder / "lock"):
-        work = partial(_at_site, app, folder, {**node, "client": client, "site": name})
-        return answered(message, client, name, folder, work)
+        return answered(
+            message, client, name, folder, partial(_with_site, app, folder, client, data, name)
+        )
 
 
-def _at_site(app: Path, folder: Path, node: Mapping[str, Any], use: Callable[[Site], Any]) -> Any:
-    """The result of `use` for the site with its state in `folder`, which belongs to `app`.
+def _with_site(
+    app: Path, folder: Path, client: int, data: str, name: str, use: Callable[[Site], Any]
+) -> Any:
+    """The result of `use` for the site of `client` with its state in `folder`.
 
     Raises:
         BadInput: the folder is another site's, or the data cannot be read.
     """
-    from fl_lightning.sites.app import fingerprint
-    from fl_lightning.sites.data import Unfit
-
-    mark = fingerprint(app, config_of(app))
-    about = {"client": node["client"], "fingerprint": mark, "data": str(node["data"])}
+    config = config_of(app)
+    mark = fingerprint(app, config)
+    about = {"client": client, "fingerprint": mark, "data": data}
     known = _kept(folder / SITE, _ABOUT) if (folder / SITE).is_file() else {}
-    if known and (known["client"], known["fingerprint"]) != (about["client"], mark):
+    if known and (known["client"], known["fingerprint"]) != (client, mark):
         sentence = "its folder holds the state of another client, or of another configuration"
         raise Unfit("folder", str(folder), sentence, sentence)
     if known != about:
@@ -156,22 +153,17 @@ def _at_site(app: Path, folder: Path, node: Mapping[str, Any], use: Callable[[Si
         for text in texts:
             write_whole(folder / text, (app / text).read_bytes())
         write_whole(folder / SITE, json.dumps(about))
-    return _with_site(folder, about, str(node["site"]), use)
+    return _opened(folder, config, about, name, use)
 
 
-def _with_site(
-    folder: Path, about: Mapping[str, Any], name: str, use: Callable[[Site], Any]
+def _opened(
+    folder: Path, config: Config, about: Mapping[str, Any], name: str, use: Callable[[Site], Any]
 ) -> Any:
     """The result of `use` for the site in `folder`. `about`: the content of its `site.json`."""
-    from fl_lightning.run import launch
-    from fl_lightning.sites.data import Facts, at_site
-    from fl_lightning.sites.site import Site
-
-    config, client = config_of(folder), about["client"]
+    client, mark = about["client"], about["fingerprint"]
     data = at_site(Facts.read(folder / "facts.json"), config, client, Path(about["data"]))
 
     def run(fabric: Any, config: Config) -> dict[str, Any]:
-        mark = about["fingerprint"]
         return {"result": use(Site(fabric, config, folder, data, client, mark, name))}
 
     return launch(config, run)["result"]
@@ -180,7 +172,7 @@ def _with_site(
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     """Wait until no other process answers a message in this folder: Flower may bring one twice."""
-    with lock.open("a") as file:
+    with lock.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -200,4 +192,5 @@ def exported(folder: Path, client: int, out: Path) -> tuple[Config, dict[str, An
         check("run", str(folder), site.round > 0, "it holds no checkpoint yet")
         return site.export(out)
 
-    return config_of(folder), _with_site(folder, known, "", write)
+    config = config_of(folder)
+    return config, _opened(folder, config, known, "", write)

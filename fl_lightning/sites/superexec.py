@@ -8,6 +8,7 @@ import contextlib
 import os
 import sys
 from importlib import import_module
+from typing import Any
 
 from flwr.supercore.cli import flower_superexec
 from flwr.supercore.constant import TaskType
@@ -15,10 +16,8 @@ from flwr.supercore.superexec.executor import subprocess_executor
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.supernode.cli import flwr_clientapp
 
-LOADED = ("fl_lightning.sites.ends", "fl_lightning.sites.site", "fl_lightning.sites.flower")
+LOADED = ("fl_lightning.sites.ends", "fl_lightning.sites.flower")
 """Modules that a ClientApp needs."""
-POLL = "0.1"
-"""Seconds between two looks for a task."""
 
 
 def launch(executor: object, spec: ExecutionSpec) -> LaunchResult:
@@ -45,7 +44,7 @@ def reconcile(executor: object) -> None:
 if __name__ == "__main__":
     for name in LOADED:
         import_module(name)
-    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", POLL)
-    subprocess_executor.SubprocessExecutor.launch = launch
-    subprocess_executor.SubprocessExecutor.reconcile = reconcile
+    executor_class: Any = subprocess_executor.SubprocessExecutor
+    executor_class.launch = launch
+    executor_class.reconcile = reconcile
     flower_superexec()

@@ -173,19 +173,6 @@ def test_only_what_changed_is_written(make_run: Make, tmp_path: Path) -> None:
     assert written == sum(state.rounds for state in after.states.values()) == 3 * 2
 
 
-def test_the_best_can_be_asked_for(make_run: Make, tmp_path: Path) -> None:
-    saved(make_run(net="norm"), Checkpoint(keep=1), [0.1, 0.8, 0.3, 0.2])
-    again = make_run(net="norm")
-    assert restore(again, tmp_path / "checkpoints", "best") == 2
-    assert restore(again, tmp_path / "checkpoints") == 4
-
-
-def test_rounds_between_checkpoints(make_run: Make, tmp_path: Path) -> None:
-    """The last round is saved whatever its number."""
-    saved(make_run(net="norm", rounds=4), Checkpoint(every=3, keep=9), [None] * 4)
-    assert rounds(tmp_path) == [3, 4]
-
-
 def test_rounds_that_take_no_time_are_saved_every_ten_seconds(
     make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ from fl_lightning.storage import manifest as disk
 
 NAME = "app"
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["fl_lightning.sites.ends", "fl_lightning.sites.site", __name__])
+SERVER.set_forkserver_preload(["fl_lightning.sites.ends", __name__])
 
 
 def client_app(out: Connection, app: Path, node: dict[str, Any], message: bytes) -> None:

@@ -13,6 +13,7 @@ from fl_lightning import __version__
 from fl_lightning.cli import main
 from fl_lightning.foundation.errors import BadInput, Damaged, RunFailed
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.opening import CENTER, SITE
 from fl_lightning.sites import ends, wire
 from fl_lightning.sites.app import PACKAGE
 from fl_lightning.sites.rehearsal import LocalTransport, rehearse
@@ -97,10 +98,10 @@ def test_a_centre_does_not_go_on_with_another_configuration(
 
 
 def test_a_resumed_centre_adds_to_the_bytes_of_the_process_before(tmp_path: Path) -> None:
-    (tmp_path / ends.CENTER).write_text('{"run": "a"}')
+    (tmp_path / CENTER).write_text('{"run": "a"}')
     ends.count(tmp_path, 5, 70)
     ends.count(tmp_path, 6, 80)
-    content = json.loads((tmp_path / ends.CENTER).read_text())
+    content = json.loads((tmp_path / CENTER).read_text())
     assert content == {"run": "a", "bytes_sent": 11, "bytes_received": 150}
 
 
@@ -108,7 +109,7 @@ def test_a_resumed_centre_adds_to_the_bytes_of_the_process_before(tmp_path: Path
 def test_damaged_files_of_a_deployment_are_one_line(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in (ends.CENTER, ends.SITE):
+    for name in (CENTER, SITE):
         (tmp_path / name).write_text(text)
     with pytest.raises(Damaged, match=r"its deployed\.json is damaged"):
         ends.run_id(tmp_path, "mark")

@@ -79,13 +79,6 @@ def test_the_architectures_of_kt_pfl_fit_its_images(
     assert model.get_submodule(head_of(model)).out_features == 10
 
 
-def test_a_users_model(theirs: str) -> None:
-    model = build(Component(theirs, {"width": 6}), (1, 8, 8), 3)
-    assert isinstance(model, Theirs)
-    assert (model.body.out_features, model.out.out_features) == (6, 3)
-    assert head_of(model) == "out"
-
-
 def test_what_the_user_sets_stays(theirs: str) -> None:
     model = build(Component(theirs, {"num_classes": 12}), (1, 8, 8), 3)
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 12)

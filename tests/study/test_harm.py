@@ -64,7 +64,7 @@ def test_with_few_test_samples_more_are_counted_by_chance() -> None:
 
 
 def test_what_is_counted_is_said() -> None:
-    assert "100 clients that lose nothing some 5" in harm_notes([cell("a", [0.5])])[0]
+    assert "it is no test" in harm_notes([cell("a", [0.5])])[0]
     validation = cell("a", [0.5], setting=lambda key: "validation")
     assert "every client below" in harm_notes([validation])[0]
     few = cell("a", [0.5], metric="auroc", final=[{}, {}, {}], summary={"least_test_class": 1})

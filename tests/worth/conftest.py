@@ -15,7 +15,7 @@ SIZES = {"Aarau": 90, "Basel": 70, "Chur": 50, "Zug": 3, "Pure": 45}
 """Pure has ill people alone, Zug three patients; Twin is Chur again, and ten of Basel's patients
 are Aarau's, too."""
 SMALL = (
-    "--config hospitals.yaml --model mlp --model.hidden [8] --federation.rounds 2 "
+    "--config hospitals.yaml --model mlp --model.hidden [8] --federation.rounds 1 "
     "--federation.local_epochs 1 "
     "--fabric.accelerator cpu --methods fedper --workers 1"
 )

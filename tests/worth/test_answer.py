@@ -41,8 +41,8 @@ def made(gains: dict[str, tuple[int, float]], cycles: int = 4, windows: int = 0)
         folds = np.stack([rng.permutation(np.arange(n) % 5) for _ in range(cycles)])
         units = np.arange(n) // max(windows, 1)
         silos.append(Silo(c, name, Samples(np.arange(n) % 2, folds, units), rows, size=n))
-        silos[-1].recordings = len(set(units)) if windows else 0
-    return measure(silos, "accuracy", None)
+        silos[-1].units = len(set(units)) if windows else 0
+    return measure(silos, "accuracy", None, cycles)
 
 
 def test_every_verdict_is_found_where_it_is_due() -> None:
@@ -77,25 +77,60 @@ def test_every_verdict_is_found_where_it_is_due() -> None:
     assert "verdict takes 40" in sentences["few"]
 
 
-def test_promises_for_windows_are_of_recordings() -> None:
-    """What intervals count is what is asked for: recordings, not their windows; too few of them get
-    no verdict."""
+def test_promises_for_repeated_samples_are_of_units() -> None:
+    """What intervals count is what is asked for; too few units get no verdict."""
     measured = made({"few": (80, 0.3), "open": (120, 0.02), "other": (240, 0.0)}, windows=10)
     few, unsure, _ = measured.answers
-    assert (
-        few.verdict == "cannot tell yet"
-        and "windows of 8 recordings, and a verdict takes 10" in few.sentence
-    )
+    assert few.verdict == "cannot tell yet" and "of 8 units, and a verdict takes 10" in few.sentence
     assert unsure.estimate is not None and unsure.verdict == "cannot tell yet"
     wanted = words.narrower(unsure.estimate.half)
     needed = unsure.estimate.samples_for(12, wanted)
-    assert (
-        f"about {needed} own recordings" in unsure.sentence
-        and "windows of 12 recordings" in unsure.sentence
-    )
+    assert f"about {needed} own units" in unsure.sentence and "of 12 units" in unsure.sentence
     row = as_json(measured)["silos"][1]
-    assert row["recordings"] == 12 and "samples_for" not in row
-    assert row["recordings_for"]["0.05"] == unsure.estimate.samples_for(12, 0.05)
+    assert row["units"] == 12 and "samples_for" not in row
+    assert row["units_for"]["0.05"] == unsure.estimate.samples_for(12, 0.05)
+
+
+def test_a_gain_is_one_over_everything_that_the_silo_can_do_alone() -> None:
+    """The network trained alone is far below the federation, a linear model on own rows is not: the
+    silo does not gain. Where a longer training is best on other folds, it is what counts."""
+    measured = made({"a": (900, 0.08), "b": (900, 0.08), "c": (900, 0.08)})
+    assert {answer.verdict for answer in measured.answers} == {"gains"}
+    silos = [answer.silo for answer in measured.answers]
+    for silo in silos[:2]:
+        silo.rows["own linear"] = Scores(silo.rows["ditto"].right.copy())
+    silos[2].rows["local x10"] = silos[2].rows["ditto"]
+    silos[2].rows["own linear"] = silos[2].rows["local"]
+    silos[0].rows["local x10"], silos[1].rows["local x10"] = (s.rows["local"] for s in silos[:2])
+    after = measure(silos, "accuracy", None, 4)
+    assert [answer.alone_kind for answer in after.answers] == ["own linear"] * 2 + ["local x10"]
+    assert "gains" not in {answer.verdict for answer in after.answers}
+    assert all(answer.alone == pytest.approx(answer.federated) for answer in after.answers)
+
+
+def test_a_gain_needs_every_kind_alone_to_be_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the other folds a kind may be chosen that is not the best over all: it is no gain to be
+    above that alone."""
+    measured = made({"a": (900, 0.08), "b": (900, 0.08), "c": (900, 0.08)})
+    silos = [answer.silo for answer in measured.answers]
+    for silo in silos:
+        silo.rows["own linear"] = silo.rows["ditto"]
+    worse = lambda silo, metric, parts: (parts["local"], "local")  # noqa: E731
+    monkeypatch.setattr("fl_lightning.lab.worth.measure.best_alone", worse)
+    answer = measure(silos, "accuracy", None, 4).answers[0]
+    assert answer.low > 0 and answer.verdict == "cannot tell yet"
+    assert "a simple weighted sum of its columns" in answer.sentence
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "begin"),
+    [(-0.1, 0.01, "Any mean gain is small"), (-0.1, -0.03, "No, on average joining harms")],
+)
+def test_no_is_said_of_intervals_below_zero_alone(low: float, high: float, begin: str) -> None:
+    measured = made({"a": (60, 0.0), "b": (60, 0.0), "c": (60, 0.0)})
+    facts = measured.consortium | {"low": low, "high": high, "gain": (low + high) / 2}
+    facts["counts"] = dict.fromkeys(words.VERDICTS, 0) | {"cannot tell yet": 3}
+    assert words.of_all(facts, measured).startswith(begin)
 
 
 def test_more_samples_are_not_promised_where_trainings_decide() -> None:
@@ -127,7 +162,7 @@ def test_gains_within_the_margin_are_no_yes_and_no_no(gain: float) -> None:
         silos.append(
             Silo(c, f"s{c}", Samples(np.arange(4000) % 2, folds, np.arange(4000)), rows, size=4000)
         )
-    facts = measure(silos, "accuracy", None).consortium
+    facts = measure(silos, "accuracy", None, 4).consortium
     assert facts["sentence"].startswith(
         "On average joining makes no difference that matters: of 5 silos for 5 it makes"
     )

@@ -98,12 +98,10 @@ def test_one_recording_tells_nothing() -> None:
 
 def test_few_recordings_get_no_verdict() -> None:
     labels = np.arange(60) % 2
-    assert worth.too_few("accuracy", labels, recordings=9) == (
-        "its 60 samples are windows of 9 recordings, and a verdict takes 10"
+    assert worth.too_few("accuracy", labels, units=9, kind="recordings") == (
+        "its 60 samples are of 9 recordings, and a verdict takes 10"
     )
-    assert (
-        worth.too_few("accuracy", labels, recordings=10) == worth.too_few("accuracy", labels) == ""
-    )
+    assert worth.too_few("accuracy", labels, units=10) == worth.too_few("accuracy", labels) == ""
 
 
 def test_intervals_over_recordings_cover() -> None:
@@ -155,10 +153,39 @@ def test_auroc_has_delongs_variance() -> None:
         below = np.sign(chance[whole.labels == 1][:, None] - chance[whole.labels == 0]) / 2 + 0.5
         placed.append((below.mean(1), below.mean(0)))
     expected = sum(
-        float((ours - alone).var(ddof=1)) / 40 + 0.5 / (40 * 39)
+        float((ours - alone).var(ddof=1)) / 40
+        + 0.5 * float(np.abs(ours - alone).max()) ** 2 / (40 * 39)
         for alone, ours in zip(*placed, strict=True)
     )
     assert got.variance == pytest.approx(expected)
+
+
+def test_fixed_models_owe_nothing_to_luck_in_auroc() -> None:
+    """One cycle of models that are the same in all folds: V_x is near 0, and the interval about as
+    wide as it must be."""
+    rng, halves, gains, common = np.random.default_rng(0), [], [], []
+    for _ in range(150):
+        labels = rng.permutation(np.arange(200) % 2)
+        shared = rng.normal(size=(200, 2))
+        samples = Samples(labels, folds_of(1, 200, rng), np.arange(200))
+        both = [
+            skill * np.eye(2)[labels] + 0.8 * shared + 0.6 * rng.normal(size=(200, 2))
+            for skill in (1.0, 1.3)
+        ]
+        got = estimated("auroc", *(Scores(np.zeros((1, 200)), one[None]) for one in both), samples)
+        halves.append(got.half)
+        gains.append(got.gain)
+        common.append(got.common / got.variance)
+    assert np.mean(common) < 0.1
+    assert 0.95 < np.median(halves) / (1.96 * np.std(gains)) < 1.35
+
+
+@pytest.mark.parametrize(("tail", "is_heavy"), [("normal", False), ("cubed", True)])
+def test_heavy_tails_are_seen(tail: str, is_heavy: bool) -> None:
+    difference = np.random.default_rng(0).normal(size=(1, 100))
+    difference = difference if tail == "normal" else difference**7
+    samples = Samples(np.zeros(100, int), np.zeros((1, 100), int), np.arange(100))
+    assert worth.heavy(difference, samples) == is_heavy
 
 
 def test_mae_is_better_where_it_is_less() -> None:

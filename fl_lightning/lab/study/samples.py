@@ -18,6 +18,7 @@ READING = (
     "task",
     "label_column",
     "group_column",
+    "unit_column",
     "columns",
     "one_hot",
     "impute",

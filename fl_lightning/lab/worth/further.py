@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from fl_lightning.configuration.config import Config
 from fl_lightning.foundation.log import in_bytes
 from fl_lightning.lab.study.grid import place as folder_of
 from fl_lightning.lab.study.statistics import LEVEL, holm
-from fl_lightning.lab.worth import FOLDS, words
+from fl_lightning.lab.worth import ALONE, FOLDS, LENGTHS, LOCAL, words
+from fl_lightning.lab.worth import row as row_name
 from fl_lightning.lab.worth import statistics as numbers
-from fl_lightning.lab.worth.measure import ALONE
+from fl_lightning.lab.worth.measure import best_alone, contributions
 from fl_lightning.lab.worth.page import Section
+from fl_lightning.lab.worth.runs import Task
 from fl_lightning.lab.worth.scores import one, read
 from fl_lightning.lab.worth.silos import Facts, Measured
 from fl_lightning.results.result import RunResult
@@ -34,73 +36,103 @@ BESIDE_ACCURACY = ("balanced_accuracy", "auroc")
 SAME = 1e-6
 """Weights of a relation that lie no further apart are the same: they were kept as 32-bit
 numbers."""
-Task = tuple[Config, Path, Path | None, dict[str, str | None]]
-"""A run's config and folder, where its scores go (None: nowhere), and the rows that it serves."""
-Rows = Mapping[str, tuple[Config, str | None]]
-"""Of rows the config, by whatever seed, and the kind of model."""
 
 
-def newcomers(out: Path, rows: Rows, method: str, silos: int) -> list[Task]:
+@dataclass(frozen=True)
+class Row:
+    """What trains a row.
+
+    Args:
+        config: of its runs, for the configured rounds.
+        kind: of model that is scored.
+        label: of the method.
+        length: how many times the configured rounds it takes.
+        first: the folder of its first run.
+    """
+
+    config: Config
+    kind: str | None
+    label: str
+    length: int = 1
+    first: str = ""
+
+    def run(self, seed: int, **data: Any) -> Config:
+        """The config of a run for its length, with other keys of `data`."""
+        federation = replace(
+            self.config.federation, rounds=self.length * self.config.federation.rounds
+        )
+        changed = replace(self.config.data, **data)
+        return replace(self.config, seed=seed, data=changed, federation=federation)
+
+    @property
+    def name(self) -> str:
+        """Of the row, as scores have it."""
+        return row_name(self.label, self.length)
+
+    @property
+    def folder(self) -> str:
+        """Of its own runs."""
+        return folder_of(self.name)
+
+
+def newcomers(out: Path, method: Row, alone: Row, silos: int) -> list[Task]:
     """Every silo held out once, by the chosen method and by training alone, for as many rounds as
     the others' run."""
     tasks: list[Task] = []
-    for label in (method, ALONE):
-        config, kind = rows[label]
-        if label == ALONE:
-            longer = replace(config.evaluation, newcomer_rounds=config.federation.rounds)
-            config = replace(config, evaluation=longer)
+    for row, place in (
+        (method, method.folder),
+        (alone, folder_of(row_name("alone", alone.length))),
+    ):
         for fold in range(FOLDS):
             away = [c for c in range(silos) if c % FOLDS == fold]
             if away and len(away) < silos:
-                place = (
-                    out
-                    / "newcomers"
-                    / ("alone" if label == ALONE else folder_of(label))
-                    / f"seed-{fold}"
+                config = row.run(fold, held_out=away)
+                task = Task(
+                    _of_newcomers(config, row is alone),
+                    out / "newcomers" / place / f"seed-{fold}",
+                    None,
+                    {row.label: row.kind},
                 )
-                tasks.append((_without(config, away, fold), place, None, {label: kind}))
+                tasks.append(task)
     return tasks
 
 
-def without(out: Path, rows: Rows, method: str, silos: int) -> list[Task]:
+def _of_newcomers(config: Config, alone: bool) -> Config:
+    evaluation = replace(config.evaluation, newcomer_samples=LABELLED)
+    if alone:
+        evaluation = replace(evaluation, newcomer_rounds=config.federation.rounds)
+    # whichever --metric a later call names, newcomers have been scored by it
+    if config.data.task == "classification":
+        metrics = dict.fromkeys([*(evaluation.metrics or ()), *BESIDE_ACCURACY])
+        evaluation = replace(evaluation, metrics=[*metrics])
+    return replace(config, evaluation=evaluation)
+
+
+def without(out: Path, method: Row, silos: int) -> list[Task]:
     """A cycle of the chosen method without each silo in turn."""
-    config, kind = rows[method]
     tasks: list[Task] = []
     for away in range(silos if silos > 2 else 0):
+        place = out / "without" / f"silo-{away}"
         for fold in range(FOLDS):
-            place = out / "without" / f"silo-{away}"
-            run = place / "runs" / folder_of(method) / f"seed-{fold}"
-            tasks.append((_without(config, [away], fold), run, place, {method: kind}))
+            run = place / "runs" / method.folder / f"seed-{fold}"
+            config = method.run(fold, held_out=[away])
+            tasks.append(Task(config, run, place, {method.label: method.kind}, [method.length]))
     return tasks
 
 
-def curve(out: Path, rows: Rows, method: str) -> list[Task]:
+def curve(out: Path, method: Row, alone: Row, plain: Sequence[str]) -> list[Task]:
     """A cycle of training alone and of the chosen method with a share of each silo's training
     samples."""
     tasks: list[Task] = []
     for share in SHARES:
         place = out / "curve" / f"share-{share:g}"
-        for label in (ALONE, method):
-            config, kind = rows[label]
+        for row, lengths, more in ((alone, LENGTHS, plain), (method, [method.length], ())):
             for fold in range(FOLDS):
-                data = replace(config.data, train_share=share * config.data.train_share)
-                run = replace(config, seed=fold, data=data)
-                tasks.append(
-                    (run, place / "runs" / folder_of(label) / f"seed-{fold}", place, {label: kind})
-                )
+                part = share * row.config.data.train_share
+                run = place / "runs" / row.folder / f"seed-{fold}"
+                config = row.run(fold, train_share=part)
+                tasks.append(Task(config, run, place, {row.label: row.kind}, lengths, more))
     return tasks
-
-
-def _without(config: Config, away: list[int], fold: int) -> Config:
-    data, evaluation = (
-        replace(config.data, held_out=away),
-        replace(config.evaluation, newcomer_samples=LABELLED),
-    )
-    # whichever --metric a later call names, newcomers have been scored by it
-    if data.task == "classification":
-        metrics = dict.fromkeys([*(evaluation.metrics or ()), *BESIDE_ACCURACY])
-        evaluation = replace(evaluation, metrics=[*metrics])
-    return replace(config, seed=fold, data=data, evaluation=evaluation)
 
 
 # ---------------------------------------------------------------- read
@@ -111,14 +143,12 @@ def of_newcomers(tasks: Sequence[Task], measured: Measured) -> tuple[list[dict[s
     alone."""
     metric = measured.metric
     scores: dict[tuple[str, int], list[float]] = {}
-    part = min(
-        (config.evaluation.newcomer_rounds / config.federation.rounds for config, *_ in tasks),
-        default=0.0,
-    )
+    rounds = [(t.config.evaluation.newcomer_rounds, t.config.federation.rounds) for t in tasks]
+    part = min((own / whole for own, whole in rounds), default=0.0)
     trained = [
-        (next(iter(rows)), row)
-        for _, folder, _, rows in tasks
-        for row in RunResult(folder).rows("newcomers")
+        ("alone" if task.folder.parent.name.startswith("alone") else "federated", row)
+        for task in tasks
+        for row in RunResult(task.folder).rows("newcomers")
     ]
     for label, row in trained:
         if metric in row:
@@ -135,10 +165,7 @@ def of_newcomers(tasks: Sequence[Task], measured: Measured) -> tuple[list[dict[s
     section = Section("A silo that joins later", text, [samples, "with the others", "alone"])
     means_by_count: list[dict[str, Any]] = []
     for count in LABELLED:
-        each = {
-            key: scores.get((label, count))
-            for key, label in (("federated", measured.method), ("alone", ALONE))
-        }
+        each = {key: scores.get((key, count)) for key in ("federated", "alone")}
         means = {key: float(np.mean(values)) if values else None for key, values in each.items()}
         means_by_count.append({"labelled": count} | means)
         cells = ["-" if mean is None else words.score(mean, metric) for mean in means.values()]
@@ -163,16 +190,18 @@ def _left_out(trained: Sequence[tuple[str, Mapping[str, Any]]], metric: numbers.
     )
 
 
-def of_without(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, Any], Section]:
+def of_without(
+    out: Path, method: Row, measured: Measured, facts: Facts
+) -> tuple[dict[str, Any], Section]:
     """What each silo loses where another is missing, (silos, silos): by how much the score of row i
     falls without j."""
-    names, method, metric = list(facts.names), measured.method, measured.metric
+    names, metric = list(facts.names), measured.metric
     count = len(names)
     effect, half = np.full((count, count), math.nan), np.full((count, count), math.nan)
     ps: dict[tuple[int, int], float] = {}
     for j in range(count if count > 2 else 0):
         for i in range(count):
-            missed = _missed(out, i, j, measured, facts) if i != j else None
+            missed = _missed(out, i, j, method, measured, facts) if i != j else None
             if missed is not None:
                 effect[i, j], half[i, j] = missed.gain, missed.half
                 if not measured.answers[i].reason:
@@ -180,7 +209,7 @@ def of_without(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, A
     sure = [pair for pair, p in zip(ps, holm(list(ps.values())), strict=True) if p <= LEVEL]
     content: dict[str, Any] = {"silos": names, "missed": effect.tolist(), "half": half.tolist()}
     content["surely"] = [[names[i], names[j]] for i, j in sorted(sure)]
-    relation, rank = _relation(out, count, method), math.nan
+    relation, rank = _relation(out, count, folder_of(method.label)), math.nan
     if relation is not None:
         off = ~np.eye(count, dtype=bool) & np.isfinite(effect)
         rank = (
@@ -199,9 +228,9 @@ def of_without(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, A
         else "score of the silo of a row falls"
     )
     text = (
-        f"How much the {worse} where the silo of a column does not take part ({method}, one "
-        f"cycle; {words.METRICS[metric]}), with half of its 95 % interval. A positive number: it "
-        f"would be missed. "
+        f"How much the {worse} where the silo of a column does not take part "
+        f"({measured.method}, one cycle; {words.METRICS[metric]}), with half of its 95 % interval. "
+        f"A positive number: it would be missed. "
         f"All pairs considered together (Holm, 5 %): {surely}."
     )
     if math.isfinite(rank):
@@ -218,25 +247,29 @@ def of_without(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, A
     return content, section
 
 
-def _missed(out: Path, i: int, j: int, measured: Measured, facts: Facts) -> numbers.Estimate | None:
+def _missed(
+    out: Path, i: int, j: int, method: Row, measured: Measured, facts: Facts
+) -> numbers.Estimate | None:
     """What silo i has from silo j, on the samples that no other silo has; None where that is not
     defined."""
-    method, metric, like = measured.method, measured.metric, measured.answers[i].silo
+    metric, like = measured.metric, measured.answers[i].silo
     if not len(like.samples):
         return None
-    whole, part = (one(at, like, method, facts) for at in (out, out / "without" / f"silo-{j}"))
+    places = out, out / "without" / f"silo-{j}"
+    whole, part = (one(place, like, [method.name], facts) for place in places)
     there, away = (
-        numbers.contributions(metric, silo.rows[method], silo.samples) for silo in (whole, part)
+        numbers.contributions(metric, silo.rows[method.name], silo.samples)
+        for silo in (whole, part)
     )
     return numbers.estimate(metric, away, there, whole.samples)
 
 
-def _relation(out: Path, count: int, method: str) -> np.ndarray | None:
+def _relation(out: Path, count: int, folder: str) -> np.ndarray | None:
     """Mean over layers of the last relation of the first cycle's runs; None where all silos have
     one row."""
     kept = []
-    for folder in sorted((out / "runs" / folder_of(method)).glob("seed-[0-4]")):
-        run = RunResult(folder)
+    for place in sorted((out / "runs" / folder).glob("seed-[0-4]")):
+        run = RunResult(place)
         cube = run.cube() if run.relation_rounds else None
         if cube is not None and cube.shape[0] == count:
             kept.append(np.nanmean(cube, axis=1))
@@ -247,19 +280,21 @@ def _relation(out: Path, count: int, method: str) -> np.ndarray | None:
 def of_curve(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, Any], Section]:
     """Mean gain over silos by the share of their training samples, with its interval, and where it
     ends."""
-    metric, points, labels = measured.metric, [], [ALONE, measured.method]
+    metric, points = measured.metric, []
+    rows = measured.answers[0].silo.rows
+    labels = [label for label in rows if label in ALONE or label == measured.method]
     for share in (*SHARES, 1.0):
         place = out if share == 1 else out / "curve" / f"share-{share:g}"
+        folder = folder_of(LOCAL[0] if share == 1 else LOCAL[-1])
         judged = [silo for silo in read(place, labels, 1, facts) if not words.why_not(silo, metric)]
         estimates = []
         for silo in judged:
-            alone, federated = (
-                numbers.contributions(metric, silo.rows[label], silo.samples) for label in labels
-            )
+            parts = contributions(silo, metric)
+            alone, federated = best_alone(silo, metric, parts)[0], parts[measured.method]
             estimates.append(numbers.estimate(metric, alone, federated, silo.samples))
         known = [one for one in estimates if one is not None]
         if known:
-            clients = RunResult(place / "runs" / folder_of(ALONE) / "seed-0").clients
+            clients = RunResult(place / "runs" / folder / "seed-0").clients
             sizes = clients.groupby("client")["train_samples"].first()
             size = float(sizes[[silo.number for silo in judged]].mean())
             gain, low, high = numbers.mean_gain(known)
@@ -269,8 +304,8 @@ def of_curve(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, Any
     content |= {"pays_up_to_low": ends["low"], "pays_up_to_high": ends["high"]}
     section = Section(
         "With fewer samples",
-        f"Mean gain over silos where each trains on a share of its samples ({measured.method}, one "
-        f"cycle). "
+        f"Mean gain over the best alone where each silo trains on a share of its samples "
+        f"({measured.method}, one cycle). "
         f"{_until(ends, points)}",
         ["share", "training samples of a silo", "mean gain", "95 % interval"],
     )
@@ -321,21 +356,27 @@ def _until(ends: Mapping[str, float | None], points: Sequence[Mapping[str, float
     return f"It pays up to about {ends['gain']:.0f} training samples of a silo ({low} to {high})."
 
 
-def costs(out: Path, measured: Measured, folder: str) -> tuple[dict[str, Any], Section]:
+def costs(out: Path, measured: Measured, method: Row) -> tuple[dict[str, Any], Section]:
     """What the method to take asks of each silo in one training: bytes and seconds, from its first
     run."""
-    run = RunResult(out / folder)
+    run = RunResult(out / method.first)
+    rounds = method.length * method.config.federation.rounds
+    part = rounds / max(run.rounds_done, 1)
+    clients = run.clients[run.clients["round"] <= rounds]
     numbers_of = [answer.silo.number for answer in measured.answers]
-    sums = run.clients.groupby("client")[["upload_bytes", "download_bytes"]].sum()
+    sums = clients.groupby("client")[["upload_bytes", "download_bytes"]].sum()
     sums = sums.reindex(numbers_of, fill_value=0).astype(float)
     # processes train their silos at once: the slowest one's time counts
     at_once = run.summary.get("world_size") or 1
     seconds = (
-        (run.total("seconds_client") or 0.0) * at_once / max(run.clients["client"].nunique(), 1)
+        (run.total("seconds_client") or 0.0)
+        * part
+        * at_once
+        / max(run.clients["client"].nunique(), 1)
     )
-    content = {"rounds": run.rounds_done, "seconds_a_silo": seconds} | sums.to_dict("list")
+    content = {"rounds": rounds, "seconds_a_silo": seconds} | sums.to_dict("list")
     text = (
-        f"One training of {measured.method}: {run.rounds_done} rounds, {seconds:.2g} seconds of "
+        f"One training of {measured.method}: {rounds} rounds, {seconds:.2g} seconds of "
         f"training for a silo on "
         "this machine, mean over silos. Bytes are those of all rounds."
     )

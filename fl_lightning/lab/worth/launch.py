@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,32 +15,36 @@ from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.configuration.files import Layer
 from fl_lightning.configuration.resolve import to_settings, to_yaml
-from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.extras import require
 from fl_lightning.lab.study import code, samples
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Run, Study
 from fl_lightning.lab.study.launch import resolved, run_safely, train, worker_count
-from fl_lightning.lab.worth import FOLDS
+from fl_lightning.lab.worth import FOLDS, LENGTHS, LOCAL, row
 from fl_lightning.lab.worth.statistics import Name
 from fl_lightning.results.opening import when_stopped
 
 if TYPE_CHECKING:
-    from fl_lightning.lab.worth.further import Task
+    from fl_lightning.lab.worth.further import Row
     from fl_lightning.lab.worth.page import Section
+    from fl_lightning.lab.worth.runs import Task
     from fl_lightning.lab.worth.silos import Facts, Measured
 
-CYCLES, MOST_CYCLES = 4, 10
-"""Without --repeats; with --minutes at most. More than 4 hardly narrow an interval: samples decide
-then (simulated)."""
-METHODS = ("fedper", "ditto", "selfkapc", "fedcac")
-"""Without --methods: what the atlas's rule advises, and FedPer, the best where labels conflict in
-many groups; none is significantly below training alone in any setting there
-(docs/results/atlas.md)."""
+CYCLES, MOST_CYCLES = 2, 10
+"""Without --repeats; with --minutes at most. 2: ten silos then take ten minutes of two cores; more
+than 4 hardly narrow an interval, since samples decide then (simulated)."""
+METHODS = ("fedper", "ditto", "selfkapc", "fedcac", "partialpooling")
+"""Without --methods: what the atlas's rule advises; FedPer, the best where labels conflict in many
+groups (none is significantly below training alone in any setting there, docs/results/atlas.md);
+and the statistician's answer, the best linear model of six of seven real sets
+(docs/results/real-silos.md)."""
+CHOICES: Mapping[str, list[dict[str, Any]]] = {"ditto": [{"lam": 0.1}, {"lam": 10.0}]}
+"""Further arguments that a method is tried with: a decade on either side of the authors' middle."""
 SLACK = 1.1
 """A further cycle is begun if it ends by so many times --minutes, as far as can be told."""
 ONLY_LAST = 10**6
-"""Rounds between evaluations: the last one is always scored, and no other is needed."""
+"""Rounds between evaluations: runs are scored where a length ends."""
 
 
 @dataclass(frozen=True)
@@ -75,19 +79,46 @@ class Plan:
     again: str = ""
     begin: float = 0.0
 
+    @property
+    def entries(self) -> list[str | dict[str, Any]]:
+        """The methods as a study lists them."""
+        choices = [
+            {"name": name, **arguments}
+            for name in self.methods
+            for arguments in CHOICES.get(name, [])
+        ]
+        return [*self.methods, *choices]
+
+    @property
+    def deadline(self) -> float:
+        """On the monotonic clock."""
+        return math.inf if self.minutes is None else self.begin + 60 * SLACK * self.minutes
+
     def more(self, silos: int) -> float:
         """Trainings beyond the cycles, as a share of those of a cycle."""
         further = (
             2 * min(silos, FOLDS) + FOLDS * silos * self.leave_one_out + 6 * FOLDS * self.curve
         )
-        return further / (FOLDS * (len(self.methods) + 2))
+        return further / (FOLDS * (len(self.entries) + 2))
 
 
-class TooSlow(Exception):
-    """The trainings would take so many seconds, altogether, and may not."""
+@dataclass(frozen=True)
+class Prepared:
+    """A plan that has been checked: its rows by label, and the silos."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    plan: Plan
+    rows: Mapping[str, Row]
+    facts: Facts
+    metric: Name
+
+    @property
+    def labels(self) -> list[str]:
+        """Of all rows."""
+        return [*self.rows, *self.facts.plain]
+
+
+class OutOfTime(Exception):
+    """`--minutes` are over."""
 
 
 def worth(
@@ -110,16 +141,16 @@ def worth(
         keys: as for `Plan`.
 
     Raises:
-        BadInput: it cannot work, before anything is trained; or `minutes` are too few for a cycle.
+        BadInput: it cannot work, before anything is trained; or `minutes` are too few for two
+            folds.
         RunFailed: runs have failed; the others have been run.
     """
     for extra in ("study", "report"):
         require(extra, "worth", str(out))
     both = repeats is not None and keys.get("minutes") is not None
     check("repeats", repeats, not both, "with minutes it must be left out")
-    layers = [{key: value for key, value in layer.items() if key != "loggers"} for layer in layers]
-    methods = default_methods(layers) if methods is None else methods
-    for name in methods:
+    chosen = default_methods(layers) if methods is None else methods
+    for name in chosen:
         check("methods", name, bool(name), "method names with commas between: fedper,ditto")
         catalogue.find("methods", "methods", name)
     cycles = CYCLES if repeats is None else math.ceil(repeats / FOLDS)
@@ -127,10 +158,13 @@ def worth(
         print(
             f"worth: {cycles * FOLDS} repetitions, whole cycles of {FOLDS} folds", file=sys.stderr
         )
-    over = [{key: value for key, value in layer.items() if key != "seed"} for layer in layers]
+    over = [
+        {key: value for key, value in layer.items() if key not in ("loggers", "seed")}
+        for layer in layers
+    ]
     begin = time.monotonic()
-    plan = Plan(over, StudyFolder(out), methods, cycles, again=again, begin=begin, **keys)
-    return answer(plan)
+    plan = Plan(over, StudyFolder(out), chosen, cycles, again=again, begin=begin, **keys)
+    return answer(prepared(plan, optional=methods is None))
 
 
 def default_methods(layers: Sequence[Layer]) -> list[str]:
@@ -142,27 +176,39 @@ def default_methods(layers: Sequence[Layer]) -> list[str]:
     return [*METHODS, *([str(name)] if new else [])]
 
 
-def answer(plan: Plan) -> Measured:
+def answer(ready: Prepared) -> Measured:
     """Train, measure, and write the files."""
-    plan, first, facts = _prepared(plan)
     from fl_lightning.lab.worth import output
+    from fl_lightning.lab.worth.measure import measure
+    from fl_lightning.lab.worth.scores import complete_folds, read
 
+    plan, facts, out = ready.plan, ready.facts, ready.plan.folder.path
     with plan.folder.locked():
-        cycles = _train(plan, facts)
-        measured = _measured(plan, first, facts, cycles)
-        sections = _further(plan, first, facts, measured)
-        output.write(plan.folder.path, measured, sections)
+        cycles = _train(ready)
+        folds = list(range(FOLDS)) if cycles else complete_folds(out, ready.labels)
+        allowed = "two folds of all rows have not ended; the same command goes on with more minutes"
+        check("minutes", plan.minutes, len(folds) > 1, allowed)
+        silos = read(out, ready.labels, max(cycles, 1), facts, folds)
+        margin = plan.margin
+        if margin is not None and ready.metric != "mae":
+            margin /= 100
+        measured = measure(silos, ready.metric, margin, cycles)
+        sections = _further(ready, measured) if cycles else []
+        output.write(out, measured, sections)
     return measured
 
 
+# ---------------------------------------------------------------- what was asked for
+
+
 def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, Config]]]:
-    """The study of so many cycles with its base, and all its runs: those that the folder has,
-    too."""
+    """The study of so many cycles with its base, and all its runs, for the longest length: those
+    that the folder has, too."""
     seeds = set(range(cycles * FOLDS))
     if plan.folder:
         seeds |= set(Study.of(plan.folder.definition()).seeds)
     definition = Study.of(
-        {"base": {}, "methods": plan.methods, "seeds": sorted(seeds), "forced": True}
+        {"base": {}, "methods": plan.entries, "seeds": sorted(seeds), "forced": True}
     )
     folds = {
         "folds": FOLDS,
@@ -179,28 +225,28 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, C
     base, runs, configs = resolved(
         definition, over=[*plan.over, fixed], beneath=[{"data": {"min_samples": 1}}]
     )
-    return definition, base, list(zip(runs, configs, strict=True))
+    longest = [_times(config, LENGTHS[-1]) for config in configs]
+    return definition, _times(base, LENGTHS[-1]), list(zip(runs, longest, strict=True))
 
 
-def _prepared(plan: Plan) -> tuple[Plan, dict[str, tuple[Config, dict[str, Any]]], Facts]:
-    """Returns the plan with its metric, each row's config and table entry of seed 0, and the
-    silos' facts."""
+def _times(config: Config, length: int) -> Config:
+    rounds = length * config.federation.rounds
+    return replace(config, federation=replace(config.federation, rounds=rounds))
+
+
+def prepared(plan: Plan, optional: bool = False) -> Prepared:
+    """The plan, checked.
+
+    Args:
+        plan: as asked for.
+        optional: methods that do not suit the data are left out.
+    """
+    from fl_lightning.lab.study.workers import in_a_process
+    from fl_lightning.lab.worth.further import Row
+    from fl_lightning.lab.worth.runs import look
+
     definition, base, runs = _resolved(plan, 1)
-    regression = base.data.task == "regression"
-    allowed = "of a regression it is mae" if regression else "mae is for data.task regression"
-    metric: Name = plan.metric or ("mae" if regression else "accuracy")
-    check("metric", metric, (metric == "mae") == regression, allowed)
-    share = base.federation.participation
-    check(
-        "federation.participation",
-        share,
-        share == 1,
-        "worth trains every silo in every round: it must be 1",
-    )
-    share = base.data.held_out_clients
-    check("data.held_out_clients", share, not share, "worth judges every silo: it must be 0")
-    named = base.data.held_out
-    check("data.held_out", named, named is None, "worth judges every silo: it must be null")
+    metric = _checked(plan, base)
     plan.folder.check(definition, to_settings(base), [run for run, _ in runs])
     changed = ", ".join(code.changes(plan.folder, runs))
     allowed = (
@@ -209,105 +255,125 @@ def _prepared(plan: Plan) -> tuple[Plan, dict[str, tuple[Config, dict[str, Any]]
     )
     check("code", changed, not changed, allowed)
     samples.check_same(plan.folder, runs, runs)
-    from fl_lightning.lab.study.workers import in_a_process
-    from fl_lightning.lab.worth.runs import look
-
-    first = {
-        str(cell["label"]): (config, cell)
+    facts = in_a_process(look, runs[0][1])
+    if optional and "partialpooling" in plan.methods and not facts.pools:
+        return prepared(
+            replace(plan, methods=[name for name in plan.methods if name != "partialpooling"])
+        )
+    rounds = base.federation.rounds // LENGTHS[-1]
+    rows = {
+        row(str(cell["label"]), length): Row(
+            replace(config, federation=replace(config.federation, rounds=rounds)),
+            cell.get("judge"),
+            str(cell["label"]),
+            length,
+            cell["folder"],
+        )
         for run, config in runs
         if run.seed == 0
         for cell in run.cells()
+        for length in LENGTHS
     }
-    return replace(plan, metric=metric), first, in_a_process(look, runs[0][1])
+    return Prepared(plan, rows, facts, metric)
+
+
+def _checked(plan: Plan, base: Config) -> Name:
+    """The metric; `BadInput` for a base of which no verdicts can be given."""
+    regression = base.data.task == "regression"
+    allowed = "of a regression it is mae" if regression else "mae is for data.task regression"
+    metric: Name = plan.metric or ("mae" if regression else "accuracy")
+    check("metric", metric, (metric == "mae") == regression, allowed)
+    share = base.federation.participation
+    allowed = "worth trains every silo in every round: it must be 1"
+    check("federation.participation", share, share == 1, allowed)
+    share = base.data.held_out_clients
+    check("data.held_out_clients", share, not share, "worth judges every silo: it must be 0")
+    named = base.data.held_out
+    check("data.held_out", named, named is None, "worth judges every silo: it must be null")
+    return metric
 
 
 # ---------------------------------------------------------------- training
 
 
-def _train(plan: Plan, facts: Facts) -> int:
+def _train(ready: Prepared) -> int:
     """Run what is missing, with `minutes` cycle by cycle; the number of cycles that have ended."""
     from fl_lightning.lab.worth import words
 
-    for note in words.beforehand(
-        facts.names, facts.sizes, plan.cycles, facts.counts, plan.metric or "accuracy"
-    ):
+    plan, facts = ready.plan, ready.facts
+    for note in words.beforehand(facts, plan.cycles, ready.metric):
         print(f"worth: {note}", file=sys.stderr)
-    minutes = plan.minutes
-    if minutes is None:
-        _cycle(plan, plan.cycles, math.inf)
+    if plan.minutes is None:
+        _cycle(ready, plan.cycles)
         return plan.cycles
-    limit, last, more = 60 * SLACK * minutes, 0.0, plan.more(len(facts.names))
+    last, more = 0.0, plan.more(len(facts.names))
     for cycle in range(1, MOST_CYCLES + 1):
         before = time.monotonic()
-        if cycle > 1 and before - plan.begin + last * (1 + more) > limit:
+        if cycle > 1 and before + last * (1 + more) > plan.deadline:
             return cycle - 1
         try:
-            trained = _cycle(plan, cycle, math.inf if last else limit / (1 + more))
-        except TooSlow as error:
-            if cycle > 1:
-                return cycle - 1
-            need = math.ceil(10 * error.seconds * (1 + more) / 60 / SLACK) / 10
-            takes = f"one cycle of {FOLDS} folds, and what follows it, take about {need:g} minutes"
-            raise BadInput("minutes", minutes, f"{takes}; what has run is kept") from None
+            trained = _cycle(ready, cycle)
+        except OutOfTime:
+            print(f"worth: {plan.minutes:g} minutes are over; what has run counts", file=sys.stderr)
+            return cycle - 1
         last = time.monotonic() - before if trained else last
     return MOST_CYCLES
 
 
-def _cycle(plan: Plan, cycles: int, limit: float) -> int:
+def _cycle(ready: Prepared, cycles: int) -> int:
     """Run what is missing of so many cycles; how many trainings that were."""
+    from fl_lightning.lab.worth.runs import Task
+
+    plan, out = ready.plan, ready.plan.folder.path
     definition, base, runs = _resolved(plan, cycles)
     plan.folder.write(definition, to_yaml(base), [run for run, _ in runs])
-    out = plan.folder.path
-    tasks: list[Task] = []
-    for run, config in runs:
-        if run.seed < cycles * FOLDS:
-            rows = {str(cell["label"]): cell.get("judge") for cell in run.cells()}
-            tasks.append((config, out / run.folder, out, rows))
-    return _run_all(plan, tasks, limit)
+    tasks = [
+        Task(
+            config,
+            out / run.folder,
+            out,
+            {str(cell["label"]): cell.get("judge") for cell in run.cells()},
+            plain=ready.facts.plain if run.entry.label == LOCAL[0] else (),
+        )
+        for run, config in runs
+        if run.seed < cycles * FOLDS
+    ]
+    return _run_all(plan, tasks)
 
 
-def _run_all(plan: Plan, tasks: Sequence[Task], limit: float = math.inf) -> int:
-    """Do the tasks that have not ended or not been scored, in workers, with a bar; how many that
-    were.
-
-    Args:
-        plan: whose they are.
-        tasks: all of them.
-        limit: seconds since the beginning that they may take altogether, as far as two fifths of
-            them can tell.
+def _run_all(plan: Plan, tasks: Sequence[Task]) -> int:
+    """Do the tasks that are not done, in workers, with a bar; how many that were.
 
     Raises:
-        TooSlow: they would take longer.
+        OutOfTime: `minutes` are over.
         RunFailed: runs have failed; the others have been run.
     """
-    import fl_lightning.lab.worth.runs  # noqa: F401  before the workers are forked: they need not import it again
     from fl_lightning.lab.study.workers import run_all
     from fl_lightning.results import provenance
 
-    provenance.look()  # likewise
-    jobs = [task for task in tasks if not _done(task)]
+    provenance.look()  # before the workers are forked: they need not import it again
+    jobs = [task for task in tasks if not task.done]
     if not jobs:
         return 0
     failures: dict[str, str] = {}
-    first, done, few = time.monotonic(), 0, max(1, 2 * len(jobs) // 5)
-    count = worker_count(plan.workers, jobs[0][0])
-    work = run_all(_train_and_score, jobs, count, plan.folder.path / "logs", lambda numbers: None)
+    count = worker_count(plan.workers, jobs[0].config)
+    done = 0
+
+    def check_time(numbers: list[int]) -> None:
+        if time.monotonic() > plan.deadline:
+            raise OutOfTime
 
     def stopped() -> str:
-        return (
-            f"worth: stopped with {done} of {len(jobs)} trainings done; it goes on with: "
-            f"{plan.again}"
-        )
+        progress = f"{done} of {len(jobs)} trainings done"
+        return f"worth: stopped with {progress}; it goes on with: {plan.again}"
 
+    work = run_all(_safely, jobs, count, plan.folder.path / "logs", check_time)
     with when_stopped(stopped), _bar(len(jobs)) as step, contextlib.closing(work) as all_ended:
         for ended in all_ended:
             done += 1
             if ended.error is not None:
-                failures[str(jobs[ended.job][1])] = ended.error
+                failures[str(jobs[ended.job].folder)] = ended.error
             step(done)
-            whole = (time.monotonic() - first) / done * len(jobs) + first - plan.begin
-            if done >= few and whole > limit:
-                raise TooSlow(whole)
     plan.folder.write_failures(failures)
     if failures:
         name, why = next(iter(failures.items()))
@@ -316,27 +382,9 @@ def _run_all(plan: Plan, tasks: Sequence[Task], limit: float = math.inf) -> int:
     return len(jobs)
 
 
-def _done(task: Task) -> bool:
-    from fl_lightning.lab.worth.scores import place
-
-    config, folder, out, rows = task
-    scored = out is None or all(place(out, label, config.seed).is_file() for label in rows)
-    return scored and (folder / "summary.json").is_file()
-
-
-def _train_and_score(task: Task) -> str | None:
+def _safely(task: Task) -> str | None:
     """Do one task; None, or one line that says why it failed."""
-    from fl_lightning.lab.worth.runs import score
-
-    config, folder, out, rows = task
-
-    def work() -> None:
-        if not (folder / "summary.json").is_file():
-            train(config, folder, accept=True)
-        if out is not None:
-            score(config, folder, out, rows)
-
-    return run_safely(work)
+    return run_safely(lambda: task.run(train))
 
 
 @contextlib.contextmanager
@@ -370,51 +418,33 @@ def _bar(total: int) -> Iterator[Any]:
         yield lambda done: progress.update(task, completed=done, refresh=True)
 
 
-# ---------------------------------------------------------------- the answer
+# ---------------------------------------------------------------- beyond the gain
 
 
-def _measured(
-    plan: Plan, first: dict[str, tuple[Config, dict[str, Any]]], facts: Facts, cycles: int
-) -> Measured:
-    from fl_lightning.lab.worth.measure import measure
-    from fl_lightning.lab.worth.scores import read
-    from fl_lightning.lab.worth.training import training
-    from fl_lightning.training.schedule import Length
-
-    out = plan.folder.path
-    silos, metric, margin = read(out, [*first], cycles, facts), plan.metric, plan.margin
-    assert metric is not None
-    measured = measure(silos, metric, margin if margin is None or metric == "mae" else margin / 100)
-    config, cell = first[measured.method]
-    finetuning = None
-    if cell.get("judge") == "finetuned":
-        epochs = config.evaluation.finetune_epochs
-        finetuning = Length(epochs) if epochs else Length.of(config.federation)
-    measured.training = training(out, cell["folder"], config.federation, facts.names, finetuning)
-    return measured
-
-
-def _further(
-    plan: Plan, first: dict[str, tuple[Config, dict[str, Any]]], facts: Facts, measured: Measured
-) -> list[Section]:
+def _further(ready: Prepared, measured: Measured) -> list[Section]:
     """Train and read what is asked beyond the gain; tables of the page. What they hold is in
     `measured.consortium`."""
     from fl_lightning.lab.worth import further
 
-    out, method, silos = plan.folder.path, measured.method, len(facts.names)
-    rows = {label: (config, cell.get("judge")) for label, (config, cell) in first.items()}
-    new = further.newcomers(out, rows, method, silos)
+    plan, facts, out = ready.plan, ready.facts, ready.plan.folder.path
+    method, silos = ready.rows[measured.method], len(facts.names)
+    alone = ready.rows[row(LOCAL[0], method.length)]
+    new = further.newcomers(out, method, alone, silos)
     tasks = [*new]
-    tasks += further.without(out, rows, method, silos) if plan.leave_one_out else []
-    tasks += further.curve(out, rows, method) if plan.curve else []
-    _run_all(plan, tasks)
-    parts: dict[str, tuple[Any, Section]] = {
-        "costs": further.costs(out, measured, first[method][1]["folder"])
-    }
-    parts |= {"newcomers": further.of_newcomers(new, measured)}
-    parts |= (
-        {"leave_one_out": further.of_without(out, measured, facts)} if plan.leave_one_out else {}
-    )
-    parts |= {"curve": further.of_curve(out, measured, facts)} if plan.curve else {}
+    if plan.leave_one_out:
+        tasks += further.without(out, method, silos)
+    if plan.curve:
+        tasks += further.curve(out, method, ready.rows[LOCAL[-1]], facts.plain)
+    parts: dict[str, tuple[Any, Section]] = {"costs": further.costs(out, measured, method)}
+    try:
+        _run_all(plan, tasks)
+    except OutOfTime:
+        print("worth: no time was left for what a new silo gets", file=sys.stderr)
+    else:
+        parts["newcomers"] = further.of_newcomers(new, measured)
+        if plan.leave_one_out:
+            parts["leave_one_out"] = further.of_without(out, method, measured, facts)
+        if plan.curve:
+            parts["curve"] = further.of_curve(out, measured, facts)
     measured.consortium |= {name: content for name, (content, _) in parts.items()}
     return [section for _, section in parts.values()]

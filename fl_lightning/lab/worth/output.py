@@ -4,13 +4,14 @@ table."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.foundation.csvtable import as_csv
 from fl_lightning.foundation.files import write_whole
-from fl_lightning.lab.worth import page, words
+from fl_lightning.lab.worth import LINEAR, page, words
 from fl_lightning.lab.worth.measure import as_json
 from fl_lightning.lab.worth.silos import Measured
 
@@ -27,7 +28,7 @@ COLUMNS = (
     "sentence",
 )
 """Of `worth.csv`, and the keys of each silo in `worth.json` that scripts rely on."""
-STEPS = ("steps_alone", "steps_federated", "still_falling")
+FURTHER = ("alone_kind", "linear", "margin", "conditional")
 """Further columns of `worth.csv`."""
 
 
@@ -49,7 +50,7 @@ def table(measured: Measured) -> str:
     """What the terminal shows: the answer, a line for each silo, and what its sentence says beyond
     it."""
     metric = measured.metric
-    head = ["silo", "samples", "alone", "federated", "gain", "95 % interval", "verdict"]
+    head = ["silo", "samples", "alone", "linear", "federated", "gain", "95 % interval", "verdict"]
     lines = [head]
     for answer in measured.answers:
         known = answer.estimate is not None
@@ -59,7 +60,8 @@ def table(measured: Measured) -> str:
             if known
             else "-"
         )
-        scores = [words.score(value, metric) for value in (answer.alone, answer.federated)]
+        linear = answer.methods.get(LINEAR, {}).get("score", math.nan)
+        scores = [words.score(x, metric) for x in (answer.alone, linear, answer.federated)]
         lines.append([answer.silo.name, str(answer.silo.size), *scores, gain, ends, answer.verdict])
     widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
     texts = ["  ".join(map(_aligned, line, widths, range(len(line)))).rstrip() for line in lines]
@@ -73,7 +75,7 @@ def table(measured: Measured) -> str:
         f"{words.METRICS[metric]}{', %' if metric != 'mae' else ''}; method {measured.method}, "
         f"{margin}"
     )
-    notes += words.of_training(measured)
+    notes.append(words.alone(measured))
     parts = [
         measured.consortium["sentence"],
         "",
@@ -87,8 +89,8 @@ def table(measured: Measured) -> str:
 
 def _line(row: Mapping[str, Any]) -> dict[str, Any]:
     """A silo's line of `worth.csv`."""
-    return {name: row[name] for name in (*COLUMNS, *STEPS) if name in row}
+    return {name: row[name] for name in (*COLUMNS, *FURTHER) if name in row}
 
 
 def _aligned(cell: str, width: int, column: int) -> str:
-    return cell.rjust(width) if 0 < column < 5 else cell.ljust(width)
+    return cell.rjust(width) if 0 < column < 6 else cell.ljust(width)

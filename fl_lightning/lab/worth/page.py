@@ -44,7 +44,6 @@ def render(measured: Measured, sections: list[Section]) -> str:
     head, _, rest = measured.consortium["sentence"].partition(": ")
     if not rest:
         head, rest = "There is no answer for all silos together", measured.consortium["sentence"]
-    margin = min(measured.margin, end)
     steps = _steps(end)
     return template("fl_lightning.lab.worth").render(
         version=__version__,
@@ -57,15 +56,14 @@ def render(measured: Measured, sections: list[Section]) -> str:
         unit="points of 100" if metric != "mae" else "fall of the mean error",
         cut=_cut(measured, end),
         zero=_place(0, end),
-        margin={"left": _place(-margin, end), "width": _place(margin, end) - _place(-margin, end)},
         band=f"less than {words.amount(measured.margin, metric)}{words.unit_of(metric)}",
-        times="once" if measured.cycles == 1 else f"{measured.cycles} times",
+        times={0: "and some judged", 1: "once"}.get(measured.cycles, f"{measured.cycles} times"),
         score=words.METRICS[metric],
         method=measured.method,
         number=len(measured.picks),
         picks=", ".join(f"{label} {count}" for label, count in measured.picks.items() if count),
-        training=words.of_training(measured),
-        sections=[_methods(measured), *_steps_taken(measured), *sections],
+        alone=words.alone(measured),
+        sections=[_alone(measured), _methods(measured), *sections],
     )
 
 
@@ -80,7 +78,9 @@ def _silo(answer: Answer, end: float) -> dict[str, Any]:
             "width": max(_place(high, end) - _place(low, end), 0.6),
             "dot": dot,
         }
+    margin = min(answer.margin, end) if np.isfinite(answer.margin) else 0.0
     return {
+        "margin": {"left": _place(-margin, end), "width": 2 * _place(margin, end) - 100},
         "name": answer.silo.name,
         "samples": answer.silo.size,
         "kind": KINDS[answer.verdict],
@@ -126,16 +126,33 @@ def _place(x: float, end: float) -> float:
     return round(50 + 50 * x / end, 2)
 
 
+def _alone(measured: Measured) -> Section:
+    """What each silo reaches alone."""
+    metric = measured.metric
+    kinds = [kind for kind in words.KINDS if kind in measured.answers[0].methods]
+    text = (
+        "Score of everything that was tried alone. For each part the best on the silo's other "
+        "parts counts; the last columns are what came of that, and the best over all parts. "
+        f"{words.alone(measured)}"
+    )
+    head = ["silo", *(words.KINDS[kind] for kind in kinds), "counts", "best"]
+    section = Section("What each silo can do alone", text, head)
+    for answer in measured.answers:
+        scores = [words.score(answer.methods[kind]["score"], metric) for kind in kinds]
+        own = words.score(answer.alone, metric)
+        section.rows.append([answer.silo.name, *scores, own, words.KINDS[answer.alone_kind]])
+    return section
+
+
 def _methods(measured: Measured) -> Section:
     """Every row beside training alone."""
     metric, labels = measured.metric, list(measured.picks)
     text = (
-        "Score of training alone, then the gain of each method with its 95 % interval. These are "
-        "not corrected for "
-        "choosing among them: the largest of a row is too large. Last, the standard deviation of "
-        "one training's gain."
+        "Gain of each method over the best alone, with its 95 % interval (x3: trained 3 times as "
+        "long). These are not corrected for choosing among them: the largest of a row is too "
+        "large. Last, the standard deviation of one training's gain."
     )
-    section = Section("Every method", text, ["silo", "alone", *labels, "between trainings"])
+    section = Section("Every method", text, ["silo", *labels, "between trainings"])
     for answer in measured.answers:
         cells = []
         for label in labels:
@@ -148,31 +165,8 @@ def _methods(measured: Measured) -> Section:
             )
             cells.append("{} [{}, {}]".format(*ends) if known else "-")
         between = words.amount(answer.estimate.between, metric) if answer.estimate else "-"
-        section.rows.append([answer.silo.name, words.score(answer.alone, metric), *cells, between])
+        section.rows.append([answer.silo.name, *cells, between])
     return section
-
-
-def _steps_taken(measured: Measured) -> list[Section]:
-    """How long each silo has trained."""
-    training = measured.training
-    if training is None:
-        return []
-    text = (
-        f"Steps of local training of each silo in one training, alone and with {measured.method} "
-        f"(by the operations of "
-        "its passes). The loss still falls where the last fifth of the rounds brings more than 5 % "
-        "of its whole fall."
-    )
-    section = Section(
-        "How long each silo trained", text, ["silo", "alone", measured.method, "loss alone"]
-    )
-    for name, steps in training.alone.items():
-        federated = training.federated[name]
-        ours = "-" if federated is None else str(federated)
-        section.rows.append(
-            [name, str(steps), ours, "still falls" if name in training.falling else "levels off"]
-        )
-    return [section]
 
 
 def picture(measured: Measured) -> bytes:

@@ -12,27 +12,24 @@ from fl_lightning.lab.worth.statistics import Estimate, Name, Samples, Scores, V
 
 
 @dataclass(frozen=True)
-class Training:
-    """Steps of each silo in one training, and the silos whose loss still falls when training alone
-    ends."""
-
-    alone: dict[str, int]
-    federated: dict[str, int | None]
-    """None where the operations of its runs could not be counted, from which its steps follow."""
-    falling: list[str]
-
-
-@dataclass(frozen=True)
 class Facts:
     """The silos before anything is trained."""
 
     names: Sequence[str]
     sizes: Sequence[int]
     """In samples."""
-    recordings: Mapping[int, int] = field(default_factory=dict)
-    """Of windows, by fingerprint: those of one recording are no independent samples."""
+    copies: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Of each sample by its number, that of the first sample which it is a copy of, or its own."""
+    kind: str = ""
+    """What several samples may be of: `units`, `recordings`; empty: each stands for itself."""
     counts: Sequence[int] = ()
-    """Recordings of each silo, where samples are windows."""
+    """Units of each silo."""
+    plain: Sequence[str] = ()
+    """Plain models that suit the samples."""
+    pools: bool = False
+    """Whether the samples are few enough numbers for partial pooling."""
+    notes: Sequence[str] = ()
+    """What looks wrong."""
 
 
 @dataclass
@@ -43,8 +40,8 @@ class Silo:
     name: str
     samples: Samples
     rows: dict[str, Scores]
-    keys: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
-    """(n,) fingerprints of the content of `samples`."""
+    keys: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """(n,) numbers of `samples`."""
     shared: dict[int, int] = field(default_factory=dict)
     """Samples that another silo has, too, by its number; they are in no figure, and not in
     `samples`."""
@@ -54,13 +51,15 @@ class Silo:
     """Samples that the silo has more than once."""
     size: int = 0
     """Own samples, those that are shared included."""
-    recordings: int = 0
-    """Recordings that its samples are windows of: what is independent. 0: they are no windows."""
+    units: int = 0
+    """What its samples are of, and what is independent; 0: each stands for itself."""
+    kind: str = "units"
+    """What these are called."""
 
     @property
     def independent(self) -> tuple[int, str]:
         """How many of them intervals count, and what these are."""
-        return (self.recordings, "recordings") if self.recordings else (self.size, "samples")
+        return (self.units, self.kind) if self.units else (self.size, "samples")
 
 
 @dataclass
@@ -76,8 +75,12 @@ class Answer:
     verdict: Verdict
     reason: str
     """Why there can be no verdict; empty where there can."""
+    margin: float
+    """Differences below it do not matter."""
+    alone_kind: str
+    """What is best alone, over all folds."""
     sentence: str = ""
-    methods: dict[str, dict[str, float]] = field(default_factory=dict)
+    methods: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Of each row `score`, `gain`, `low` and `high`, without regard to the choice among them."""
 
 
@@ -88,11 +91,11 @@ class Measured:
     answers: list[Answer]
     metric: Name
     margin: float
+    """Mean over silos."""
     method: str
     """Best over all folds: the one to take."""
-    picks: dict[str, int]
+    picks: Mapping[str, int]
     """How many folds chose each method."""
     cycles: int
+    """0: a part of one."""
     consortium: dict[str, Any] = field(default_factory=dict)
-    training: Training | None = None
-    """How long the silos have trained."""

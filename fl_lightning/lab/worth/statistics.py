@@ -28,10 +28,14 @@ LEVEL = 0.05
 LEAST, LEAST_OF_CLASS = 40, {"accuracy": 10, "balanced_accuracy": 10, "auroc": 20, "mae": 0}
 """Samples of a silo, and of the class that has fewer, below which there is no verdict (simulated
 sizes: 20 and 60)."""
-LEAST_RECORDINGS = 10
-"""Recordings of a silo whose samples are windows, below which there is no verdict. Ours: intervals
-over 5 to 20 recordings cover 94 to 98 % (simulated: docs/decisions/0027), but not what so few of
-them owe to chance in training."""
+LEAST_UNITS = 10
+"""Persons or recordings of a silo that has several samples of each, below which there is no
+verdict. Ours: intervals over 5 to 20 recordings cover 94 to 98 % (simulated:
+docs/decisions/0027), but not what so few of them owe to chance in training."""
+HEAVY = 0.2
+"""Share of the variance that one of 40 or more samples or units makes up, above which errors have a
+heavy tail, and an interval holds for these samples alone. Ours: of 40 normal errors it is above 0.2
+in 16 %, of errors with two degrees of freedom in 78 % (simulated: docs/decisions/0027)."""
 CAREFUL = 1.4
 """Factor of the half-width that is foretold for more samples: 95 of 100 are narrower
 (docs/decisions/0027)."""
@@ -192,6 +196,12 @@ def value(metric: Name, parts: np.ndarray) -> float:
     return -total if metric == "mae" else total
 
 
+def by_merit(metric: Name, parts: np.ndarray) -> float:
+    """The metric of these `contributions`, greater where it is better."""
+    value_of = value(metric, parts)
+    return -value_of if metric == "mae" else value_of
+
+
 def by_fold(metric: Name, scores: Scores, samples: Samples) -> np.ndarray:
     """The metric (more is better) on each fold of each cycle, (C, folds); NaN where it is not
     defined."""
@@ -265,7 +275,9 @@ def _variance(metric: Name, difference: np.ndarray, samples: Samples) -> tuple[f
         below += part**2 / max(count - 1, 1)
     fits, within = 0.0, 0.0
     for cycle in range(cycles):
-        fits += float(np.square(np.bincount(samples.folds[cycle], each[cycle])).sum())
+        # contributions to AUROC sum up to twice a fit's
+        by_fold = share(metric) * np.bincount(samples.folds[cycle], each[cycle])
+        fits += float(np.square(by_fold).sum())
         pairs = samples.folds[cycle] * (int(unit.max()) + 1) + unit
         within += float(np.square(np.bincount(pairs, each[cycle])).sum())
     common = max(0.0, (fits - within) / cycles**2)
@@ -275,20 +287,15 @@ def _variance(metric: Name, difference: np.ndarray, samples: Samples) -> tuple[f
 
 
 def _largest(metric: Name, difference: np.ndarray, samples: Samples, own: np.ndarray) -> float:
-    """What one sample of a class, `own` (n,), can contribute to the difference at most."""
-    n, labels = len(samples), samples.labels
-    if metric == "mae":
+    """What one sample of a class, `own` (n,), can contribute to the difference; of errors and
+    placements, which are hardly ever that far apart, the most that was seen."""
+    if metric in ("mae", "auroc"):
         # equal models: hardly any width, but one
-        return max(float(np.nanmax(np.abs(difference))), 1e-12)
+        least = 1e-12 if metric == "mae" else 1 / (int(own.sum()) * len(samples))
+        return max(float(np.nanmax(np.abs(difference[:, own]))), least)
     if metric == "accuracy":
-        return 1 / n
-    classes, counts = np.unique(labels, return_counts=True)
-    if metric == "balanced_accuracy":
-        return 1 / (int(own.sum()) * len(classes))
-    if len(classes) == 2:
-        return 1 / int(own.sum())
-    others = counts[classes != labels[own][0]]
-    return float(1 / own.sum() + (1 / (n - others)).sum()) / len(classes)
+        return 1 / len(samples)
+    return 1 / (int(own.sum()) * len(np.unique(samples.labels)))
 
 
 def _over_cycles(parts: np.ndarray) -> np.ndarray:
@@ -299,7 +306,18 @@ def _over_cycles(parts: np.ndarray) -> np.ndarray:
     return mean
 
 
-def too_few(metric: Name, labels: np.ndarray, size: int | None = None, recordings: int = 0) -> str:
+def heavy(difference: np.ndarray, samples: Samples) -> bool:
+    """Whether a sample or unit makes up more than `HEAVY` of the variance of the gain."""
+    mean = _over_cycles(difference)
+    unit = np.unique(samples.units, return_inverse=True)[1]
+    sums = np.square(np.bincount(unit, mean - mean.mean()))
+    most = HEAVY * max(1.0, LEAST / len(sums))
+    return bool(sums.max() > most * sums.sum() > 0)
+
+
+def too_few(
+    metric: Name, labels: np.ndarray, size: int | None = None, units: int = 0, kind: str = "units"
+) -> str:
     """Why a silo with these labels gets no verdict; empty where it does.
 
     Of accuracy the class that has fewer is all but the largest; of metrics by class the smallest.
@@ -308,15 +326,15 @@ def too_few(metric: Name, labels: np.ndarray, size: int | None = None, recording
         metric: that gains are of.
         labels: (n,) class numbers.
         size: number of samples, where some are tested repeatedly.
-        recordings: that the samples are windows of; 0: they are no windows.
+        units: that the samples are of; 0: each stands for itself.
+        kind: what these are called.
     """
     n, least = size or len(labels), LEAST_OF_CLASS[metric]
     _, counts = np.unique(labels, return_counts=True)
     if n < LEAST:
         return f"it has {n} samples, and a verdict takes {LEAST}"
-    if 0 < recordings < LEAST_RECORDINGS:
-        number = f"{recordings} recording{'s' * (recordings > 1)}"
-        return f"its {n} samples are windows of {number}, and a verdict takes {LEAST_RECORDINGS}"
+    if 0 < units < LEAST_UNITS:
+        return f"its {n} samples are of {units} {kind}, and a verdict takes {LEAST_UNITS}"
     if metric != "mae" and len(counts) == 1:
         return "all its samples are of one class"
     rare = n - int(counts.max()) if metric == "accuracy" else int(counts.min())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from fl_lightning.foundation.metric import MOST_NAMED
-from fl_lightning.lab.worth.silos import Answer, Measured, Silo
-from fl_lightning.lab.worth.statistics import LEAST, LEAST_RECORDINGS, Name, too_few
+from fl_lightning.lab.worth import BOOSTING, LENGTHS, LINEAR, LOCAL
+from fl_lightning.lab.worth.silos import Answer, Facts, Measured, Silo
+from fl_lightning.lab.worth.statistics import LEAST, LEAST_UNITS, Name, too_few
 
 VERDICTS = ("gains", "harmed", "no difference that matters", "cannot tell yet")
 METRICS: dict[Name, str] = {
@@ -24,20 +24,33 @@ MARGIN = 0.02
 (simulated)."""
 
 
-def default_margin(silos: Sequence[Silo], metric: Name) -> float:
-    """2 points; of mae as much of the mean error of training alone: it has the target's own
-    unit."""
-    if metric != "mae":
-        return MARGIN
-    errors = [silo.rows["local"].right.mean() for silo in silos if len(silo.samples)]
-    return MARGIN * float(np.mean(errors))
+HEAVY_TAIL = (
+    "a few large errors decide its interval, which holds for these samples and says nothing of "
+    "rarer ones"
+)
+KINDS = {LINEAR: "a simple weighted sum of its columns", BOOSTING: "a model of small trees"} | {
+    label: "its network" if length == 1 else f"its network, trained {length} times as long"
+    for label, length in zip(LOCAL, LENGTHS, strict=True)
+}
+"""What a silo does alone, for readers."""
+
+
+def as_good(kind: str) -> str:
+    """Why a silo does not gain although its interval says so."""
+    return f"{KINDS[kind]}, made of its own samples, is as good"
+
+
+def default_margin(alone: float, metric: Name) -> float:
+    """2 points; of mae as much of the silo's own error, since it has the target's unit."""
+    return MARGIN * alone if metric == "mae" else MARGIN
 
 
 def why_not(silo: Silo, metric: Name) -> str:
     """Why a silo gets no verdict; empty where it does."""
     if not len(silo.samples):
         return "all its samples lie in another silo, too"
-    return too_few(metric, silo.samples.labels, min(silo.size, len(silo.samples)), silo.recordings)
+    size = min(silo.size, len(silo.samples))
+    return too_few(metric, silo.samples.labels, size, silo.units, silo.kind)
 
 
 def amount(value: float, metric: Name) -> str:
@@ -79,7 +92,8 @@ def _main(answer: Answer, measured: Measured) -> str:
     gain = amount(abs(answer.estimate.gain), metric)
     if answer.verdict == "gains":
         what = f"its error falls by {gain}" if metric == "mae" else f"it gains {gain} points"
-        return f"Joining pays: {what} (between {low} and {high})."
+        best = KINDS[answer.alone_kind]
+        return f"Joining pays: {what} (between {low} and {high}) over {best}, its best alone."
     if answer.verdict == "harmed":
         what = f"its error rises by {gain}" if metric == "mae" else f"it loses {gain} points"
         ends = f"between {amount(-answer.high, metric)} and {amount(-answer.low, metric)}"
@@ -104,7 +118,7 @@ def _what_would_tell(answer: Answer, measured: Measured) -> str:
             f"Twice as many repetitions would bring it to about "
             f"±{amount(later, metric)}{unit_of(metric)}; "
         )
-    target = narrower(one.half, 1.0 if metric != "mae" else measured.margin / MARGIN)
+    target = narrower(one.half, 1.0 if metric != "mae" else answer.margin / MARGIN)
     count, kind = answer.silo.independent
     needed = one.samples_for(count, target)
     if needed is None:
@@ -142,11 +156,9 @@ def _notes(answer: Answer, measured: Measured) -> list[str]:
                 f"{count} of its {silo.size} samples lie in {other.name}, too; they are not "
                 f"counted."
             )
-    if silo.recordings and not answer.reason:
-        notes.append(
-            f"Its samples are windows of {silo.recordings} recordings, which are what counts."
-        )
-    if silo.repeated and not silo.shared:
+    if silo.units and not answer.reason:
+        notes.append(f"Its samples are of {silo.units} {silo.kind}, which are what counts.")
+    if silo.repeated and not silo.shared and not silo.units:
         notes.append(
             f"{silo.repeated} of its samples are there more than once; each counts as one."
         )
@@ -187,8 +199,10 @@ def of_all(facts: Mapping[str, Any], measured: Measured) -> str:
         begin = f"{some} average joining makes no difference that matters"
     elif facts["low"] > 0 and not counts["harmed"]:
         begin = "Yes, on the whole joining pays"
+    elif facts["high"] < 0:
+        begin = "No, on average joining harms"
     elif facts["high"] < measured.margin and not counts["gains"]:
-        begin = "No, on average joining does not pay"
+        begin = f"Any mean gain is small, below {amount(facts['high'], metric)}{unit}"
     elif facts["low"] > 0:
         begin = "On the whole joining pays, but not for everyone"
     else:
@@ -204,75 +218,44 @@ def of_all(facts: Mapping[str, Any], measured: Measured) -> str:
     return f"{begin}: of {number} silos {listed}; {mean} {ends}.{surely}"
 
 
-def of_training(measured: Measured) -> list[str]:
-    """How many steps the silos took, and a warning where more of them alone would have helped."""
-    training = measured.training
-    if training is None:
-        return []
-    federated = [steps for steps in training.federated.values() if steps is not None]
-    ours = (
-        f"{_range(federated)} with {measured.method}"
-        if federated
-        else f"unknown with {measured.method}"
-    )
-    lines = [
-        f"Steps of local training of a silo: {_range([*training.alone.values()])} alone, {ours}."
-    ]
-    if training.falling:
-        names = ", ".join(training.falling[:MOST_NAMED]) + (
-            ", ..." if len(training.falling) > MOST_NAMED else ""
+def alone(measured: Measured) -> str:
+    """What the silos do best alone, and a warning where it is the longest training."""
+    kinds = [answer.alone_kind for answer in measured.answers]
+    counts = ", ".join(f"{KINDS[kind]} {kinds.count(kind)}" for kind in KINDS if kind in kinds)
+    longest = [a.silo.name for a in measured.answers if a.alone_kind == LOCAL[-1]]
+    text = f"Best alone, over all parts (silos): {counts}."
+    if longest:
+        text += (
+            f" Of {len(longest)} silos that is the longest training, and an even longer one may be "
+            f"better: repeat with more rounds (--federation.rounds, another --out)."
         )
-        lines.append(
-            f"Warning: the loss of training alone still falls when it ends ({names}): a gain there "
-            f"may come from more "
-            "training, which a silo can do alone. Repeat with more rounds (--federation.rounds, "
-            "another --out)."
-        )
-    return lines
+    return text
 
 
-def _range(counts: Sequence[int]) -> str:
-    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-
-
-def beforehand(
-    names: Sequence[str],
-    sizes: Sequence[int],
-    cycles: int,
-    recordings: Sequence[int] = (),
-    metric: Name = "accuracy",
-) -> list[str]:
+def beforehand(facts: Facts, cycles: int, metric: Name = "accuracy") -> list[str]:
     """What can be seen at all with so many samples, before the work begins: gains that four of five
     such measurements find, by the widths that were simulated for accuracy (docs/decisions/0027).
-    `recordings` of each silo, where samples are windows: how alike those of one are cannot be known
-    before, so that it is said what can be seen at best."""
-    lines = []
-    kinds = list(zip(sizes, recordings or [0] * len(sizes), strict=True))
+    How alike samples of one unit are cannot be known before, so that it is said what can be seen at
+    best."""
+    lines = [*facts.notes]
+    kinds = list(zip(facts.sizes, facts.counts or [0] * len(facts.sizes), strict=True))
     for size, count in sorted(set(kinds)):
-        those = [name for name, own in zip(names, kinds, strict=True) if own == (size, count)]
+        those = [n for n, own in zip(facts.names, kinds, strict=True) if own == (size, count)]
         listed = f"({', '.join(those[:5])}{', ...' if len(those) > 5 else ''})"
-        begin = (
-            f"{size} windows of {count} recordings {listed}"
-            if count
-            else f"{size} samples {listed}"
-        )
+        of = f"of {count} {facts.kind} " if count else ""
         seen = f"a gain above about {1.4 * _width(size, cycles):.1f} points can be seen"
         if metric != "accuracy":
-            seen = (
-                f"{seen.replace('gain', 'gain in accuracy')} (of {metric} no such width was "
-                f"simulated)"
-            )
+            seen = seen.replace("gain", "gain in accuracy")
+            seen = f"{seen} (of {metric} no such width was simulated)"
         if size < LEAST:
             seen = f"too few for a verdict, which takes {LEAST}"
-        elif 0 < count < LEAST_RECORDINGS:
-            seen = f"too few recordings for a verdict, which takes {LEAST_RECORDINGS}"
+        elif 0 < count < LEAST_UNITS:
+            seen = f"too few {facts.kind} for a verdict, which takes {LEAST_UNITS}"
         elif metric == "mae":
             continue  # an error has a unit of its own
         elif count:
-            seen = (
-                f"at best {seen}; the more alike the windows of a recording, the greater it must be"
-            )
-        lines.append(f"{begin}: {seen}")
+            seen = f"at best {seen}; the more alike the samples of one, the greater it must be"
+        lines.append(f"{size} samples {of}{listed}: {seen}")
     return lines
 
 

@@ -85,6 +85,11 @@ _DECLARED: dict[str, Callable[[Any], Entries]] = {
     "IFCA": lambda _: {
         "cluster": Beside("cluster", "which of the global models suits the client best", None)
     },
+    "PartialPooling": lambda _: {
+        "hessians": Beside("moments", "second moments of the client's features", None),
+        "targets": Beside("moments", "moments of its features and targets", None),
+        "losses": Beside("losses", "the client's losses on samples set apart", None),
+    },
     "PFedFDA": lambda _: {
         "means": Beside("gaussians", "mean feature of each class"),
         "covariance": Beside("gaussians", "covariance of features", "covariance"),
@@ -107,6 +112,7 @@ DOWNLOADS = {
     "FedMD": "a mix of predictions",
     "FedTGP": "prototypes that the server has learned",
     "IFCA": "the models of all clusters",
+    "PartialPooling": "weights of linear models that all share",
     "PFedFDA": "Gaussians of all",
     "PFedGraph": "its own mix beside its model",
     "SCAFFOLD": "the mean control variate",

@@ -35,6 +35,7 @@ OTHERWISE = {
     "IFCA": "chooses its cluster by losses on samples",
     "KNNPer": "predicts from stored features of samples",
     "MOON": LOSS,
+    "PartialPooling": "uploads moments of samples",
     "PerFedAvg": STEPS,
     "PFedFDA": "estimates Gaussians of samples' features",
     "PFedGraph": LOSS,

@@ -1,0 +1,189 @@
+"""Partial pooling: a linear model of shared weights and each client's own deviation, which is
+penalised; the standard of multilevel statistics (Gelman, Hill: Data Analysis Using Regression and
+Multilevel/Hierarchical Models, 2007)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.configuration.config import check
+from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server
+from fl_lightning.data import units
+from fl_lightning.foundation.rng import key, numpy_rng
+from fl_lightning.methods.base import WithoutModels
+from fl_lightning.models.mlp import MLP
+
+PENALTIES = (0.3, 3.0, 30.0, 300.0, 1e4)
+"""Of deviations, in samples that they weigh as much as: from nearly apart to nearly one model."""
+INTERCEPTS = (1.0, 0.01)
+"""Times the penalty, for the deviation of the intercept: levels of clients often differ more than
+slopes."""
+CANDIDATES = list(itertools.product(PENALTIES, INTERCEPTS))
+FIRST = CANDIDATES.index((30.0, 1.0))
+"""The penalty before anything is known."""
+FOLDS = 5
+"""Parts of a client's training samples that tell the penalty."""
+SHARED = 1.0
+"""Penalty of the shared slopes: a sample's worth, so that they are defined where columns repeat."""
+MOST_FEATURES = 100
+"""Features of a sample, above which the uploaded moments (features squared) are too large."""
+
+
+@dataclass(frozen=True)
+class PartialPooling(WithoutModels):
+    """A linear or multinomial logistic model w + d_i, with (lam/2) ||d_i||^2 for each client; no
+    model travels, but moments of samples, which the server adds up.
+
+    Client: its loss is bounded by a parabola at its last weights v_i (for a regression it is one),
+        and v_i <- argmin of that + (lam/2) ||v - w||^2. Uploaded: what the minimum over v is as a
+        function of w, by Hessian and target.
+    Server: w <- the minimum of the sum, an exact step of the joint fit. Each lam of a grid is
+        fitted on all samples and without each of five parts of every client (units stay together);
+        the lam with the least summed loss on these parts is what clients score. Scored: v_i.
+
+    The model that is configured gives way to a linear one.
+    """
+
+    family = "two models"
+    judge = "after"
+    client_memory = True
+    statistics = True
+    several = False
+    newcomers = Rule("shared weights and its own deviation", gives=False)
+
+    def build(self, model: nn.Module, num_classes: int) -> nn.Module:
+        """A linear model of what the first layer sees."""
+        layers = (m for m in model.modules() if isinstance(m, nn.Linear))
+        first = next(layers, nn.Linear(1, 1))
+        return MLP([first.in_features], num_classes, hidden=())
+
+    def check(self, run: RunContext) -> None:
+        """Samples are few numbers, and the linear model takes them all."""
+        features = math.prod(run.data.input_shape)
+        fits = run.groups[0].layout.blocks[0].shape == (run.data.num_classes, features)
+        allowed = "partialpooling takes samples of plain numbers: a model as mlp, and no texts"
+        check("model", run.groups[0].name, fits and run.data.text is None, allowed)
+        allowed = f"partialpooling uploads moments of features: at most {MOST_FEATURES} features"
+        check("data.columns", features, features <= MOST_FEATURES, allowed)
+
+    def _shape(self, run: RunContext) -> tuple[int, int, int, int]:
+        """Candidates, parts and all samples, outputs, and features with the intercept."""
+        width = math.prod(run.data.input_shape) + 1
+        return len(CANDIDATES), FOLDS + 1, run.data.num_classes, width
+
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+        """The shared weights of every fit, and the candidate with the least loss."""
+        shared = torch.zeros(self._shape(run), dtype=torch.float64)
+        return {"pooling.shared": shared, "pooling.best": torch.tensor(FIRST)}
+
+    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+        """The client's weights of every fit."""
+        return {"pooling.own": torch.zeros(self._shape(run), dtype=torch.float64)}
+
+    def broadcast(self, server: Server) -> dict[int, Payload]:
+        """The shared weights, and which candidate is the best."""
+        sent = super().broadcast(server)
+        for payload in sent.values():
+            payload.extra |= {name: server.memory[f"pooling.{name}"] for name in ("shared", "best")}
+        return sent
+
+    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+        """A step of the joint fit, which leaves the model that is scored."""
+        shared, best = payload.extra["shared"].cpu(), int(payload.extra["best"])
+        fits = Fits(client)
+        own = fits.step(client.memory["pooling.own"], shared)
+        client.memory["pooling.own"] = own
+        client.scratch["pooling"] = fits.uploaded(own)
+        final = own[best, FOLDS].to(client["model"])
+        weight, bias = client.layout.blocks
+        client["model"][weight.start : weight.stop] = final[:, :-1].flatten()
+        client["model"][bias.start : bias.stop] = final[:, -1]
+        return []
+
+    def upload(self, client: Client, payload: Payload) -> Payload:
+        """Moments and held-out losses."""
+        sent = super().upload(client, payload)
+        sent.extra |= client.scratch["pooling"]
+        return sent
+
+    def aggregate(self, server: Server) -> None:
+        """The shared weights that minimise the sum over clients."""
+        super().aggregate(server)
+        uploads = [server.statistics[c] for c in server.answered]
+        if not uploads:
+            return
+        hessians, targets, losses = (
+            sum((upload[name].double() for upload in uploads[1:]), uploads[0][name].double())
+            for name in ("hessians", "targets", "losses")
+        )
+        penalty = torch.full(hessians.shape[-1:], SHARED, dtype=torch.float64)
+        penalty[-1] = 1e-6
+        shared = torch.linalg.solve(hessians + torch.diag(penalty), targets.mT).mT
+        server.memory["pooling.shared"] = shared
+        server.memory["pooling.best"] = losses.argmin()
+
+
+class Fits:
+    """One client's samples, and its part in the joint fit of every candidate, on all samples and
+    without each part."""
+
+    def __init__(self, client: Client) -> None:
+        xs, ys = zip(*client.data.train.batches(4096), strict=True)
+        x = torch.cat(xs).flatten(1).double().cpu()
+        self.x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+        y = torch.cat(ys).cpu()
+        self.classes = client.run.data.num_classes
+        self.y = (
+            y.double()[:, None]
+            if self.classes == 1
+            else nn.functional.one_hot(y, self.classes).double()
+        )
+        rng = numpy_rng(key(client.run.config.seed, "pooling"), str(client.id))
+        strata = torch.zeros_like(y).long() if self.classes == 1 else y
+        own = client.run.data.units(client.id)[0]
+        fold = torch.from_numpy(units.folds(own, strata.numpy(), FOLDS, rng))
+        self.held = fold[None] == torch.arange(FOLDS + 1)[:, None]
+        """(parts + 1, n): which samples a fit goes without; the last one without none."""
+        bound = 1.0 if self.classes == 1 else 0.5  # of a softmax's curvature
+        self.curvature = bound * torch.einsum(
+            "fn,np,nq->fpq", (~self.held).double(), self.x, self.x
+        )
+        slopes, ratios = torch.tensor(CANDIDATES, dtype=torch.float64).T
+        self.penalty = slopes[:, None].repeat(1, self.x.shape[1])
+        self.penalty[:, -1] *= ratios
+        inner = self.curvature + torch.diag_embed(self.penalty)[:, None]
+        self.inverse = torch.linalg.inv(inner)
+
+    def _residuals(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Predictions less targets (candidates, fits, n, outputs), and the loss of each sample."""
+        outputs = self.x @ own.mT
+        if self.classes == 1:
+            return outputs - self.y, (outputs - self.y).square().sum(-1)
+        logs = outputs.log_softmax(-1)
+        return logs.exp() - self.y, -(logs * self.y).sum(-1)
+
+    def _pull(self, own: Tensor) -> Tensor:
+        """Where the parabola at `own` pulls: its Hessian times `own`, less the gradient."""
+        residuals = self._residuals(own)[0] * (~self.held)[..., None]
+        return own @ self.curvature - residuals.mT @ self.x
+
+    def step(self, own: Tensor, shared: Tensor) -> Tensor:
+        """The client's next weights (candidates, fits, outputs, features)."""
+        pull = self._pull(own) + self.penalty[:, None, None] * shared
+        step: Tensor = pull @ self.inverse
+        return step
+
+    def uploaded(self, own: Tensor) -> dict[str, Tensor]:
+        """What the server adds up: of the minimum as a function of the shared weights the Hessian
+        and target, and each candidate's loss on the parts that a fit went without."""
+        shrunk = self.inverse * self.penalty[:, None, None]
+        hessians = torch.diag_embed(self.penalty)[:, None] - self.penalty[:, None, :, None] * shrunk
+        targets = (self._pull(own) @ self.inverse) * self.penalty[:, None, None]
+        losses = (self._residuals(own)[1] * self.held).sum((1, 2))
+        return {"hessians": hessians, "targets": targets, "losses": losses}
