@@ -20,6 +20,7 @@ from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunC
 from fl_lightning.core.mixing import mean_of
 from fl_lightning.core.protocols import Method
 from fl_lightning.core.server import GroupServer
+from fl_lightning.core.traits import declares, undeclared
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput
 
@@ -147,9 +148,8 @@ def client_memory(run: RunContext) -> dict[str, Tensor]:
     ]
     for part in parts:
         first = part.init_client(run)
-        if first and not part.client_memory:
-            requirement = "its init_client gives tensors: set it to True"
-            raise BadInput(f"{type(part).__name__}.client_memory", False, requirement)
+        if first and not declares(part, "client_memory"):
+            raise undeclared(part, "client_memory", "its init_client gives tensors")
         for name, tensor in first.items():
             if name in named or name.startswith(("optimizer.", "received.")):
                 requirement = (

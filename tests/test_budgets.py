@@ -24,14 +24,14 @@ TOKENS = {
     "benchmarks": 19_700,
     "callbacks": 37_100,
     "configuration": 16_700,
-    "core": 17_000,
+    "core": 17_300,
     "data": 45_000,
     "drawing": 2_700,
     "engine": 27_100,
     "exporting": 2_900,
     "foundation": 14_000,
     "lab": 101_200,
-    "methods": 49_200,
+    "methods": 47_300,
     "models": 7_800,
     "privacy": 3_600,
     "results": 16_000,
@@ -41,7 +41,7 @@ TOKENS = {
     "training": 25_200,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 416_000
+ALL = 414_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

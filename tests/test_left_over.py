@@ -23,7 +23,7 @@ from fl_lightning.lab.study import statistics
 from fl_lightning.lab.study.board import Board
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.methods import Method
-from fl_lightning.methods.common.lipschitz import stretch
+from fl_lightning.methods.fedalign import stretch
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedgen import FedGen
 from fl_lightning.methods.fedrod import FedRoD

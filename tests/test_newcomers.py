@@ -573,7 +573,7 @@ def test_some_train_nothing(federation: Make, method: Method) -> None:
         joined.scores["accuracy_received"] != without.scores["accuracy_received"]
         and "accuracy" not in joined.scores
     )
-    assert type(method).newcomers is not None and type(method).newcomers.trains == "nothing"
+    assert method.traits.newcomers is not None and method.traits.newcomers.trains == "nothing"
 
 
 @pytest.mark.slow
@@ -591,7 +591,7 @@ def test_fedmd_teaches_without_labels(federation: Make) -> None:
 
 def test_fedproto_has_nothing_to_begin_with(federation: Make) -> None:
     fed = done(federation, FedProto())
-    assert Rule("", gives=False).gives is FedProto.newcomers.gives is False
+    assert Rule("", gives=False).gives is FedProto.traits.newcomers.gives is False
     joined, _ = after(fed, 5)
     assert "accuracy_received" not in joined.scores and 0 <= joined.scores["accuracy"] <= 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -113,6 +113,10 @@ class Phase:
             fine,
             "they are of the client's training data: there can be no other part",
         )
+
+
+Phases = Iterable[Phase]
+"""Phases one after the other; a generator goes on when the last one has ended."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Evaluator:
         """Whether what a client began its last round with is kept: not where the server itself can
         tell it later."""
         return self.run.policy.keeps_start and (
-            self.run.method.starts == "both" or not self.has_global
+            self.run.method.traits.starts == "both" or not self.has_global
         )
 
     def global_model(self, client: int) -> Tensor | None:
@@ -150,8 +150,8 @@ class Evaluator:
         if run.policy.starts_from_server:
             client.state.buffers = client.group.first_buffers()
         # there is no last model to begin with
-        first = run.method.starts == "both" and not run.took_part(id)
-        if model is not None and (run.method.starts == "server" or first):
+        first = run.method.traits.starts == "both" and not run.took_part(id)
+        if model is not None and (run.method.traits.starts == "server" or first):
             if client.group.down_mask.all():
                 client.state.vectors[MODEL] = model
             else:
@@ -252,7 +252,7 @@ class Evaluator:
         metric = run.data.metric
         counts = Counter(kind for kind in models if kind)
         begins_with_global = (
-            run.policy.starts_from_server and self.has_global and not run.method.adapts
+            run.policy.starts_from_server and self.has_global and not run.method.traits.adapts
         )
         is_global = (
             run.judge == "global" or (run.judge == "before" and begins_with_global)

@@ -15,6 +15,7 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.core import Client, Fit, Payload, Phase, PureLoss, RunContext
 from fl_lightning.core.layout import copy_columns
+from fl_lightning.core.traits import undeclared
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.phases import job_of, keep_optimizer, on_own_data
@@ -49,7 +50,7 @@ class Parts:
         """What of a client's memory may be infinite or NaN: what the method begins so, and what
         transforms keep."""
         method = self.run.method
-        first = method.init_client(self.run) if method.client_memory else {}
+        first = method.init_client(self.run) if method.traits.client_memory else {}
         infinite = {name for name, x in first.items() if not x.isfinite().all()}
         return infinite.union(*(transform.init_client(self.run) for transform in self.transforms))
 
@@ -138,9 +139,7 @@ class Visit:
         self.stage = "download"
         # what is left out would be another client's
         if run.policy.overwritten and not client.payload.sent.all():
-            raise BadInput(
-                f"{type(method).__name__}.changes_download", False, _undeclared("broadcast")
-            )
+            raise undeclared(method, "changes_download", "its broadcast changes what travels")
         lent = client.payload.vector
         for travels in (client.payload, *client.payload.further.values()):
             self.transform("on_download", travels)
@@ -215,10 +214,8 @@ class Visit:
         same = (
             upload.vector is client[MODEL] and upload.sent.tobytes() == self.group.up_mask.tobytes()
         )
-        if not (same or run.method.changes_upload):
-            raise BadInput(
-                f"{type(run.method).__name__}.changes_upload", False, _undeclared("upload")
-            )
+        if not (same or run.method.traits.changes_upload):
+            raise undeclared(run.method, "changes_upload", "its upload changes what travels")
         _check_memory(client, run.method)
         self.transform("on_upload", upload)
         for slot in upload.vectors.keys() - {
@@ -298,7 +295,7 @@ class Visit:
             if not getattr(transform, declares) and (
                 payload.vector is not vector or payload.sent.tobytes() != sent
             ):
-                raise BadInput(f"{type(transform).__name__}.{declares}", False, _undeclared(hook))
+                raise undeclared(transform, declares, f"its {hook} changes what travels")
 
     # ---------------------------------------------------------------- operations
 
@@ -359,9 +356,6 @@ def _check_memory(client: Client, part: object) -> None:
     clients."""
     if client.memory and not client.run.policy.keeps_clients:
         name = next(iter(client.memory))
-        allowed = f"it writes client.memory[{name!r}], which would be lost: set it to True"
-        raise BadInput(f"{type(part).__name__}.client_memory", False, allowed)
-
-
-def _undeclared(hook: str) -> str:
-    return f"its {hook} changes what travels: set it to True"
+        raise undeclared(
+            part, "client_memory", f"it writes client.memory[{name!r}], which would be lost"
+        )

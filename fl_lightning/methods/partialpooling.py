@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.configuration.config import check
-from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server
+from fl_lightning.core import Beside, Client, Payload, Phase, Rule, RunContext, Server, Traits
 from fl_lightning.data import units
 from fl_lightning.foundation.rng import key, numpy_rng
 from fl_lightning.methods.base import WithoutModels
@@ -50,12 +50,16 @@ class PartialPooling(WithoutModels):
     The model that is configured gives way to a linear one.
     """
 
-    family = "two models"
-    judge = "after"
-    client_memory = True
-    statistics = True
-    several = False
-    newcomers = Rule("shared weights and its own deviation", gives=False)
+    traits = Traits(
+        family="two models",
+        judge="after",
+        client_memory=True,
+        statistics=True,
+        several=False,
+        newcomers=Rule("shared weights and its own deviation", gives=False),
+        receives_beside="weights of linear models that all share",
+        sample_use="uploads moments of samples",
+    )
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """A linear model of what the first layer sees."""
@@ -111,6 +115,14 @@ class PartialPooling(WithoutModels):
         sent = super().upload(client, payload)
         sent.extra |= client.scratch["pooling"]
         return sent
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {
+            "hessians": Beside("moments", "second moments of the client's features", None),
+            "targets": Beside("moments", "moments of its features and targets", None),
+            "losses": Beside("losses", "the client's losses on samples set apart", None),
+        }
 
     def aggregate(self, server: Server) -> None:
         """The shared weights that minimise the sum over clients."""

@@ -149,7 +149,7 @@ class RemoteWorker(Worker):
             or upload.further
         ):
             raise wire.Unreadable("it holds what the method does not upload")
-        changes = self.run.method.changes_upload or any(
+        changes = self.run.method.traits.changes_upload or any(
             transform.changes_upload for transform in self.transforms
         )
         if set(upload.vectors) != slots or not (

@@ -113,18 +113,19 @@ def test_a_folder_of_another_site_is_one_line(app: Path, tmp_path: Path) -> None
 OWN = '''
 """A method of the consortium's own."""
 
+from fl_lightning.methods import Traits
 from fl_lightning.methods.fedavg import FedAvg
 
 
 class Halved(FedAvg):
     """Goes half of the way."""
 
+    traits = Traits(changes_upload=True)
+
     def upload(self, client, download):
         sent = super().upload(client, download)
         sent.vector = (sent.vector + download.vector) / 2
         return sent
-
-    changes_upload = True
 '''
 
 
