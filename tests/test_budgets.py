@@ -31,7 +31,7 @@ TOKENS = {
     "exporting": 2_900,
     "foundation": 14_100,
     "lab": 98_200,
-    "methods": 47_400,
+    "methods": 47_300,
     "models": 7_800,
     "privacy": 3_600,
     "results": 15_600,

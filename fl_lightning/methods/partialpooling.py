@@ -133,14 +133,6 @@ class PartialPooling(WithoutModels):
         sent.extra |= client.scratch["pooling"]
         return sent
 
-    def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
-        return {
-            "hessians": Beside("moments", "second moments of the client's features", None),
-            "targets": Beside("moments", "moments of its features and targets", None),
-            "losses": Beside("losses", "the client's losses on samples set apart", None),
-        }
-
     def aggregate(self, server: Server) -> None:
         """The shared weights that minimise the sum over clients."""
         super().aggregate(server)
