@@ -94,7 +94,11 @@ def test_a_split_that_is_cut_short_says_so() -> None:
     ]
 
     run = SimpleNamespace(
-        rows={"split": rows}.get, name="a", client_names={}, facts={"heterogeneity_hellinger": 0.5}
+        rows={"split": rows}.get,
+        name="a",
+        client_names={},
+        facts={"heterogeneity_hellinger": 0.5},
+        called=str,
     )
     words = split_words(splits([run])[0], [run])  # type: ignore[list-item]
     assert words.startswith(f"{MOST_CLIENTS + 3} clients (the first {MOST_CLIENTS} are shown) with")
