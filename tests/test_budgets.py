@@ -27,7 +27,7 @@ TOKENS = {
     "core": 17_000,
     "data": 45_000,
     "drawing": 2_700,
-    "engine": 27_200,
+    "engine": 27_100,
     "exporting": 2_900,
     "foundation": 14_000,
     "lab": 101_200,
