@@ -27,7 +27,7 @@ TOKENS = {
     "core": 17_300,
     "data": 45_100,
     "drawing": 2_700,
-    "engine": 27_200,
+    "engine": 27_100,
     "exporting": 2_900,
     "foundation": 14_100,
     "lab": 98_200,
