@@ -144,9 +144,9 @@ class Workload:
         config = self.config(judge, executor)
         fabric = launched(self.accelerator, self.precision)
         initial = [self.initial(data)]
-        federation = assembled(fabric, config, data, initial, method, callbacks, folder)
-        for trainer in federation.worker.trainers:
-            trainer.together = together
+        federation = assembled(
+            fabric, config, data, initial, method, callbacks, folder, together=together
+        )
         choose_executors(federation.run, federation.worker.trainers)
         count_costs(federation.run, federation.worker.trainers)
         return federation

@@ -13,14 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Observer, client_memory
+from fl_lightning.callbacks.base import Observer
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt
 from fl_lightning.core import RoundRecord, RunContext
+from fl_lightning.core.client import client_memory
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.files import writing
@@ -33,6 +35,8 @@ from fl_lightning.storage.state import MODEL, ClientState, spent_by
 CHEAP = 20
 """A best round is saved early once so many times the seconds that the last checkpoint took have
 passed since it, for each run of this process."""
+_SAVING: WeakValueDictionary[int, Checkpoint] = WeakValueDictionary()
+"""Of the runs of this process, from their start to their end."""
 
 
 @dataclass
@@ -82,6 +86,7 @@ class Checkpoint(Observer):
     def on_fit_start(self, run: RunContext) -> None:
         """Look at the clock, and look up which files hold the clients that the run was resumed
         with."""
+        _SAVING[id(self)] = self
         self._saved_at = time.monotonic()
         self.saved = run.resumed_from
         if run.resumed_from:
@@ -108,6 +113,10 @@ class Checkpoint(Observer):
         """Save the run as it is now, with the score of its round, where it has one."""
         with undisturbed():
             self._last = self._save(run, run.folder / "checkpoints", score)
+
+    def on_close(self, run: RunContext) -> None:
+        """Leave the process to other runs."""
+        _SAVING.pop(id(self), None)
 
     def summarize(self, run: RunContext) -> dict[str, int]:
         """The round that `--checkpoint best` stands for."""
@@ -138,7 +147,7 @@ class Checkpoint(Observer):
         if round % self.every or round == run.rounds or not self.seconds:
             return round == run.rounds or not round % self.every
         waited = math.inf if self._saved_at is None else time.monotonic() - self._saved_at
-        cheap = waited >= CHEAP * self._took * run.runs_in_process()
+        cheap = waited >= CHEAP * self._took * max(1, len(_SAVING))
         due = waited >= self.seconds or (cheap and self._is_best(score))
         return bool(run.processes.gather_objects(due)[0])
 

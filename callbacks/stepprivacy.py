@@ -167,6 +167,30 @@ class StepPrivacy(Transform, Observer):
         """How many steps the client has taken."""
         return {STEPS: torch.zeros((), dtype=torch.int64)}
 
+    def on_phase(self, client: Client, phase: Phase) -> Private:
+        """How the next phase of `client` is protected.
+
+        Raises:
+            BadInput: it trains on other samples, by another loss, or by steps of its own; nothing
+                accounts for it.
+        """
+        run, privacy = client.run, client.run.config.optimizer.privacy
+        names = ("part", "targets", "batch_size", "step")
+        own_parts = [name for name in names if getattr(phase, name) is not None]
+        own_parts += ["loss"] if phase.objective.loss is not None else []
+        part = "".join(own_parts[:1])
+        requirement = f"a phase of it has a {part} of its own, which noise on steps does not cover"
+        check(KEY, run.method_name, not own_parts, requirement)
+
+        def draws(purpose: str, step: int) -> torch.Generator:
+            if privacy.reproducible:
+                ids = client.id, client.round, step
+                return generator(run.config.seed, f"private {purpose}", *ids)
+            return unrepeatable()
+
+        taken = sum(fit.steps for fit in client.fits)
+        return Private(float(privacy.clip or 0), float(run.server.memory[NOISE]), taken, draws)
+
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Count the steps.
 
@@ -342,53 +366,6 @@ def _check_model(run: RunContext, group: ModelGroup) -> None:
                 group.name,
                 why.splitlines()[0] + ")",
             ) from error
-
-
-def protection(client: Client, phase: Phase) -> Private | None:
-    """How the steps of a phase of `client`, its next one, are protected; None: they are not.
-
-    Raises:
-        BadInput: the phase trains on other samples, by another loss, or by steps of its own;
-            nothing accounts for it.
-    """
-    run = client.run
-    privacy = client.run.config.optimizer.privacy
-    if not privacy.on:
-        return None
-    own_parts = [
-        name
-        for name in ("part", "targets", "batch_size", "step")
-        if getattr(phase, name) is not None
-    ]
-    own_parts += ["loss"] if phase.objective.loss is not None else []
-    part = "".join(own_parts[:1])
-    requirement = f"a phase of it has a {part} of its own, which noise on steps does not cover"
-    check(KEY, run.method_name, not own_parts, requirement)
-    check(
-        KEY,
-        "",
-        NOISE in run.server.memory,
-        "callbacks.stepprivacy must hang on the run, to account for it",
-    )
-
-    def draws(purpose: str, step: int) -> torch.Generator:
-        if privacy.reproducible:
-            return generator(
-                run.config.seed,
-                f"private {purpose}",
-                client.id,
-                client.round,
-                step,
-            )
-        return unrepeatable()
-
-    taken = sum(fit.steps for fit in client.fits)
-    return Private(
-        float(privacy.clip or 0),
-        float(run.server.memory[NOISE]),
-        taken,
-        draws,
-    )
 
 
 def _one_mechanism(

@@ -16,7 +16,7 @@ from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Fit
 from fl_lightning.core.run import ModelGroup, RunContext
-from fl_lightning.core.traits import undeclared
+from fl_lightning.core.traits import declares, undeclared
 from fl_lightning.data.federated import ClientData
 from fl_lightning.data.part import Part
 from fl_lightning.foundation.errors import BadInput
@@ -141,11 +141,7 @@ class Client:
                 coefficient(b) if b.kind == "parameter" else 0.0 for b in self.layout.blocks
             ]
             weight = np.where(payload.sent, np.array(of_blocks), 0.0)
-        return (
-            Objective(anchor=payload.vector, proximal_weight=weight)
-            if weight.any()
-            else Objective()
-        )
+        return Objective(payload.vector, weight) if weight.any() else Objective()
 
     # ---------------------------------------------------------------- passes through the model
 
@@ -195,3 +191,24 @@ class Client:
         module.model.train(training)
         loss, gradient = module.flat_gradient(batch)
         return loss, gradient
+
+
+def client_memory(run: RunContext) -> dict[str, Tensor]:
+    """What the method and transforms keep with every client, with its first values.
+
+    Raises:
+        BadInput: one keeps something and does not declare it: it would be lost; or by a name that
+            is another's.
+    """
+    named: dict[str, Tensor] = {}
+    for part in (run.method, *run.callbacks):
+        init_client = getattr(part, "init_client", None)
+        first = {} if init_client is None else init_client(run)
+        if first and not declares(part, "client_memory"):
+            raise undeclared(part, "client_memory", "its init_client gives tensors")
+        for name, tensor in first.items():
+            if name in named or name.startswith(("optimizer.", "received.")):
+                allowed = "it is another's, or begins with 'optimizer.' or 'received.'"
+                raise BadInput(f"{type(part).__name__}.init_client", name, allowed)
+            named[name] = tensor.clone()
+    return named

@@ -17,9 +17,10 @@ import xxhash
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Observer, Transform, client_memory
+from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.core import ModelGroup, RunContext, Slot, Traits
+from fl_lightning.core.client import client_memory
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.base import Method
@@ -253,7 +254,9 @@ def test_a_best_round_is_saved_early_where_that_is_cheap(
     """Rounds of 0.5 s, saved in 1/32 s: what is better than all that is saved waits for 20/32 s,
     the rest for 10 s; of three runs that share a process for 60/32 s."""
     run, now = make_run(net="norm", rounds=9), [0.0]
-    run.runs_in_process = lambda: runs
+    others = [Checkpoint() for _ in range(runs)]
+    for other in others:
+        other.on_fit_start(run)
     monkeypatch.setattr("fl_lightning.callbacks.checkpoint.time.monotonic", lambda: now[0])
     monkeypatch.setattr(RunFolder, "flush", lambda *_: now.__setitem__(0, now[0] + 1 / 32))
     saver = Checkpoint(keep=99)
