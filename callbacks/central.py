@@ -24,6 +24,7 @@ from fl_lightning.configuration.optimizerkeys import check_noise
 from fl_lightning.configuration.ranges import Range
 from fl_lightning.core import Client, Payload, RoundRecord, RunContext
 from fl_lightning.core.server import GroupServer
+from fl_lightning.core.traits import MARK, declares, is_shipped
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import ENTROPY, generator, unrepeatable
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, epsilon
@@ -32,11 +33,6 @@ from fl_lightning.privacy.mechanism import MODEL, clipped, moved, repaired
 CLIP, NOISE, TAKEN = "privacy.clip", "privacy.noise", "privacy.taken"
 """Tensors of the server's memory: the clip and the noise of the next round, and how many rounds
 each client was in."""
-MEAN_ALONE = ("Method", "ServerOptimizer", "FedDyn", "PFedMe")
-"""Classes of methods whose server sees uploads through the relation's mean alone; a method whose
-`aggregate` or `broadcast` is another's may look at single uploads."""
-STILL = ("FedBABU", "FFALoRA")
-"""Classes of our methods whose personal part never trains: it is the initial one, everybody's."""
 RATE, COUNTING = 0.2, 20
 """Of adaptive clipping (Andrew et al., 2021, section 3): the step of the clip, and n over the noise
 of the count."""
@@ -55,13 +51,14 @@ def refusal(method: Any) -> str | None:
             f"its clients also upload {(kinds + slots)[0]}, which the noise on the mean does not "
             f"cover"
         )
-    owners = {hook: _owner(method, hook) for hook in ("aggregate", "broadcast")}
-    if hooks := [f"{hook} of {owner}" for hook, owner in owners.items() if owner not in MEAN_ALONE]:
-        return f"its server ({hooks[0]}) may look at single uploads, or weighs them"
+    for hook in ("aggregate", "broadcast"):
+        if not hasattr(getattr(method, hook), MARK):
+            place = f"{hook} of {_owner(method, hook)}"
+            return f"its server ({place}) may look at single uploads, or weighs them"
     if (
         not isinstance(relation, SampleCounts)
         or relation.sources != "cohort"
-        or method.everyone_first
+        or method.traits.everyone_first
     ):
         return "its server weighs uploads in another way, or those of earlier rounds"
     return None
@@ -84,13 +81,11 @@ def keeps_state(
             with clients.
         callbacks: objects or classes.
     """
-    remembers = any(getattr(part, "client_memory", False) for part in (method, *callbacks))
-    still = (
-        type(method).__module__.startswith("fl_lightning.methods.")
-        and type(method).__name__ in STILL
+    remembers = any(declares(part, "client_memory") for part in (method, *callbacks))
+    own_part = _owner(method, "scope") != "Method" and not (
+        is_shipped(method) and method.traits.still
     )
-    own_part = _owner(method, "scope") != "Method" and not still
-    own_vectors = bool(method.slots()) or method.starts != "server"
+    own_vectors = bool(method.slots()) or method.traits.starts != "server"
     return remembers or own_part or own_vectors or config.optimizer.keep_state
 
 

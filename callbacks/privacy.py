@@ -338,6 +338,8 @@ def rounds_of(config: Config, method: Any) -> Counter[int]:
     cohorts: Counter[int] = Counter()
     for t in range(1, config.federation.rounds + 1):
         cohorts.update(
-            range(config.clients) if t == 1 and method.everyone_first else cohort_of(config, t)
+            range(config.clients)
+            if t == 1 and method.traits.everyone_first
+            else cohort_of(config, t)
         )
     return cohorts

@@ -23,10 +23,9 @@ from fl_lightning.core import Client, Payload, Phase, RunContext
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult
 from fl_lightning.foundation.errors import BadClient, RunFailed
-from fl_lightning.methods import Method
+from fl_lightning.methods import Method, Traits
 from fl_lightning.methods.apfl import APFL
-from fl_lightning.methods.common.alignment import MeanPull
-from fl_lightning.methods.dbe import DBE
+from fl_lightning.methods.dbe import DBE, MeanPull
 from fl_lightning.methods.fedalign import FedAlign
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedpac import FedPAC
@@ -434,7 +433,7 @@ def test_large_numbers_are_not_taken_for_infinite_ones(federation: Make) -> None
 class Keeps(FedAvg):
     """Writes `value` to a client's memory, which it did not name beforehand."""
 
-    client_memory = True
+    traits = Traits(client_memory=True)
     value = math.nan
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
@@ -457,9 +456,7 @@ def test_means_of_features_must_be_finite(
 ) -> None:
     """They are told, and kept by nobody but the server."""
     bad = {"moments.means": torch.full((10, 16), math.nan), "moments.V": torch.tensor(math.nan)}
-    monkeypatch.setattr(
-        "fl_lightning.methods.common.collaboration.feature_moments", lambda client: bad
-    )
+    monkeypatch.setattr("fl_lightning.methods.fedpac.feature_moments", lambda client: bad)
     monkeypatch.setattr(
         MeanPull,
         "__init__",

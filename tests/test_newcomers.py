@@ -555,7 +555,7 @@ def test_some_train_nothing(federation: Make, method: Method) -> None:
         joined.scores["accuracy_received"] != without.scores["accuracy_received"]
         and "accuracy" not in joined.scores
     )
-    assert type(method).newcomers is not None and type(method).newcomers.trains == "nothing"
+    assert method.traits.newcomers is not None and method.traits.newcomers.trains == "nothing"
 
 
 @pytest.mark.slow

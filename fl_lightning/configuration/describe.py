@@ -27,7 +27,7 @@ BEGIN, END = "<!-- generated -->", "<!-- end -->"
 """Around a part of a page that `write` makes anew."""
 
 
-def described(method: type) -> Entry:
+def described(method: Any) -> Entry:
     """A method's class: what it does, its family and its arguments.
 
     Of each argument: its type in words, bounds, default, where it is searched, meaning.
@@ -39,7 +39,7 @@ def described(method: type) -> Entry:
     return {
         **_entry(method),
         "more": more,
-        "family": getattr(method, "family", ""),
+        "family": method.traits.family,
         "arguments": arguments(method),
     }
 

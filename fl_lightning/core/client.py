@@ -16,6 +16,7 @@ from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Fit
 from fl_lightning.core.run import ModelGroup, RunContext
+from fl_lightning.core.traits import declares, undeclared
 from fl_lightning.data.federated import ClientData
 from fl_lightning.data.part import Part
 from fl_lightning.foundation.errors import BadInput
@@ -64,10 +65,8 @@ class Client:
             BadInput: nothing is kept of clients, and so not that either.
         """
         if not self.run.policy.keeps_clients:
-            allowed = (
-                "it asks for a client's rounds, and nothing is kept of clients: set it to True"
-            )
-            raise BadInput(f"{type(self.run.method).__name__}.client_memory", False, allowed)
+            why = "it asks for a client's rounds, and nothing is kept of clients"
+            raise undeclared(self.run.method, "client_memory", why)
         return self.state.rounds
 
     @property
@@ -123,7 +122,7 @@ class Client:
         """The model (D,) that the server counts the client's change from: its last upload, and
         where the client starts from what it has received, that."""
         last = self.state.received[MODEL]
-        return last if self.run.method.starts == "own" else self._over(last, self.payload)
+        return last if self.run.method.traits.starts == "own" else self._over(last, self.payload)
 
     def proximal(
         self, payload: Payload, coefficient: float | Callable[[Block], float]
@@ -203,14 +202,13 @@ def client_memory(run: RunContext) -> dict[str, Tensor]:
     """
     named: dict[str, Tensor] = {}
     for part in (run.method, *run.callbacks):
-        kind, init_client = type(part).__name__, getattr(part, "init_client", None)
+        init_client = getattr(part, "init_client", None)
         first = {} if init_client is None else init_client(run)
-        if first and not getattr(part, "client_memory", False):
-            allowed = "its init_client gives tensors: set it to True"
-            raise BadInput(f"{kind}.client_memory", False, allowed)
+        if first and not declares(part, "client_memory"):
+            raise undeclared(part, "client_memory", "its init_client gives tensors")
         for name, tensor in first.items():
             if name in named or name.startswith(("optimizer.", "received.")):
                 allowed = "it is another's, or begins with 'optimizer.' or 'received.'"
-                raise BadInput(f"{kind}.init_client", name, allowed)
+                raise BadInput(f"{type(part).__name__}.init_client", name, allowed)
             named[name] = tensor.clone()
     return named

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -107,6 +107,10 @@ class Phase:
         own = self.targets is None or self.part is None
         allowed = "they are of the client's training data: there can be no other part"
         check("Phase.targets", "a tensor", own, allowed)
+
+
+Phases = Iterable[Phase]
+"""Phases one after the other; a generator goes on when the last one has ended."""
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from fl_lightning.core.beside import Beside
 from fl_lightning.core.layout import Block
 from fl_lightning.core.mixing import Gram
-from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase, Slot
+from fl_lightning.core.traits import Traits
 from fl_lightning.data.part import Part
 
 if TYPE_CHECKING:
@@ -111,17 +111,7 @@ class Reducer(Configured, Protocol):
 class Method(Protocol):
     """A method's declarations and hooks (`methods.base.Method`)."""
 
-    judge: ClassVar[Literal["before", "after", "global", "finetuned"]]
-    starts: ClassVar[Literal["own", "server", "both"]]
-    features: ClassVar[bool]
-    adapts: ClassVar[bool]
-    statistics: ClassVar[bool]
-    several: ClassVar[bool]
-    changes_download: ClassVar[bool]
-    changes_upload: ClassVar[bool]
-    client_memory: ClassVar[bool]
-    everyone_first: ClassVar[bool]
-    newcomers: ClassVar[Rule | None]
+    traits: ClassVar[Traits]
 
     def check(self, run: RunContext) -> None: ...
     def build(self, model: nn.Module, num_classes: int) -> nn.Module: ...

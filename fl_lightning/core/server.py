@@ -21,6 +21,7 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.protocols import Reducer, Relation, RelationInputs, places
 from fl_lightning.core.relation import Weights, one_view
 from fl_lightning.core.run import ModelGroup, RunContext
+from fl_lightning.core.traits import undeclared
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.results.record import RelationView
@@ -75,9 +76,8 @@ class Server:
         Raises:
             BadInput: the method does not declare `statistics`: they have not been gathered.
         """
-        if not self.run.method.statistics:
-            allowed = "its hooks ask for server.statistics: set it to True"
-            raise BadInput(f"{type(self.run.method).__name__}.statistics", False, allowed)
+        if not self.run.method.traits.statistics:
+            raise undeclared(self.run.method, "statistics", "its hooks ask for server.statistics")
         return self._statistics
 
     @property

@@ -113,11 +113,11 @@ def federation(
         store=VectorStore(config.fabric.bank, folder, fabric.device),
         policy=policy,
         home=assign_homes(data.train_sizes, processes.size),
-        judge=method.judge if config.evaluation.judge == "auto" else config.evaluation.judge,
+        judge=method.traits.judge if config.evaluation.judge == "auto" else config.evaluation.judge,
         callbacks=list(callbacks),
         most_batches=SMOKE_BATCHES if config.smoke else most_batches,
     )
-    if len(groups) > 1 and not (run.relation.several and method.several):
+    if len(groups) > 1 and not (run.relation.several and method.traits.several):
         allowed = f"one architecture: {run.method_name} mixes the models of all clients"
         raise BadInput("model", [g.name for g in groups], allowed)
     trainers = [
@@ -132,7 +132,12 @@ def _check_suits(method: Method, data: FederatedData, models: Sequence[nn.Module
     name = type(method).__name__.lower()
     per_position = data.text is not None and data.text.per_position
     allowed = f"{name} goes by the class of a sample, and here each token has one to come"
-    check("method", name, not (per_position and (method.classes or method.features)), allowed)
+    check(
+        "method",
+        name,
+        not (per_position and (method.traits.classes or method.traits.features)),
+        allowed,
+    )
     trains = all(
         any(p.requires_grad for p in m.get_submodule(head_of(m)).parameters()) for m in models
     )

@@ -80,7 +80,7 @@ class Evaluator:
         """Whether what a client began its last round with is kept: not where the server itself can
         tell it later."""
         return self.run.policy.keeps_start and (
-            self.run.method.starts == "both" or not self.has_global
+            self.run.method.traits.starts == "both" or not self.has_global
         )
 
     def wants(self, kind: str) -> bool:
@@ -168,8 +168,8 @@ class Evaluator:
         if run.policy.starts_from_server:
             client.state.buffers = client.group.first_buffers()
         # there is no last model to begin with
-        first = run.method.starts == "both" and not run.took_part(id)
-        if model is not None and (run.method.starts == "server" or first):
+        first = run.method.traits.starts == "both" and not run.took_part(id)
+        if model is not None and (run.method.traits.starts == "server" or first):
             if client.group.down_mask.all():
                 client.state.vectors[MODEL] = model
             else:
@@ -297,7 +297,7 @@ class Evaluator:
         if run.judge == "finetuned":
             return "finetuned"
         starts_global = run.policy.starts_from_server and self.has_global
-        begins = run.judge == "before" and starts_global and not run.method.adapts
+        begins = run.judge == "before" and starts_global and not run.method.traits.adapts
         if not (run.judge == "global" or begins):
             return "personal"
         for group in run.groups:  # CFL and pFedHN: one for each client

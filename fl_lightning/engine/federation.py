@@ -136,7 +136,7 @@ class Federation:
     def cohort(self, t: int) -> list[int]:
         """The clients of round `t`, ascending: as drawn, or in the first, where the method asks for
         it, all."""
-        first = t == 1 and self.run.method.everyone_first
+        first = t == 1 and self.run.method.traits.everyone_first
         return list(range(self.run.clients)) if first else cohort_of(self.run.config, t)
 
     def tell(self, hook: str, *args: Any) -> None:

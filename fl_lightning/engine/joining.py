@@ -156,7 +156,7 @@ def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str,
 
 def rule_of(run: RunContext, group: ModelGroup) -> Rule:
     """The method's own, or what follows from what travels and who receives whose model."""
-    rule: Rule | None = run.method.newcomers
+    rule: Rule | None = run.method.traits.newcomers
     if rule is not None:
         return rule
     shared = group.down_mask[group.layout.is_parameter]

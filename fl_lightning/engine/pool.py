@@ -107,11 +107,13 @@ class Pool:
             RunFailed: all of them have failed.
         """
         run = self.run
-        if not (run.tolerant or run.method.statistics):
+        if not (run.tolerant or run.method.traits.statistics):
             return list(cohort), {}
         lost_here = [failure for failure, outcome in results.failures if outcome == "skipped"]
         told_here = (
-            {c: r.statistics for c, r in results.clients.items()} if run.method.statistics else {}
+            {c: r.statistics for c, r in results.clients.items()}
+            if run.method.traits.statistics
+            else {}
         )
         parts = run.processes.gather_objects((lost_here, told_here))
         lost = {f.client: f for part, _ in parts for f in part}

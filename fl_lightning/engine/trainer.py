@@ -64,7 +64,7 @@ class Trainer:
         model = model.to(fabric.device)
         name = type(method).__name__
         self.module = ClientModule(
-            model, group.layout, data.num_classes, method.features, data.metric, name
+            model, group.layout, data.num_classes, method.traits.features, data.metric, name
         )
         group.module = self.module
         for tensor in group.frozen.values():

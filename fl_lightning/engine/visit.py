@@ -19,6 +19,7 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Aggregator, Observer, Transform
 from fl_lightning.core import Client, Fit, Payload, Phase, RunContext
 from fl_lightning.core.layout import copy_columns
+from fl_lightning.core.traits import undeclared
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.phases import job_of, keep_optimizer, phase_flops
 from fl_lightning.engine.pool import Pool
@@ -54,7 +55,7 @@ class Parts:
         """Names in a client's memory that may be infinite or NaN: those that the method begins so,
         and all that transforms keep."""
         method = self.run.method
-        first = method.init_client(self.run) if method.client_memory else {}
+        first = method.init_client(self.run) if method.traits.client_memory else {}
         infinite = {name for name, x in first.items() if not x.isfinite().all()}
         return infinite.union(*(transform.init_client(self.run) for transform in self.transforms))
 
@@ -125,7 +126,7 @@ class Visit:
         self.stage = "download"
         # what is left out would be another client's
         if run.policy.overwritten and not client.payload.sent.all():
-            raise _undeclared(method, "changes_download", "broadcast")
+            raise undeclared(method, "changes_download", "its broadcast changes what travels")
         lent = client.payload.vector
         for travels in (client.payload, *client.payload.further.values()):
             self.transform("on_download", travels)
@@ -210,8 +211,8 @@ class Visit:
         method = self.run.method
         sends_model = upload.vector is self.client[MODEL]
         same = sends_model and upload.sent.tobytes() == self.group.up_mask.tobytes()
-        if not (same or method.changes_upload):
-            raise _undeclared(method, "changes_upload", "upload")
+        if not (same or method.traits.changes_upload):
+            raise undeclared(method, "changes_upload", "its upload changes what travels")
         _check_memory(self.client, method)
 
     def check_slots(self, upload: Payload) -> None:
@@ -322,7 +323,7 @@ class Visit:
             declares = hook.replace("on_", "changes_")
             changed = payload.vector is not vector or payload.sent.tobytes() != sent
             if changed and not getattr(transform, declares):
-                raise _undeclared(transform, declares, hook)
+                raise undeclared(transform, declares, f"its {hook} changes what travels")
 
     def metered(self) -> AbstractContextManager[object]:
         """Count passes of the bound model within as operations beside the client's phases."""
@@ -341,10 +342,6 @@ def _check_memory(client: Client, part: object) -> None:
     clients."""
     if client.memory and not client.run.policy.keeps_clients:
         name = next(iter(client.memory))
-        allowed = f"it writes client.memory[{name!r}], which would be lost: set it to True"
-        raise BadInput(f"{type(part).__name__}.client_memory", False, allowed)
-
-
-def _undeclared(part: object, declaration: str, hook: str) -> BadInput:
-    allowed = f"its {hook} changes what travels: set it to True"
-    return BadInput(f"{type(part).__name__}.{declaration}", False, allowed)
+        raise undeclared(
+            part, "client_memory", f"it writes client.memory[{name!r}], which would be lost"
+        )

@@ -8,7 +8,7 @@ other than in a simulation: `RemoteVisits` sends messages in place of training a
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fl_lightning import __version__
 from fl_lightning.callbacks.base import Callback, Transform
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.core import Client, Payload
+from fl_lightning.core.run import ModelGroup
 from fl_lightning.engine.evaluation import unjudged
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult, Results, Timer
@@ -77,23 +78,17 @@ class RemoteVisits:
         for attempt in range(1, attempts + 1):
             messages: dict[int, bytes] = {}
             for c in left:
-                described, tensors = wire.of_payload(downloads[c])
-                header, more = self.context(c, with_models=False)
-                header |= {"kind": "visit", "round": t, "scored": scored, "payload": described}
-                messages[c] = self.exchange.pack(header, tensors | more, c)
+                message = self.context(c, with_models=False)
+                message |= {"kind": "visit", "round": t, "scored": scored}
+                message["payload"] = wire.of_payload(downloads[c])
+                messages[c] = self.exchange.pack(message, c)
             answers = self.exchange.ask(t, "visit", messages, attempt)
-            for c in left:
-                self._learn_forms(c, answers.get(c))
-            failed = [
-                f
-                for c in left
-                if (f := self._take(t, c, answers.get(c), downloads[c], results)) is not None
-            ]
-            for failure in failed:
+            failures = self._taken(t, answers, downloads, results)
+            for failure in failures:
                 if not self.run.tolerant:
                     raise failure
                 results.failures.append((failure, "retried" if attempt < attempts else "skipped"))
-            left = [failure.client for failure in failed]
+            left = [failure.client for failure in failures]
             if not left:
                 break
         timer.lap("client")
@@ -107,86 +102,92 @@ class RemoteVisits:
             for transform in self.transforms:
                 transform.on_download(client, download)
 
-    def _learn_forms(self, c: int, answer: Any) -> None:
-        """Count the shapes of what a site has sent beside its vectors: most sites are right."""
-        forms = self.forms[self.run.group_of(c).index]
-        for name, tensor in answer[1].items() if answer is not None else ():
-            forms[name.partition(".")[2]][tuple(tensor.shape), tensor.dtype] += 1
+    def _taken(
+        self,
+        t: int,
+        answers: Mapping[int, wire.Message | None],
+        downloads: Mapping[int, Payload],
+        results: Results,
+    ) -> list[BadClient]:
+        """Put answers where the server looks for them; the failures of the others."""
+        failures: list[BadClient] = []
+        uploads: dict[int, tuple[wire.Message, Payload]] = {}
+        for c, content in answers.items():
+            group = self.run.group_of(c)
+            with self.exchange.naming(t, c, "upload", failures):
+                answer = self.exchange.read(t, c, content)
+                upload = wire.to_payload(answer.get("payload"), group.layout, group.initial)
+                uploads[c] = answer, upload
+                for name, tensor in (upload.statistics | upload.extra).items():
+                    self.forms[group.index][name][tuple(tensor.shape), tensor.dtype] += 1
+        for c, (answer, upload) in uploads.items():
+            with self.exchange.naming(t, c, "upload", failures):
+                self._check(c, upload)
+                kept = {
+                    name: tensor
+                    for transform in self.transforms
+                    for name, tensor in transform.init_client(self.run).items()
+                }
+                memory = wire.check_memory(kept, answer.get("memory"))
+                result = ClientResult(c, wire.values_of(answer))
+                result.uncounted = str(answer.get("uncounted", ""))
+                result.traffic = np.array((downloads[c].by_layer, upload.by_layer))
+                result.sent = np.array((downloads[c].layers_sent, upload.layers_sent))
+                result.statistics = upload.statistics | upload.extra
+                results.clients[c] = result
+                self._keep(c, upload, memory)
+        return sorted(failures, key=lambda failure: failure.client)
 
-    def _take(
-        self, t: int, c: int, answer: Any, sent: Payload, results: Results
-    ) -> BadClient | None:
-        """Put one client's answer where the server looks for it; the failure, where there is no
-        answer to take."""
-        try:
-            header, upload, kept = self._upload(t, c, answer)
-            values = wire.values_of(header)
-        except wire.Unreadable as error:
-            return self.exchange.refused(t, c, "upload", error)
-        except BadClient as failure:
-            return failure
-        state, layout = self.state(c), self.run.group_of(c).layout
-        state.received[MODEL].copy_(_over(state.received[MODEL], upload, layout))
-        for slot, vector in upload.vectors.items():
-            state.received[slot].copy_(vector)
-        state.memory |= kept
-        state.rounds += 1
-        result = ClientResult(c, values, uncounted=str(header.get("uncounted", "")))
-        result.traffic = np.array((sent.by_layer, upload.by_layer))
-        result.sent = np.array((sent.layers_sent, upload.layers_sent))
-        result.statistics = upload.statistics | upload.extra
-        results.clients[c] = result
-        for observer in self.observers:
-            observer.on_client_end(self.run, c)
-        return None
-
-    def _upload(self, t: int, c: int, answer: Any) -> tuple[wire.Header, Payload, wire.Tensors]:
-        header, tensors = self.exchange.read(t, c, answer)
-        group = self.run.group_of(c)
-        upload = wire.to_payload(header.get("payload", {}), tensors, group.layout, group.initial)
-        slots = {name for name, slot in self.run.method.slots().items() if slot.exchanged}
-        if (
-            not set(upload.vectors) <= slots
-            or (upload.sent & ~group.up_mask).any()
-            or upload.further
-        ):
+    def _check(self, c: int, upload: Payload) -> None:
+        """Raise `Unreadable` for an upload that the method does not make."""
+        run, group = self.run, self.run.group_of(c)
+        slots = {name for name, slot in run.method.slots().items() if slot.exchanged}
+        more = (upload.sent & ~group.up_mask).any() or upload.further
+        if more or not set(upload.vectors) <= slots:
             raise wire.Unreadable("it holds what the method does not upload")
-        changes = self.run.method.changes_upload or any(
-            transform.changes_upload for transform in self.transforms
-        )
+        parts: list[Any] = [run.method.traits, *self.transforms]
+        whole = np.array_equal(upload.sent, group.up_mask)
         if set(upload.vectors) != slots or not (
-            changes or np.array_equal(upload.sent, group.up_mask)
+            whole or any(part.changes_upload for part in parts)
         ):
             raise wire.Unreadable("blocks or vectors are missing that the method uploads")
-        beside = upload.statistics | upload.extra
-        wire.check_beside(
-            beside, self.run.method.beside(), self.run.data.num_classes, self.forms[group.index]
-        )
+        beside, forms = upload.statistics | upload.extra, self.forms[group.index]
+        wire.check_beside(beside, run.method.beside(), run.data.num_classes, forms)
         wire.check_finite(upload)
-        known = {
-            name: x
-            for transform in self.transforms
-            for name, x in transform.init_client(self.run).items()
-        }
-        return header, upload, wire.check_memory(known, tensors)
+
+    def _keep(self, c: int, upload: Payload, memory: Mapping[str, Tensor]) -> None:
+        """Keep an upload as what the server last received."""
+        state, layout = self.state(c), self.run.group_of(c).layout
+        columns = wire.columns(upload.vector, layout, upload.sent)
+        wire.fill(state.received[MODEL], layout, upload.sent, columns)
+        for slot, vector in upload.vectors.items():
+            state.received[slot].copy_(vector)
+        state.memory |= memory
+        state.rounds += 1
+        for observer in self.observers:
+            observer.on_client_end(self.run, c)
 
     # ---------------------------------------------------------------- scores
 
-    def context(self, c: int, with_models: bool) -> tuple[wire.Header, wire.Tensors]:
+    def context(self, c: int, with_models: bool) -> wire.Message:
         """What the server has for a client now: whether there is a global model, and with
         `with_models` that model."""
         run, group, evaluator = self.run, self.run.group_of(c), self.evaluator
-        header: wire.Header = {"has_global": evaluator.has_global}
-        header["uploaded"] = c in run.server.uploaded
-        header["visits"] = visits_of(run, c)  # that the site's state must have behind it
-        tensors: wire.Tensors = {}
+        # and how many visits the site's state must have behind it
+        message: wire.Message = {
+            "has_global": evaluator.has_global,
+            "uploaded": c in run.server.uploaded,
+            "visits": visits_of(run, c),
+        }
         model = evaluator.global_model(c) if with_models else None
         if model is not None:
-            header["global"], tensors["global"] = _places(model, group)
+            message["global"] = _places(model, group)
         elif with_models and run.relation.is_global:
-            header["shared"] = np.flatnonzero(group.down_mask).tolist()
-            tensors["shared"] = wire.columns(group.vectors[MODEL], group.layout, group.down_mask)
-        return header, tensors
+            message["shared"] = {
+                "sent": np.flatnonzero(group.down_mask).tolist(),
+                "model": wire.columns(group.vectors[MODEL], group.layout, group.down_mask),
+            }
+        return message
 
     def scores(self, t: int, results: Results) -> None:
         """Scores of models that exist only now, by one more message to each client of the round."""
@@ -211,51 +212,37 @@ class RemoteVisits:
         kind: str,
         clients: Sequence[int],
         results: Results,
-        read: Callable[[wire.Header], dict[str, Any]],
+        read: Callable[[wire.Message], dict[str, Any]],
     ) -> dict[int, dict[str, Any]]:
         """What `read` finds in the answers of those who have answered."""
         messages = {}
         for c in clients:
-            header, tensors = self.context(c, with_models=True)
-            messages[c] = self.exchange.pack(header | {"kind": kind, "round": t}, tensors, c)
+            message = self.context(c, with_models=True) | {"kind": kind, "round": t}
+            messages[c] = self.exchange.pack(message, c)
         answers, taken = self.exchange.ask(t, kind, messages, 1), {}
+        failures: list[BadClient] = []
         for c in clients:
-            try:
-                taken[c] = read(self.exchange.read(t, c, answers.get(c))[0])
-            except (BadClient, wire.Unreadable) as error:
-                failure = (
-                    error
-                    if isinstance(error, BadClient)
-                    else self.exchange.refused(t, c, "evaluation", error)
-                )
-                if not self.run.tolerant:
-                    raise failure from None
-                results.failures.append((failure, "not judged"))
+            with self.exchange.naming(t, c, "evaluation", failures):
+                taken[c] = read(self.exchange.read(t, c, answers.get(c)))
+        for failure in failures:
+            if not self.run.tolerant:
+                raise failure
+            results.failures.append((failure, "not judged"))
         return taken
 
 
-def _places(model: Tensor, group: Any) -> tuple[dict[str, list[int]], Tensor]:
-    """Of a server's model for a client: which blocks are sent, and which are the client's own, and
-    the former."""
+def _places(model: Tensor, group: ModelGroup) -> wire.Message:
+    """A server's model for a client: the blocks that are sent, and which are the client's own."""
     sent, own = group.down_mask.copy(), []
     for k, block in enumerate(group.layout.blocks):
         numbers = model[block.start : block.stop]
         if bool(numbers.isnan().all()) and block.size:
             own.append(k)
             sent[k] = False
-        elif not sent[k] and not torch.equal(numbers, group.initial[block.start : block.stop]):
+        elif not torch.equal(numbers, group.initial[block.start : block.stop]):
             sent[k] = True
-    return {"sent": np.flatnonzero(sent).tolist(), "own": own}, wire.columns(
-        model, group.layout, sent
-    )
-
-
-def _over(old: Tensor, upload: Payload, layout: Any) -> Tensor:
-    """What the server has received of a client so far, with this upload in it."""
-    new = old.clone()
-    return wire.fill(
-        new, layout, upload.sent, wire.columns(upload.vector, layout, upload.sent), "it"
-    )
+    columns = wire.columns(model, group.layout, sent)
+    return {"sent": np.flatnonzero(sent).tolist(), "own": own, "model": columns}
 
 
 # ---------------------------------------------------------------- putting it together

@@ -137,7 +137,7 @@ class ClientModule(LightningModule):
             BadInput: the method does not declare that it looks at them.
         """
         check(
-            f"{self.method}.features",
+            f"{self.method}.traits.features",
             False,
             self.looks,
             "it looks at module.features: set it to True",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
-from fl_lightning.core import ModelGroup, RunContext, Slot
+from fl_lightning.core import ModelGroup, RunContext, Slot, Traits
 from fl_lightning.core.client import client_memory
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
@@ -311,7 +311,7 @@ def test_a_better_round_that_was_not_saved_is_told(
 class Slots(Method):
     """More vectors than a model, one of them exchanged, and memory of its own on both sides."""
 
-    client_memory = True
+    traits = Traits(client_memory=True)
 
     def slots(self) -> dict[str, Slot]:
         return {"control": Slot("zeros", exchanged=True), "personal": Slot()}

@@ -29,8 +29,8 @@ def _told(**facts: Any) -> Callable[[Any], Any]:
 
     def site(one: Any) -> Any:
         def answer(message: bytes) -> bytes:
-            header, tensors = wire.unpack(one(message))
-            return wire.pack(header | (facts if header["kind"] == "hello" else {}), tensors)
+            told = wire.unpack(one(message))
+            return wire.pack(told | (facts if told["kind"] == "hello" else {}))
 
         return answer
 

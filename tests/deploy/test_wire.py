@@ -31,7 +31,7 @@ class Watched(LocalTransport):
 
     def push(self, address: int, message: bytes, ttl: float) -> str:
         name = super().push(address, message, ttl)
-        kind = wire.unpack(message)[0]["kind"]
+        kind = wire.unpack(message)["kind"]
         self.sent.append((kind, message))
         self.come.append((kind, self.waiting[-1][1]))
         site: Any = self.sites[address].__self__  # type: ignore[attr-defined]
@@ -143,11 +143,9 @@ def test_the_search_finds_what_is_sent(tmp_path: Path) -> None:
     with np.load(tmp_path / "data" / "site-1.npz") as content:
         x, y = content["x_train"][0].astype(np.float32), content["y_train"].astype(np.int64)
     leaks = (torch.from_numpy(x), torch.from_numpy(y))
-    assert all(any(run in wire.pack({}, {"leak": leak}) for run in runs) for leak in leaks)
+    assert all(any(run in wire.pack({"leak": leak}) for run in runs) for leak in leaks)
     model = kept[0].sites[1].__self__.fed.run.states[1].vectors["model"]
-    assert any(
-        run in wire.pack({}, {"leak": model}) for client, run in kept[0].personal if client == 1
-    )
+    assert any(run in wire.pack({"leak": model}) for client, run in kept[0].personal if client == 1)
 
 
 @pytest.mark.slow
@@ -156,15 +154,21 @@ def test_the_search_finds_vectors_that_are_not_exchanged(tmp_path: Path) -> None
     uploads."""
     kept: list[Any] = []
     rehearse(config_of("ditto"), tmp_path, watched(kept))
-    run = kept[0].sites[1].__self__.fed.run
-    [private] = [
-        run.states[1].vectors[name]
-        for name, slot in run.method.slots().items()
-        if not slot.exchanged
-    ]
-    assert any(
-        run in wire.pack({}, {"leak": private}) for client, run in secrets(kept[0]) if client == 1
-    )
+    private = kept[0].sites[1].__self__.fed.run.states[1].vectors["personal"]
+    leak = wire.pack({"leak": private})
+    assert any(run in leak for client, run in secrets(kept[0]) if client == 1)
+
+
+def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path: Path) -> None:
+    """Sites send noisy models; epsilon is counted at the centre."""
+    kept: list[Any] = []
+    flags = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
+    run = rehearse(config_of("fedper", *flags.split()), tmp_path, watched(kept))
+    sent = b"".join(answer for _, answer in kept[0].come)
+    assert kept[0].uploaded
+    assert not any(run in sent for _, run in kept[0].uploaded)
+    first, second = (row["privacy_epsilon"] for row in RunFolder(run).read("metrics"))
+    assert 0 < first < second
 
 
 @pytest.mark.sampled("scaffold", "fedper")

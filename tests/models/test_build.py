@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from fl_lightning.configuration.config import Component
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.common.mixture import Mixture
+from fl_lightning.methods.fedem import Mixture
 from fl_lightning.models import another, build, head_doubt, head_of
 
 # an importable module into which the tests put their users' classes

@@ -28,7 +28,6 @@ from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import ENTROPY, unrepeatable
 from fl_lightning.methods import Method
-from fl_lightning.methods.common.beside import downloads
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.privacy.mechanism import clipped, kinds_of
@@ -195,7 +194,7 @@ def test_a_method_declares_what_travels_beside_models(federation: Make, name: st
     names, method = Names(), quick(name)
     federation(method, net_of(name), [names], data_of(name), rounds=3).fit()
     assert names.up == method.beside().keys() - LATER.get(name, set())
-    assert names.down == bool(downloads(method))
+    assert names.down == bool(method.traits.receives_beside)
 
 
 # ---------------------------------------------------------------- epsilon of a run

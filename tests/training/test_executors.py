@@ -31,7 +31,7 @@ from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.phases import schedule_of
 from fl_lightning.engine.trainer import Trainer, choose_executors
 from fl_lightning.foundation.errors import BadClient, BadInput
-from fl_lightning.methods import Method
+from fl_lightning.methods import Method, Traits
 from fl_lightning.methods.fedalign import FedAlign
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.feddf import FedDF
@@ -804,7 +804,7 @@ def test_batches_larger_than_the_federations_are_left_to_the_loop(
 
     @dataclass(frozen=True)
     class Larger(FedAvg):
-        client_memory = True  # so that the clients' own models stay
+        traits = Traits(client_memory=True)  # so that the clients' own models stay
 
         def phases(self, client: Client, payload: Payload) -> list[Phase]:
             own = client.data.train
