@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 from measure import markdown
-from pandas import DataFrame, concat, read_csv
+from pandas import DataFrame, Series, concat, read_csv
 from scipy import stats
 
 from fl_lightning import __version__
 from fl_lightning.foundation.files import write_whole
-from fl_lightning.lab.report.tables import worst_tenth
-from fl_lightning.lab.study.cells import Cell, read
-from fl_lightning.lab.study.harm import share_harmed
-from fl_lightning.lab.study.statistics import holm
+from fl_lightning.lab.statistics import holm
+from fl_lightning.lab.study.compare import share_harmed
+from fl_lightning.lab.study.scores import read
+from fl_lightning.results.result import worst_tenth
 
 ROOT = Path(__file__).resolve().parents[1]
 ATLAS = ROOT / "atlas"
@@ -59,29 +59,20 @@ LARGEST = 20
 
 def cells_of(study: Path, kind: str) -> DataFrame:
     """Return a row for each finished run beside training alone of its setting and seed."""
-    cells, _ = read([study])
-    alone = {cell.unit: cell for cell in cells if cell.label == ALONE}
+    runs, _ = read([study])
+    runs["harmed"] = share_harmed(runs)
+    local = runs[runs.method == ALONE].set_index(["setting", "seed"]).scores
     return DataFrame(
-        [
-            row_of(
-                cell,
-                alone[cell.unit],
-                kind,
-            )
-            for cell in cells
-            if cell.unit in alone
-        ]
+        row_of(run, local.loc[run.setting, run.seed], kind)
+        for run in runs.itertuples()
+        if (run.setting, run.seed) in local.index
     )
 
 
-def row_of(
-    cell: Cell,
-    alone: Cell,
-    kind: str,
-) -> dict[str, Any]:
+def row_of(cell: Any, alone: Series, kind: str) -> dict[str, Any]:
     """Return a cell: accuracies and shares in 0..1, bytes of clients and server."""
-    scores = np.array(list(cell.scores.values()))
-    accuracy, baseline = scores.mean(), np.mean(list(alone.scores.values()))
+    scores = cell.scores.to_numpy()
+    accuracy, baseline = scores.mean(), alone.to_numpy().mean()
     mib = cell.run.spent("mib")
     golden = json.loads((ROOT / "tests/golden/golden.json").read_text(encoding="utf-8"))
     config = {key: cell.run.config[key] for key in ("method", "model", "federation", "optimizer")}
@@ -91,18 +82,18 @@ def row_of(
         "kind": kind,
         "strength": float(cell.setting.rpartition("=")[2]),
         "samples": np.mean([row["train_samples"] for row in cell.run.rows("split")]),
-        "method": cell.label,
+        "method": cell.method,
         "seed": cell.seed,
-        "judge": cell.judge,
+        "judge": cell.model,
         "accuracy": accuracy,
         "alone": baseline,
         "gain": accuracy - baseline,
-        "harmed": share_harmed(cell, alone),
+        "harmed": cell.harmed,
         "worst_tenth": worst_tenth(scores),
         "bytes": None if mib is None else round(mib * 2**20),
         "trials": TRIALS,
         "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:10],
-        "version": f"{__version__}+{golden['runs'][cell.method]['bits'][:6]}",
+        "version": f"{__version__}+{golden['runs'][cell.name]['bits'][:6]}",
     }
 
 

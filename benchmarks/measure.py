@@ -48,7 +48,7 @@ def interleaved(
     for turn in range(pairs):
         if turn and time.monotonic() > end:
             break
-        for name in sides if turn % 2 == 0 else reversed(sides):
+        for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
             gc.collect()
             start = clock()
             sides[name]()

@@ -267,18 +267,8 @@ class LearnedCube(Relation):
             R = exact(gram.centred, prior, rho, inputs.places)
         else:
             for k in range(self.settings.relation_steps):
-                step = (
-                    step
-                    if k == 0
-                    else gradient(
-                        R,
-                        gram,
-                        prior,
-                        self.settings.lam,
-                        beta,
-                        inputs.places,
-                    )
-                )
+                if k > 0:
+                    step = gradient(R, gram, prior, self.settings.lam, beta, inputs.places)
                 R = normalised(R - self.settings.eta_r * step, self.settings.projection)
         if not R.isfinite().all():
             raise RunFailed(
@@ -289,17 +279,8 @@ class LearnedCube(Relation):
             )
         self._write_back(cube, R, mass, receivers, sources)
         terms = (beta / 2 * (R - prior).square()).sum((0, 2))
-        self._terms |= dict(
-            zip(
-                inputs.receivers,
-                zip(
-                    terms.tolist(),
-                    squares.tolist(),
-                    strict=True,
-                ),
-                strict=True,
-            )
-        )
+        for client, term, square in zip(inputs.receivers, terms, squares, strict=True):
+            self._terms[client] = float(term), float(square)
         return R
 
     def _gram(self, inputs: RelationInputs) -> Gram:

@@ -23,25 +23,25 @@ LAYOUT = {
 TOKENS = {
     "benchmarks": 19_700,
     "callbacks": 37_000,
-    "configuration": 16_700,
+    "configuration": 16_600,
     "core": 17_300,
-    "data": 45_000,
+    "data": 45_100,
     "drawing": 2_700,
     "engine": 27_200,
     "exporting": 2_900,
-    "foundation": 13_900,
-    "lab": 101_200,
-    "methods": 47_400,
+    "foundation": 14_100,
+    "lab": 98_200,
+    "methods": 47_300,
     "models": 7_800,
     "privacy": 3_600,
-    "results": 16_000,
-    "sites": 18_200,
+    "results": 15_600,
+    "sites": 17_900,
     "storage": 3_300,
     "top": 9_300,
     "training": 25_000,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 414_000
+ALL = 410_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

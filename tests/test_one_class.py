@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from pandas import DataFrame
 
 from fl_lightning.cli import main
 from fl_lightning.engine.federation import Federation
@@ -132,11 +133,9 @@ def test_a_comparison_counts_runs_by_row() -> None:
         run = SimpleNamespace(
             judge="after", rows=lambda table: rows, called=str, setting=lambda key: None
         )
-        return SimpleNamespace(
-            **{"label": label, "metric": "accuracy", "judge": "after", "run": run, **more}
-        )
+        return {"method": label, "metric": "accuracy", "model": "after", "run": run, **more}
 
-    cells = [cell("local", 0.9), cell("local"), cell("ditto"), cell("other", 0.8, judge="global")]
-    [note] = _one_class(cells)
+    cells = [cell("local", 0.9), cell("local"), cell("ditto"), cell("other", 0.8, model="global")]
+    [note] = _one_class(DataFrame(cells))
     assert ": local (1 of 2 runs); accuracy does not show it" in note
-    assert _one_class([cell("local", 0.9, metric="auroc")]) == []
+    assert _one_class(DataFrame([cell("local", 0.9, metric="auroc")])) == []

@@ -28,7 +28,7 @@ class Entry:
     class_path: str
     summary: str
     family: str = ""
-    """The idea that a method belongs to (`Method.family`)."""
+    """The idea that a method belongs to (`Traits.family`)."""
 
 
 def table(kind: str) -> dict[str, Entry]:

@@ -26,7 +26,7 @@ from fl_lightning.configuration.ranges import (
     check_ranges,
 )
 from fl_lightning.foundation.errors import check as check
-from fl_lightning.foundation.metric import CLASS_SHARE
+from fl_lightning.foundation.metric import CLASS_SHARE, FurtherName, JudgeKind, ModelKind
 
 FLOAT32 = 1.7e38
 """Half of the largest number of 32 bits: a proximal term's slope is twice its coefficient."""
@@ -286,17 +286,14 @@ class EvaluationConfig:
     every: PositiveInt = 1
     """Rounds between evaluations of the cohort; the last round is always evaluated. 1: KAPC on
     MNIST."""
-    judge: Literal["auto", "before", "after", "global", "finetuned"] = "auto"
+    judge: JudgeKind = "auto"
     """Model whose accuracy is `mean_accuracy`: the client's before or after local training, the
     global one, or its fine-tuned copy; auto: the method's choice. The other models have columns of
     their own."""
-    models: list[Literal["before", "distilled", "after", "global", "finetuned"]] | None = None
+    models: list[ModelKind] | None = None
     """Models to evaluate; null: all that exist, except finetuned. The model of `judge` is always
     evaluated. distilled: after learning from the teacher, before local training."""
-    metrics: (
-        list[Literal["balanced_accuracy", "f1", "auroc", "calibration", "class_share_accuracy"]]
-        | None
-    ) = None
+    metrics: list[FurtherName] | None = None
     """Scores besides accuracy; null: none, since each costs time (docs/reference.md).
     `class_share_accuracy` needs `data.global_test`."""
     finetune_epochs: NonNegativeInt = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -115,8 +114,8 @@ def _drawn(
     shift = rng.integers(-SHIFTS, SHIFTS + 1, 2)
     image = Image.new("L", (SIDE, SIDE))
     middle = (SIDE / 2 + shift[0], SIDE / 2 + shift[1])
-    draw: Any = ImageDraw.Draw(image)
-    draw.text(middle, character, fill=255, font=font, anchor="mm")
+    drawing = ImageDraw.Draw(image)
+    drawing.text(middle, character, fill=255, font=font, anchor="mm")  # type: ignore[arg-type]
     turned = image.rotate(float(rng.uniform(-TURNS, TURNS)), Image.Resampling.BILINEAR)
     noisy = np.asarray(turned, np.float32) + rng.normal(0, NOISE, (SIDE, SIDE))
     return noisy.clip(0, 255).round().astype(np.uint8)

@@ -145,7 +145,7 @@ class RemoteVisits:
         more = (upload.sent & ~group.up_mask).any() or upload.further
         if more or not set(upload.vectors) <= slots:
             raise wire.Unreadable("it holds what the method does not upload")
-        parts = [run.method.traits, *self.transforms]
+        parts: list[Any] = [run.method.traits, *self.transforms]
         whole = np.array_equal(upload.sent, group.up_mask)
         if set(upload.vectors) != slots or not (
             whole or any(part.changes_upload for part in parts)

@@ -225,14 +225,11 @@ def check_memory(known: Mapping[str, Tensor], memory: Any) -> dict[str, Tensor]:
     Raises:
         Unreadable: a tensor is missing, or of another shape or type.
     """
-    kept = {}
+    kept: dict[str, Tensor] = {}
     for name, ours in known.items():
         tensor = memory.get(name) if isinstance(memory, dict) else None
-        same = isinstance(tensor, Tensor) and (tensor.shape, tensor.dtype) == (
-            ours.shape,
-            ours.dtype,
-        )
-        if not same:
+        form = ours.shape, ours.dtype
+        if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != form:
             raise Unreadable(f"its {name} is missing, or of another shape or type")
         kept[name] = tensor
     return kept
@@ -258,8 +255,8 @@ def check_beside(
             usual[len(shape), shape[first:], dtype] += count
         form = tensor.ndim, tuple(tensor.shape[first:]), tensor.dtype
         if form != usual.most_common(1)[0][0]:
-            shape = f"{tuple(tensor.shape)} of {tensor.dtype}"
-            raise Unreadable(f"its {name} has shape {shape}, and other sites' another")
+            words = f"{tuple(tensor.shape)} of {tensor.dtype}"
+            raise Unreadable(f"its {name} has shape {words}, and other sites' another")
     rows = [(tensor, entry) for tensor, entry in there.values() if entry.values in BY_CLASS]
     for known in [tensor.tolist() for tensor, entry in rows if entry.values == "classes"][:1]:
         if not set(known) <= set(range(classes)) or len(set(known)) < len(known):

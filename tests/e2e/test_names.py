@@ -17,9 +17,10 @@ from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
 from fl_lightning.drawing.heatmap import heatmap
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.lab.report import load, render
 from fl_lightning.lab.report.clients import split_table, splits
 from fl_lightning.lab.report.clients import table as client_table
+from fl_lightning.lab.report.page import render
+from fl_lightning.results.runs import load
 
 SITES = ("Chur, old town", "Aarau", "Bülach")
 FLAGS = (
