@@ -47,12 +47,8 @@ class NotHere(RunFailed):
 
 
 class Unfit(BadInput):
-    """A site's data do not fit the federation. The centre learns `sentence`, which holds none of
-    them."""
-
-    def __init__(self, key: str, value: object, allowed: str, sentence: str) -> None:
-        super().__init__(key, value, allowed)
-        self.sentence = sentence
+    """A site's data do not fit the federation. The centre learns what is wrong (`allowed`), which
+    holds none of them."""
 
 
 class Withheld(dict[str, Tensor]):
@@ -222,42 +218,34 @@ def at_site(facts: Facts, config: Config, client: int, file: Path) -> OwnData:
     Raises:
         Unfit: they cannot be read, or do not fit the federation.
     """
-    unfit = partial(Unfit, "data", str(file))
+
+    def fits(holds: bool, wrong: str) -> None:
+        if not holds:
+            raise Unfit("data", str(file), wrong)
+
     try:
         parts, public = _read(facts, config.data, file)
     except (BadInput, ValueError) as error:
-        line = getattr(error, "allowed", str(error))
-        raise unfit(line, "its data cannot be read") from None
-    if not parts:
-        raise unfit("it holds no x_train", "its data cannot be read")
+        raise Unfit("data", str(file), "its data cannot be read") from error
+    fits(bool(parts), "its data cannot be read")
+    classes = len(facts.class_names) if facts.task == "classification" else math.inf
     for name, (x, y) in parts.items():
-        if list(x.shape[1:]) != facts.input_shape:
-            shapes = f"{x.shape[1:]}, the federation's are {tuple(facts.input_shape)}"
-            raise unfit(
-                f"x_{name} has samples of shape {shapes}",
-                "its samples have another shape than the federation's",
-            )
-        if facts.task == "classification" and y.max(initial=0) >= len(facts.class_names):
-            raise unfit(
-                f"y_{name} has classes beyond the {len(facts.class_names)} of the federation",
-                "its data have classes that the federation does not know",
-            )
-        if not len(y) and name != "validation":
-            raise unfit(f"it holds no x_{name}", f"it has no samples for {name}")
-    if public is None and facts.public:
-        raise unfit("the method wants x_public in it, too", "it has no public samples")
+        same = list(x.shape[1:]) == facts.input_shape
+        fits(same, "its samples have another shape than the federation's")
+        known = y.max(initial=0) < classes
+        fits(known, "its data have classes that the federation does not know")
+        fits(bool(len(y)) or name == "validation", f"it has no samples for {name}")
+    fits(public is not None or not facts.public, "it has no public samples")
     reading = facts.reading(config.data)
-    fits = reading.preprocessing
-    if fits is not None:
+    steps = reading.preprocessing
+    if steps is not None:
         try:
             if facts.fills is None:
-                fits.fit(client, "this site", parts["train"][0])
-            parts = {
-                name: (fits.transformed(client, "this site", x), y)
-                for name, (x, y) in parts.items()
-            }
+                steps.fit(client, "this site", parts["train"][0])
+            for name, (x, y) in parts.items():
+                parts[name] = steps.transformed(client, "this site", x), y
         except (BadInput, ValueError) as error:
-            raise unfit(str(error), "its data cannot be imputed or scaled") from None
+            raise Unfit("data", str(file), "its data cannot be imputed or scaled") from error
     data = _data(facts, config, reading, parts, {client}, public)
     sizes = {part: {client: len(parts[part][1])} for part in PARTS}
     return _known(data, sizes, config.clients)

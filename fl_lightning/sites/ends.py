@@ -1,4 +1,4 @@
-"""The two ends of a deployment: what Flower's ServerApp and ClientApps call."""
+"""The two ends of a deployment: the centre's run, and a site's answer to a message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from fl_lightning.configuration.config import Config, Start, check
 from fl_lightning.configuration.files import read_config
 from fl_lightning.configuration.resolve import resolve
 from fl_lightning.foundation.errors import Damaged
-from fl_lightning.foundation.exits import guarded
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.results import opening as runs
 from fl_lightning.results.opening import CENTER, SITE
@@ -31,20 +30,6 @@ _ABOUT = {"client": int, "fingerprint": str, "data": str}
 """Keys of `site.json` and their types."""
 
 
-def server_app(app: Path) -> Any:
-    """Flower's ServerApp of the app in the folder `app`."""
-    from fl_lightning.sites import flower
-
-    return flower.server_app(partial(_center, app))
-
-
-def client_app(app: Path) -> Any:
-    """Flower's ClientApp of the app in the folder `app`."""
-    from fl_lightning.sites import flower
-
-    return flower.client_app(partial(answer, app))
-
-
 def config_of(app: Path) -> Config:
     """The configuration of an app, or of a folder that one has made."""
     source = app / "source"
@@ -56,13 +41,7 @@ def config_of(app: Path) -> Config:
 # ---------------------------------------------------------------- the centre
 
 
-def _center(app: Path, settings: Mapping[str, Any], transport: Callable[[str], Transport]) -> None:
-    """Run the federation; errors are one line in the stream."""
-    if code := guarded(lambda: center(app, settings, transport)):
-        raise RuntimeError(f"the run has ended with exit code {code}")
-
-
-def center(app: Path, settings: Mapping[str, Any], transport: Callable[[str], Transport]) -> None:
+def center(app: Path, settings: Mapping[str, Any], transport: Transport) -> None:
     """Begin the run of `app`, or go on with it. `settings`: those of `flwr run`."""
 
     config = config_of(app)
@@ -76,7 +55,7 @@ def center(app: Path, settings: Mapping[str, Any], transport: Callable[[str], Tr
     public = Path(str(settings["public"])) if settings.get("public") else None
     limits = {key: float(settings[key]) for key in ("gather", "visit", "again") if key in settings}
     with runs.opened(start, name, config) as folder:
-        exchange = Exchange(transport(name), run_id(folder, mark), mark, Limits(**limits))
+        exchange = Exchange(transport, run_id(folder, mark), mark, Limits(**limits))
         put_together = partial(federation_of, exchange, Facts.read(app / "facts.json"), public)
         launch(config, fit_on_rank, folder, start.resume, put_together)
         count(folder, exchange.bytes_sent, exchange.bytes_received)
@@ -145,8 +124,8 @@ def _with_site(
     about = {"client": client, "fingerprint": mark, "data": data}
     known = _kept(folder / SITE, _ABOUT) if (folder / SITE).is_file() else {}
     if known and (known["client"], known["fingerprint"]) != (client, mark):
-        sentence = "its folder holds the state of another client, or of another configuration"
-        raise Unfit("folder", str(folder), sentence, sentence)
+        wrong = "its folder holds the state of another client, or of another configuration"
+        raise Unfit("folder", str(folder), wrong)
     if known != about:
         texts = ["config.yaml", "facts.json"]
         texts += [path.relative_to(app).as_posix() for path in (app / "source").rglob("*.py")]

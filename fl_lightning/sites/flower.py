@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fl_lightning.sites.exchange import Come, Transport
+from fl_lightning.foundation.exits import guarded
+from fl_lightning.sites import ends
+from fl_lightning.sites.exchange import Come
 
 PAUSE = 0.2
 """Seconds between two looks for answers: a SuperNode looks for messages every 3 seconds."""
@@ -25,30 +27,29 @@ SLACK = 2**28
 """Bytes for other work of the process while it takes in an answer: threads, connections (ours)."""
 
 
-def server_app(
-    center: Callable[[Mapping[str, Any], Callable[[str], Transport]], None],
-) -> ServerApp:
-    """A ServerApp. `center` runs the federation; it gets the run's configuration, and a function
-    from a run's name to its transport."""
+def server_app(app: Path) -> ServerApp:
+    """The ServerApp of the app in the folder `app`; errors are one line in the stream."""
     server = ServerApp()
 
     @server.main()
     def run(grid: Grid, context: Context) -> None:
-        center(context.run_config, lambda name: GridTransport(grid, name))
+        settings = context.run_config
+        transport = GridTransport(grid, str(settings["name"]))
+        if code := guarded(lambda: ends.center(app, settings, transport)):
+            raise RuntimeError(f"the run has ended with exit code {code}")
 
     return server
 
 
-def client_app(site: Callable[[str, Mapping[str, Any], bytes], bytes]) -> ClientApp:
-    """A ClientApp. `site` answers a message; it gets the run's name, the node's configuration and
-    the message."""
+def client_app(app: Path) -> ClientApp:
+    """The ClientApp of the app in the folder `app`."""
     client = ClientApp()
 
     @client.train()
     def answer(message: Message, context: Context) -> Message:
         node = node_of(context.node_config, context.run_config)
-        name = str(message.content["about"]["run"])
-        return Message(records(site(name, node, body_of(message))), reply_to=message)
+        run = str(message.content["about"]["run"])
+        return Message(records(ends.answer(app, run, node, body_of(message))), reply_to=message)
 
     return client
 
@@ -81,6 +82,7 @@ class GridTransport:
     def __init__(self, grid: Grid, run: str) -> None:
         self.grid, self.run = grid, run
         self.waiting: list[str] = []
+        self.unsent: list[str] = []
 
     def addresses(self) -> list[int]:
         """Ids of the connected nodes."""
@@ -91,13 +93,19 @@ class GridTransport:
         content = records(message)
         content["about"] = ConfigRecord({"run": self.run})
         sent = Message(content, dst_node_id=address, message_type="train", ttl=ttl)
-        names = list(self.grid.push_messages([sent]))
-        self.waiting += names
-        return names[0] if names else ""
+        try:
+            [name] = self.grid.push_messages([sent])
+        except Exception:  # a busy SuperLink has given up an object of it
+            name = f"unsent {time.monotonic_ns()}"
+            self.unsent.append(name)
+        else:
+            self.waiting.append(name)
+        return name
 
     def pull(self, most: int) -> list[tuple[str, Come]]:
         """Answers that have come, until they have more than `most` bytes together."""
-        answers: list[tuple[str, Come]] = []
+        answers: list[tuple[str, Come]] = [(name, None) for name in self.unsent]
+        self.unsent = []
         taken = 0
         for name in list(self.waiting):
             if taken > most:
@@ -116,6 +124,8 @@ class GridTransport:
                 replies = list(self.grid.pull_messages([name]))
         except MemoryError:
             return [-1]
+        except Exception:  # it may come at the next look
+            return []
         if not replies or replies[0].has_error():
             return [None for _ in replies]
         try:

@@ -383,7 +383,7 @@ def answered(
     try:
         return with_site(lambda site: site.answer(content))
     except Unfit as error:
-        why = error.sentence
+        why = error.allowed
     except Exception:
         why = FAILED
     keep_traceback(folder)

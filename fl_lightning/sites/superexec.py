@@ -16,9 +16,6 @@ from flwr.supercore.superexec.executor import subprocess_executor
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.supernode.cli import flwr_clientapp
 
-LOADED = ("fl_lightning.sites.ends", "fl_lightning.sites.flower")
-"""Modules that a ClientApp needs."""
-
 
 def launch(executor: object, spec: ExecutionSpec) -> LaunchResult:
     """Run a ClientApp in a fork of this process."""
@@ -42,8 +39,8 @@ def reconcile(executor: object) -> None:
 
 
 if __name__ == "__main__":
-    for name in LOADED:
-        import_module(name)
+    # what a ClientApp needs
+    import_module("fl_lightning.sites.flower")
     executor_class: Any = subprocess_executor.SubprocessExecutor
     executor_class.launch = launch
     executor_class.reconcile = reconcile

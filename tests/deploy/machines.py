@@ -174,24 +174,10 @@ class Machines:
 
     def superlink(self) -> None:
         """Start it, or start it again."""
-        keys = [
-            "--ssl-ca-certfile",
-            "ca.crt",
-            "--ssl-certfile",
-            "server.crt",
-            "--ssl-keyfile",
-            "server.key",
-        ]
-        words = [
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            "--database",
-            "state.db",
-            "--enable-supernode-auth",
-        ]
-        started = self.start("superlink", "Uvicorn running on", "flower-superlink", *words, *keys)
+        words = f"--host 127.0.0.1 --port {self.port} --database state.db --enable-supernode-auth"
+        keys = "--ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key"
+        words = f"{words} {keys}".split()
+        started = self.start("superlink", "Uvicorn running on", "flower-superlink", *words)
         assert started, (self.folder / "superlink.log").read_text()[-2000:]
 
     def node(self, client: int) -> None:
@@ -235,4 +221,5 @@ class Machines:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, deadline - time.monotonic()))
             process.kill()
+            process.wait()
         kill_all(self.folder / "home")

@@ -91,7 +91,7 @@ def test_a_centre_does_not_go_on_with_another_configuration(
     assert main(["deploy", *changed, "--out", "app"]) == 0
     before = {file: file.read_bytes() for file in Path("runs/app").rglob("*") if file.is_file()}
     with pytest.raises(BadInput, match=r"^optimizer.lr: 0.123 is not allowed; the run began with"):
-        ends.center(Path("app") / PACKAGE, {"out": "runs", "name": "app"}, LocalTransport)
+        ends.center(Path("app") / PACKAGE, {"out": "runs", "name": "app"}, LocalTransport([]))
     assert {
         file: file.read_bytes() for file in Path("runs/app").rglob("*") if file.is_file()
     } == before
