@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fl_lightning.engine.predictor import Predictor
     from fl_lightning.lab.audit.auditing import Audit
     from fl_lightning.lab.handing_over import Exported
-    from fl_lightning.lab.planning.rehearsal import Plan
+    from fl_lightning.lab.planning.plan import Plan
     from fl_lightning.lab.study.comparison import Comparison
     from fl_lightning.lab.study.launch import Runs
     from fl_lightning.sites.deploy import Deployed

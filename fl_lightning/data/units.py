@@ -83,12 +83,15 @@ def copies(rows: np.ndarray) -> np.ndarray:
     deviation = rows.std(0, where=~is_empty) if len(rows) else np.zeros(rows.shape[1])
     steps = np.where(deviation > 0, GRID * deviation, 1)
     cells = np.where(is_empty, EMPTY, np.round(rows / steps)).astype(np.int64)
+    _, first, group, equal = np.unique(
+        cells, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
+    group = group.ravel()
     expected = np.full(len(rows), float(len(rows)))
     for column in cells.T:
         _, place, counts = np.unique(column, return_inverse=True, return_counts=True)
-        expected *= counts[place] / len(rows)
-    _, first, group = np.unique(cells, axis=0, return_index=True, return_inverse=True)
-    return np.where(expected < CHANCE, first[group.ravel()], np.arange(len(rows)))
+        expected *= (counts[place] - equal[group] + 1) / len(rows)  # without the row's copies
+    return np.where(expected < CHANCE, first[group], np.arange(len(rows)))
 
 
 def identifier(columns: dict[str, list[str]], groups: np.ndarray) -> str | None:

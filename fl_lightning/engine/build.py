@@ -97,7 +97,26 @@ def federation(
             )
             raise BadInput("data.min_samples", config.data.min_samples, allowed)
         groups.append(group)
-    run = run_of(fabric, config, data, method, callbacks, groups, folder, most_batches)
+    relation, processes = method.relation(), Group(fabric)
+    policy = StoragePolicy.of(method, relation, callbacks, config, [g.down_mask for g in groups])
+    run = RunContext(
+        config=config,
+        method=method,
+        relation=relation,
+        data=data,
+        folder=folder,
+        processes=processes,
+        device=fabric.device,
+        dtype=groups[0].initial.dtype,
+        groups=groups,
+        layer_names=layer_axis(groups),
+        store=VectorStore(config.fabric.bank, folder, fabric.device),
+        policy=policy,
+        home=assign_homes(data.train_sizes, processes.size),
+        judge=method.traits.judge if config.evaluation.judge == "auto" else config.evaluation.judge,
+        callbacks=list(callbacks),
+        most_batches=SMOKE_BATCHES if config.smoke else most_batches,
+    )
     if len(groups) > 1 and not (run.relation.several and method.traits.several):
         allowed = f"one architecture: {run.method_name} mixes the models of all clients"
         raise BadInput("model", [g.name for g in groups], allowed)
@@ -140,39 +159,6 @@ def _check_same_start(run: RunContext) -> None:
             f"file"
         )
         check("model", group.name, not odd, allowed)
-
-
-def run_of(
-    fabric: Fabric,
-    config: Config,
-    data: FederatedData,
-    method: Method,
-    callbacks: Sequence[Callback],
-    groups: list[ModelGroup],
-    folder: Path,
-    most_batches: int | None = None,
-) -> RunContext:
-    """What the rounds of `groups` work on, before the first."""
-    relation, processes = method.relation(), Group(fabric)
-    policy = StoragePolicy.of(method, relation, callbacks, config, [g.down_mask for g in groups])
-    return RunContext(
-        config=config,
-        method=method,
-        relation=relation,
-        data=data,
-        folder=folder,
-        processes=processes,
-        device=fabric.device,
-        dtype=groups[0].initial.dtype,
-        groups=groups,
-        layer_names=layer_axis(groups),
-        store=VectorStore(config.fabric.bank, folder, fabric.device),
-        policy=policy,
-        home=assign_homes(data.train_sizes, processes.size),
-        judge=method.traits.judge if config.evaluation.judge == "auto" else config.evaluation.judge,
-        callbacks=list(callbacks),
-        most_batches=SMOKE_BATCHES if config.smoke else most_batches,
-    )
 
 
 def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:

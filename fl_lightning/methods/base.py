@@ -61,7 +61,7 @@ class Method:
     """
 
     traits: ClassVar[Traits] = Traits()
-    """What it declares; a variant of another method `replace`s some of that one's."""
+    """What it declares; a variant of another method changes some of that one's by `replace`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

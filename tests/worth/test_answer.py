@@ -9,6 +9,7 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import fl_lightning
 from fl_lightning.cli import main
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.worth import page, words
-from fl_lightning.lab.worth.measure import as_json, measure
+from fl_lightning.lab.worth.measure import as_json, contributions, measure
 from fl_lightning.lab.worth.silos import Measured, Silo
 from fl_lightning.lab.worth.statistics import Samples, Scores
 
@@ -115,7 +116,10 @@ def test_a_gain_needs_every_kind_alone_to_be_below(monkeypatch: pytest.MonkeyPat
     silos = [answer.silo for answer in measured.answers]
     for silo in silos:
         silo.rows["own linear"] = silo.rows["ditto"]
-    worse = lambda silo, metric, parts: (parts["local"], "local")  # noqa: E731
+
+    def worse(silos: list[Silo], metric: Any) -> list[Any]:
+        return [(contributions(silo, metric)["local"], "local") for silo in silos]
+
     monkeypatch.setattr("fl_lightning.lab.worth.measure.best_alone", worse)
     answer = measure(silos, "accuracy", None, 4).answers[0]
     assert answer.low > 0 and answer.verdict == "cannot tell yet"

@@ -288,9 +288,9 @@ def of_curve(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, Any
         folder = folder_of(LOCAL[0] if share == 1 else LOCAL[-1])
         judged = [silo for silo in read(place, labels, 1, facts) if not words.why_not(silo, metric)]
         estimates = []
-        for silo in judged:
-            parts = contributions(silo, metric)
-            alone, federated = best_alone(silo, metric, parts)[0], parts[measured.method]
+        both = zip(judged, best_alone(judged, metric) if judged else [], strict=True)
+        for silo, (alone, _) in both:
+            federated = contributions(silo, metric)[measured.method]
             estimates.append(numbers.estimate(metric, alone, federated, silo.samples))
         known = [one for one in estimates if one is not None]
         if known:

@@ -38,10 +38,10 @@ def measure(silos: Sequence[Silo], metric: Name, margin: float | None, cycles: i
     voters = voters if any(voters) else [True] * len(silos)
     picks, best = numbers.chosen(tables[:, voters], sizes[voters])
     answers = []
-    for silo in silos:
+    for silo, alone in zip(silos, best_alone(silos, metric), strict=True):
         parts = contributions(silo, metric)
         ours = _composed(parts, methods, picks, silo)
-        answers.append(_answer(silo, metric, parts, ours, margin))
+        answers.append(_answer(silo, metric, parts, alone, ours, margin))
     mean = float(np.nanmean([answer.margin for answer in answers]))
     counts = {label: int((picks == m).sum()) for m, label in enumerate(methods)}
     measured = Measured(answers, metric, mean, methods[best], counts, cycles)
@@ -59,12 +59,24 @@ def contributions(silo: Silo, metric: Name) -> Parts:
     }
 
 
-def best_alone(silo: Silo, metric: Name, parts: Parts) -> tuple[np.ndarray, str]:
-    """The contributions (C, n) of what the silo's other folds choose of `ALONE`, and the best over
-    all folds."""
-    own = [label for label in silo.rows if label in ALONE]
-    picks, best = numbers.chosen(*_by_fold([silo], metric, own))
-    return _composed(parts, own, picks, silo), own[best]
+def best_alone(silos: Sequence[Silo], metric: Name) -> list[tuple[np.ndarray, str]]:
+    """Of each silo the contributions (C, n) of what its other folds choose of `ALONE`, and the best
+    over all folds.
+
+    A silo's own scores and the mean over silos count alike: by a silo of 60 samples alone the
+    choice owes too much to chance, by all silos alone it would be one for large and small ones.
+    """
+    own = [label for label in silos[0].rows if label in ALONE]
+    tables, sizes = _by_fold(silos, metric, own)
+    there = ~np.isnan(tables)
+    sums = np.where(there, tables, 0.0).sum(1, keepdims=True)
+    common = sums / np.maximum(there.sum(1, keepdims=True), 1)
+    answers = []
+    for c, silo in enumerate(silos):
+        picks, best = numbers.chosen(tables[:, [c]] + common, sizes[[c]])
+        composed = _composed(contributions(silo, metric), own, picks, silo)
+        answers.append((composed, own[best]))
+    return answers
 
 
 def _by_fold(
@@ -98,11 +110,11 @@ def _answer(
     silo: Silo,
     metric: Name,
     parts: Parts,
+    alone: tuple[np.ndarray, str],
     federated: np.ndarray,
     margin: float | None,
 ) -> Answer:
-    samples, reason = silo.samples, words.why_not(silo, metric)
-    own, kind = best_alone(silo, metric, parts)
+    samples, reason, (own, kind) = silo.samples, words.why_not(silo, metric), alone
     estimate = numbers.estimate(metric, own, federated, samples) if len(samples) else None
     low, high = _ends(estimate, metric)
     score = numbers.value(metric, own) if len(samples) else math.nan
