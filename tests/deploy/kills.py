@@ -44,6 +44,7 @@ from .processes import NAME, Killer, Processes, lost_rounds, nodes_of, other_mod
 CLIENTS = 2
 PARTS = {"sites": ("site",), "flower": ("site", "node", "superlink")}
 """What is killed: processes that answer a message, SuperNodes, and the SuperLink."""
+MOST_BEGINS = 10
 FLAGS = f"""
 --config kapc_exact_digits --loggers null --callbacks null --fabric.accelerator cpu --fabric.threads 1
 --model mlp --model.hidden [16] --data.fraction 0.3 --data.validation 0.2 --federation.clients {CLIENTS}
@@ -99,6 +100,8 @@ class Campaign:
     draws: random.Random
     done: Done = field(default_factory=Done)
     flwr: subprocess.Popen[bytes] = field(init=False)
+    begun: int = 0
+    """How often `flwr run` was called: a busy SuperLink may refuse it."""
 
     def strike_all(self, counts: Mapping[str, int]) -> None:
         """Kill `counts` of each part, one in a round, in a random order; then wait for the end of
@@ -126,14 +129,17 @@ class Campaign:
         return max(0, table.read_text().count("\n") - 1) if table.is_file() else 0
 
     def _begin(self) -> None:
+        self.begun += 1
         with (self.machines.folder / "flwr.log").open("ab") as log:
             self.flwr = self.machines.command(log, "flwr", *self.machines.run())
 
     def _until(self, rounds: int) -> None:
         deadline = time.monotonic() + PATIENCE
         while self._rounds() < rounds:
-            assert self.flwr.poll() is None, "flwr run has ended before its time"
             assert time.monotonic() < deadline, f"round {rounds} did not end"
+            if self.flwr.poll() is not None:
+                assert self.begun < MOST_BEGINS, "flwr run has ended before its time"
+                self._begin()
             time.sleep(0.05)
 
     def _strike(self, part: str) -> float:
