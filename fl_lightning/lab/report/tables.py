@@ -52,9 +52,22 @@ def overview(runs: list[RunResult]) -> Table:
     }
     if any("privacy_epsilon" in run.summary for run in runs):
         facts["privacy"] = privacy
+    if any("client_groups" in run.summary for run in runs):
+        facts["grouped"] = grouped
     return Table(
         ["", *_names(runs)], [[name, *(fact(run) for run in runs)] for name, fact in facts.items()]
     )
+
+
+def grouped(run: RunResult) -> str:
+    """The layers that are mixed within groups, and who is in each."""
+    if "client_groups" not in run.summary:
+        return NONE
+    groups = [
+        ", ".join(run.client_names.get(client, str(client)) for client in group)
+        for group in run.summary["client_groups"]
+    ]
+    return f"in {', '.join(run.summary['grouped_layers'])}: {' | '.join(groups)}"
 
 
 def privacy(run: RunResult) -> str:
