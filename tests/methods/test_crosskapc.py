@@ -32,10 +32,12 @@ from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.core import Payload, RelationInputs, Server
 from fl_lightning.data import prepare
+from fl_lightning.lab.report.tables import overview
 from fl_lightning.methods.common.halves import shrunk
 from fl_lightning.methods.crosskapc import CrossKAPC
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.result import RunResult
 
 N = 6
 GROUPS = [0, 1, 0, 1, 0, 1]
@@ -419,7 +421,11 @@ def test_resumed_in_the_trial(fit: Callable[..., Path], monkeypatch: pytest.Monk
     assert main(["fit", "--name", "cut", "--resume"]) == 0
     cut = RunFolder(whole.path.parent / "cut")
     assert cut.read("final") == whole.read("final")
-    assert cut.read_summary()["client_groups"] == whole.read_summary()["client_groups"]
+    summary = cut.read_summary()
+    assert summary["client_groups"] == whole.read_summary()["client_groups"]
+    facts = dict(overview([RunResult(cut.path, "cut")]).rows)
+    groups = " | ".join(", ".join(map(str, group)) for group in summary["client_groups"])
+    assert facts["grouped"] == f"in {summary['grouped_layers'][0]}: {groups}"
 
 
 def test_a_run_that_goes_on_for_longer_looks_for_groups_then(

@@ -63,10 +63,7 @@ def grouped(run: RunResult) -> str:
     """The layers that are mixed within groups, and who is in each."""
     if "client_groups" not in run.summary:
         return NONE
-    groups = [
-        ", ".join(run.client_names.get(client, str(client)) for client in group)
-        for group in run.summary["client_groups"]
-    ]
+    groups = [", ".join(map(run.called, group)) for group in run.summary["client_groups"]]
     return f"in {', '.join(run.summary['grouped_layers'])}: {' | '.join(groups)}"
 
 
