@@ -622,7 +622,7 @@ def worth(
     Args:
         config: as for `fit`.
         out: DIR: folder for runs and results; an existing one is continued.
-        methods: Methods besides FedAvg, separated by commas (default: fedper,ditto,selfkapc,fedcac,
+        methods: Methods besides FedAvg, separated by commas (default: fedper,ditto,crosskapc,fedcac,
             partialpooling and the config's). Each is scored after 1, 3 and 10 times the rounds.
         repeats: Trainings of each method, rounded up to a multiple of 5, the number of folds
             (default: 10).
