@@ -356,7 +356,6 @@ def test_groups_are_found_by_part_of_the_clients(federation: Make) -> None:
         fed.round(t, [c for c in range(N) if c != absent])
     near = fed.run.server.memory["cross.near"]
     assert components(near) == [[0, 2, 4], [1, 3, 5]]
-    assert fed.run.method.summary(fed.run)["grouped_layers"]
 
 
 # ---------------------------------------------------------------- the command
@@ -423,7 +422,7 @@ def test_resumed_in_the_trial(fit: Callable[..., Path], monkeypatch: pytest.Monk
     assert cut.read("final") == whole.read("final")
     summary = cut.read_summary()
     assert summary["client_groups"] == whole.read_summary()["client_groups"]
-    facts = dict(overview([RunResult(cut.path, "cut")]).rows)
+    facts = overview([RunResult(cut.path, "cut")])["cut"]
     groups = " | ".join(", ".join(map(str, group)) for group in summary["client_groups"])
     assert facts["grouped"] == f"in {summary['grouped_layers'][0]}: {groups}"
 
