@@ -513,7 +513,7 @@ def tune(
 
     Returns:
         `tuned.csv`: a row for each method, with its choice and its trials' scores on validation
-        data.
+        data; empty while trials are at work in other processes.
 
     Raises:
         BadInput: as `study`.
@@ -526,7 +526,8 @@ def tune(
     _of_a_study(tuning.tune, definition, out, data, model, config, search, options)
     import pandas as pd
 
-    return pd.read_csv(Path(out) / "tuned.csv")
+    table = Path(out) / "tuned.csv"
+    return pd.read_csv(table) if table.is_file() else pd.DataFrame()
 
 
 @checked

@@ -44,6 +44,7 @@ FEW: dict[str, dict[str, int]] = {
 METHODS = [
     instantiate("method", Component(e.class_path, FEW.get(name, {})))
     for name, e in catalogue.table("methods").items()
+    if name != "partialpooling"  # it takes no images
 ]
 PUBLIC = {"data": {"public": "held_back"}}
 """Data for any method: some distil on public ones."""

@@ -229,9 +229,12 @@ def test_more_samples_hold_the_fewer_ones_and_nobody_has_more_than_it_has() -> N
 
 
 @pytest.mark.sampled("[kapc]", "[ktpfl]")
-@pytest.mark.parametrize("name", catalogue.table("methods"))
+@pytest.mark.parametrize(
+    "name", [name for name in catalogue.table("methods") if name != "partialpooling"]
+)
 def test_every_method_gives_unseen_clients_a_model(federation: Make, name: str) -> None:
-    """Rows for all; the run keeps what it had; once more gives the same."""
+    """Rows for all; the run keeps what it had; once more gives the same. `partialpooling` takes no
+    images."""
     method = instantiate(
         "method", Component(catalogue.table("methods")[name].class_path, SMALL.get(name, {}))
     )
@@ -403,6 +406,8 @@ def test_a_personal_part_is_trained_under_the_shared_one(
             v[block.start : block.stop] for v in (joined.vector, group.vectors["model"])
         )
         trained = block.head or isinstance(method, FedBABU)
+        if net == "norm" and block.name == "conv.bias":
+            continue  # the normalisation behind it takes a constant out: its gradient is 0
         assert torch.equal(ours, theirs) == (not trained), block.name
 
 

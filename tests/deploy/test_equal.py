@@ -27,7 +27,7 @@ REFUSED = {
     "fedora": ("Propagation.init_server", "run.data.client(0)"),
     "fedproto": ("FedProto.outputs", "run.server.memory['means.known']"),
     "fedtgp": ("FedTGP.outputs", "run.server.memory['means.known']"),
-    "pfedfda": ("PFedFDA.personal", "run.server.memory['gaussian.means']"),
+    "pfedfda": ("PFedFDA.adapted", "run.server.memory['gaussian.means']"),
 }
 """Methods, the hook, and what it reads that does not travel."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"

@@ -56,7 +56,10 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]
         ("fedper", "--data.impute mean --data.scale standard"),
         ("ditto", "--data.impute mean --data.scale minmax --data.fitted own"),
         ("ditto", "--data.impute most_frequent"),
-        ("fedmd", "--data.impute median --data.scale maxabs --data.public held_back"),
+        (
+            "fedmd",
+            "--method.samples 16 --data.impute median --data.scale maxabs --data.public held_back",
+        ),
     ],
     ids=["robust", "standard", "own", "impute", "public"],
 )

@@ -188,9 +188,9 @@ def seen(name: str, golden: ModuleType, **changed: Any) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "partialpooling"])
 def test_a_millionth_more_of_the_learning_rate_is_seen(name: str, golden: ModuleType) -> None:
-    """That nothing is seen without it, `test_the_numbers_are_those_that_are_kept` holds."""
+    """`partialpooling` takes no such steps. That nothing is seen without it, `test_the_numbers_are_those_that_are_kept` holds."""
     assert seen(name, golden, optimizer={"lr": 0.05 * SLIGHTLY})
 
 

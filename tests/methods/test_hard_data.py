@@ -39,7 +39,7 @@ def hard() -> FederatedData:
 
 
 @pytest.mark.sampled("fedhkd", "kapc")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "partialpooling"])
 def test_it_runs_to_the_end(federation: Make, hard: FederatedData, name: str) -> None:
     fed = federation(method_of(name), "residual", data=hard, clients=5, batch_size=8, rounds=3)
     fed.prepare()

@@ -181,7 +181,7 @@ def test_an_audit_says_what_canaries_refute(
     )
     assert main(["audit", "runs/x", "--out", "a"]) == 1
     assert "claims a smaller epsilon than its canaries allow" in capsys.readouterr().err
-    assert "class=false" in (tmp_path / "a" / "audit.html").read_text()
+    assert 'class="false"' in (tmp_path / "a" / "audit.html").read_text()
 
 
 @pytest.mark.slow

@@ -670,7 +670,7 @@ def test_the_page_of_a_study_draws_intervals(
     more = {"judge": "global", "method": "fedavg"}
     study = make_study([*plan(3), *(("fedavg", {}, seed, [0.5] * 4, more) for seed in range(3))])
     assert main(["compare", str(study), "--format", "html"]) == 0
-    page = capsys.readouterr().out
+    page = capsys.readouterr().out.removesuffix("\n")
     heads = re.findall("<h2>(.*?)</h2>", page)
     assert heads == ["judge: after local training; differences to local", "judge: global model"]
     wanted = row(compared(study), "kapc")
