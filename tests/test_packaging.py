@@ -225,10 +225,11 @@ def test_a_wheel_holds_every_module_once_and_nothing_else(wheel: Path) -> None:
             if path.is_file() and "__pycache__" not in path.parts
         ]
         wanted |= {f"fl_lightning/{path.relative_to(ROOT)}" for path in found}
-    rooms = {"lab/report": "page.*", "lab/worth": "page.*", "sites": "app_*"}
-    pages = [
-        path for room, names in rooms.items() for path in (ROOT / "fl_lightning" / room).glob(names)
+    patterns = [
+        *("lab/audit/page.*", "lab/report/page.*", "lab/report/base.*", "lab/worth/page.*"),
+        "sites/app_*",
     ]
+    pages = [path for each in patterns for path in (ROOT / "fl_lightning").glob(each)]
     wanted |= {str(path.relative_to(ROOT)) for path in pages}
     others = {"py.typed", "__init__.pyi", "configuration/index.json"}
     assert set(held) == wanted | {f"fl_lightning/{name}" for name in others}
