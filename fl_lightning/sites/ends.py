@@ -151,7 +151,7 @@ def _opened(
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     """Wait until no other process answers a message in this folder: Flower may bring one twice."""
-    with lock.open("a") as file:
+    with lock.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -108,13 +108,13 @@ class Exchange:
         """
         deadline = time.monotonic() + self.limits.gather
         while missing := [c for c in range(clients) if c not in self._hellos and c not in self.out]:
-            self._greet()
-            self._listen({})
             if time.monotonic() > deadline:
                 names = ", ".join(map(str, missing))
                 why = f"no site for client {names} after {self.limits.gather:.0f} s"
                 self._go_on_without(why, f"{why}; is it started?")
                 self.out |= dict.fromkeys(missing, "it was not there before the first round")
+            self._greet()
+            self._listen({})
             self.transport.pause()
         if len(self.out) == clients:
             raise RunFailed("no site can take part")

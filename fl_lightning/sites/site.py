@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,8 @@ class Brought:
 
 
 class Site:
-    """The client `client`, which `data` belongs to; its state and answers are kept in `folder`."""
+    """The site of `client`, which `data` belongs to, for one message; its state and answers are
+    kept in `folder`."""
 
     def __init__(
         self,
@@ -100,13 +101,8 @@ class Site:
         fingerprint: str,
         name: str = "",
     ) -> None:
-        self.client, self.name, self.data, self.fingerprint, self.folder = (
-            client,
-            name,
-            data,
-            fingerprint,
-            folder,
-        )
+        self.client, self.name, self.data = client, name, data
+        self.fingerprint, self.folder = fingerprint, folder
         sizes = data.train_sizes, data.validation_sizes, data.test_sizes
         self.sizes = [size[client] for size in sizes]
         # a client that failed is left as it was
@@ -217,38 +213,24 @@ class Site:
         Raises:
             Unreadable: the site does not have that state.
         """
-        run, own, known, answered = (
-            self.fed.run,
-            visits_of(self.fed.run, self.client),
-            message["visits"],
-            self.round,
-        )
-        if message["round"] < answered or own == known:
+        run, folder, answered = self.fed.run, self.folder / "checkpoints", self.round
+        visits, counted = visits_of(run, self.client), message["visits"]
+        if message["round"] < answered or visits == counted:
             return
-        folder, saved, spent = (
-            self.folder / "checkpoints",
-            None,
-            spent_by(run.states.get(self.client)),
-        )
-        if known and own > known:
-            manifests = {
-                t: m for t in disk.rounds(folder) if (m := disk.intact(folder, t)) is not None
-            }
-            turns = {
-                t: m["clients"].get(str(self.client), {}).get("turns", 0)
-                for t, m in manifests.items()
-            }
-            saved = next((t for t, count in turns.items() if count == known), None)
-        if saved is not None:
+        if not counted:
+            self.fed.pool.restore(self.client, None)
+        else:
+            entries = {t: m["clients"] for t, m in disk.manifests(folder).items()}
+            turns = {t: e.get(str(self.client), {}).get("turns") for t, e in entries.items()}
+            saved = next((t for t, count in turns.items() if count == counted), None)
+            if visits < counted or saved is None:
+                raise wire.Unreadable(
+                    f"the site has its state after {visits} visits, the centre has {counted}"
+                )
+            spent = spent_by(run.states.get(self.client))
             restore(run, folder, saved)
             run.states[self.client].memory |= spent
             self.checkpoint.on_fit_start(run)
-        elif known:
-            raise wire.Unreadable(
-                f"the site has its state after {own} visits, the centre has {known}"
-            )
-        else:
-            self.fed.pool.restore(self.client, None)
         run.server.round = answered  # what was answered is answered
         self.checkpoint.save(run)
 
@@ -261,10 +243,10 @@ class Site:
             )
         self._bring(message)
         payload = wire.to_payload(message["payload"], self.group.layout, self.group.initial)
-        with self._after(t - 1):
-            results = self.fed.worker.visits(t, [c], {c: payload}, message["scored"], Timer())
-            if results.failures:
-                raise results.failures[0][0]
+        run.server.round = t - 1
+        results = self.fed.worker.visits(t, [c], {c: payload}, message["scored"], Timer())
+        if results.failures:
+            raise results.failures[0][0]
         result, upload = results.clients[c], self.outbox.payload
         assert upload is not None
         numbers([result.values])
@@ -276,8 +258,6 @@ class Site:
             "payload": wire.of_payload(upload),
             "memory": {name: memory[name] for name in kept},
         }
-        self.outbox.payload = None
-        self.fed.pool.forget()
         run.server.round = t
         run.server.uploaded.add(c)
         return answer
@@ -286,8 +266,8 @@ class Site:
         """Scores of models that exist only now."""
         self._bring(message)
         results = Results({self.client: ClientResult(self.client, {})})
-        with self._after(message["round"] - 1):
-            self.evaluator.after_aggregation(message["round"], results)
+        self.fed.run.server.round = message["round"] - 1
+        self.evaluator.after_aggregation(message["round"], results)
         if results.failures:
             raise results.failures[0][0]
         values = results.clients[self.client].values
@@ -297,21 +277,11 @@ class Site:
     def _final(self, message: wire.Message) -> wire.Message:
         """Kind and scores of the client's final model."""
         self._bring(message)
-        t = message["round"]
-        with self._after(t), self.evaluator.guard.naming(t, self.client, self.evaluator):
+        t = self.fed.run.server.round = message["round"]
+        with self.evaluator.guard.naming(t, self.client, self.evaluator):
             scores = self.evaluator.final_scores(self.client)
         numbers([scores, scores["further"]])
         return {"scores": scores}
-
-    @contextlib.contextmanager
-    def _after(self, round: int) -> Iterator[None]:
-        """A block in which the server has ended `round`."""
-        server = self.fed.run.server
-        before, server.round = server.round, round
-        try:
-            yield
-        finally:
-            server.round = before
 
     def export(self, out: Path) -> dict[str, Any]:
         """Write the client's final model, as far as it is known now, to `out`; its kind, round and

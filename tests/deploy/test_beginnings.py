@@ -39,7 +39,7 @@ def _told(**facts: Any) -> Callable[[Any], Any]:
 
 def _of_another_app(one: Any) -> Any:
     """A site whose app, or whose own code, is another."""
-    one.__self__.fingerprint = "another"
+    one.fingerprint = "another"
     return one
 
 

@@ -40,7 +40,7 @@ def test_killed_sites_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     done = of_sites(tmp_path, 4, seed=0)
     assert (done.lost, done.unlike) == ([], [])
-    assert done.counts()["killed"] == {"site": 4}
+    assert done.killed == {"site": 4}
     words = ["--client", "0", "--out", str(tmp_path / "none.safetensors")]
     assert main(["export", "--run", str(tmp_path / "at-1" / "app"), *words]) == 2
 

@@ -1,16 +1,63 @@
-"""A plan in words."""
+"""What a rehearsed round took, and the run that follows from it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from fl_lightning.foundation.log import in_bytes
 
-if TYPE_CHECKING:
-    from fl_lightning.lab.planning.rehearsal import Plan
+
+@dataclass(frozen=True)
+class Plan:
+    """A rehearsed round in one process of this machine, and the run that follows from it."""
+
+    method: str
+    models: list[str]
+    """Names and lengths of their vectors."""
+    accelerator: str
+    precision: str
+    clients: int
+    """Clients of the run."""
+    cohort: int
+    """Clients of a round."""
+    rounds: int
+    rehearsed: int
+    """Clients of the rehearsed round."""
+    trained: float
+    """The rehearsed share of their local training, 0 to 1."""
+    made_up: int
+    """Training samples a client that were made up and trained on; 0: the data are here."""
+    memory: float
+    """Peak of the rehearsing process, bytes of main memory."""
+    memory_device: float | None
+    """Peak of torch on the accelerator, bytes; None on a CPU."""
+    stored: float
+    """Bytes that further clients add until the last round: their vectors, and their samples where
+    these are kept."""
+    upload: float
+    """Bytes of a round from clients to server, the cohort's."""
+    download: float
+    seconds: dict[str, float]
+    """Of a round: `clients`, `evaluation`, `server`."""
+    privacy: dict[str, Any]
+    """What the summary of the run will say of its privacy, at most."""
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+    def as_json(self) -> str:
+        """Returns its figures as JSON."""
+        return json.dumps(asdict(self) | {"round_seconds": self.round_seconds}, indent=1)
+
+    @property
+    def round_seconds(self) -> float:
+        """Seconds of a whole round."""
+        return sum(self.seconds.values())
 
 
-def lines_of(planned: Plan) -> list[str]:
+def _lines(planned: Plan) -> list[str]:
     """Returns the plan in words."""
     models = ", ".join(planned.models)
     lines = [
