@@ -1,319 +1,363 @@
-"""The atlas: which method wins where. A study file for each kind of heterogeneity lies in
-configs/studies/atlas.
+"""The atlas: which method wins where, from studies of configs/studies/atlas.
 
-    python benchmarks/atlas.py run OUT [KIND ...]        what is missing: tune all methods alike, then the map
-    python benchmarks/atlas.py cells OUT                 merge what has ended into atlas/KIND-cells.csv, settings.csv
-    python benchmarks/atlas.py rerun --out DIR [--number 5] [--seed 0]
-                                                         train cells drawn at random again: the same
-                                                         numbers?
+    python benchmarks/atlas.py cells STUDIES                 add finished studies to atlas/KIND-cells.csv
+    python benchmarks/atlas.py page --pictures docs/images   print the tables, draw the pictures
 
-`run` searches each kind's middle strength with 12 trials a method, each on two splits, on
-validation data; then it trains ten fresh seeds of all strengths with the choices. It goes on where
-it was stopped. The choices, a study file that anybody can run, are kept beside the cells as
-atlas/KIND.yaml: a kind that has one is not searched again.
+STUDIES/KIND is the folder of `fl-train study atlas/KIND.yaml`. A setting, a kind at one strength,
+enters the page where training alone has all seeds and at most two methods lack some: those have no
+number there, and the last rank.
 """  # noqa: E501
 
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
+import io
 import json
-import math
-import random
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
+from measure import markdown
+from pandas import DataFrame, Series, concat, read_csv
+from scipy import stats
 
 from fl_lightning import __version__
-from fl_lightning.cli import main
-from fl_lightning.foundation.csvtable import as_csv
 from fl_lightning.foundation.files import write_whole
-from fl_lightning.lab.report.tables import worst_tenth
-from fl_lightning.lab.study import studyfile
-from fl_lightning.lab.study.cells import Cell, read
-from fl_lightning.lab.study.harm import share_harmed
+from fl_lightning.lab.statistics import holm
+from fl_lightning.lab.study.compare import share_harmed
+from fl_lightning.lab.study.scores import read
+from fl_lightning.results.result import worst_tenth
 
 ROOT = Path(__file__).resolve().parents[1]
 ATLAS = ROOT / "atlas"
-KINDS = (
-    "hsu",
-    "classes",
-    "dirichlet",
-    "mixture",
-    "quantity",
-    "rotation",
-    "labels",
-    "iid",
-    "glyphs",
-    "watch",
-)
+KINDS = {
+    "hsu": "Hsu's label skew, alpha",
+    "classes": "classes a client:",
+    "dirichlet": "label skew by class, alpha",
+    "mixture": "groups of class mixes:",
+    "quantity": "one large client, others have",
+    "rotation": "rotated in groups:",
+    "labels": "labels shifted in groups:",
+    "iid": "alike, samples:",
+    "glyphs": "typefaces, samples:",
+    "watch": "persons, windows a class:",
+}
 TRIALS = 12
 """Of each method: ten at random with the same rates for all, two by their scores."""
-NOT_SEARCHED = ("crosskapc",)
-"""It came later: its rate is 0.25 in all kinds, near FedAvg's choices, and its arguments are the
-defaults."""
-SPLITS = [1000, 1001]
-"""Seeds of the trials' splits; their first models have seed 1000. None of the map's seeds."""
-COLUMNS = (
-    "kind",
-    "strength",
-    "samples",
-    "method",
-    "seed",
-    "judge",
-    "accuracy",
-    "alone",
-    "gain",
-    "harmed",
-    "worst_tenth",
-    "bytes",
-    "trials",
-    "config",
-    "version",
-)
-KEY = ("kind", "strength", "method", "seed")
-FEATURES = ("samples", "jensen_shannon", "feature_shift", "feature_shift_within", "quantity_gini")
-"""What clients can tell before they train: mean training samples, and distances between them as
-every run measures."""
-Row = dict[str, Any]
-
-
-def run(out: Path, kinds: list[str], workers: int, only: list[str]) -> None:
-    """Search and map the kinds; `only`: arguments for `fl-train study`, such as `--seeds 40-44`."""
-    for kind in kinds:
-        place = out / kind
-        place.mkdir(parents=True, exist_ok=True)
-        content = studyfile.read(f"atlas/{kind}")
-        (axis, strengths), *_ = content["grid"].items()
-        search = content | {"grid": {axis: [strengths[1]], "data.partition_seed": SPLITS}}
-        write_whole(place / "search.yaml", yaml.safe_dump(search, sort_keys=False))
-        words = ["--trials", str(TRIALS), "--workers", str(workers), "--study", "false"]
-        choices = [place / "tuned" / "tuned.yaml", ATLAS / f"{kind}.yaml"]
-        if not any(file.is_file() for file in choices):
-            _do("tune", str(place / "search.yaml"), "--out", str(place / "tuned"), *words)
-        chosen = yaml.safe_load(
-            next(file for file in choices if file.is_file()).read_text(encoding="utf-8")
-        )
-        study = content | {"methods": chosen["methods"], "forced": False}
-        _check_versions(place / "versions.json", {one["name"] for one in chosen["methods"]})
-        write_whole(
-            place / "map.yaml",
-            f"# The atlas, {kind}: arguments as chosen\n" + yaml.safe_dump(study, sort_keys=False),
-        )
-        _do(
-            "study",
-            str(place / "map.yaml"),
-            "--out",
-            str(place / "map"),
-            "--workers",
-            str(workers),
-            *only,
-        )
-
-
-def _check_versions(file: Path, methods: set[str]) -> None:
-    """Keep by what code the map is made; end where it was begun by another one."""
-    now = {name: version_of(name) for name in sorted(methods)}
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else now
-    if changed := [name for name in now if known.get(name, now[name]) != now[name]]:
-        sys.exit(
-            f"atlas: {file.parent}: {', '.join(changed)} came to other golden numbers when its "
-            f"map was begun"
-        )
-    write_whole(file, json.dumps(known | now))
-
-
-def _do(*words: str) -> None:
-    if code := main(list(words)):
-        sys.exit(code)
+ALONE, RIVAL = "local", "fedavg after"
+FAILED = 2
+"""Methods that may lack cells of a setting, since runs with their chosen arguments diverged."""
+KEY = ["kind", "strength", "method", "seed"]
+LARGEST = 20
+"""Points at which colours end: FedAvg's losses in groups would leave nothing of the rest."""
 
 
 # ---------------------------------------------------------------- cells
 
 
-def cells_of(study: Path, kind: str) -> list[Row]:
-    """A row for each cell of a kind's map that has ended, beside training alone of its setting and
-    seed."""
-    cells, _ = read([study])
-    file = study.parent / "versions.json"
-    versions = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    alone = {cell.unit: cell for cell in cells if cell.label == "local"}
-    cells = [cell for cell in cells if cell.unit in alone]
-    rows = [row_of(cell, alone[cell.unit], kind) for cell in cells]
-    return [
-        row | {"version": versions.get(cell.method, row["version"])}
-        for row, cell in zip(rows, cells, strict=True)
-    ]
-
-
-def features_of(study: Path, kind: str) -> list[Row]:
-    """Of each strength of a kind's map: `FEATURES`, means over the seeds that have ended; 0 where
-    undefined."""
-    cells, _ = read([study])
-    rows = []
-    for setting in dict.fromkeys(cell.setting for cell in cells):
-        runs = [cell.run for cell in cells if cell.setting == setting and cell.label == "local"]
-        values = [
-            [float(run.summary.get(f"heterogeneity_{name}") or 0) for name in FEATURES[1:]]
-            for run in runs
-        ]
-        sizes = [np.mean([row["train_samples"] for row in run.rows("split")]) for run in runs]
-        means = [np.mean(sizes), *np.mean(values, axis=0)]
-        names = {"kind": kind, "strength": setting.rpartition("=")[2]}
-        rows.append(names | dict(zip(FEATURES, map(float, means), strict=True)))
-    return rows
-
-
-def row_of(cell: Cell, alone: Cell, kind: str) -> Row:
-    """A cell; accuracies and shares lie in 0..1, bytes are those of clients and server in the whole
-    run."""
-    ours, theirs = (math.fsum(c.scores.values()) / len(c.scores) for c in (cell, alone))
-    sizes = [row["train_samples"] for row in cell.run.rows("split")]
-    mib = cell.run.spent("mib")
-    return {
-        "kind": kind,
-        "strength": cell.setting.rpartition("=")[2],
-        "samples": math.fsum(sizes) / len(sizes),
-        "method": cell.label,
-        "seed": cell.seed,
-        "judge": cell.judge,
-        "accuracy": ours,
-        "alone": theirs,
-        "gain": ours - theirs,
-        "harmed": share_harmed(cell, alone),
-        "worst_tenth": worst_tenth(np.array(list(cell.scores.values()))),
-        "bytes": None if mib is None else round(mib * 2**20),
-        "trials": 0 if cell.label in NOT_SEARCHED else TRIALS,
-        "config": config_hash(cell),
-        "version": version_of(cell.method),
-    }
-
-
-def config_hash(cell: Cell) -> str:
-    """Of the run's whole configuration but its seed, places and machine."""
-    left = ("seed", "fabric", "loggers", "out", "name")
-    kept = {key: value for key, value in cell.run.config.items() if key not in left}
-    kept["data"] = {
-        k: v
-        for k, v in kept["data"].items()
-        if k not in ("root", "public_root", "download", "resident")
-    }
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
-
-
-def version_of(method: str) -> str:
-    """The package's version, and the bits of the method's golden run: what its numbers are made
-    by."""
-    runs = json.loads((ROOT / "tests" / "golden" / "golden.json").read_text(encoding="utf-8"))[
-        "runs"
-    ]
-    return f"{__version__}+{runs[method]['bits'][:6]}"
-
-
-def merged(before: Iterable[Row], new: Iterable[Row]) -> list[Row]:
-    """All rows, the new ones in place of equal cells.
-
-    Raises:
-        SystemExit: rows of one kind and method are of different configurations or versions.
-    """
-    rows = {tuple(str(row[key]) for key in KEY): row for row in [*before, *new]}
-    known: dict[tuple[str, ...], Row] = {}
-    for row in rows.values():
-        other = known.setdefault((row["kind"], str(row["strength"]), row["method"]), row)
-        for key in ("config", "version"):
-            if other[key] != row[key]:
-                name = f"{row['kind']}, {row['strength']}, {row['method']}"
-                seeds = f"{other[key]} in seed {other['seed']}, {row[key]} in seed {row['seed']}"
-                sys.exit(f"atlas: {name}: {key} is {seeds}")
-    order = {kind: place for place, kind in enumerate(KINDS)}
-    return sorted(
-        rows.values(),
-        key=lambda row: (
-            order[row["kind"]],
-            float(row["strength"]),
-            row["method"],
-            int(row["seed"]),
-        ),
+def cells_of(study: Path, kind: str) -> DataFrame:
+    """Return a row for each finished run beside training alone of its setting and seed."""
+    runs, _ = read([study])
+    runs["harmed"] = share_harmed(runs)
+    local = runs[runs.method == ALONE].set_index(["setting", "seed"]).scores
+    return DataFrame(
+        row_of(run, local.loc[run.setting, run.seed], kind)
+        for run in runs.itertuples()
+        if (run.setting, run.seed) in local.index
     )
 
 
-def stored(name: str = "*-cells") -> list[Row]:
-    """The rows of atlas/NAME.csv, as text."""
-    texts = (file.read_text(encoding="utf-8") for file in sorted(ATLAS.glob(f"{name}.csv")))
-    return [row for text in texts for row in csv.DictReader(text.splitlines(keepends=True))]
+def row_of(cell: Any, alone: Series, kind: str) -> dict[str, Any]:
+    """Return a cell: accuracies and shares in 0..1, bytes of clients and server."""
+    scores = cell.scores.to_numpy()
+    accuracy, baseline = scores.mean(), alone.to_numpy().mean()
+    mib = cell.run.spent("mib")
+    golden = json.loads((ROOT / "tests/golden/golden.json").read_text(encoding="utf-8"))
+    config = {key: cell.run.config[key] for key in ("method", "model", "federation", "optimizer")}
+    places = ("root", "public_root", "download", "resident")
+    config["data"] = {k: v for k, v in cell.run.config["data"].items() if k not in places}
+    return {
+        "kind": kind,
+        "strength": float(cell.setting.rpartition("=")[2]),
+        "samples": np.mean([row["train_samples"] for row in cell.run.rows("split")]),
+        "method": cell.method,
+        "seed": cell.seed,
+        "judge": cell.model,
+        "accuracy": accuracy,
+        "alone": baseline,
+        "gain": accuracy - baseline,
+        "harmed": cell.harmed,
+        "worst_tenth": worst_tenth(scores),
+        "bytes": None if mib is None else round(mib * 2**20),
+        "trials": TRIALS,
+        "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:10],
+        "version": f"{__version__}+{golden['runs'][cell.name]['bits'][:6]}",
+    }
+
+
+def merged(stored: DataFrame, new: DataFrame) -> DataFrame:
+    """Return all rows, the new ones in place of equal cells.
+
+    Raises:
+        SystemExit: rows of a setting and method have several configurations or versions.
+    """
+    rows = (
+        concat(
+            [
+                stored,
+                new,
+            ]
+        )
+        .drop_duplicates(KEY, keep="last")
+        .sort_values(KEY)
+    )
+    for column in ("config", "version"):
+        values = rows.groupby(KEY[:3])[column].unique()
+        for cell, different in values[values.map(len) > 1].items():
+            name = ", ".join(map(str, cell))
+            sys.exit(f"atlas: {name}: {column} is {' and '.join(different)}")
+    return rows
+
+
+def stored(kind: str) -> DataFrame:
+    file = ATLAS / f"{kind}-cells.csv"
+    return read_csv(file) if file.is_file() else DataFrame()
 
 
 def keep(out: Path) -> None:
-    """Merge all maps in `out` into a table of cells for each kind, their clients' features into
-    settings.csv; keep the choices."""
-    new, features = list[Row](), list[Row]()
+    """Merge the studies in `out` into a table of cells for each kind."""
     for kind in KINDS:
-        if (out / kind / "map" / "study.json").is_file():
-            new += cells_of(out / kind / "map", kind)
-            features += features_of(out / kind / "map", kind)
-    rows = merged(stored(), new)
-    ATLAS.mkdir(exist_ok=True)
-    for kind in KINDS:
-        for file, name in {
-            "map.yaml": f"{kind}.yaml",
-            "tuned/tuned.csv": f"{kind}-tuned.csv",
-        }.items():
-            if (out / kind / file).is_file():
-                write_whole(ATLAS / name, (out / kind / file).read_bytes())
-    others = [
-        row for row in stored("settings") if row["kind"] not in {one["kind"] for one in features}
-    ]
-    write_whole(ATLAS / "settings.csv", as_csv([*others, *features]))
-    # one table of all would be above a megabyte
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        cells = [{key: row[key] for key in COLUMNS} for row in rows if row["kind"] == kind]
-        write_whole(ATLAS / f"{kind}-cells.csv", as_csv(cells))
-    print(f"{ATLAS.name}: {len(rows)} cells, {len(new)} of them from {out}")
+        if (out / kind / "study.json").is_file():
+            rows = merged(stored(kind), cells_of(out / kind, kind))
+            write_whole(ATLAS / f"{kind}-cells.csv", rows.to_csv(index=False))
+            print(f"{kind}: {len(rows)} cells")
 
 
-# ---------------------------------------------------------------- again
+# ---------------------------------------------------------------- page
 
 
-def rerun(out: Path, number: int, seed: int) -> int:
-    """Train cells drawn at random again from atlas/KIND.yaml; how many came to other numbers."""
-    rows = stored()
-    wrong = 0
-    for row in random.Random(seed).sample(rows, number):
-        study = studyfile.read(str(ATLAS / f"{row['kind']}.yaml"))
-        (axis, _), *_ = study["grid"].items()
-        place = out / "-".join(row[key] for key in KEY).replace(" ", "_")
-        words = ["--methods", f"{row['method']},local", "--seeds", row["seed"], "--workers", "1"]
-        words += ["--settings", f"{axis}={row['strength']}"]
-        _do("study", str(ATLAS / f"{row['kind']}.yaml"), "--out", str(place), *words)
-        again = [one for one in cells_of(place, row["kind"]) if one["method"] == row["method"]]
-        texts = next(csv.DictReader(as_csv(again).splitlines()))
-        differs = [key for key in COLUMNS if texts[key] != row[key]]
-        wrong += bool(differs)
-        print(f"{place.name}: {', '.join(differs) or 'the same numbers'}")
-    return wrong
+def name(setting: Any) -> str:
+    kind, strength = setting
+    return f"{KINDS[kind]} {strength:g}"
+
+
+def complete(cells: DataFrame) -> DataFrame:
+    """Return the cells of the settings that enter; index: `KEY`."""
+    cells = cells.set_index(KEY).sort_index()
+    accuracies = cells["accuracy"].unstack("seed").dropna()
+    counts = accuracies.groupby(["kind", "strength"]).size()
+    alone = accuracies.xs(ALONE, level="method").index
+    entering = counts.index[counts >= counts.max() - FAILED].intersection(alone)
+    accuracies = accuracies[accuracies.index.droplevel("method").isin(entering)]
+    left_out = [name(setting) for setting in counts.index.difference(entering)]
+    print(f"Left out, cells are missing: {', '.join(left_out) or 'none'}")
+    return cells[cells.index.droplevel("seed").isin(accuracies.index)]
+
+
+def by_seed(
+    cells: DataFrame,
+    column: str = "accuracy",
+    scale: float = 100,
+) -> DataFrame:
+    """Return a column: a row for each setting and method, a column for each seed."""
+    return scale * cells[column].unstack("seed")
+
+
+def against(table: DataFrame, baseline: str) -> DataFrame:
+    """Return differences to a method of the same setting and seed."""
+    other = table.xs(baseline, level="method")
+    return table - other.reindex(table.index.droplevel("method")).to_numpy()
+
+
+def intervals(differences: DataFrame) -> DataFrame:
+    """Return means over seeds and Student's t intervals (95 %)."""
+    mean, error = differences.mean(axis=1), differences.sem(axis=1)
+    half = (
+        stats.t.ppf(
+            0.975,
+            differences.shape[1] - 1,
+        )
+        * error
+    )
+    return DataFrame(
+        {
+            "mean": mean,
+            "low": mean - half,
+            "high": mean + half,
+        }
+    )
+
+
+def starred(row: Any) -> str:
+    """Return a difference, with a star where its interval leaves out 0."""
+    return f"{row['mean']:+.1f}{'*' if row['low'] > 0 or row['high'] < 0 else ''}"
+
+
+def mean_ranks(table: DataFrame) -> Any:
+    """Return mean ranks over settings, best first; a method without a number is last there."""
+    means = table.mean(axis=1).round(9).unstack("method").fillna(-1)
+    return means.rank(axis=1, ascending=False).mean().sort_values(kind="stable")
+
+
+def wide(column: Any, table: DataFrame) -> DataFrame:
+    """Return a row for each method, best first, and a column for each setting."""
+    return column.unstack("method").T.reindex(mean_ranks(table).index)
+
+
+def heat(table: DataFrame, baseline: str) -> str:
+    """Return differences to `baseline`, a line for each method."""
+    texts = intervals(against(table, baseline)).apply(starred, axis=1)
+    texts = wide(texts, table)
+    return markdown_of(
+        texts.set_axis(
+            map(name, texts.columns),
+            axis=1,
+        )
+    )
+
+
+def markdown_of(rows: DataFrame) -> str:
+    return markdown(rows.fillna("–").reset_index().to_dict("records"))
+
+
+def winners(table: DataFrame) -> str:
+    """Return each setting's best mean, and how many methods it cannot be told from (Holm)."""
+    rows = []
+    for setting, scores in table.groupby(["kind", "strength"], sort=False):
+        scores = scores.droplevel(["kind", "strength"])
+        means = scores.mean(axis=1)
+        best = means.idxmax()
+        others = scores.drop(best)
+        p = holm(list(stats.ttest_rel(scores.loc[best], others, axis=1).pvalue))
+        gain = intervals(scores.loc[[best]] - scores.loc[ALONE]).iloc[0]
+        rows.append(
+            {
+                "setting": name(setting),
+                "local, %": f"{means[ALONE]:.1f}",
+                "best": best,
+                "points above local": "{mean:+.1f} [{low:+.1f}, {high:+.1f}]".format(**gain),
+                "not significantly below": f"{sum(value > 0.05 for value in p)} of {len(others)}",
+            }
+        )
+    return markdown(rows)
+
+
+def summary(cells: DataFrame) -> str:
+    """Return for each method what it comes to over all settings."""
+    table = by_seed(cells)
+    gains = intervals(against(table, ALONE))
+    means = wide(table.mean(axis=1), table)
+    harmed = wide(by_seed(cells, "harmed").mean(axis=1), table)
+    tenth = wide(
+        against(by_seed(cells, "worst_tenth"), ALONE).mean(axis=1),
+        table,
+    )
+    mib = wide(
+        by_seed(cells, "bytes", 2**-20).fillna(0).mean(axis=1),
+        table,
+    )
+    judges = cells.groupby("method")["judge"].first()
+    columns = {
+        "judge": judges,
+        "mean rank": mean_ranks(table).map("{:.1f}".format),
+        "mean gain": gains["mean"].groupby("method").mean().map("{:+.1f}".format),
+        "worst regret": (means.max() - means).max(axis=1).map("{:.1f}".format),
+        "below local *": (gains["high"] < 0).groupby("method").sum(),
+        "above local *": (gains["low"] > 0).groupby("method").sum(),
+        "harmed, %": harmed.mean(axis=1).map("{:.0f}".format),
+        "harmed at worst": harmed.max(axis=1).map("{:.0f}".format),
+        "worst tenth above local": tenth.mean(axis=1).map("{:+.1f}".format),
+        "MiB a run": mib.mean(axis=1).map("{:.1f}".format),
+        "no number": means.isna().sum(axis=1),
+    }
+    return markdown_of(DataFrame(columns).reindex(means.index))
+
+
+def draw(
+    table: DataFrame,
+    baseline: str,
+    words: str,
+    file: Path,
+) -> None:
+    """Draw what `heat` prints, in colours."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    gains = intervals(against(table, baseline))
+    means, texts = (
+        wide(gains["mean"], table),
+        wide(
+            gains.apply(starred, axis=1),
+            table,
+        ),
+    )
+    methods, settings = means.shape
+    figure = Figure(
+        figsize=(2.4 + 0.5 * settings, 1.9 + 0.27 * methods),
+        layout="constrained",
+    )
+    axes = figure.add_subplot()
+    colours = colormaps["RdBu"].resampled(17)
+    image = axes.imshow(
+        means,
+        cmap=colours,
+        vmin=-LARGEST,
+        vmax=LARGEST,
+        aspect="auto",
+    )
+    for (line, column), text in np.ndenumerate(texts.fillna("–").to_numpy()):
+        colour = "white" if abs(means.iat[line, column]) > 0.7 * LARGEST else "black"
+        axes.text(
+            column,
+            line,
+            text,
+            ha="center",
+            va="center",
+            fontsize=6.5,
+            color=colour,
+        )
+    labels = [name(setting) for setting in means.columns]
+    axes.set_xticks(
+        range(settings),
+        labels,
+        rotation=45,
+        ha="right",
+        fontsize=7,
+    )
+    axes.set_yticks(range(methods), means.index, fontsize=7)
+    figure.colorbar(image, label=f"points above {words}", extend="both")
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=70)
+    few_colours = Image.open(picture).convert(
+        "P",
+        palette=Image.Palette.ADAPTIVE,
+        colors=48,
+    )
+    few_colours.save(file, optimize=True)
+
+
+def page(pictures: Path | None) -> None:
+    """Print the tables of docs/results/atlas.md, and draw its pictures."""
+    cells = complete(concat([stored(kind) for kind in KINDS]))
+    table = by_seed(cells)
+    print(f"\n## To training alone\n\n{heat(table, ALONE)}")
+    print(f"\n## To FedAvg after local training\n\n{heat(table, RIVAL)}")
+    print(f"\n## Winners\n\n{winners(table)}\n\n## Over all settings\n\n{summary(cells)}")
+    if pictures:
+        draw(table, ALONE, "training alone", pictures / "atlas-gain.png")
+        draw(table, RIVAL, "FedAvg after local training", pictures / "atlas-fedavg.png")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=("run", "cells", "rerun"))
-    parser.add_argument("folder", nargs="?", type=Path, help="of studies")
-    parser.add_argument("kinds", nargs="*", help=f"of {', '.join(KINDS)}")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--number", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    given, rest = parser.parse_known_args()
-    if given.what == "rerun":
-        sys.exit(
-            rerun(given.out or parser.error("rerun needs --out"), given.number, given.seed) > 0
-        )
-    folder = given.folder or parser.error(f"{given.what} needs a folder")
-    if given.what == "run":
-        run(folder, given.kinds or list(KINDS), given.workers, rest)
+    parser.add_argument("command", choices=("cells", "page"))
+    parser.add_argument("studies", nargs="?", type=Path)
+    parser.add_argument("--pictures", type=Path)
+    args = parser.parse_args()
+    if args.command == "page":
+        page(args.pictures)
     else:
-        keep(folder)
+        keep(args.studies or parser.error("cells needs the folder of the studies"))

@@ -1,53 +1,54 @@
-"""Fair timing on a busy machine: CPU seconds of one thread, sides interleaved, medians with their
-intervals, tables."""
+"""Times sides of a comparison in turns on a busy machine, and writes the ratios as a table."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import math
-import multiprocessing
 import os
 import platform
+import resource
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
 
+import numpy as np
 import torch
 from scipy.stats import binom
 
+from fl_lightning.callbacks.base import Observer
+from fl_lightning.core import RoundRecord, RunContext
 from fl_lightning.foundation.device import module_of, peak_bytes, synchronize
+
+HERE = Path(__file__).resolve().parent
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+Row = dict[str, object]
+Side = Callable[[], object]
+Clock = Callable[[], float]
 
 
 def interleaved(
-    sides: Mapping[str, Callable[[], object]],
-    pairs: int,
-    clock: Callable[[], float] = time.process_time,
-    limit: float = math.inf,
+    sides: Mapping[str, Side], pairs: int, clock: Clock = time.process_time, limit: float = math.inf
 ) -> dict[str, list[float]]:
-    """Seconds of each side, `pairs` times, in the order A B C C B A ..., after one run each that
-    does not count.
+    """Return seconds of each side, taken in the order A B C C B A after a first run of each.
 
     Args:
-        sides: what is measured, by name.
-        pairs: how often each side counts; less often, but at least once, where `limit` seconds have
-            passed.
-        clock: gives seconds: of the CPU, or `device_clock`.
-        limit: wall seconds after which no further turn begins.
+        sides: the functions to time, by name.
+        pairs: runs of each side that count.
+        clock: CPU seconds, or `device_clock`.
+        limit: wall seconds after which no further turn begins; the first one always runs.
     """
-    names, end = list(sides), time.monotonic() + limit
-    for run in sides.values():
-        run()
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for k in range(pairs):
-        if k and time.monotonic() > end:
+    end = time.monotonic() + limit
+    for side in sides.values():
+        side()
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(pairs):
+        if turn and time.monotonic() > end:
             break
-        for name in names if k % 2 == 0 else reversed(names):
+        for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
             gc.collect()
             start = clock()
             sides[name]()
@@ -55,29 +56,8 @@ def interleaved(
     return seconds
 
 
-Answer = TypeVar("Answer")
-
-
-def alone(work: Callable[..., Answer], *args: object) -> Answer:
-    """What `work` gives in a new process with one thread."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        return pool.submit(work, *args).result()
-
-
-def command(*words: str) -> str:
-    """What a command prints that runs to its end, on one thread and with this folder's callbacks.
-    Errors are shown."""
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
-    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | own, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(words)}\n{done.stderr}")
-    return done.stdout
-
-
-def device_clock(device: torch.device) -> Callable[[], float]:
-    """Wall seconds, read once the device has finished all queued work."""
+def device_clock(device: torch.device) -> Clock:
+    """Return a wall clock that waits until the device has finished all queued work."""
 
     def clock() -> float:
         synchronize(device)
@@ -87,156 +67,156 @@ def device_clock(device: torch.device) -> Callable[[], float]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The narrowest order-statistic interval with 95 % for the median; lowest to highest where
-    there are 5 or fewer."""
+    """Return the narrowest order statistics that hold the median with 95 %.
+
+    Of five values or fewer: lowest and highest.
+    """
     ordered = sorted(values)
-    drop = max(int(binom.ppf(0.025, len(values), 0.5)) - 1, 0)  # of how many the median lies below
-    return ordered[drop], ordered[-1 - drop]
+    dropped = max(
+        int(binom.ppf(0.025, len(values), 0.5)) - 1,
+        0,
+    )
+    return ordered[dropped], ordered[-1 - dropped]
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
-    """Median of the paired ratios, and its interval."""
+    """Return the median of the paired ratios, and its interval."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return median(ratios), *interval(ratios)
 
 
-@dataclass
-class Row:
-    """One line of the table."""
-
-    name: str
-    what: str
-    seconds: float | None = None
-    against: str = ""
-    against_seconds: float | None = None
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    goal: str = ""
-    note: str = ""
-    pairs: int = 0
-    date: str = ""
-
-
 def compared(
-    name: str,
-    what: str,
-    ours: Sequence[float],
-    against: str,
-    theirs: Sequence[float],
-    scale: int,
+    benchmark: str,
+    side: str,
+    other: str,
+    seconds: Mapping[str, Sequence[float]],
+    rounds: int = 1,
     goal: str = "",
     note: str = "",
 ) -> Row:
-    """A row from paired seconds, of which `scale` rounds were taken at once."""
-    middle, low, high = ratio(ours, theirs)
-    return Row(
-        name,
-        what,
-        median(ours) / scale,
-        against,
-        median(theirs) / scale,
-        middle,
-        low,
-        high,
-        goal,
-        note,
-    )
+    """Return a row of the table: `side` against `other`, of which `rounds` were taken at once."""
+    middle, low, high = ratio(seconds[side], seconds[other])
+    digits = 2 if middle > 0.2 else 4
+    return {
+        "benchmark": benchmark,
+        "what": side,
+        "s": f"{median(seconds[side]) / rounds:.3g}",
+        "against": other,
+        "its s": f"{median(seconds[other]) / rounds:.3g}",
+        "ratio [95 %]": f"**{middle:.{digits}f}** [{low:.{digits}f}, {high:.{digits}f}]",
+        "goal": goal,
+        "notes": note,
+        "runs": len(seconds[side]),
+    }
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Markdown."""
-    head = [
-        "benchmark",
-        "what",
-        "CPU s",
-        "against",
-        "CPU s",
-        "ratio [95 % interval]",
-        "goal",
-        "notes",
-        "runs",
-        "date",
+def markdown(rows: Iterable[Mapping[str, object]]) -> str:
+    """Return a table with a column for each key of the rows."""
+    rows = list(rows)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [columns, ["---"] * len(columns)]
+    lines += [
+        [
+            str(
+                row.get(
+                    column,
+                    "",
+                )
+            )
+            for column in columns
+        ]
+        for row in rows
     ]
-    lines = []
-    for r in rows:
-        digits = ".2f" if r.ratio is None or r.ratio > 0.2 else ".4f"
-        number = (
-            ""
-            if r.ratio is None
-            else f"**{r.ratio:{digits}}** [{r.low:{digits}}, {r.high:{digits}}]"
-        )
-        ours, theirs = ("" if s is None else f"{s:.3g}" for s in (r.seconds, r.against_seconds))
-        lines.append(
-            [r.name, r.what, ours, r.against, theirs, number, r.goal, r.note, str(r.pairs), r.date]
-        )
-    return "\n".join(markdown(head, lines))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 class PeakMemory:
-    """Peak memory of this process since `reset`, beyond what it held then, in MiB (Linux)."""
-
-    def reset(self) -> None:
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # what is free already must not hide what is taken
-        Path("/proc/self/clear_refs").write_text("5")
-        self._before = _status("VmRSS")
-
-    def extra_mib(self) -> float:
-        return _status("VmHWM") - self._before
-
-    def kept_mib(self) -> float:
-        """What it still holds beyond that, once what is free has been given back."""
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        return _status("VmRSS") - self._before
-
-
-class DeviceMemory:
-    """Peak memory that torch has taken on a device since `reset`, beyond what it held then, in
-    MiB."""
+    """Peak memory since `reset`, in MiB: of this process (Linux), or of torch on an accelerator."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def reset(self) -> None:
         gc.collect()
-        module = module_of(self.device)
-        module.empty_cache()
-        module.reset_peak_memory_stats()
-        self._before = peak_bytes(self.device) or 0.0
+        if self.device.type == "cpu":
+            ctypes.CDLL(None).malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text("5")
+        else:
+            module_of(self.device).empty_cache()
+            module_of(self.device).reset_peak_memory_stats()
+        self.before = self.peak()
+
+    def peak(self) -> float:
+        if self.device.type != "cpu":
+            return (peak_bytes(self.device) or 0.0) / 2**20
+        status = Path("/proc/self/status").read_text().split()
+        return int(status[status.index("VmHWM:") + 1]) / 1024
 
     def extra_mib(self) -> float:
-        return ((peak_bytes(self.device) or 0.0) - self._before) / 2**20
+        return self.peak() - self.before
 
 
-def peak_memory(device: torch.device) -> PeakMemory | DeviceMemory:
-    """Of the process, or of the accelerator that it computes on."""
-    return PeakMemory() if device.type == "cpu" else DeviceMemory(device)
+class Stamps(Observer):
+    """Appends to PATH.RANK a line [clock, CPU seconds, peak MiB] at the start and after each round.
+
+    The child process of a benchmark gets it as `--callbacks`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_round_start(self, run: RunContext, round: int, cohort: list[int]) -> None:
+        if round == 1:
+            self.stamp(run)
+
+    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+        self.stamp(run)
+
+    def stamp(self, run: RunContext) -> None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        with open(f"{self.path}.{run.rank}", "a") as file:
+            file.write(
+                json.dumps(
+                    [
+                        time.time(),
+                        time.process_time(),
+                        peak,
+                    ]
+                )
+                + "\n"
+            )
 
 
-def _status(field: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
+def stamps(path: Path) -> np.ndarray:
+    """Return what `Stamps` wrote for one rank: (rounds + 1, 3)."""
+    return np.array([json.loads(line) for line in path.read_text().splitlines()])
+
+
+def command(*words: str) -> float:
+    """Run a command on one thread, and return its CPU seconds."""
+    environment = os.environ | ONE_THREAD | {"PYTHONPATH": str(HERE)}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    process = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    if process.returncode:
+        raise SystemExit(f"{' '.join(words)}\n{process.stderr}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def machine() -> str:
-    """CPU, threads in use, versions."""
-    cpu = platform.processor() or platform.machine()
+    """Return the CPU, the threads in use, and versions."""
     info = Path("/proc/cpuinfo")
+    cpu = platform.processor() or platform.machine()
     if info.exists():
-        lines = dict(line.split(":", 1) for line in info.read_text().split("\n\n")[0].splitlines())
-        fields = {key.strip(): value.strip() for key, value in lines.items()}
-        cpu = (
-            f"{fields['model name']} (family {fields.get('cpu family')}, model "
-            f"{fields.get('model')})"
-        )
-    return (
-        f"{cpu}, {torch.get_num_threads()} thread, torch {torch.__version__}, Python "
-        f"{platform.python_version()}"
-    )
+        first = info.read_text().split("\n\n")[0].splitlines()
+        fields = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in first)}
+        family, model = fields.get("cpu family"), fields.get("model")
+        cpu = f"{fields.get('model name', cpu)} (family {family}, model {model})"
+    python = platform.python_version()
+    return f"{cpu}, {torch.get_num_threads()} thread, torch {torch.__version__}, Python {python}"

@@ -1,19 +1,19 @@
-"""What is timed: small federations on real data, and on noise of the same shape where the data are
-absent."""
+"""The federations that are timed, on real data, or on noise of the same shape without them."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
-from bare import STEPPERS, BareFedAvg, Stepper
+from bare import BareFedAvg
 from lightning.fabric import Fabric
 from measure import interleaved
 from torch import nn
@@ -41,29 +41,33 @@ from fl_lightning.methods.base import Method
 from fl_lightning.models import build
 from fl_lightning.training.executors.together import Together
 
-SEED, CPU = 0, torch.device("cpu")
+SEED = 0
+CPU = torch.device("cpu")
+DATA = Path(os.environ.get("FL_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+"""Where real data are looked for: FL_DATA, or `shared/data` beside the repository."""
 
 
 class Rounds:
-    """The next rounds of one side, each time it is called."""
+    """Runs the next rounds of a federation or a hand-written loop each time it is called."""
 
-    def __init__(self, round: Callable[[int], object], at_once: int = 1) -> None:
-        self.round, self.at_once, self.done = round, at_once, 0
+    def __init__(self, side: Federation | BareFedAvg, at_once: int = 1) -> None:
+        self.side = side
+        self.at_once = at_once
+        self.done = 0
 
     def __call__(self) -> None:
         for _ in range(self.at_once):
             self.done += 1
-            self.round(self.done)
-
-
-def faster(seconds: Mapping[str, Sequence[float]]) -> str:
-    """The name of the faster bare loop."""
-    return min(STEPPERS, key=lambda stepper: median(seconds[stepper]))
+            if isinstance(self.side, BareFedAvg):
+                self.side.round(self.done)
+                continue
+            with contextlib.redirect_stderr(io.StringIO()):  # the progress line
+                self.side.tell("on_round_end", self.side.round(self.done))
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One federation: plain SGD, and one forward pass over a client's test data."""
+    """A federation that takes plain SGD steps."""
 
     name: str
     model: Component
@@ -71,22 +75,19 @@ class Workload:
     shape: tuple[int, ...]
     train_samples: int
     test_samples: int
-    """`shape` and numbers of samples are those of the noise; the real data are cut to about as
-    many."""
+    """The noise has this shape and so many samples; real data are cut to about as many."""
     batch_size: int
     clients: int = 10
     participation: float = 1.0
     local_epochs: int = 1
     lr: float = 0.01
     rounds_at_once: int = 1
-    """Rounds that are timed together."""
     goal: float = 1.05
     accelerator: str = "cpu"
     precision: Any = "32-true"
 
     def config(self, judge: Any = "before", executor: Any = "loop") -> Config:
-        """Plain SGD and one thread of the CPU, judged by one kind of model only (`auto`: by all, as
-        a run is)."""
+        """Return a configuration with one thread that scores `judge` alone (`auto`: all models)."""
         federation = FederationConfig(
             rounds=10**6,
             clients=self.clients,
@@ -94,54 +95,40 @@ class Workload:
             local_epochs=self.local_epochs,
             batch_size=self.batch_size,
         )
+        fabric = FabricConfig(
+            self.accelerator, devices=1, threads=1, executor=executor, precision=self.precision
+        )
+        models = None if judge == "auto" else [judge]
         return Config(
-            Component("of the benchmark"),
+            Component("fl_lightning.methods.fedavg.FedAvg"),
             [ModelConfig(self.model)],
             SEED,
             federation,
             self.data,
             optimizer=OptimizerConfig(lr=self.lr),
-            evaluation=EvaluationConfig(judge=judge, models=None if judge == "auto" else [judge]),
-            fabric=FabricConfig(
-                self.accelerator, devices=1, threads=1, executor=executor, precision=self.precision
-            ),
+            evaluation=EvaluationConfig(judge=judge, models=models),
+            fabric=fabric,
         )
 
     def load(self) -> tuple[FederatedData, str]:
-        """The data and what they are."""
+        """Return the data, and `real data` or `noise`."""
         try:
             return prepare(self.data, self.clients, SEED), "real data"
         except BadInput:
             return self.noise(), "noise"
 
     def noise(self) -> FederatedData:
-        """Samples of no meaning, as many for every client."""
-        sizes = [
-            [(n + k) // self.clients for k in range(self.clients)]
-            for n in (self.train_samples, self.test_samples)
-        ]
-        return made_up(DataSizes(*sizes, sample_shape=self.shape, classes=10))
+        clients = range(self.clients)
+        train = [(self.train_samples + client) // self.clients for client in clients]
+        test = [(self.test_samples + client) // self.clients for client in clients]
+        return made_up(DataSizes(train, test, sample_shape=self.shape, classes=10))
 
     def initial(self, data: FederatedData) -> nn.Module:
-        """A new model with the common initial weights."""
         torch.manual_seed(key(SEED, "initial model"))
         return build(self.model, data.input_shape, data.num_classes)
 
-    def bare(self, data: FederatedData, stepper: Stepper, device: torch.device = CPU) -> BareFedAvg:
-        """A hand-written loop that does the same work as FedAvg."""
-        return BareFedAvg(self.config(), data, self.initial(data), stepper, device)
-
-    def turns(
-        self, sides: Mapping[str, Federation | Callable[[int], object]], pairs: int
-    ) -> dict[str, list[float]]:
-        """CPU seconds of `rounds_at_once` rounds of each side, in turns; a federation's with what
-        its callbacks do."""
-        rounds = {
-            name: callback_round(s) if isinstance(s, Federation) else s for name, s in sides.items()
-        }
-        return interleaved(
-            {name: Rounds(r, self.rounds_at_once) for name, r in rounds.items()}, pairs
-        )
+    def bare(self, data: FederatedData, device: torch.device = CPU) -> BareFedAvg:
+        return BareFedAvg(self.config(), data, self.initial(data), device)
 
     def federation(
         self,
@@ -151,60 +138,47 @@ class Workload:
         callbacks: Sequence[Callback] = (),
         judge: str = "before",
         executor: Any = "loop",
-        counts: bool = True,
         together: Together | None = None,
     ) -> Federation:
-        """The engine's federation of this workload. It `counts` operations, as every run does;
-        `together` drives it."""
+        """Return the engine's federation, which counts operations as every run does."""
         config = self.config(judge, executor)
         fabric = launched(self.accelerator, self.precision)
-        fed = assembled(fabric, config, data, [self.initial(data)], method, callbacks, folder)
-        for trainer in fed.worker.trainers:
-            trainer.together = together
-        choose_executors(fed.run, fed.worker.trainers)
-        if counts:
-            count_costs(fed.run, fed.worker.trainers)
-        return fed
+        initial = [self.initial(data)]
+        federation = assembled(
+            fabric, config, data, initial, method, callbacks, folder, together=together
+        )
+        choose_executors(federation.run, federation.worker.trainers)
+        count_costs(federation.run, federation.worker.trainers)
+        return federation
 
-
-def callback_round(fed: Federation) -> Callable[[int], None]:
-    """A round of the loop in `Federation.fit`, with what its callbacks do."""
-
-    def round(t: int) -> None:
-        with contextlib.redirect_stderr(io.StringIO()):  # the progress line
-            fed.tell("on_round_end", fed.round(t))
-
-    return round
+    def seconds(
+        self, sides: Mapping[str, Federation | BareFedAvg], pairs: int
+    ) -> dict[str, list[float]]:
+        """Return CPU seconds of `rounds_at_once` rounds of each side, callbacks included."""
+        rounds = {name: Rounds(side, self.rounds_at_once) for name, side in sides.items()}
+        return interleaved(rounds, pairs)
 
 
 def launched(accelerator: str = "cpu", precision: Any = "32-true") -> Fabric:
-    """One process."""
     fabric = one_process(precision, accelerator)
     fabric.launch()
     return fabric
 
 
-def workloads(root: Path) -> dict[str, Workload]:
-    """All of them by name; real data are looked for in `root`."""
-    mnist = DataConfig(source="mnist", root=str(root), fraction=0.02, alpha=0.1)
-    cifar = DataConfig(
-        source="arrays", root=str(root / "cifar10_10pct.npz"), fraction=0.128, partition="iid"
-    )
+def workloads() -> dict[str, Workload]:
+    """Return all workloads by name."""
+    mnist = DataConfig(source="mnist", root=str(DATA), fraction=0.02, alpha=0.1)
+    images = str(DATA / "cifar10_10pct.npz")
+    cifar = DataConfig(source="arrays", root=images, fraction=0.128, partition="iid")
     digits = DataConfig(source="digits", partition="iid")
     cnn = Component("fl_lightning.models.cnn.CNN")
+    resnet = Component("fl_lightning.models.resnet18.ResNet18")
+    tiny = Component("fl_lightning.models.mlp.MLP", {"hidden": (32,)})
     cnn10 = Workload("mnist-cnn-b10", cnn, mnist, (1, 28, 28), 1200, 200, batch_size=10)
-    resnet = Workload(
-        "resnet18",
-        Component("fl_lightning.models.resnet18.ResNet18"),
-        cifar,
-        (3, 32, 32),
-        640,
-        128,
-        batch_size=32,
-    )
-    mlp = Workload(
+    resnet18 = Workload("resnet18", resnet, cifar, (3, 32, 32), 640, 128, batch_size=32)
+    some_mlps = Workload(
         "100-mlps-10-a-round",
-        Component("fl_lightning.models.mlp.MLP", {"hidden": (32,)}),
+        tiny,
         digits,
         (1, 8, 8),
         1437,
@@ -218,10 +192,12 @@ def workloads(root: Path) -> dict[str, Workload]:
         goal=1.3,
     )
     cnn64 = replace(cnn10, name="mnist-cnn-b64", batch_size=64)
-    everyone = replace(mlp, name="100-mlps-all", participation=1.0, rounds_at_once=2)
-    return {w.name: w for w in (cnn10, cnn64, resnet, mlp, everyone)}
+    all_mlps = replace(some_mlps, name="100-mlps-all", participation=1.0, rounds_at_once=2)
+    return {work.name: work for work in (cnn10, cnn64, resnet18, some_mlps, all_mlps)}
 
 
-def data_root() -> Path:
-    """Where real data are looked for: FL_DATA, or `shared/data` beside the repository."""
-    return Path(os.environ.get("FL_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+def alone(function: Callable[..., Any], *args: object) -> Any:
+    """Return what `function` returns in a new process with one thread."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return pool.submit(function, *args).result()

@@ -41,21 +41,23 @@ class Attack(Transform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fine = (self.clients is None) != (self.share is None)
+        valid = (self.clients is None) != (self.share is None)
         check(
             "callbacks.attack.clients",
             self.clients,
-            fine,
+            valid,
             "either clients or share says who attacks",
         )
-        fine = are_numbers(self.clients)
-        check("callbacks.attack.clients", self.clients, fine, "it must be a list of client numbers")
+        valid = are_numbers(self.clients)
+        check(
+            "callbacks.attack.clients", self.clients, valid, "it must be a list of client numbers"
+        )
 
     def on_fit_start(self, run: RunContext) -> None:
         """Choose the attackers; with `label_flip`, turn their training labels."""
         sent = any(g.up_mask.any() for g in run.groups)
-        allowed = f"{run.method_name} uploads no model: label_flip"
-        check("callbacks.attack.kind", self.kind, sent or self.kind == "label_flip", allowed)
+        requirement = f"{run.method_name} uploads no model: label_flip"
+        check("callbacks.attack.kind", self.kind, sent or self.kind == "label_flip", requirement)
         for callback in run.callbacks[: run.callbacks.index(self)]:
             if isinstance(callback, Transform) and callback.changes_upload:
                 name = type(callback).__name__.lower()
@@ -65,29 +67,31 @@ class Attack(Transform):
                     f"it must come before {name}, which is no attacker's",
                 )
         if self.clients is not None:
-            fine = all(0 <= c < run.clients for c in self.clients)
+            valid = all(0 <= c < run.clients for c in self.clients)
             check(
                 "callbacks.attack.clients",
                 self.clients,
-                fine,
+                valid,
                 f"they must lie in [0, {run.clients - 1}]",
             )
             self.attackers = frozenset(self.clients)
         else:
             share = self.share or 0.0
             count = round(share * run.clients)
-            allowed = f"of {run.clients} clients that comes to 0: above {0.5 / run.clients:g}, or 0"
-            check("callbacks.attack.share", share, count > 0 or share == 0, allowed)
+            requirement = (
+                f"of {run.clients} clients that comes to 0: above {0.5 / run.clients:g}, or 0"
+            )
+            check("callbacks.attack.share", share, count > 0 or share == 0, requirement)
             drawn = numpy_rng(run.config.seed, "attackers").choice(
                 run.clients, count, replace=False
             )
             self.attackers = frozenset(int(c) for c in drawn)
         if self.kind == "label_flip":
-            fine = run.data.task == "classification"
+            valid = run.data.task == "classification"
             check(
                 "callbacks.attack.kind",
                 self.kind,
-                fine,
+                valid,
                 "it flips classes, and a regression has none",
             )
             last = run.data.num_classes - 1
@@ -98,8 +102,8 @@ class Attack(Transform):
         """Upload something else."""
         if client.id not in self.attackers or self.kind == "label_flip":
             return
-        known = client.reference
-        change = payload.vector - known
+        reference = client.reference
+        change = payload.vector - reference
         if self.kind == "noise":
             sent = [change[s.start : s.stop] for s in payload.layout.segments(payload.sent)]
             if not sent:
@@ -107,4 +111,4 @@ class Attack(Transform):
             draws = client.generator("attack")
             noise = torch.randn(change.shape, generator=draws, dtype=torch.float64).to(change)
             change = -noise * torch.cat(sent).square().mean().sqrt()
-        payload.vector = known - self.scale * change
+        payload.vector = reference - self.scale * change

@@ -1,9 +1,8 @@
-"""What may hang on a run, in three kinds: a relation says who receives whose knowledge
-(`relations`), a transform may change what travels, an observer sees each round's record. An
-aggregator makes one model of a round's uploads.
+"""Base classes of callbacks: transforms change messages, observers read each round's record, and
+aggregators make one model of a round's uploads. Relations are in `relations`.
 
-None keeps anything that matters on itself. What must survive a round it declares as named tensors
-of the client or the server: those move between ranks, are saved and are resumed.
+State that must survive a round is declared as named tensors of the client or the server: these
+move between ranks, are saved and are resumed.
 """
 
 from __future__ import annotations
@@ -16,19 +15,18 @@ from torch import Tensor
 
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import check_ranges
-from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunContext
+from fl_lightning.core import Client, Payload, Phase, RelationInputs, RoundRecord, RunContext
 from fl_lightning.core.mixing import mean_of
-from fl_lightning.core.protocols import Method
-from fl_lightning.core.server import GroupServer
+from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.foundation import log
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.privacy.steps import Private
 
 STAGES = ("observe", "draw", "show", "write", "log", "save", "send")
-"""When the hooks of callbacks run: all of one stage, then those of the next."""
+"""Hooks of all callbacks of one stage run before those of the next."""
 
 
 def in_order(callbacks: Iterable[Callback], loggers: Iterable[Callback] = ()) -> list[Callback]:
-    """Callbacks in the order in which their hooks run; of one stage, as given. `loggers` log at the
+    """Return callbacks by stage, within a stage as given; `loggers` come at stage `log` at the
     earliest."""
     placed = [(STAGES.index(callback.stage), callback) for callback in callbacks]
     placed += [(max(STAGES.index(logger.stage), STAGES.index("log")), logger) for logger in loggers]
@@ -36,10 +34,10 @@ def in_order(callbacks: Iterable[Callback], loggers: Iterable[Callback] = ()) ->
 
 
 class Callback:
-    """What all kinds have in common.
+    """Base of all callbacks.
 
     Raises:
-        TypeError: a subclass has a hook that its kind has not: nobody would call it.
+        TypeError: a subclass defines a hook that the engine never calls for its kind.
     """
 
     stage: ClassVar[Literal["observe", "draw", "show", "write", "log", "save", "send"]] = "observe"
@@ -82,12 +80,11 @@ class Callback:
 
 
 class Transform(Callback):
-    """May change what travels: quantise it, leave layers out, add noise. They run in the
-    configuration's order.
+    """Changes messages between clients and server: quantises, leaves layers out, adds noise.
 
-    Their hooks run on the client's home rank. One that changes a model on its way, or which of its
-    blocks travel (`vector`, `sent`), says so in its class: what is kept of clients goes by it, and
-    a change that was not declared is an error.
+    Transforms run in the configuration's order, on the client's home rank. A class that changes a
+    payload's `vector` or `sent` must declare it: storage depends on it, and an undeclared change
+    is an error.
     """
 
     changes_download: ClassVar[bool] = False
@@ -101,9 +98,9 @@ class Transform(Callback):
     """Whether what it changes includes `payload.vectors`; else it is refused beside a method that
     exchanges any."""
     deployed: ClassVar[bool] = False
-    """Whether it works where clients are sites (`fl-train deploy`): the centre runs `on_download`,
-    and the site `on_upload`, which reads nothing of the server. What it keeps with a client travels
-    to the centre in the clear."""
+    """Whether it works with `fl-train deploy`: the centre runs `on_download`, and the site
+    `on_upload`, which reads nothing of the server. Its client memory travels to the centre in the
+    clear."""
 
     def on_fit_start(self, run: RunContext) -> None:
         """Say so where it changes the model alone, and the method sends none (but class means, or
@@ -128,81 +125,69 @@ class Transform(Callback):
         """`payload` is about to reach `client`. To change its numbers, give it a new `vector`
         (`changes_download`)."""
 
+    def on_phase(self, client: Client, phase: Phase) -> Private | None:
+        """`client` is about to train `phase`; returns how its steps are protected (None: they are
+        not)."""
+        return None
+
     def on_upload(self, client: Client, payload: Payload) -> None:
         """`payload` is about to leave `client`. To change its numbers, give it a new `vector`
         (`changes_upload`)."""
 
 
-def client_memory(run: RunContext) -> dict[str, Tensor]:
-    """What the method and the transforms keep with every client, with its first values.
-
-    Raises:
-        BadInput: one keeps something and does not declare it: it would be lost; or by a name that
-            is another's.
-    """
-    named: dict[str, Tensor] = {}
-    parts: list[Method | Transform] = [
-        run.method,
-        *(c for c in run.callbacks if isinstance(c, Transform)),
-    ]
-    for part in parts:
-        first = part.init_client(run)
-        if first and not part.client_memory:
-            allowed = "its init_client gives tensors: set it to True"
-            raise BadInput(f"{type(part).__name__}.client_memory", False, allowed)
-        for name, tensor in first.items():
-            if name in named or name.startswith(("optimizer.", "received.")):
-                allowed = (
-                    "it is another's: names of one's own begin otherwise than with optimizer. or "
-                    "received."
-                )
-                raise BadInput(f"{type(part).__name__}.init_client", name, allowed)
-            named[name] = tensor.clone()
-    return named
-
-
 class Observer(Callback):
-    """Sees what happens, and adds metrics and pictures to the record. Its hooks run on every rank
-    (rank 0 is `run.is_main`), but for `on_client_end`."""
+    """Reads the record and adds metrics and pictures. Hooks run on every rank (rank 0 is
+    `run.is_main`), but for `on_client_end`."""
 
-    def on_round_start(self, run: RunContext, round: int, cohort: list[int]) -> None:
+    def on_round_start(
+        self,
+        run: RunContext,
+        round: int,
+        cohort: list[int],
+    ) -> None:
         """The cohort is drawn; nothing has been sent."""
 
     def on_client_end(self, run: RunContext, client: int) -> None:
         """`client` has uploaded in this round (home rank only)."""
 
+    def on_aggregate(self, run: RunContext, server: Server) -> None:
+        """The method has aggregated what clients of the round have uploaded; what is added to
+        `server.metrics` becomes part of the record."""
+
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """The round is complete and scored."""
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
-        """What this observer contributes to `summary.json` after the last round; rank 0's is kept.
+        """Return entries of `summary.json` after the last round; rank 0's are kept.
 
-        A key that another part of the run contributes, too, ends the run with an error.
+        A key that two parts of a run give ends the run with an error.
         """
         return {}
 
-    def on_fit_end(self, run: RunContext, summary: Mapping[str, Any]) -> None:
-        """The last round is over; `summary` is the content of `summary.json`, with everyone's
-        contributions."""
+    def on_fit_end(
+        self,
+        run: RunContext,
+        summary: Mapping[str, Any],
+    ) -> None:
+        """The last round is over; `summary` is the content of `summary.json`."""
 
     def on_close(self, run: RunContext) -> None:
-        """Runs last, whether the run ended well or not: let go of files and bars."""
+        """Runs last, also after an error: close files and bars."""
 
 
 class Aggregator(Callback):
-    """How a round's uploads become the one model that everybody receives. This one: the mean by the
-    relation's weights.
+    """Combines a round's uploads into the global model; here the mean by the relation's weights.
 
-    At most one callback of a run is one, and only where the method's relation is a global model's.
+    A run has one aggregator at most, and only with a method whose relation is global.
     """
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where there is no global model, or another aggregator."""
-        allowed = "it needs a method whose relation is a global model's, as fedavg's is"
-        check(self.config_key, run.method_name, run.relation.is_global, allowed)
+        requirement = "it needs a method whose relation is a global model's, as fedavg's is"
+        check(self.config_key, run.method_name, run.relation.is_global, requirement)
         first = next(c for c in run.callbacks if isinstance(c, Aggregator))
-        allowed = f"one way to aggregate, and {type(first).__name__.lower()} is one already"
-        check(self.config_key, "", first is self, allowed)
+        requirement = f"one way to aggregate, and {type(first).__name__.lower()} is one already"
+        check(self.config_key, "", first is self, requirement)
 
     def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
         """The sources' weights, (L, n) summing to 1, from those of the relation, `p`."""
@@ -217,7 +202,12 @@ class Aggregator(Callback):
         """
         return mean_of(W, p)
 
-    def finished(self, mean: Tensor, group: GroupServer, who: Sequence[int]) -> Tensor:
+    def finished(
+        self,
+        mean: Tensor,
+        group: GroupServer,
+        who: Sequence[int],
+    ) -> Tensor:
         """The model (D,) that `mean` becomes, which was made of the uploads of `who`; on every
         rank."""
         return mean

@@ -45,8 +45,13 @@ def blurred(
         others = others.scatter(-1, order[..., top:], 0.0)
     if decimals is not None:
         others = others.round(decimals=decimals)
-    mass, equal = others.sum(-1, keepdim=True), (~own).to(rows)
-    shares = torch.where(mass > 0, others / mass, equal / equal.sum(-1, keepdim=True))
+    mass = others.sum(-1, keepdim=True)
+    equal = (~own).to(rows)
+    shares = torch.where(
+        mass > 0,
+        others / mass,
+        equal / equal.sum(-1, keepdim=True),
+    )
     left = torch.where(own, 0.0, rows).sum(-1, keepdim=True)
     return torch.where(own, rows, shares * left)
 
@@ -78,8 +83,8 @@ class BlurRelation(Transform, Observer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = any(value is not None for value in (self.decimals, self.noise, self.top))
-        check(self.config_key, "", given, "one of decimals, noise and top must be given")
+        is_set = any(value is not None for value in (self.decimals, self.noise, self.top))
+        check(self.config_key, "", is_set, "one of decimals, noise and top must be given")
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where there is no relation to change, or two would change it; from now
@@ -104,23 +109,24 @@ class BlurRelation(Transform, Observer):
             not share,
             f"{self.config_key} does not cover clients that join: 0",
         )
-        relation.blur, self._seed = self._changed, run.config.seed
+        relation.blur = self._changed
+        self._seed = run.config.seed
 
     def _changed(
         self, rows: Tensor, receivers: Sequence[int], sources: Sequence[int], round: int
     ) -> Tensor:
         """The rows (L, m, n) of `receivers` by `sources`, as they are mixed by in `round`."""
         self._used = True
-        own = torch.tensor(receivers)[:, None] == torch.tensor(sources, dtype=torch.int64)
+        is_own = torch.tensor(receivers)[:, None] == torch.tensor(sources, dtype=torch.int64)
         noise = None
         if self.noise is not None:
             shape = (len(rows), len(sources))
             draws = (generator(self._seed, "noise of the relation", round, c) for c in receivers)
             drawn = [torch.randn(shape, generator=each, dtype=rows.dtype) for each in draws]
             noise = self.noise * torch.stack(drawn, 1)
-        return blurred(rows, own, self.decimals, noise, self.top)
+        return blurred(rows, is_own, self.decimals, noise, self.top)
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Raise `BadInput` where the method has passed the changed rows by."""
-        allowed = "its server mixes by rows of its own, past its relation's (`mix_by`)"
-        check(self.config_key, run.method_name, self._used, allowed)
+        requirement = "its server mixes by rows of its own, past its relation's (`mix_by`)"
+        check(self.config_key, run.method_name, self._used, requirement)

@@ -51,9 +51,17 @@ class Canaries(Transform, Observer):
 
     share: PositiveShare = 1.0
     guesses: PositiveShare = 0.2
-    _canaries: frozenset[int] = field(default=frozenset(), init=False, repr=False)
+    _canaries: frozenset[int] = field(
+        default=frozenset(),
+        init=False,
+        repr=False,
+    )
     _privacy: LocalPrivacy | CentralPrivacy | None = field(default=None, init=False, repr=False)
-    _before: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _before: dict[int, Tensor] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
     """This round's global models before it, by group."""
 
     def on_fit_start(self, run: RunContext) -> None:
@@ -71,7 +79,11 @@ class Canaries(Transform, Observer):
         )
         self._privacy = claims[0]
         count = max(1, round(self.share * run.clients))
-        drawn = numpy_rng(run.config.seed, "canaries").choice(run.clients, count, replace=False)
+        drawn = numpy_rng(run.config.seed, "canaries").choice(
+            run.clients,
+            count,
+            replace=False,
+        )
         self._canaries = frozenset(int(c) for c in drawn)
 
     def init_client(self, run: RunContext) -> dict[str, Tensor]:
@@ -82,7 +94,12 @@ class Canaries(Transform, Observer):
             ROUNDS: torch.zeros((), dtype=torch.int64),
         }
 
-    def on_round_start(self, run: RunContext, round: int, cohort: list[int]) -> None:
+    def on_round_start(
+        self,
+        run: RunContext,
+        round: int,
+        cohort: list[int],
+    ) -> None:
         """Keep the global models."""
         self._before = {g.index: g.vectors[MODEL].clone() for g in run.groups}
 
@@ -95,7 +112,13 @@ class Canaries(Transform, Observer):
         payload.vector = base.clone()
         if coin(client.run, client.id):
             payload.vector += (
-                LONG * self._clip(client.run) * direction(client.run, client.group, client.id)
+                LONG
+                * self._clip(client.run)
+                * direction(
+                    client.run,
+                    client.group,
+                    client.id,
+                )
             )
         if local:  # taken off again from what the server receives
             client.memory[SCORE] = client.memory[SCORE] - self._along(
@@ -107,7 +130,11 @@ class Canaries(Transform, Observer):
         if client not in self._canaries or not isinstance(self._privacy, LocalPrivacy):
             return
         received = run.states[client].received[MODEL]
-        self._add(run, client, self._along(run, run.group_of(client), client, received))
+        self._add(
+            run,
+            client,
+            self._along(run, run.group_of(client), client, received),
+        )
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Of central privacy: the change of the global model."""
@@ -122,11 +149,22 @@ class Canaries(Transform, Observer):
                     run, client, len(record.clients) * self._along(run, group, client, change)
                 )
 
-    def _add(self, run: RunContext, client: int, score: float) -> None:
+    def _add(
+        self,
+        run: RunContext,
+        client: int,
+        score: float,
+    ) -> None:
         memory = run.states[client].memory
         memory[SCORE], memory[ROUNDS] = memory[SCORE] + score, memory[ROUNDS] + 1
 
-    def _along(self, run: RunContext, group: ModelGroup, client: int, vector: Tensor) -> float:
+    def _along(
+        self,
+        run: RunContext,
+        group: ModelGroup,
+        client: int,
+        vector: Tensor,
+    ) -> float:
         unit = direction(run, group, client).double()
         return float(vector.to(unit.device).double() @ unit) / self._clip(run)
 
@@ -156,7 +194,12 @@ class Canaries(Transform, Observer):
             "privacy_canary_right": right,
             "privacy_canary_right_low": low,
             "privacy_canary_right_high": high,
-            "privacy_epsilon_bound": lower_bound(len(scored), 2 * half, right, self._privacy.delta),
+            "privacy_epsilon_bound": lower_bound(
+                len(scored),
+                2 * half,
+                right,
+                self._privacy.delta,
+            ),
         }
 
 
@@ -167,10 +210,8 @@ def coin(run: RunContext, client: int) -> bool:
 
 def direction(run: RunContext, group: ModelGroup, client: int) -> Tensor:
     """A canary's direction (D,), of length 1 over what its group sends."""
-    draws, vector = (
-        generator(run.config.seed, "canary direction", client),
-        torch.zeros_like(group.initial),
-    )
+    draws = generator(run.config.seed, "canary direction", client)
+    vector = torch.zeros_like(group.initial)
     for s in group.layout.segments(group.up_mask & group.down_mask):
         vector[s.start : s.stop] = torch.randn(s.stop - s.start, generator=draws).to(vector)
     return vector / torch.linalg.vector_norm(vector)

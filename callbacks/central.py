@@ -24,6 +24,7 @@ from fl_lightning.configuration.optimizerkeys import check_noise
 from fl_lightning.configuration.ranges import Range
 from fl_lightning.core import Client, Payload, RoundRecord, RunContext
 from fl_lightning.core.server import GroupServer
+from fl_lightning.core.traits import MARK, declares, is_shipped
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import ENTROPY, generator, unrepeatable
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, epsilon
@@ -32,11 +33,6 @@ from fl_lightning.privacy.mechanism import MODEL, clipped, moved, repaired
 CLIP, NOISE, TAKEN = "privacy.clip", "privacy.noise", "privacy.taken"
 """Tensors of the server's memory: the clip and the noise of the next round, and how many rounds
 each client was in."""
-MEAN_ALONE = ("Method", "ServerOptimizer", "FedDyn", "PFedMe")
-"""Classes of methods whose server sees uploads through the relation's mean alone; a method whose
-`aggregate` or `broadcast` is another's may look at single uploads."""
-STILL = ("FedBABU", "FFALoRA")
-"""Classes of our methods whose personal part never trains: it is the initial one, everybody's."""
 RATE, COUNTING = 0.2, 20
 """Of adaptive clipping (Andrew et al., 2021, section 3): the step of the clip, and n over the noise
 of the count."""
@@ -55,19 +51,24 @@ def refusal(method: Any) -> str | None:
             f"its clients also upload {(kinds + slots)[0]}, which the noise on the mean does not "
             f"cover"
         )
-    owners = {hook: _owner(method, hook) for hook in ("aggregate", "broadcast")}
-    if odd := [f"{hook} of {owner}" for hook, owner in owners.items() if owner not in MEAN_ALONE]:
-        return f"its server ({odd[0]}) may look at single uploads, or weighs them"
+    for hook in ("aggregate", "broadcast"):
+        if not hasattr(getattr(method, hook), MARK):
+            place = f"{hook} of {_owner(method, hook)}"
+            return f"its server ({place}) may look at single uploads, or weighs them"
     if (
         not isinstance(relation, SampleCounts)
         or relation.sources != "cohort"
-        or method.everyone_first
+        or method.traits.everyone_first
     ):
         return "its server weighs uploads in another way, or those of earlier rounds"
     return None
 
 
-def keeps_state(config: Config, method: Any, callbacks: Iterable[Any]) -> bool:
+def keeps_state(
+    config: Config,
+    method: Any,
+    callbacks: Iterable[Any],
+) -> bool:
     """Whether clients may keep anything of their data from round to round that a later upload
     depends on.
 
@@ -80,13 +81,11 @@ def keeps_state(config: Config, method: Any, callbacks: Iterable[Any]) -> bool:
             with clients.
         callbacks: objects or classes.
     """
-    remembers = any(getattr(part, "client_memory", False) for part in (method, *callbacks))
-    still = (
-        type(method).__module__.startswith("fl_lightning.methods.")
-        and type(method).__name__ in STILL
+    remembers = any(declares(part, "client_memory") for part in (method, *callbacks))
+    own_part = _owner(method, "scope") != "Method" and not (
+        is_shipped(method) and method.traits.still
     )
-    own_part = _owner(method, "scope") != "Method" and not still
-    own_vectors = bool(method.slots()) or method.starts != "server"
+    own_vectors = bool(method.slots()) or method.traits.starts != "server"
     return remembers or own_part or own_vectors or config.optimizer.keep_state
 
 
@@ -129,12 +128,22 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     _noise: float = field(default=0.0, init=False, repr=False)
     _stateful: bool = field(default=False, init=False, repr=False)
     """Whether clients keep state (`keeps_state`)."""
-    _within: dict[int, bool] = field(default_factory=dict, init=False, repr=False)
+    _within: dict[int, bool] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
     """This round's uploads of this rank: whether a client's change was within the clip."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_noise(self.config_key, self.clip, self.noise, self.epsilon_target, self.delta)
+        check_noise(
+            self.config_key,
+            self.clip,
+            self.noise,
+            self.epsilon_target,
+            self.delta,
+        )
 
     # ---------------------------------------------------------------- before the first round
 
@@ -145,10 +154,15 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         own_buffers = any(
             b.is_floating_point() for group in run.groups for b in group.initial_buffers
         )
-        self._stateful = own_buffers or keeps_state(run.config, run.method, run.callbacks)
+        self._stateful = own_buffers or keeps_state(
+            run.config,
+            run.method,
+            run.callbacks,
+        )
         self._noise = self._multiplier(run.config, run.method)
         Unweighted.on_fit_start(self, run)
-        key, several = self.config_key, len(run.groups) > 1
+        key = self.config_key
+        several = len(run.groups) > 1
         check(
             "model",
             [g.name for g in run.groups],
@@ -156,15 +170,19 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             f"{key} takes clients of one architecture",
         )
         last = [c for c in run.callbacks if isinstance(c, Transform)][-1]
-        allowed = (
+        requirement = (
             f"it must be named before {key.removeprefix('callbacks.')}, which bounds what is sent "
             f"in the end"
         )
-        check(last.config_key, "", last is self, allowed)
-        memory, now = run.server.memory, torch.tensor(self._noise, dtype=torch.float64)
+        check(last.config_key, "", last is self, requirement)
+        memory = run.server.memory
+        now = torch.tensor(self._noise, dtype=torch.float64)
         before = [float(memory.get(NOISE, now))]
         check_noise_stays(f"{key}.epsilon_target", self.epsilon_target, before, [self._noise])
-        first = {CLIP: torch.tensor(self.clip, dtype=torch.float64), NOISE: now}
+        first = {
+            CLIP: torch.tensor(self.clip, dtype=torch.float64),
+            NOISE: now,
+        }
         first[TAKEN] = torch.zeros(run.clients, dtype=torch.int64)
         run.server.memory |= {name: memory.get(name, tensor) for name, tensor in first.items()}
 
@@ -178,20 +196,34 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         key = self.config_key
         if why := refusal(method):
             raise BadInput(key, type(method).__name__.lower(), why)
-        allowed = f"it must lie below one over the {config.clients} clients"
-        check(f"{key}.delta", self.delta, self.delta < 1 / config.clients, allowed)
+        requirement = f"it must lie below one over the {config.clients} clients"
+        check(
+            f"{key}.delta",
+            self.delta,
+            self.delta < 1 / config.clients,
+            requirement,
+        )
         noise = self.noise if self.noise is not None else self._calibrated(config, method)
-        size, most = _size(config), 2 * _size(config) / COUNTING
-        allowed = (
+        size = _size(config)
+        most = 2 * _size(config) / COUNTING
+        requirement = (
             f"with cohorts of {size} and noise {noise:.4g} there is none left for the count: noise "
             f"below {most:g}"
         )
-        check(f"{key}.quantile", self.quantile, self.quantile is None or noise < most, allowed)
+        check(
+            f"{key}.quantile",
+            self.quantile,
+            self.quantile is None or noise < most,
+            requirement,
+        )
         return noise
 
     def _calibrated(self, config: Config, method: Any) -> float:
-        key, target = f"{self.config_key}.epsilon_target", float(self.epsilon_target or 0)
-        times, enough, why = _rounds(config, method), list[float](), None
+        key = f"{self.config_key}.epsilon_target"
+        target = float(self.epsilon_target or 0)
+        times = _rounds(config, method)
+        enough = list[float]()
+        why = None
         for make in self._ways(config, times, config.federation.rounds):
             try:
                 enough.append(calibrated(make, target, self.delta, key))
@@ -218,11 +250,11 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Bound the change from the global model."""
         if payload.sent.tobytes() != client.group.up_mask.tobytes():
-            allowed = (
+            requirement = (
                 "it sends other blocks than its scope says, and which they are may tell of the data"
             )
             raise BadInput(
-                f"{self.config_key} refuses {client.run.method_name}", client.round, allowed
+                f"{self.config_key} refuses {client.run.method_name}", client.round, requirement
             )
         clip = float(client.run.server.memory[CLIP])
 
@@ -231,23 +263,44 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             self._within[client.id] = torch.equal(short, change)
             return short
 
-        payload.vector = moved(client, payload, client.group.vectors[MODEL], bounded)
+        payload.vector = moved(
+            client,
+            payload,
+            client.group.vectors[MODEL],
+            bounded,
+        )
 
-    def finished(self, mean: Tensor, group: GroupServer, who: Sequence[int]) -> Tensor:
+    def finished(
+        self,
+        mean: Tensor,
+        group: GroupServer,
+        who: Sequence[int],
+    ) -> Tensor:
         """With noise on all that is handed on; the rounds of `who` are counted, and the clip
         follows their norms."""
-        run, n = group.server.run, len(who)
-        memory, draws = run.server.memory, self._draws(run, group.server.round)
-        clip, noise, counting = float(memory[CLIP]), self._noise, run.cohort_size / COUNTING
+        run = group.server.run
+        n = len(who)
+        memory = run.server.memory
+        draws = self._draws(run, group.server.round)
+        clip = float(memory[CLIP])
+        noise = self._noise
+        counting = run.cohort_size / COUNTING
         # the two together are as good as one message with the whole noise
         if self.quantile is not None:
             noise = (self._noise**-2 - (2 * counting) ** -2) ** -0.5
         for s in group.layout.segments(group.group.down_mask):
-            normal = torch.randn(s.stop - s.start, generator=draws, dtype=torch.float32)
+            normal = torch.randn(
+                s.stop - s.start,
+                generator=draws,
+                dtype=torch.float32,
+            )
             mean[s.start : s.stop] += (noise * clip / n * normal).to(mean)
         taken = memory[TAKEN].clone()
         taken[torch.tensor(who)] += 1
-        run.server.memory |= {TAKEN: taken, NOISE: torch.tensor(self._noise, dtype=torch.float64)}
+        run.server.memory |= {
+            TAKEN: taken,
+            NOISE: torch.tensor(self._noise, dtype=torch.float64),
+        }
         if self.quantile is not None:
             within = run.processes.gather_by_client(self._within)
             count = sum(within[c] - 0.5 for c in who) + counting * float(
@@ -268,9 +321,14 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Epsilon so far: the largest client's, and each client's; with `quantile`, the clip of the
         next round."""
-        taken, t = run.server.memory[TAKEN].tolist(), run.server.round
+        taken = run.server.memory[TAKEN].tolist()
+        t = run.server.round
         for row in record.clients:
-            row["privacy_epsilon"] = self._epsilon(run.config, taken[int(row["client"])], t)
+            row["privacy_epsilon"] = self._epsilon(
+                run.config,
+                taken[int(row["client"])],
+                t,
+            )
         record.metrics["privacy_epsilon"] = self._epsilon(run.config, max(taken), t)
         if self.quantile is not None:
             record.metrics["privacy_clip"] = float(run.server.memory[CLIP])
@@ -283,10 +341,16 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         ways = self._ways(config, times, rounds)
         return min(epsilon(make(self._noise), self.delta, replace_one=replace_one) for make in ways)
 
-    def _ways(self, config: Config, times: int, rounds: int) -> list[Any]:
+    def _ways(
+        self,
+        config: Config,
+        times: int,
+        rounds: int,
+    ) -> list[Any]:
         """How a run's messages can be accounted, as mechanisms of a noise: the smaller epsilon
         holds."""
-        size, clients = _size(config), config.clients
+        size = _size(config)
+        clients = config.clients
         ways = [lambda noise: [Mechanism(noise, times)]]
         if size < clients and not self._stateful:
             ways.append(lambda noise: [Mechanism(noise, rounds, cohort=(size, clients))])
@@ -299,10 +363,16 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             run.config, int(memory[TAKEN].max()), run.server.round, float(memory[CLIP])
         )
 
-    def _report(self, config: Config, times: int, rounds: int, clip: float) -> dict[str, Any]:
-        known = epsilon([Mechanism(self._noise, times)], self.delta)
+    def _report(
+        self,
+        config: Config,
+        times: int,
+        rounds: int,
+        clip: float,
+    ) -> dict[str, Any]:
+        of_known_cohorts = epsilon([Mechanism(self._noise, times)], self.delta)
         least = self._epsilon(config, times, rounds)
-        secret = ", who do not know the cohorts" if least < known else ""
+        secret = ", who do not know the cohorts" if least < of_known_cohorts else ""
         if self._stateful and _size(config) < config.clients:
             secret = (
                 ", also those who know the cohorts: clients keep state, so secret cohorts do not "
@@ -311,7 +381,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         return {
             "privacy_epsilon": least,
             "privacy_epsilon_replace_one": self._epsilon(config, times, rounds, replace_one=True),
-            "privacy_epsilon_known_cohorts": known,
+            "privacy_epsilon_known_cohorts": of_known_cohorts,
             "privacy_delta": self.delta,
             "privacy_unit": "client",
             "privacy_mechanism": "central",

@@ -49,8 +49,13 @@ class _Channel(Observer):
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where there are two channels: a round has one length."""
-        given = [type(c).__name__.lower() for c in run.callbacks if isinstance(c, _Channel)]
-        check("callbacks", ", ".join(given), len(given) == 1, "one channel at a time")
+        channels = [type(c).__name__.lower() for c in run.callbacks if isinstance(c, _Channel)]
+        check(
+            "callbacks",
+            ", ".join(channels),
+            len(channels) == 1,
+            "one channel at a time",
+        )
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Add each client's seconds, and those of the slowest: the round's."""
@@ -58,10 +63,29 @@ class _Channel(Observer):
             [[row["download_bytes"], row["upload_bytes"]] for row in record.clients],
             dtype=np.float64,
         )
-        rates = self.rates(run, record.round, [int(row["client"]) for row in record.clients], sizes)
-        travel = np.where(sizes > 0, 8 * sizes / rates + self.latency_ms / 1e3, 0.0)
-        for row, (download, upload) in zip(record.clients, travel.tolist(), strict=True):
-            row |= dict(zip(PARTS, (download, self._computing(row), upload), strict=True))
+        rates = self.rates(
+            run,
+            record.round,
+            [int(row["client"]) for row in record.clients],
+            sizes,
+        )
+        travel = np.where(
+            sizes > 0,
+            8 * sizes / rates + self.latency_ms / 1e3,
+            0.0,
+        )
+        for row, (download, upload) in zip(
+            record.clients,
+            travel.tolist(),
+            strict=True,
+        ):
+            row |= dict(
+                zip(
+                    PARTS,
+                    (download, self._computing(row), upload),
+                    strict=True,
+                )
+            )
         if any(math.isnan(row[part]) for row in record.clients for part in PARTS):
             for row in record.clients:
                 del row["channel_compute_s"]  # nor is it known who is the slowest
@@ -73,8 +97,8 @@ class _Channel(Observer):
     def summarize(self, run: RunContext) -> dict[str, float]:
         """The run's seconds over the channel, with the rounds before a resume."""
         rows = RunFolder(run.folder).read("metrics") if run.is_main else []
-        known = rows and all("channel_s" in row for row in rows)
-        return {"total_channel_s": math.fsum(row["channel_s"] for row in rows)} if known else {}
+        complete = rows and all("channel_s" in row for row in rows)
+        return {"total_channel_s": math.fsum(row["channel_s"] for row in rows)} if complete else {}
 
 
 @dataclass
@@ -160,8 +184,8 @@ class Wireless(_Channel):
                 or bool(f.kw_only)
                 or getattr(self, f.name) == f.default
             )
-            allowed = "channel table4 has its own: leave it out"
-            check(f"{self.config_key}.{f.name}", getattr(self, f.name), fits, allowed)
+            requirement = "channel table4 has its own: leave it out"
+            check(f"{self.config_key}.{f.name}", getattr(self, f.name), fits, requirement)
         check(
             f"{self.config_key}.far",
             self.far,
@@ -171,19 +195,30 @@ class Wireless(_Channel):
 
     def distance(self, seed: int, client: int) -> float:
         """Metres to the server: the same in every round, drawn evenly over the ring's area."""
-        inner, outer = self.near**2, self.far**2
+        inner = self.near**2
+        outer = self.far**2
         return math.sqrt(
             inner + (outer - inner) * numpy_rng(seed, "channel distance", client).random()
         )
 
-    def gains(self, seed: int, round: int, client: int) -> np.ndarray:
+    def gains(
+        self,
+        seed: int,
+        round: int,
+        client: int,
+    ) -> np.ndarray:
         """Power received over power sent, down and up, shape (2,)."""
         lost = self.path_loss_db + self.path_loss_slope * math.log10(
             self.distance(seed, client) / 1e3
         )
         return _ratio(-lost) * self.faded(seed, round, client)
 
-    def faded(self, seed: int, round: int, client: int) -> np.ndarray:
+    def faded(
+        self,
+        seed: int,
+        round: int,
+        client: int,
+    ) -> np.ndarray:
         """What fading leaves of the power, down and up, shape (2,): 1 on average, and without
         `fading`."""
         if not self.fading:
@@ -197,17 +232,31 @@ class Wireless(_Channel):
         """Shannon's: band times log2(1 + signal over noise and interference)."""
         if self.channel == "table4":
             fading = np.array([self.faded(run.config.seed, round, client) for client in clients])
-            return Table4().rates(run.config.seed, round, clients, sizes, fading)
+            return Table4().rates(
+                run.config.seed,
+                round,
+                clients,
+                sizes,
+                fading,
+            )
         gain = np.array([self.gains(run.config.seed, round, client) for client in clients])
         weights = np.stack(
             [sizes[:, 0] > 0, sizes[:, 1] if self.shares == "bytes" else sizes[:, 1] > 0], axis=1
         )
         # 1: unused, never 0
-        share = np.where(sizes > 0, weights / np.maximum(weights.sum(axis=0), 1.0), 1.0)
+        share = np.where(
+            sizes > 0,
+            weights / np.maximum(weights.sum(axis=0), 1.0),
+            1.0,
+        )
         band = share * np.array([self.download_mhz, self.upload_mhz]) * 1e6
         power = 1e-3 * np.array([_ratio(self.server_dbm), _ratio(self.client_dbm)])  # watts
         power = power * np.stack([share[:, 0], np.ones(len(clients))], axis=1)
-        return rate(band, power * gain, 1e-3 * _ratio(self.noise_dbm_hz + self.interference_db))
+        return rate(
+            band,
+            power * gain,
+            1e-3 * _ratio(self.noise_dbm_hz + self.interference_db),
+        )
 
 
 @dataclass(frozen=True)
@@ -234,13 +283,22 @@ class Table4:
     server_mhz: float = 50.0
     server_dbm: float = 30.0
 
-    def client(self, seed: int, client: int) -> tuple[float, float, float]:
+    def client(
+        self,
+        seed: int,
+        client: int,
+    ) -> tuple[float, float, float]:
         """Hertz, watts and metres of a client: the same in every round."""
         ends = np.array([self.client_mhz, self.client_dbm, self.metres]).T
         mhz, dbm, metres = numpy_rng(seed, "channel table 4", client).uniform(*ends).tolist()
         return 1e6 * mhz, 1e-3 * _ratio(dbm), metres
 
-    def interference(self, seed: int, round: int, client: int) -> np.ndarray:
+    def interference(
+        self,
+        seed: int,
+        round: int,
+        client: int,
+    ) -> np.ndarray:
         """What the noise is multiplied by, down and up, shape (2,)."""
         mean, variance = np.array([self.interference_down, self.interference_up]).T
         decibels = numpy_rng(seed, "channel interference", client, round).normal(
@@ -254,15 +312,27 @@ class Table4:
         """As `Wireless.rates`; `fading` (n, 2) is what it leaves of the power."""
         hertz, watts, metres = np.array([self.client(seed, client) for client in clients]).T
         # 1: unused, never 0
-        share = np.where(sizes[:, 0] > 0, 1 / max(int((sizes[:, 0] > 0).sum()), 1), 1.0)
+        share = np.where(
+            sizes[:, 0] > 0,
+            1 / max(int((sizes[:, 0] > 0).sum()), 1),
+            1.0,
+        )
         band = np.stack([share * self.server_mhz * 1e6, hertz], axis=1)
         power = np.stack([share * 1e-3 * _ratio(self.server_dbm), watts], axis=1)
         gain = _ratio(-self.path_loss_db) * metres[:, None] ** -self.exponent * fading
         lift = np.array([self.interference(seed, round, client) for client in clients])
-        return rate(band, power * gain, 1e-3 * _ratio(self.noise_dbm_hz) * lift)
+        return rate(
+            band,
+            power * gain,
+            1e-3 * _ratio(self.noise_dbm_hz) * lift,
+        )
 
 
-def rate(band: np.ndarray, received: np.ndarray, noise: float | np.ndarray) -> np.ndarray:
+def rate(
+    band: np.ndarray,
+    received: np.ndarray,
+    noise: float | np.ndarray,
+) -> np.ndarray:
     """Shannon's bits a second.
 
     Args:

@@ -13,14 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Observer, client_memory
+from fl_lightning.callbacks.base import Observer
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt
 from fl_lightning.core import RoundRecord, RunContext
+from fl_lightning.core.client import client_memory
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.files import writing
@@ -33,6 +35,8 @@ from fl_lightning.storage.state import MODEL, ClientState, spent_by
 CHEAP = 20
 """A best round is saved early once so many times the seconds that the last checkpoint took have
 passed since it, for each run of this process."""
+_SAVING: WeakValueDictionary[int, Checkpoint] = WeakValueDictionary()
+"""Of the runs of this process, from their start to their end."""
 
 
 @dataclass
@@ -69,7 +73,11 @@ class Checkpoint(Observer):
     _took: float = field(default=0.1, init=False, repr=False)
     """Seconds that it last took to save; before that a guess: some 50 ms for ten small models."""
     _last: Manifest | None = field(default=None, init=False, repr=False)
-    _spent: dict[int, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
+    _spent: dict[int, dict[str, Any]] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
     """By client, what of its privacy was spent when this process last saved it: a visit that failed
     may spend some."""
     _kept: dict[int, Manifest] | None = field(default=None, init=False, repr=False)
@@ -78,6 +86,7 @@ class Checkpoint(Observer):
     def on_fit_start(self, run: RunContext) -> None:
         """Look at the clock, and look up which files hold the clients that the run was resumed
         with."""
+        _SAVING[id(self)] = self
         self._saved_at = time.monotonic()
         self.saved = run.resumed_from
         if run.resumed_from:
@@ -92,22 +101,28 @@ class Checkpoint(Observer):
             return
         begun = time.monotonic()
         self.save(run, score)
-        self.saved, self._saved_at = record.round, time.monotonic()
+        self.saved = record.round
+        self._saved_at = time.monotonic()
         self._took = self._saved_at - begun
 
-    def save(self, run: RunContext, score: float | None = None) -> None:
+    def save(
+        self,
+        run: RunContext,
+        score: float | None = None,
+    ) -> None:
         """Save the run as it is now, with the score of its round, where it has one."""
         with undisturbed():
             self._last = self._save(run, run.folder / "checkpoints", score)
+
+    def on_close(self, run: RunContext) -> None:
+        """Leave the process to other runs."""
+        _SAVING.pop(id(self), None)
 
     def summarize(self, run: RunContext) -> dict[str, int]:
         """The round that `--checkpoint best` stands for."""
         if not run.is_main or not self.best:
             return {}
-        folder = run.folder / "checkpoints"
-        kept = self._kept or {
-            t: m for t in disk.rounds(folder) if (m := disk.intact(folder, t)) is not None
-        }
+        kept = self._kept or disk.manifests(run.folder / "checkpoints")
         greatest = disk.best(kept.values())
         return {} if greatest is None else {"best_checkpoint_round": greatest}
 
@@ -122,60 +137,64 @@ class Checkpoint(Observer):
         longest = max(self.seconds, Checkpoint.seconds)
         return due <= 0 or sum(row["seconds"] for row in rows[:due]) < longest
 
-    def _due(self, run: RunContext, round: int, score: float | None) -> bool:
-        """Whether a round is saved: the same on every rank, by rank 0's clock and what it has
-        kept."""
+    def _due(
+        self,
+        run: RunContext,
+        round: int,
+        score: float | None,
+    ) -> bool:
+        """Return whether a round is saved: the same on every rank, by rank 0's clock and files."""
         if round % self.every or round == run.rounds or not self.seconds:
             return round == run.rounds or not round % self.every
         waited = math.inf if self._saved_at is None else time.monotonic() - self._saved_at
-        cheap = waited >= CHEAP * self._took * run.runs_in_process()
-        fine = waited >= self.seconds or (cheap and self._is_best(score))
-        return bool(run.processes.gather_objects(fine)[0])
+        cheap = waited >= CHEAP * self._took * max(1, len(_SAVING))
+        due = waited >= self.seconds or (cheap and self._is_best(score))
+        return bool(run.processes.gather_objects(due)[0])
 
     def _is_best(self, score: float | None) -> bool:
-        """Whether `score` is greater than those of all checkpoints that are kept."""
+        """Return whether `score` is greater than those of all checkpoints that are kept."""
         if not self.best or score is None or math.isnan(score):
             return False
-        greatest = disk.best((self._kept or {}).values())
-        return greatest is None or score > (self._kept or {})[greatest]["score"]
+        kept = self._kept or {}
+        greatest = disk.best(kept.values())
+        return greatest is None or score > kept[greatest]["score"]
 
-    def _save(self, run: RunContext, folder: Path, score: float | None) -> Manifest:
-        """Write all that changed since the last checkpoint, on every rank, then its manifest.
-        Returns the manifest."""
+    def _save(
+        self,
+        run: RunContext,
+        folder: Path,
+        score: float | None,
+    ) -> Manifest:
+        """Write all that changed since the last checkpoint, on every rank, then its manifest."""
         t = run.server.round
         before = self._last or {"clients": {}}
-        mine: dict[str, dict[str, Any]] = {}
+        entries: dict[str, dict[str, Any]] = {}
         changed: dict[str, dict[str, Tensor]] = {}
         for client, state in sorted(run.states.items()):
-            old, spent = (
-                before["clients"].get(str(client)),
-                {n: x.tolist() for n, x in spent_by(state).items()},
-            )
-            if (
-                old is not None
-                and old["turns"] == state.rounds
-                and spent == self._spent.get(client, {})
-            ):
-                mine[str(client)] = old
-                continue
-            self._spent[client] = spent
-            name = f"rows/client-{client:05d}-round-{t:05d}.safetensors"
-            changed[name] = _of_client(state)
-            mine[str(client)] = {"turns": state.rounds, "file": name}
-        name = f"server-round-{t:05d}.safetensors"
+            entry = before["clients"].get(str(client))
+            spent = {name: x.tolist() for name, x in spent_by(state).items()}
+            unspent = spent == self._spent.get(client, {})
+            if entry is None or entry["turns"] != state.rounds or not unspent:
+                name = f"rows/client-{client:05d}-round-{t:05d}.safetensors"
+                changed[name] = _of_client(state)
+                entry = {"turns": state.rounds, "file": name}
+                self._spent[client] = spent
+            entries[str(client)] = entry
+        server = f"server-round-{t:05d}.safetensors"
         if run.is_main:
-            changed[name] = _of_server(run)
+            changed[server] = _of_server(run)
             if "initial" not in before:
                 changed["initial.safetensors"] = _initial(run)
         written = disk.write_tensors(folder, changed)
-        for entry in mine.values():
+        for entry in entries.values():
             entry |= written.get(entry["file"], {})
-        parts = run.processes.gather_objects((mine, written))  # all vectors are on the disk
+        parts = run.processes.gather_objects((entries, written))  # all vectors are on the disk
+        files = parts[0][1]
         manifest = {
             "round": t,
             "score": score,
-            "initial": before.get("initial") or parts[0][1].get("initial.safetensors"),
-            "server": parts[0][1][name],
+            "initial": before.get("initial") or files.get("initial.safetensors"),
+            "server": files[server],
             "heard": sorted(run.server.uploaded),
             "blocks": _blocks(run),
             "dtype": str(run.dtype),
@@ -189,46 +208,45 @@ class Checkpoint(Observer):
         return manifest
 
     def _prune(self, folder: Path, newest: Manifest) -> None:
-        """Delete manifests beyond the last few and the best, and all files that none of the rest
-        names.
+        """Delete all but the last few checkpoints and the best, and files that none of these names.
 
-        At first that is seen in the folder; from then on only what this run has written is looked
-        at.
+        The first call looks through the folder, later ones at what this run has written.
         """
-        first, t = self._kept is None, newest["round"]
+        files = set[str]()
         if self._kept is None:
-            self._kept = {
-                u: m
-                for u in disk.rounds(folder)
-                if u <= t and (m := disk.intact(folder, u)) is not None
-            }
-        self._kept[t] = newest
-        stay = sorted(self._kept, reverse=True)[: self.keep]
+            saved = disk.manifests(folder)
+            self._kept = {t: m for t, m in saved.items() if t <= newest["round"]}
+            for pattern in ("manifest-*", "server-*", "rows/*"):
+                files |= {path.relative_to(folder).as_posix() for path in folder.glob(pattern)}
+        self._kept[newest["round"]] = newest
+        rounds = sorted(self._kept, reverse=True)[: self.keep]
         greatest = disk.best(self._kept.values())
         if self.best and greatest is not None:
-            stay.append(greatest)
-        named = {name for u in stay for name in disk.files_of(self._kept[u])}
-        if first:
-            globs = (folder.glob(pattern) for pattern in ("manifest-*", "server-*", "rows/*"))
-            there = {path.relative_to(folder).as_posix() for paths in globs for path in paths}
-        else:
-            there = {
-                name for u, m in self._kept.items() if u not in stay for name in disk.files_of(m)
-            }
+            rounds.append(greatest)
+        for manifest in self._kept.values():
+            files |= {*disk.files_of(manifest)}
+        self._kept = {t: self._kept[t] for t in rounds}
+        for manifest in self._kept.values():
+            files -= {*disk.files_of(manifest)}
         with writing(folder):
-            for name in there - named:
+            for name in files:
                 (folder / name).unlink(missing_ok=True)
-        self._kept = {u: self._kept[u] for u in stay}
 
 
-def why_none(callbacks: Iterable[Any], rows: Sequence[Mapping[str, float]], ended: bool) -> str:
-    """Why a run with these rows of metrics.csv has no checkpoint; `BadInput` where it had one,
-    whose files are gone."""
+def why_none(
+    callbacks: Iterable[Any],
+    rows: Sequence[Mapping[str, float]],
+    ended: bool,
+) -> str:
+    """Return why a run with these rows of metrics.csv has no checkpoint.
+
+    Raises:
+        BadInput: it had one, whose files are gone.
+    """
     savers = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
     if ended or not all(saver.may_be_none(rows) for saver in savers):
-        raise BadInput(
-            "resume", True, "the run has no checkpoint, and would begin again over its own tables"
-        )
+        problem = "the run has no checkpoint, and would begin again over its own tables"
+        raise BadInput("resume", True, problem)
     return "was stopped before its first checkpoint" if savers else "keeps no checkpoints"
 
 
@@ -237,38 +255,39 @@ def has_checkpoint(folder: Path) -> bool:
     return bool(disk.rounds(folder))
 
 
-def restore(run: RunContext, folder: Path, which: Literal["last", "best"] | int = "last") -> int:
-    """Load the newest intact checkpoint in `folder` (or the best one, or that of a round) into
-    `run`; its round.
+def restore(
+    run: RunContext,
+    folder: Path,
+    which: Literal["last", "best"] | int = "last",
+) -> int:
+    """Load a checkpoint in `folder` (the newest intact, the best, or a round's); return its round.
 
     Each rank loads its own clients and the server. Skipped checkpoints are named on stderr.
 
     Raises:
         BadInput: there is no checkpoint, none is intact, or it belongs to another model.
     """
-    there = disk.rounds(folder)
-    if which == "best":
-        greatest = disk.best(m for t in there if (m := disk.intact(folder, t)) is not None)
-        there = [greatest] if greatest is not None else []
-    elif isinstance(which, int):
-        there = [t for t in there if t == which]
-    there = run.processes.gather_objects(there)[0]
-    check("run", str(folder.parent), bool(there), "it holds no checkpoint yet")
+    rounds = disk.rounds(folder)
+    if which != "last":
+        chosen = disk.best(disk.manifests(folder).values()) if which == "best" else which
+        rounds = [t for t in rounds if t == chosen]
+    rounds = run.processes.gather_objects(rounds)[0]
+    key = "run"
+    place = str(folder.parent)
+    check(key, place, bool(rounds), "it holds no checkpoint yet")
     damaged: list[str] = []
-    for t in there:
+    for t in rounds:
         loaded, reason = None, None
         try:
             loaded = _load(run, folder, t)
         except Damaged as error:
             reason = str(error)
-        reasons = [r for r in run.processes.gather_objects(reason) if r]
+        reasons = [text for text in run.processes.gather_objects(reason) if text]
         if loaded is not None and not reasons:
             break
         damaged.append(f"round {t}: {reasons[0]}")
     else:
-        raise BadInput(
-            "run", str(folder.parent), f"it has no intact checkpoint ({'; '.join(damaged)})"
-        )
+        raise BadInput(key, place, f"it has no intact checkpoint ({'; '.join(damaged)})")
     if damaged and run.is_main:
         log.say(f"checkpoint: passed over {'; '.join(damaged)}; using round {t}")
     _put(run, loaded)
@@ -284,54 +303,65 @@ class _Loaded(NamedTuple):
 
 
 def _load(run: RunContext, folder: Path, round: int) -> _Loaded:
-    """Manifest, initial model, server and this rank's clients; `run` is not touched."""
+    """Return manifest, initial model, server and this rank's clients; `run` is not touched."""
     manifest = disk.read_manifest(folder, round)
-    if any(
-        client >= run.clients for client in [*manifest["heard"], *map(int, manifest["clients"])]
-    ):
-        raise BadInput("run", str(folder.parent), "its checkpoint was saved with more clients")
-    if manifest["blocks"] != _blocks(run) or manifest["dtype"] != str(run.dtype):
-        raise BadInput(
-            "run", str(folder.parent), "its checkpoint was saved with another model or precision"
-        )
-    initial = disk.read_tensors(folder, manifest["initial"], _initial(run), {})
-    models = {f"{k}.shared": group.initial for k, group in enumerate(run.groups)}
-    server = disk.read_tensors(
-        folder, manifest["server"], _named("fields", run.server.memory) | _vectors(run), models
+    key = "run"
+    place = str(folder.parent)
+    clients = [*manifest["heard"], *map(int, manifest["clients"])]
+    fits = all(client < run.clients for client in clients)
+    check(key, place, fits, "its checkpoint was saved with more clients")
+    fits = manifest["blocks"] == _blocks(run) and manifest["dtype"] == str(run.dtype)
+    check(key, place, fits, "its checkpoint was saved with another model or precision")
+    initial = disk.read_tensors(
+        folder,
+        manifest["initial"],
+        _initial(run),
+        {},
     )
-    declared = _named("fields", client_memory(run))
+    models = {f"{k}.shared": group.initial for k, group in enumerate(run.groups)}
+    fields = _flat(fields=run.server.memory) | _vectors(run)
+    server = disk.read_tensors(folder, manifest["server"], fields, models)
+    memory = client_memory(run)
     states = {}
     for client in run.at_home(int(c) for c in manifest["clients"]):
-        entry, group = manifest["clients"][str(client)], run.group_of(client)
-        slots = dict.fromkeys(run.method.slots(), group.initial)
-        own = {
-            "row": group.initial,
-            **_named("vectors", slots),
-            **_named("buffers", group.initial_buffers),
-        }
-        copies = {"received": group.initial, **_named("received", slots)}
-        saved = disk.read_tensors(folder, entry, own | declared, copies)
+        entry = manifest["clients"][str(client)]
+        group = run.group_of(client)
+        model = group.initial
+        slots = dict.fromkeys(run.method.slots(), model)
+        buffers = group.initial_buffers
+        expected = _flat(
+            row=model,
+            vectors=slots,
+            buffers=buffers,
+            fields=memory,
+        )
+        copies = _flat(received=slots) | {"received": model}
+        saved = disk.read_tensors(folder, entry, expected, copies)
         states[client] = _state(run, client, entry["turns"], saved)
     return _Loaded(manifest, initial, server, states)
 
 
 def _put(run: RunContext, loaded: _Loaded) -> None:
     """Let `run` go on from what has been loaded."""
-    device, saved = run.device, loaded.server
+    device = run.device
+    saved = loaded.server
     for k, group in enumerate(run.groups):
-        group.initial.copy_(loaded.initial[f"{k}.row"])
-        for buffer, kept in zip(
-            group.initial_buffers, _buffers(loaded.initial, device, f"{k}."), strict=True
+        initial = _called(loaded.initial, f"{k}")
+        group.initial.copy_(initial["row"])
+        for buffer, value in zip(
+            group.initial_buffers,
+            _buffers(initial, device),
+            strict=True,
         ):
-            buffer.copy_(kept)
+            buffer.copy_(value)
         for name, tensor in group.frozen.items():
-            tensor.copy_(loaded.initial[f"{k}.frozen.{name}"])
-        group.vectors |= {name: v.to(device) for name, v in _called(saved, f"{k}.vectors").items()}
-        group.vectors[MODEL] = (
-            saved[f"{k}.shared"].to(device) if f"{k}.shared" in saved else group.initial
-        )
+            tensor.copy_(initial[f"frozen.{name}"])
+        for name, vector in _called(saved, f"{k}.vectors").items():
+            group.vectors[name] = vector.to(device)
+        group.vectors[MODEL] = saved.get(f"{k}.shared", group.initial).to(device)
     run.server.memory |= _called(saved, "fields")
-    run.server.round, run.server.uploaded = loaded.manifest["round"], set(loaded.manifest["heard"])
+    run.server.round = loaded.manifest["round"]
+    run.server.uploaded = set(loaded.manifest["heard"])
     run.states.clear()
     run.states.update(loaded.states)
     run.resumed_from = run.server.round
@@ -341,24 +371,24 @@ def _put(run: RunContext, loaded: _Loaded) -> None:
 
 
 def _of_client(state: ClientState) -> dict[str, Tensor]:
-    """A client's vectors, buffers and memory; what the server last received only where that is
-    another tensor."""
-    own = {slot: v for slot, v in state.vectors.items() if slot != MODEL}
+    """Return a client's tensors; the server's last copy only where it is another tensor."""
+    vectors = dict(state.vectors)
+    row = vectors.pop(MODEL)
     received = {slot: v for slot, v in state.received.items() if v is not state.vectors.get(slot)}
-    tensors = {
-        "row": state.vectors[MODEL],
-        **_named("vectors", own),
-        **_named("buffers", state.buffers),
-    }
-    if MODEL in received:
-        tensors["received"] = received.pop(MODEL)
-    return tensors | _named("received", received) | _named("fields", state.memory)
+    copy = {"received": received.pop(MODEL)} if MODEL in received else {}
+    tensors = _flat(
+        row=row,
+        vectors=vectors,
+        buffers=state.buffers,
+        fields=state.memory,
+    )
+    return tensors | copy | _flat(received=received)
 
 
 def _state(
     run: RunContext, client: int, taken_part: int, saved: Mapping[str, Tensor]
 ) -> ClientState:
-    """What `_of_client` gave, in the store."""
+    """Return what `_of_client` gave, in the store."""
     slots = run.method.slots()
     vectors = {MODEL: run.store.allocate(saved["row"])}
     vectors |= {slot: run.store.allocate(saved[f"vectors.{slot}"]) for slot in slots}
@@ -371,13 +401,19 @@ def _state(
     for name, value in memory.items():
         if name.startswith("optimizer.") and value.ndim:
             memory[name] = run.store.stow(value.to(run.device))
-    return ClientState(client, vectors, _buffers(saved, run.device), received, taken_part, memory)
+    return ClientState(
+        client,
+        vectors,
+        _buffers(saved, run.device),
+        received,
+        taken_part,
+        memory,
+    )
 
 
 def _of_server(run: RunContext) -> dict[str, Tensor]:
-    """The server's memory, and its vectors; a global model only where that is another tensor than
-    the initial one."""
-    tensors = _named("fields", run.server.memory) | _vectors(run)
+    """Return the server's memory and vectors; a global model where it is not the initial one."""
+    tensors = _flat(fields=run.server.memory) | _vectors(run)
     for k, group in enumerate(run.groups):
         if group.vectors[MODEL] is not group.initial:
             tensors[f"{k}.shared"] = group.vectors[MODEL]
@@ -385,49 +421,53 @@ def _of_server(run: RunContext) -> dict[str, Tensor]:
 
 
 def _vectors(run: RunContext) -> dict[str, Tensor]:
-    """What the server keeps of each group beside the global model."""
-    groups = enumerate(run.groups)
-    return {
-        f"{k}.vectors.{name}": v
-        for k, group in groups
-        for name, v in group.vectors.items()
-        if name != MODEL
-    }
+    """Return what the server keeps of each group beside the global model."""
+    tensors: dict[str, Tensor] = {}
+    for k, group in enumerate(run.groups):
+        vectors = {name: vector for name, vector in group.vectors.items() if name != MODEL}
+        tensors |= _flat(**{f"{k}.vectors": vectors})
+    return tensors
 
 
 def _initial(run: RunContext) -> dict[str, Tensor]:
-    """The initial model of each group, and what of it is frozen: it lies in the run folder once."""
+    """Return each group's initial model and what of it is frozen: stored once."""
     tensors: dict[str, Tensor] = {}
     for k, group in enumerate(run.groups):
-        tensors |= {f"{k}.row": group.initial, **_named(f"{k}.buffers", group.initial_buffers)}
-        tensors |= _named(f"{k}.frozen", group.frozen)
+        parts = _flat(
+            row=group.initial,
+            buffers=group.initial_buffers,
+            frozen=group.frozen,
+        )
+        tensors |= {f"{k}.{name}": tensor for name, tensor in parts.items()}
     return tensors
 
 
 def _blocks(run: RunContext) -> list[Any]:
-    """What a checkpoint fits: for each group its clients (they are numbered in a row) and the
-    blocks of its vectors."""
+    """Return what a checkpoint fits: of each group its first and last client, and its blocks."""
     return [
         [[*g.members[:1], *g.members[-1:]], [[b.name, list(b.shape)] for b in g.layout.blocks]]
         for g in run.groups
     ]
 
 
-def _named(name: str, tensors: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
-    """Tensors that have names, or the numbers of their places."""
-    pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
-    return {f"{name}.{key}": tensor for key, tensor in pairs}
+def _flat(**parts: Tensor | Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return tensors by dotted names: `row`, `vectors.personal`, `buffers.0`."""
+    tensors: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        if isinstance(part, Tensor):
+            tensors[name] = part
+        else:
+            pairs = part.items() if isinstance(part, Mapping) else enumerate(part)
+            tensors |= {f"{name}.{key}": tensor for key, tensor in pairs}
+    return tensors
 
 
 def _called(saved: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """What `_named` gave."""
-    return {
-        key.removeprefix(f"{name}."): tensor
-        for key, tensor in saved.items()
-        if key.startswith(f"{name}.")
-    }
+    """Return the tensors of the part `name`, by the rest of their names."""
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): t for key, t in saved.items() if key.startswith(prefix)}
 
 
-def _buffers(saved: Mapping[str, Tensor], device: torch.device, of: str = "") -> list[Tensor]:
-    count = sum(name.startswith(f"{of}buffers.") for name in saved)
-    return [saved[f"{of}buffers.{k}"].to(device) for k in range(count)]
+def _buffers(saved: Mapping[str, Tensor], device: torch.device) -> list[Tensor]:
+    buffers = _called(saved, "buffers")
+    return [buffers[str(k)].to(device) for k in range(len(buffers))]

@@ -22,7 +22,11 @@ from fl_lightning.foundation.device import sent
 from fl_lightning.foundation.errors import BadInput
 
 
-def quantised(x: Tensor, bits: int, draws: torch.Generator) -> Tensor:
+def quantised(
+    x: Tensor,
+    bits: int,
+    draws: torch.Generator,
+) -> Tensor:
     """`x` on a grid of 2^bits - 1 even levels around 0, rounded at random so that the mean is `x`
     (unbiased).
 
@@ -69,16 +73,20 @@ class Quantize(Transform):
         if self.direction != "download":
             self._quantise(client, payload, "quantize upload")
 
-    def _quantise(self, client: Client, payload: Payload, purpose: str) -> None:
-        known, layout, size = (
-            client.state.received["model"],
-            payload.layout,
-            payload.vector.element_size(),
-        )
-        draws, coded = client.generator(purpose), payload.sent & layout.is_parameter
+    def _quantise(
+        self,
+        client: Client,
+        payload: Payload,
+        purpose: str,
+    ) -> None:
+        last_copy = client.state.received["model"]
+        layout = payload.layout
+        size = payload.vector.element_size()
+        draws = client.generator(purpose)
+        coded = payload.sent & layout.is_parameter
         client.flops += 9 * int(layout.numbers[coded].sum())
         payload.vector = _coded(
-            payload, known, lambda change: quantised(change, self.bits, draws), coded
+            payload, last_copy, lambda change: quantised(change, self.bits, draws), coded
         )
         bits = np.where(layout.is_parameter, self.bits, 8 * size)
         payload.block_bytes = layout.numbers * bits // 8 + size * layout.is_parameter
@@ -109,12 +117,12 @@ class TopK(Transform):
 
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Keep the largest changes."""
-        known = client.state.received["model"]
+        last_copy = client.state.received["model"]
         # differences, magnitudes and sums
         client.flops += 3 * int(payload.layout.numbers[payload.sent].sum())
         payload.vector = _coded(
             payload,
-            known,
+            last_copy,
             lambda difference: largest(difference, self._count(len(difference))),
             payload.sent,
         )
@@ -131,7 +139,11 @@ def _coded(
     """The payload's vector (D,), in the blocks `coded` (bool [B]) `known` plus the coded difference
     from it."""
     vector = payload.vector.clone()
-    for block, travels in zip(payload.layout.blocks, coded, strict=True):
+    for block, travels in zip(
+        payload.layout.blocks,
+        coded,
+        strict=True,
+    ):
         if travels and block.size:
             columns = slice(block.start, block.stop)
             vector[columns] = known[columns] + code(vector[columns] - known[columns])

@@ -72,11 +72,16 @@ def split(values: Tensor) -> tuple[float, float]:
     below = torch.arange(1, n, dtype=torch.float64)
     sums = ordered.cumsum(0)[:-1]
     gaps = (ordered.sum() - sums) / (n - below) - sums / below
-    between = torch.where(ordered[1:] > ordered[:-1], below * (n - below) * gaps.square(), 0.0)
+    between = torch.where(
+        ordered[1:] > ordered[:-1],
+        below * (n - below) * gaps.square(),
+        0.0,
+    )
     if n < 2 or float(between.max()) <= 0:
         return math.inf, 0.0
     at = int(between.argmax())
-    low, high = ordered[: at + 1], ordered[at + 1 :]
+    low = ordered[: at + 1]
+    high = ordered[at + 1 :]
     gap = float(high.mean() - low.mean())
     if gap < ROUNDING:
         return math.inf, 0.0
@@ -156,9 +161,17 @@ class CrossFittedCube(Relation):
     fixed = "its groups are found from steps that begin from one model"
 
     guard: float
-    _layers: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+    _layers: dict[int, list[int]] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
     """By candidate, the layers that it groups."""
-    _measured: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    _measured: dict[str, float] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
 
     def on_fit_start(self, run: RunContext) -> None:
         """Which layers are the last and the first."""
@@ -180,7 +193,8 @@ class CrossFittedCube(Relation):
         counts; `near` (N, N), who is of one group; `losses` (2, TRIED, N), before and after
         training; `state` (4,): the last round, stage, choice, the last round before the trial;
         `evidence`, by `EVIDENCE`. Infinite: none yet."""
-        n, layers = run.clients, len(run.layer_names)
+        n = run.clients
+        layers = len(run.layer_names)
         nothing = math.inf
         return {
             "cross.noise": torch.zeros(2, layers, dtype=torch.float64),
@@ -188,9 +202,17 @@ class CrossFittedCube(Relation):
             "cross.told": torch.zeros(n, dtype=torch.int64),
             "cross.cosines": torch.zeros(2, n, n, dtype=torch.float64),
             "cross.near": torch.zeros(n, n, dtype=torch.int64),
-            "cross.losses": torch.full((2, TRIED, n), nothing, dtype=torch.float64),
+            "cross.losses": torch.full(
+                (2, TRIED, n),
+                nothing,
+                dtype=torch.float64,
+            ),
             "cross.state": torch.tensor([0, COLLECTS, EVERYWHERE, 0]),
-            "cross.evidence": torch.full((len(EVIDENCE),), nothing, dtype=torch.float64),
+            "cross.evidence": torch.full(
+                (len(EVIDENCE),),
+                nothing,
+                dtype=torch.float64,
+            ),
         }
 
     # ---------------------------------------------------------------- what is sent
@@ -209,7 +231,11 @@ class CrossFittedCube(Relation):
         for c, payload in payloads.items():
             if server.run.server.uploaded and not memory["cross.told"][c]:
                 sums, count = memory["cross.noise"]
-                shares = noise_shares(sums, count, server.samples([c])[:, None])
+                shares = noise_shares(
+                    sums,
+                    count,
+                    server.samples([c])[:, None],
+                )
                 payload.statistics["share"] = shares[0].float()
             if int(memory["cross.state"][1]) == TRIES:
                 payload.statistics[TRIAL] = torch.ones(())
@@ -224,27 +250,32 @@ class CrossFittedCube(Relation):
             group.group, row.expand(1, len(server.cohort), -1), list(server.cohort), averaged
         )
         payloads = group.send(dict.fromkeys(group.here, group["model"]))
-        own = dict(zip(averaged, row.tolist(), strict=True))
+        own_weights = dict(zip(averaged, row.tolist(), strict=True))
         for c, payload in payloads.items():
-            payload.own_weights = np.full(len(group.layout.layers), own.get(c, 0.0), np.float32)
+            payload.own_weights = np.full(
+                len(group.layout.layers), own_weights.get(c, 0.0), np.float32
+            )
         return payloads
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Rows of the receivers, (L, m, n)."""
-        memory, places = inputs.memory, inputs.places
+        memory = inputs.memory
+        places = inputs.places
         t, stage, choice, _ = memory["cross.state"].tolist()
-        sources, receivers = torch.tensor(inputs.sources), torch.tensor(inputs.receivers)
-        own = torch.eye(len(sources), dtype=torch.float64)
-        near = memory["cross.near"][sources][:, sources].double().maximum(own)[places]
-        own = own[places]
+        sources = torch.tensor(inputs.sources)
+        receivers = torch.tensor(inputs.receivers)
+        identity = torch.eye(len(sources), dtype=torch.float64)
+        near = memory["cross.near"][sources][:, sources].double().maximum(identity)[places]
+        identity = identity[places]
         everybody = inputs.samples.expand_as(near)
         chosen = torch.full_like(receivers, choice)
         if stage == TRIES:
-            everybody, chosen = _some(everybody * (1 - own), own), candidate(receivers, t + 1)
+            everybody = _some(everybody * (1 - identity), identity)
+            chosen = candidate(receivers, t + 1)
         grouped = _some(near * everybody, everybody)
         rows = everybody.expand(inputs.layers, -1, -1).clone()
-        for which, layers in self._layers.items():
-            picked = (chosen == which).nonzero()[:, 0]
+        for grouping, layers in self._layers.items():
+            picked = (chosen == grouping).nonzero()[:, 0]
             for layer in layers:
                 rows[layer, picked] = grouped[picked]
         return rows / rows.sum(-1, keepdim=True)
@@ -253,7 +284,8 @@ class CrossFittedCube(Relation):
 
     def learn(self, server: Server) -> None:
         """The uploads have arrived: noise, cosines, losses, and what is decided by them."""
-        state, t = server.memory["cross.state"], server.round
+        state = server.memory["cross.state"]
+        t = server.round
         first = int(state[0]) == 0
         state[0] = t
         if server.answered:
@@ -276,9 +308,19 @@ class CrossFittedCube(Relation):
             memory["cross.told"][server.answered] = 1
         sums, count = memory["cross.noise"]
         measured = [c for c in server.answered if "noise" in server.statistics[c]]
-        for c, n in zip(measured, server.samples(measured), strict=True):
+        for c, n in zip(
+            measured,
+            server.samples(measured),
+            strict=True,
+        ):
             statistics = server.statistics[c]
-            add_noise(sums, count, n, statistics["step"].double(), statistics["noise"])
+            add_noise(
+                sums,
+                count,
+                n,
+                statistics["step"].double(),
+                statistics["noise"],
+            )
         if first and not measured:
             _say(
                 server.run,
@@ -287,16 +329,17 @@ class CrossFittedCube(Relation):
 
     def _compare(self, server: Server) -> None:
         """Add the cosines of the steps of those who answered, all of which began from one model."""
-        who, group = torch.tensor(server.answered), server.only
-        if not len(who):
+        clients = torch.tensor(server.answered)
+        group = server.only
+        if not len(clients):
             return
         products = group.gram(server.answered, since="sent", blocks=group.layout.is_parameter).full[
             0
         ]
         lengths = products.diagonal().clamp_min(1e-300).sqrt()
         sums, count = server.memory["cross.cosines"]
-        sums[who[:, None], who] += products / lengths[:, None] / lengths
-        count[who[:, None], who] += 1
+        sums[clients[:, None], clients] += products / lengths[:, None] / lengths
+        count[clients[:, None], clients] += 1
 
     def _cannot(self, run: RunContext, t: int) -> str:
         """Why there are no groups to be tried after round t, in words; empty: there may be."""
@@ -310,7 +353,8 @@ class CrossFittedCube(Relation):
 
     def _group(self, server: Server) -> None:
         """Steps have been compared: who is near whom, and whether that is to be tried."""
-        memory, run = server.memory, server.run
+        memory = server.memory
+        run = server.run
         state = memory["cross.state"]
         if self._cannot(run, server.round):  # a resumed run may have more rounds
             return
@@ -318,25 +362,26 @@ class CrossFittedCube(Relation):
         sums, count = memory["cross.cosines"]
         upper = torch.triu_indices(run.clients, run.clients, 1)
         if not bool(count[upper[0], upper[1]].all()):
-            what = f"some clients were never in one of the rounds 1 to {COMPARED} together"
-            return _say(run, f"{what}: no groups are looked for, all receive FedAvg's model")
+            reason = f"some clients were never in one of the rounds 1 to {COMPARED} together"
+            return _say(run, f"{reason}: no groups are looked for, all receive FedAvg's model")
         cosines = sums / count.clamp_min(1)
         threshold, distance = split(cosines[upper[0], upper[1]])
         memory["cross.evidence"][0] = min(distance, 1 / ROUNDING)
         if distance <= self.guard:
-            what = (
+            reason = (
                 f"clients' steps do not fall into groups (d' {distance:.1f}, not above "
                 f"{self.guard:g})"
             )
-            return _say(run, f"{what}: all receive FedAvg's model")
+            return _say(run, f"{reason}: all receive FedAvg's model")
         memory["cross.near"][:] = (cosines > threshold).long()
-        state[1], state[3] = TRIES, server.round
-        what = (
+        state[1] = TRIES
+        state[3] = server.round
+        reason = (
             f"clients' steps fall into groups (d' {distance:.1f}), "
             f"{_named(run, memory['cross.near'])}"
         )
         rounds = f"rounds {server.round + 1} to {server.round + TRIED}"
-        _say(run, f"{what}; {rounds} try them in the last layer, and in the first")
+        _say(run, f"{reason}; {rounds} try them in the last layer, and in the first")
 
     def _listen(self, server: Server) -> None:
         """Losses of a round of the trial, which may be its last."""
@@ -349,11 +394,13 @@ class CrossFittedCube(Relation):
 
     def _choose(self, server: Server) -> None:
         """The trial is over: pooled over all clients, by `CLEAR` and `CLEARER`."""
-        memory, run = server.memory, server.run
+        memory = server.memory
+        run = server.run
         before, after = memory["cross.losses"]
         begun = int(memory["cross.state"][3])
-        trained, both = gains(after, begun), gains((before + after) / 2, begun)
-        last, first = (trained.get((which, EVERYWHERE), 0.0) for which in (HEAD, FIRST))
+        trained = gains(after, begun)
+        both = gains((before + after) / 2, begun)
+        last, first = (trained.get((grouping, EVERYWHERE), 0.0) for grouping in (HEAD, FIRST))
         over = both.get((FIRST, HEAD), 0.0)
         memory["cross.evidence"][1:] = torch.tensor([last, first, over], dtype=torch.float64)
         choice = FIRST if first > CLEAR and over > CLEARER else HEAD if last > CLEAR else EVERYWHERE
@@ -372,14 +419,23 @@ class CrossFittedCube(Relation):
     # ---------------------------------------------------------------- what is told of it
 
     def _record(self, server: Server) -> None:
-        memory, run = server.memory, server.run
+        memory = server.memory
+        run = server.run
         sums, count = memory["cross.noise"]
         shares = noise_shares(sums, count, server.samples(server.answered)[:, None]).mean(0)
         self._measured = {}
         if server.answered:
-            named = zip(run.layer_names, shares.tolist(), strict=True)
+            named = zip(
+                run.layer_names,
+                shares.tolist(),
+                strict=True,
+            )
             self._measured = {f"noise_share_{name}": share for name, share in named}
-        evidence = zip(EVIDENCE, memory["cross.evidence"].tolist(), strict=True)
+        evidence = zip(
+            EVIDENCE,
+            memory["cross.evidence"].tolist(),
+            strict=True,
+        )
         self._measured |= {
             f"groups_{name}": value for name, value in evidence if math.isfinite(value)
         }
@@ -402,12 +458,17 @@ class CrossFittedCube(Relation):
 
 def _some(rows: Tensor, otherwise: Tensor) -> Tensor:
     """Rows, and those of `otherwise` in place of rows without any weight."""
-    return torch.where(rows.sum(-1, keepdim=True) > 0, rows, otherwise)
+    return torch.where(
+        rows.sum(-1, keepdim=True) > 0,
+        rows,
+        otherwise,
+    )
 
 
 def _named(run: RunContext, near: Tensor) -> str:
     """Groups in words: `0, 2 | 1, 3`."""
-    groups, names = components(near), run.data.client_names
+    groups = components(near)
+    names = run.data.client_names
     if run.clients > MOST_NAMED:
         return (
             f"{len(groups)} of {', '.join(str(len(group)) for group in groups[:MOST_NAMED])} "

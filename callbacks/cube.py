@@ -45,8 +45,8 @@ def gradient(
     Returns:
         Shape (L, m, n), float64.
     """
-    own = torch.nn.functional.one_hot(places, R.shape[-1]).to(R.dtype)
-    D = R - own
+    identity = torch.nn.functional.one_hot(places, R.shape[-1]).to(R.dtype)
+    D = R - identity
     excess = D.sum(-1, keepdim=True)  # 0 while rows sum to 1
     shift = (D @ gram.offset[:, :, None]) + gram.mean_square[:, None, None] * excess
     return 2 * lam * (D @ gram.centred + excess * gram.offset[:, None, :] + shift) + beta * (
@@ -64,7 +64,12 @@ def normalised(R: Tensor, projection: str) -> Tensor:
     return R if projection == "none" else R / R.sum(-1, keepdim=True)
 
 
-def exact(C: Tensor, prior: Tensor, rho: Tensor, places: Tensor) -> Tensor:
+def exact(
+    C: Tensor,
+    prior: Tensor,
+    rho: Tensor,
+    places: Tensor,
+) -> Tensor:
     """The rows that solve min ||r W - w_i||^2 + rho ||r - p||^2 with sum r = 1 and r >= 0 exactly.
 
     Without r >= 0 the answer is closed: R = I - rho (I - 1 p^T)(C + rho I)^-1. Rows with negative
@@ -79,7 +84,8 @@ def exact(C: Tensor, prior: Tensor, rho: Tensor, places: Tensor) -> Tensor:
     Returns:
         Rows (L, m, n), float64.
     """
-    L, n = C.shape[0], C.shape[-1]
+    L = C.shape[0]
+    n = C.shape[-1]
     eye = torch.eye(n, dtype=C.dtype)
     R = torch.empty(L, len(places), n, dtype=C.dtype)
     for layer in range(L):
@@ -181,9 +187,9 @@ class LearnedCube(Relation):
         after it."""
         units = " of each layer's spread" if self.settings.rho_units == "spread" else ""
         if run.is_main:
-            which = "rho" if self.settings.rho is not None else "rho = beta / (2 lam)"
+            name = "rho" if self.settings.rho is not None else "rho = beta / (2 lam)"
             self._note = (
-                f"relation: solver {self.settings.solver}, {which} = "
+                f"relation: solver {self.settings.solver}, {name} = "
                 f"{self.settings.strength:g}{units}"
             )
 
@@ -192,11 +198,18 @@ class LearnedCube(Relation):
 
         (From the identity the stepped form would never move.)
         """
-        n, layers = run.clients, len(run.layer_names) if self.per_layer else 1
+        n = run.clients
+        layers = len(run.layer_names) if self.per_layer else 1
         if self.settings.init == "random":
             drawn = numpy_rng(run.config.seed, "relation rows").dirichlet(np.ones(n), (n, layers))
             return {"relation": torch.from_numpy(drawn)}
-        return {"relation": torch.full((n, layers, n), 1.0 / n, dtype=torch.float64)}
+        return {
+            "relation": torch.full(
+                (n, layers, n),
+                1.0 / n,
+                dtype=torch.float64,
+            )
+        }
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """The updated rows of the cohort, (L, m, n); the cube in the server's memory is updated
@@ -209,7 +222,8 @@ class LearnedCube(Relation):
             log.say(self._note)
             self._note = ""
         cube = inputs.memory["relation"]
-        receivers, sources = torch.tensor(inputs.receivers), torch.tensor(inputs.sources)
+        receivers = torch.tensor(inputs.receivers)
+        sources = torch.tensor(inputs.sources)
         part = cube[receivers][:, :, sources].transpose(0, 1)  # (L, m, n)
         n = len(sources)
         mass = (
@@ -218,27 +232,43 @@ class LearnedCube(Relation):
         prior = torch.full((n,), 1.0 / n, dtype=torch.float64)
         if self.settings.prior == "samples":
             prior = inputs.samples / inputs.samples.sum()
-        R = torch.where(mass > 1e-12, part / mass.clamp_min(1e-12), prior)
+        R = torch.where(
+            mass > 1e-12,
+            part / mass.clamp_min(1e-12),
+            prior,
+        )
         gram = self._gram(inputs)
         if not gram.centred.isfinite().all():
             raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
         beta = self._beta(gram)
-        step = gradient(R, gram, prior, self.settings.lam, beta, inputs.places)
+        step = gradient(
+            R,
+            gram,
+            prior,
+            self.settings.lam,
+            beta,
+            inputs.places,
+        )
         squares = step.square().sum((0, 2))
         if self.settings.solver == "exact":
-            rho = torch.full((inputs.layers,), self.settings.strength, dtype=torch.float64)
+            rho = torch.full(
+                (inputs.layers,),
+                self.settings.strength,
+                dtype=torch.float64,
+            )
             # in units of the layer's mean squared distance from the mean model
             if self.settings.rho_units == "spread":
                 spread = gram.centred.diagonal(dim1=1, dim2=2).mean(-1)
-                rho = torch.where(spread > 0, rho * spread, torch.full_like(rho, float("inf")))
+                rho = torch.where(
+                    spread > 0,
+                    rho * spread,
+                    torch.full_like(rho, float("inf")),
+                )
             R = exact(gram.centred, prior, rho, inputs.places)
         else:
             for k in range(self.settings.relation_steps):
-                step = (
-                    step
-                    if k == 0
-                    else gradient(R, gram, prior, self.settings.lam, beta, inputs.places)
-                )
+                if k > 0:
+                    step = gradient(R, gram, prior, self.settings.lam, beta, inputs.places)
                 R = normalised(R - self.settings.eta_r * step, self.settings.projection)
         if not R.isfinite().all():
             raise RunFailed(
@@ -249,9 +279,8 @@ class LearnedCube(Relation):
             )
         self._write_back(cube, R, mass, receivers, sources)
         terms = (beta / 2 * (R - prior).square()).sum((0, 2))
-        self._terms |= dict(
-            zip(inputs.receivers, zip(terms.tolist(), squares.tolist(), strict=True), strict=True)
-        )
+        for client, term, square in zip(inputs.receivers, terms, squares, strict=True):
+            self._terms[client] = float(term), float(square)
         return R
 
     def _gram(self, inputs: RelationInputs) -> Gram:
@@ -299,10 +328,16 @@ class LearnedCube(Relation):
             "gradient_norm_models_proxy": math.sqrt(math.fsum(step**2 for step in steps)),
         }
 
-    def flops(self, layers: int, receivers: int, sources: int) -> int:
+    def flops(
+        self,
+        layers: int,
+        receivers: int,
+        sources: int,
+    ) -> int:
         """Of the steps, or of the exact closed form (n^3 solves; rows that go on to pivoting cost
         more, uncounted)."""
-        m, n = receivers, sources
+        m = receivers
+        n = sources
         if self.settings.solver == "exact":
             return layers * (8 * n**3 // 3 + 3 * n * n)
         return self.settings.relation_steps * layers * (2 * m * n * n + 10 * m * n)
@@ -321,7 +356,11 @@ class LearnedCube(Relation):
             rows /= 1 if self._unbound(len(sources), cube) else rows.sum(-1, keepdim=True)
         else:
             fair = len(sources) / cube.shape[0]  # for a slice whose weight had gone to 0
-            rows = torch.where(mass.transpose(0, 1) > 1e-12, rows, rows * (1 - fair))
+            rows = torch.where(
+                mass.transpose(0, 1) > 1e-12,
+                rows,
+                rows * (1 - fair),
+            )
             rows[:, :, sources] = (R * torch.where(mass > 1e-12, mass, fair)).transpose(0, 1)
         cube[receivers] = rows
 

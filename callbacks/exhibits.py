@@ -1,8 +1,4 @@
-"""What a viewer shows of a run beside its curves: the name of its setting, tables by client, the
-files to keep.
-
-Rows are plain lists: only who hands them to W&B imports it.
-"""
+"""Tables, files and names that a viewer shows of a run beside its curves; imports no viewer."""
 
 from __future__ import annotations
 
@@ -16,25 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.callbacks.checkpoint import Checkpoint
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.core.run import RunContext
 from fl_lightning.foundation.csvtable import Row
-from fl_lightning.foundation.errors import SECRET
+from fl_lightning.foundation.errors import SECRET, BadInput
 from fl_lightning.foundation.metric import Metric
 from fl_lightning.results.columns import spread
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.provenance import data_name
 from fl_lightning.results.record import RelationView
-from fl_lightning.storage.manifest import files_of, intact, rounds
+from fl_lightning.storage.manifest import files_of, manifests
 
 MOST_ROWS = 10_000
 """Of a table: W&B's own limit for one that is shown."""
 MOST_TABLES = 10
-"""Rounds spread over a run whose relation a viewer gets as a table and as a file, checkpoints or
-not."""
-MOST_CHECKPOINTS = 100
-"""Further tables, of rounds that are saved: a run of any length stays below W&B's 1,000 files."""
+"""Rounds spread over a run whose relation a viewer gets as a table and as a file."""
 _ELSEWHERE = ("seed", "fabric", "loggers")
 _SHOWING = ("heatmaps", "progress", "checkpoint")
 _BY_ALPHA = ("dirichlet", "hsu")
@@ -54,19 +46,19 @@ def group_of(config: Config) -> str:
 
     The last word stands for every setting that decides numbers.
     """
-    settings = {key: value for key, value in config.by_key().items() if key not in _ELSEWHERE}
-    settings["callbacks"] = {k: v for k, v in settings["callbacks"].items() if k not in _SHOWING}
-    settings["data"] = {k: v for k, v in settings["data"].items() if k not in _PLACES} | {
-        "source": data_name(config)
-    }
-    digest = hashlib.blake2b(
-        json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=3
-    ).hexdigest()
+    settings = _without(config.by_key(), _ELSEWHERE)
+    settings["callbacks"] = _without(settings["callbacks"], _SHOWING)
+    settings["data"] = _without(settings["data"], _PLACES) | {"source": data_name(config)}
+    text = json.dumps(settings, sort_keys=True, default=str)
+    digest = hashlib.blake2b(text.encode(), digest_size=3).hexdigest()
     data = config.data
-    split = f"{data.partition.rpartition('.')[2]} " + (
-        f"{data.alpha:g} " if data.partition in _BY_ALPHA else ""
-    )
-    return f"{settings['method']['name']} {data_name(config)} {split}{digest}"[:128]
+    words = [settings["method"]["name"], data_name(config), data.partition.rpartition(".")[2]]
+    words += [f"{data.alpha:g}"] if data.partition in _BY_ALPHA else []
+    return " ".join([*words, digest])[:128]
+
+
+def _without(mapping: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in mapping.items() if key not in keys}
 
 
 def without_secrets(value: Any) -> Any:
@@ -94,138 +86,94 @@ def heterogeneity(counts: np.ndarray) -> float:
 
 
 def cube(view: RelationView, names: Sequence[str] = ()) -> Cells:
-    """The relation, a row for each weight, with the `names` of clients that have any; of as many
-    receivers as `MOST_ROWS` has room for."""
+    """Return a row for each weight, of as many receivers as `MOST_ROWS` has room for."""
     table = Cells(["receiver", "layer", "source", "weight"])
-    of_one = len(view.layers) * len(view.sources)
+    called = names or range(max(*view.receivers, *view.sources) + 1)
+    receivers = MOST_ROWS // max(len(view.layers) * len(view.sources), 1)
     for receiver, rows in zip(
-        view.receivers[: MOST_ROWS // max(of_one, 1)], view.rows, strict=False
+        view.receivers[:receivers],
+        view.rows,
+        strict=False,
     ):
         for layer, weights in zip(view.layers, rows.tolist(), strict=True):
-            sources = [names[s] for s in view.sources] if names else view.sources
-            called = names[receiver] if names else receiver
-            table.rows += [[called, layer, *pair] for pair in zip(sources, weights, strict=True)]
+            for source, weight in zip(view.sources, weights, strict=True):
+                table.rows.append(
+                    [
+                        called[receiver],
+                        layer,
+                        called[source],
+                        weight,
+                    ]
+                )
     return table
 
 
 def clients(
     run: RunContext, scores: list[float], kinds: list[str], last: Mapping[int, Row]
 ) -> Cells:
-    """A row for each client: its samples and classes, its final score, and what its last round came
-    to."""
-    data, name = run.data, run.data.metric.name
-    seen = list(
-        dict.fromkeys(column for row in last.values() for column in row if column not in _KNOWN)
-    )
-    named = ["name"] if data.client_names else []
-    table = Cells(
-        [
-            "client",
-            *named,
-            "train_samples",
-            "test_samples",
-            "classes",
-            f"final_{name}",
-            "model",
-            *seen,
-        ]
-    )
-    classes = (
-        (data.class_counts > 0).sum(axis=1).tolist() if data.holds_all else [None] * run.clients
-    )
+    """Return a row for each client: its data, final score, and what its last round came to."""
+    data = run.data
+    further = list(dict.fromkeys(name for row in last.values() for name in row))
+    further = [name for name in further if name not in _KNOWN]
+    columns = ["client", *(["name"] if data.client_names else [])]
+    columns += ["train_samples", "test_samples", "classes", f"final_{data.metric.name}", "model"]
+    table = Cells(columns + further)
     for client in range(min(run.clients, MOST_ROWS)):
-        row, sizes = (
-            last.get(client, {}),
-            (data.train_sizes[client], data.test_sizes[client], classes[client]),
-        )
-        who = [client, *data.client_names[client : client + 1]]
-        table.rows.append(
-            [*who, *sizes, scores[client], kinds[client], *(row.get(column) for column in seen)]
-        )
+        classes = int((data.class_counts[client] > 0).sum()) if data.holds_all else None
+        row = [client, *data.client_names[client : client + 1], data.train_sizes[client]]
+        row += [
+            data.test_sizes[client],
+            classes,
+            scores[client],
+            kinds[client],
+        ]
+        table.rows.append(row + [last.get(client, {}).get(name) for name in further])
     return table
-
-
-class Tables:
-    """The rounds whose relation is a table: a few spread over the run, and those of checkpoints.
-
-    Of more checkpoints than `MOST_CHECKPOINTS`, the first behind each of so many rounds that are
-    spread over the run.
-    """
-
-    def __init__(self) -> None:
-        self._last = 0
-
-    def due(self, run: RunContext, t: int) -> bool:
-        """Whether round `t`, which has just ended, has one."""
-        if t in spread(run.rounds, MOST_TABLES):
-            return True
-        passed = any(self._last < mark <= t for mark in spread(run.rounds, MOST_CHECKPOINTS))
-        if not passed or all(c.saved != t for c in run.callbacks if isinstance(c, Checkpoint)):
-            return False
-        self._last = t
-        return True
 
 
 _KNOWN = ("client", "name", "train_samples", "test_samples")
 
 
-class Gain:
-    """What federating brings over training alone, from the run folder of a finished run of `local`
-    on the same split.
+def scores_alone(folder: str, run: RunContext) -> dict[int, float]:
+    """Return each client's final score in a finished run of `local` on the same split.
 
     Raises:
-        BadInput: that folder holds no finished run of training alone, or one of another split.
+        BadInput: the folder holds no such run.
     """
+    import yaml
 
-    def __init__(self, folder: str, run: RunContext) -> None:
-        import yaml
+    key = "loggers.wandb.local"
+    files = RunFolder(Path(folder))
+    name = run.data.metric.name
+    scores = {int(row["client"]): row.get(name, np.nan) for row in files.read("final")}
+    requirement = "it must be the folder of a finished run of training alone"
+    check(key, folder, bool(scores), requirement)
+    try:
+        saved = yaml.safe_load((files.path / "config.yaml").read_text(encoding="utf-8"))
+        method = saved["method"]["name"]
+        data = dict(saved["data"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
+        requirement = "it must be a run folder; its config.yaml cannot be read"
+        raise BadInput(key, folder, requirement) from None
+    check(key, folder, method == "local", f"it must be a run of local; it is one of {method}")
+    settings = _without(run.config.by_key()["data"], _PLACES)
+    same = all(data.get(name, value) == value for name, value in settings.items())
+    same = same and saved.get("seed") == run.config.seed and scores.keys() == {*range(run.clients)}
+    requirement = "it must have the same seed, clients and data settings: other clients, else"
+    check(key, folder, same, requirement)
+    return scores
 
-        alone, key = RunFolder(Path(folder)), "loggers.wandb.local"
-        self.metric: Metric = run.data.metric
-        self._alone = {
-            int(row["client"]): row.get(self.metric.name, np.nan) for row in alone.read("final")
-        }
-        check(
-            key,
-            folder,
-            bool(self._alone),
-            "it must be the folder of a finished run of training alone",
-        )
-        try:
-            saved = yaml.safe_load((alone.path / "config.yaml").read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError):
-            saved = None
-        fine = isinstance(saved, dict) and isinstance(saved.get("data"), dict)
-        check(key, folder, fine, "it must be a run folder; its config.yaml cannot be read")
-        method = saved.get("method")
-        name = method.get("name") if isinstance(method, dict) else method
-        check(key, folder, name == "local", f"it must be a run of local; it is one of {name}")
-        mine = run.config.by_key()
-        differ = [
-            k for k, v in mine["data"].items() if k not in _PLACES and saved["data"].get(k, v) != v
-        ]
-        same = (
-            not differ
-            and saved.get("seed") == run.config.seed
-            and set(self._alone) == set(range(run.clients))
-        )
-        check(
-            key,
-            folder,
-            same,
-            "it must have the same seed, clients and data settings: other clients, else",
-        )
 
-    def of(self, scores: Mapping[int, float]) -> dict[str, float]:
-        """`gain/over_local` (mean over clients) and `gain/share_harmed` of these clients'
-        scores."""
-        gains = [self.metric.merit(score - self._alone[client]) for client, score in scores.items()]
-        if not gains:
-            return {}
-        return {
-            "gain/over_local": float(np.mean(gains)),
-            "gain/share_harmed": float(np.mean(np.array(gains) < 0)),
-        }
+def gain(
+    scores: Mapping[int, float], alone: Mapping[int, float], metric: Metric
+) -> dict[str, float]:
+    """Return `gain/over_local` (mean over clients) and `gain/share_harmed` of these scores."""
+    gains = np.array([metric.merit(score - alone[client]) for client, score in scores.items()])
+    if not len(gains):
+        return {}
+    over_local = float(gains.mean())
+    share_harmed = float((gains < 0).mean())
+    return {"gain/over_local": over_local, "gain/share_harmed": share_harmed}
 
 
 def scores_of(rows: Iterable[Mapping[str, float]], column: str) -> dict[int, float]:
@@ -234,32 +182,17 @@ def scores_of(rows: Iterable[Mapping[str, float]], column: str) -> dict[int, flo
 
 
 def tables_to_keep(folder: RunFolder, rounds: int) -> list[Path]:
-    """Files of the run folder that a viewer keeps: tables, where it comes from, and the relation of
-    some rounds."""
-    tables = ("final.csv", "split.csv", "metrics.csv", "clients.csv")
-    names = (
-        "config.yaml",
-        "columns.json",
-        *tables,
-        "provenance.json",
-        "environment.txt",
-        "log.txt",
-    )
-    relations = [folder.relation_file(t) for t in spread(rounds, MOST_TABLES)]
-    own = sorted((folder.path / "source").rglob("*.py"))
-    return [
-        path
-        for path in [*(folder.path / name for name in names), *own, *relations]
-        if path.is_file()
-    ]
+    """Return the files of the run folder that a viewer keeps."""
+    names = "config.yaml columns.json final.csv split.csv metrics.csv clients.csv provenance.json"
+    paths = [folder.path / name for name in [*names.split(), "environment.txt", "log.txt"]]
+    paths += sorted((folder.path / "source").rglob("*.py"))
+    paths += [folder.relation_file(t) for t in spread(rounds, MOST_TABLES)]
+    return [path for path in paths if path.is_file()]
 
 
 def pack_checkpoint(folder: Path, out: Path) -> Path | None:
-    """The files of the newest checkpoint in `folder` as one tar file in `out`; None if there is
-    none."""
-    newest = next(
-        (manifest for t in rounds(folder) if (manifest := intact(folder, t)) is not None), None
-    )
+    """Return a tar file in `out` of the newest checkpoint in `folder`; None if there is none."""
+    newest = next(iter(manifests(folder).values()), None)
     if newest is None:
         return None
     packed = out / "checkpoint.tar"

@@ -34,8 +34,11 @@ def cosines(G: Tensor) -> Tensor:
     if not G.isfinite().all():
         raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
     norm = G.diagonal().clamp_min(0).sqrt()
-    known, safe = norm > TINY * norm.max(), norm.clamp_min(1e-300)
-    return torch.where(known & known[:, None], G / safe / safe[:, None], torch.zeros_like(G))
+    has_direction = norm > TINY * norm.max()
+    safe = norm.clamp_min(1e-300)
+    return torch.where(
+        has_direction & has_direction[:, None], G / safe / safe[:, None], torch.zeros_like(G)
+    )
 
 
 @dataclass
@@ -59,14 +62,24 @@ class CosineAttention(Relation):
         """Shape (1, m, n)."""
         n = len(inputs.sources)
         if n == 1:
-            return torch.ones(1, len(inputs.receivers), 1, dtype=torch.float64)
+            return torch.ones(
+                1,
+                len(inputs.receivers),
+                1,
+                dtype=torch.float64,
+            )
         scores = self.sigma * cosines(inputs.gram().total().full[0])
         others = torch.softmax(scores.fill_diagonal_(-torch.inf), 1)
         return ((1 - self.own) * others + self.own * torch.eye(n, dtype=torch.float64))[
             inputs.places
         ][None]
 
-    def flops(self, layers: int, receivers: int, sources: int) -> int:
+    def flops(
+        self,
+        layers: int,
+        receivers: int,
+        sources: int,
+    ) -> int:
         """Sums over layers, cosines, exponentials (counted as one each) and shares."""
         return (layers + 8) * sources * sources
 
@@ -95,12 +108,21 @@ class CollaborationGraph(Relation):
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Shape (1, m, n)."""
         alike = cosines(inputs.gram("initial").total().full[0])
-        alike = torch.where(alike > self.near, torch.ones_like(alike), alike)
+        alike = torch.where(
+            alike > self.near,
+            torch.ones_like(alike),
+            alike,
+        )
         shares = inputs.samples / inputs.samples.sum()
         weight = 2 * max(self.alpha, WEAKEST)
         return simplex_rows(weight, weight * shares + alike)[inputs.places][None]
 
-    def flops(self, layers: int, receivers: int, sources: int) -> int:
+    def flops(
+        self,
+        layers: int,
+        receivers: int,
+        sources: int,
+    ) -> int:
         """Sums over layers, cosines and the projection (sorting aside)."""
         return (layers + 9) * sources * sources
 
@@ -144,8 +166,8 @@ class Laplacian(Relation):
         )
         most = float(neighbours.sum(1).max())
         if self.gamma * most > 1:
-            allowed = f"this graph takes at most {1 / most:.4g}, or own weights turn negative"
-            raise BadInput("method.gamma", self.gamma, allowed)
+            requirement = f"this graph takes at most {1 / most:.4g}, or own weights turn negative"
+            raise BadInput("method.gamma", self.gamma, requirement)
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """I - gamma (D - a), (1, m, n)."""
@@ -153,6 +175,11 @@ class Laplacian(Relation):
         rows = self.gamma * inputs.memory["graph"][sources][:, sources]
         return (rows + torch.diag(1 - rows.sum(1)))[inputs.places][None]
 
-    def flops(self, layers: int, receivers: int, sources: int) -> int:
+    def flops(
+        self,
+        layers: int,
+        receivers: int,
+        sources: int,
+    ) -> int:
         """Products and sums."""
         return 2 * sources * sources

@@ -45,15 +45,17 @@ class Heatmaps(Observer):
         run. `clients`: whose rows to draw; None: 0, 1 and 2 where they take part, else the first
         three of the cohort. `png`: also write `figures/` in the run folder.
         """
-        fine = every is None or every >= 1
-        check("callbacks.heatmaps.every", every, fine, "it must be at least 1, or null")
+        valid = every is None or every >= 1
+        check("callbacks.heatmaps.every", every, valid, "it must be at least 1, or null")
         check(
             "callbacks.heatmaps.clients",
             clients,
             are_numbers(clients),
             "it must be a list of client numbers",
         )
-        self.every, self.clients, self.png = every, clients, png
+        self.every = every
+        self.clients = clients
+        self.png = png
         self._split_drawn = self._warned = False
         self._absent = missing("matplotlib")
 
@@ -61,11 +63,11 @@ class Heatmaps(Observer):
         """Raise `BadInput` for a client that does not exist. Draw what a run that is resumed was
         killed over."""
         for client in self.clients or []:
-            known = 0 <= client < run.clients
+            exists = 0 <= client < run.clients
             check(
                 "callbacks.heatmaps.clients",
                 client,
-                known,
+                exists,
                 f"clients are numbered 0 to {run.clients - 1}",
             )
         if self._absent and run.is_main:
@@ -77,7 +79,11 @@ class Heatmaps(Observer):
         for t in range(1, run.resumed_from + 1 if run.is_main and self.png else 1):
             undrawn = self._due(run, t) and not self._file(run, f"round-{t:04d}-overview").exists()
             if undrawn and folder.relation_file(t).exists():
-                self._write(run, t, self.pictures(run, folder.read_relation(t), t))
+                self._write(
+                    run,
+                    t,
+                    self.pictures(run, folder.read_relation(t), t),
+                )
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Draw the pictures into `record.images`."""
@@ -85,7 +91,11 @@ class Heatmaps(Observer):
             return
         if run.data.task == "classification" and run.data.holds_all and not self._split_drawn:
             self._split_drawn = True
-            split = draw_split(run.data.class_counts, run.data.client_names, run.data.class_names)
+            split = draw_split(
+                run.data.class_counts,
+                run.data.client_names,
+                run.data.class_names,
+            )
             self._save(run, "split", split)
             record.images["data/split"] = split
         if self._due(run, record.round) or run.config.loggers:
@@ -93,17 +103,27 @@ class Heatmaps(Observer):
             record.images |= images
             self._write(run, record.round, images)
 
-    def on_fit_end(self, run: RunContext, summary: Mapping[str, Any]) -> None:
+    def on_fit_end(
+        self,
+        run: RunContext,
+        summary: Mapping[str, Any],
+    ) -> None:
         """Draw the scores by round."""
         if run.is_main and self.png and not self._absent:
-            rows, metric = RunFolder(run.folder).read("metrics"), run.data.metric
+            rows = RunFolder(run.folder).read("metrics")
+            metric = run.data.metric
             self._save(
                 run,
                 f"{metric.name}-by-round",
                 draw_scores(rows, metric, run.judge, run.folder.name),
             )
 
-    def pictures(self, run: RunContext, view: RelationView, t: int) -> dict[str, np.ndarray]:
+    def pictures(
+        self,
+        run: RunContext,
+        view: RelationView,
+        t: int,
+    ) -> dict[str, np.ndarray]:
         """The pictures of the relation in round `t`, by their names for loggers."""
         if view.rows.size == 0 or self._absent:
             return {}
@@ -115,12 +135,22 @@ class Heatmaps(Observer):
         }
         return images | {OVERVIEW: draw_overview(view, t, names)}
 
-    def _write(self, run: RunContext, t: int, images: Mapping[str, np.ndarray]) -> None:
+    def _write(
+        self,
+        run: RunContext,
+        t: int,
+        images: Mapping[str, np.ndarray],
+    ) -> None:
         """Write the pictures of a chosen round to files."""
         for name, image in images.items() if self._due(run, t) else ():
             self._save(run, f"round-{t:04d}-{name.removeprefix('relation/')}", image)
 
-    def _save(self, run: RunContext, name: str, image: np.ndarray) -> None:
+    def _save(
+        self,
+        run: RunContext,
+        name: str,
+        image: np.ndarray,
+    ) -> None:
         try:
             if self.png:
                 save_png(image, self._file(run, name))

@@ -53,12 +53,8 @@ class TensorBoard(Observer):
     stage = "log"
 
     def __init__(self) -> None:
-        require(
-            "tensorboard",
-            "loggers.tensorboard",
-            "tensorboard",
-            "to log without it: --loggers.tensorboard null",
-        )
+        hint = "to log without it: --loggers.tensorboard null"
+        require("tensorboard", "loggers.tensorboard", "tensorboard", hint)
         self._writer: SummaryWriter | None = None
         self._so_far = CumulativeCosts()
 
@@ -74,17 +70,13 @@ class TensorBoard(Observer):
             # also before a first checkpoint
             again = run.resumed_from + 1 if folder.exists() else None
             self._writer = SummaryWriter(str(folder), purge_step=again)
-            flat = dict(_leaves(without_secrets(run.config.by_key())))
-            table = "\n".join(
-                ["| key | value |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in flat.items())]
-            )
-            self._writer.add_text("config", table)
+            values = dict(_leaves(without_secrets(run.config.by_key())))
+            lines = [f"| {key} | {value} |" for key, value in values.items()]
+            self._writer.add_text("config", "\n".join(["| key | value |", "| --- | --- |", *lines]))
             metric = run.data.metric
-            judged = [
-                shown(metric.of("mean")),
-                *(shown(metric.by(kind)) for kind in ("before", "after", "global")),
-            ]
-            for part in hparams({k: str(v) for k, v in flat.items()}, dict.fromkeys(judged, 0)):
+            scores = [metric.of("mean"), *map(metric.by, ("before", "after", "global"))]
+            texts = {key: str(value) for key, value in values.items()}
+            for part in hparams(texts, dict.fromkeys(map(shown, scores), 0)):
                 self._writer._get_file_writer().add_summary(part)
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
@@ -94,7 +86,12 @@ class TensorBoard(Observer):
         for name, value in (renamed(record.metrics) | self._so_far.add(record.metrics)).items():
             self._writer.add_scalar(name, value, record.round)
         for name, image in record.images.items():
-            self._writer.add_image(name, image, record.round, dataformats="HWC")
+            self._writer.add_image(
+                name,
+                image,
+                record.round,
+                dataformats="HWC",
+            )
         self._writer.flush()
 
     def on_close(self, run: RunContext) -> None:
@@ -139,44 +136,49 @@ class WandB(Observer):
         modes = ("auto", "online", "offline", "disabled")
         check("loggers.wandb.mode", mode, mode in modes, f"it must be one of {', '.join(modes)}")
         require("wandb", "loggers.wandb", "wandb", "to log without it: --loggers.wandb null")
-        self.project, self.entity, self.mode, self.group, self.tags = (
-            project,
-            entity,
-            mode,
-            group,
-            tags,
-        )
-        self.job_type, self.notes, self.checkpoint, self.local = job_type, notes, checkpoint, local
+        self.mode = mode
+        self.checkpoint = checkpoint
+        self.local = local
+        self._named: dict[str, Any] = {
+            "entity": entity,
+            "tags": tags,
+            "notes": notes,
+        }
+        environment = os.environ.get
+        project = (project == PROJECT and environment("WANDB_PROJECT")) or project
+        self._named["project"] = project
+        self._named["group"] = group or environment("WANDB_RUN_GROUP")
+        self._named["job_type"] = job_type or environment("WANDB_JOB_TYPE")
         self._run: wandb.Run | None = None
         self._agents_id: str | None = None
-        self._gain: exhibits.Gain | None = None
+        self._alone: dict[int, float] | None = None
         self._defined: set[str] = set()
         self._sent = 0  # the last round that W&B has
         self._so_far = CumulativeCosts()
-        self._tables = exhibits.Tables()
         self._ended = False
 
     def on_fit_start(self, run: RunContext) -> None:
         """Decide between online and offline, and open the run. Raises `BadInput` if `online` cannot
         be."""
         if self.local is not None:
-            self._gain = exhibits.Gain(self.local, run)
+            self._alone = exhibits.scores_alone(self.local, run)
         if not run.is_main or self.mode == "disabled":
             return
         self._agents_id = connection.id_of_agent()
-        other = connection.forget_other_runs(keep=connection.SWEEP if self._agents_id else ())
-        if other:
-            self._say(
-                f"{', '.join(other)} would name another run, and is not heeded: each run has its "
-                f"own id and folder"
-            )
-        offline: tuple[connection.Mode, str] = ("offline", "")
-        mode, reason = offline if self.mode == "offline" else connection.possible_mode()
+        ignored = connection.forget_other_runs(keep=connection.SWEEP if self._agents_id else ())
+        if ignored:
+            why = "would name another run, and is not heeded: each run has its own id and folder"
+            self._say(f"{', '.join(ignored)} {why}")
+        mode: connection.Mode = "offline"
+        reason = ""
+        if self.mode != "offline":
+            mode, reason = connection.possible_mode()
+        requirement = f"{reason}; use auto or offline"
         check(
             "loggers.wandb.mode",
             self.mode,
             self.mode in ("auto", mode),
-            f"{reason}; use auto or offline",
+            requirement,
         )
         if mode == "disabled":
             return
@@ -192,18 +194,15 @@ class WandB(Observer):
             self._say(f"nothing is logged, since {reason}")
             return
         if self._run.offline:
-            self._say(
-                f"offline{reason and f', since {reason}'}; upload later with: {self._where()}"
-            )
+            since = reason and f", since {reason}"
+            self._say(f"offline{since}; upload later with: {self._where()}")
         else:
             self._say(self._where())
             self._sent = int(self._run.summary.get("round", 0)) if self._run.resumed else 0
         if run.rounds > MOST_OVERVIEWS:
             fewer = f"the relation is drawn in {MOST_OVERVIEWS} of {run.rounds} rounds"
-            self._say(
-                f"{fewer}: W&B advises fewer than 1,000 files a run; TensorBoard and relation/ "
-                f"have all"
-            )
+            advice = "W&B advises fewer than 1,000 files a run; TensorBoard and relation/ have all"
+            self._say(f"{fewer}: {advice}")
         self._send_again(run)
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
@@ -216,17 +215,18 @@ class WandB(Observer):
         """Where W&B has the run."""
         return {} if self._run is None else {"wandb": self._where()}
 
-    def on_fit_end(self, run: RunContext, summary: Mapping[str, Any]) -> None:
+    def on_fit_end(
+        self,
+        run: RunContext,
+        summary: Mapping[str, Any],
+    ) -> None:
         """Set the run's summary, and hand over tables and files."""
         self._ended = True
         if self._run is None:
             return
-        scalars = {
-            k: v
-            for k, v in summary.items()
-            if isinstance(v, bool | int | float | str) and k != "wandb"
-        }
-        self._run.summary.update({in_summary(name): value for name, value in scalars.items()})
+        for name, value in summary.items():
+            if isinstance(value, bool | int | float | str) and name != "wandb":
+                self._run.summary[in_summary(name)] = value
         try:
             self._keep(run, summary)
         except Exception as error:  # curves and summary are there all the same
@@ -239,48 +239,46 @@ class WandB(Observer):
         try:
             self._run.finish(exit_code=0 if self._ended else 1)
         except Exception as error:
-            self._say(
-                f"not all is uploaded ({type(error).__name__}); upload it with: {self._sync()}"
-            )
+            kind = type(error).__name__
+            self._say(f"not all is uploaded ({kind}); upload it with: {self._sync()}")
             connection.let_go()
         self._run = None
         if self._agents_id is not None:
             # W&B would give the agent's id to this process's next run, too
             connection.let_go(0 if self._ended else 1)
 
-    def _open(self, run: RunContext, mode: connection.Mode) -> wandb.Run:
+    def _open(
+        self,
+        run: RunContext,
+        mode: connection.Mode,
+    ) -> wandb.Run:
         import wandb
 
-        id_file = run.folder / "wandb_id.txt"
-        known = (
-            id_file.read_text(encoding="utf-8").strip()
-            if run.resumed_from and id_file.exists()
-            else None
-        )
         config = run.config
-        user = os.environ
+        id_file = run.folder / "wandb_id.txt"
+        former_id = None
+        if run.resumed_from and id_file.exists():
+            former_id = id_file.read_text(encoding="utf-8").strip()
+        defaults = {"group": exhibits.group_of(config), "job_type": f"seed {config.seed}"}
+        named: dict[str, Any] = {
+            key: value or defaults.get(key) for key, value in self._named.items()
+        }
+        settings = wandb.Settings(
+            silent=True,
+            console="off",
+            init_timeout=30,
+            finish_timeout=60,
+            finish_timeout_raises=True,
+        )
         opened = wandb.init(
-            project=user.get("WANDB_PROJECT") or PROJECT
-            if self.project == PROJECT
-            else self.project,
-            entity=self.entity,
-            group=self.group or user.get("WANDB_RUN_GROUP") or exhibits.group_of(config),
-            job_type=self.job_type or user.get("WANDB_JOB_TYPE") or f"seed {config.seed}",
-            tags=self.tags,
-            notes=self.notes,
+            **named,
             name=title_of(config, run.folder.name),
             dir=run.folder,
-            id=known or self._agents_id or secrets.token_hex(4),
-            resume="allow" if known and mode == "online" else None,
+            id=former_id or self._agents_id or secrets.token_hex(4),
+            resume="allow" if former_id and mode == "online" else None,
             mode=mode,
             config=without_secrets(config.by_key()),
-            settings=wandb.Settings(
-                silent=True,
-                console="off",
-                init_timeout=30,
-                finish_timeout=60,
-                finish_timeout_raises=True,
-            ),
+            settings=settings,
         )
         # the agent's id is this run's: a second one in this process has its own
         connection.forget_other_runs()
@@ -327,30 +325,34 @@ class WandB(Observer):
 
         try:
             scores = exhibits.scores_of(clients, run.data.metric.by(run.judge))
-            row: dict[str, Any] = {"round": t, **renamed(metrics)}
-            row |= sums
-            row |= self._gain.of(scores) if self._gain is not None else {}
+            row: dict[str, Any] = {"round": t, **renamed(metrics), **sums}
+            if self._alone is not None:
+                row |= exhibits.gain(
+                    scores,
+                    self._alone,
+                    run.data.metric,
+                )
             for name in metrics.keys() - self._defined:
+                kept = COLUMNS[name].kept
                 self._run.define_metric(
-                    shown(name), step_metric="round", summary=COLUMNS[name].kept
+                    shown(name),
+                    step_metric="round",
+                    summary=kept,
                 )
             self._defined |= metrics.keys()
             if scores:
-                row["fairness/clients"] = wandb.Histogram(
-                    np_histogram=np.histogram([*scores.values()], bins=20)
-                )
-            if relation is not None and relation.rows.size and self._tables.due(run, t):
+                counts = np.histogram([*scores.values()], bins=20)
+                row["fairness/clients"] = wandb.Histogram(np_histogram=counts)
+            tabled = t in spread(run.rounds, exhibits.MOST_TABLES)
+            if relation is not None and relation.rows.size and tabled:
                 row["relation/cube"] = _table(exhibits.cube(relation, run.data.client_names))
-            row |= {
-                name: wandb.Image(image) for name, image in self._with_room(run, t, images).items()
-            }
+            for name, image in self._with_room(run, t, images).items():
+                row[name] = wandb.Image(image)
             self._run.log(row, step=t, commit=True)
             self._sent = t
         except Exception as error:  # a viewer that is lost must not stop the training
-            self._say(
-                f"logging stopped in round {t} ({type(error).__name__}); all of it is in "
-                f"metrics.csv"
-            )
+            kind = type(error).__name__
+            self._say(f"logging stopped in round {t} ({kind}); all of it is in metrics.csv")
             self._run = None
             connection.let_go()
 
@@ -369,7 +371,11 @@ class WandB(Observer):
             if (drawn if name == OVERVIEW else t in chosen)
         }
 
-    def _keep(self, run: RunContext, summary: Mapping[str, Any]) -> None:
+    def _keep(
+        self,
+        run: RunContext,
+        summary: Mapping[str, Any],
+    ) -> None:
         """The table of clients and the split's, and the files to keep: configuration, tables,
         relation, checkpoint."""
         import wandb
@@ -378,7 +384,8 @@ class WandB(Observer):
         folder = RunFolder(run.folder)
         # a later round's row takes the place
         last = {int(row["client"]): row for row in folder.read("clients")}
-        scores, kinds = summary["final_accuracies"], summary["final_models"]
+        scores = summary["final_accuracies"]
+        kinds = summary["final_models"]
         self._run.summary["clients/final"] = _table(exhibits.clients(run, scores, kinds, last))
         kept = wandb.Artifact(
             f"run-{self._run.id}", type="run", description="configuration, tables, relation cube"
@@ -387,11 +394,9 @@ class WandB(Observer):
             kept.add_file(str(path), name=str(path.relative_to(run.folder)))
         self._run.log_artifact(kept)
         with tempfile.TemporaryDirectory() as aside:
-            packed = (
-                exhibits.pack_checkpoint(run.folder / "checkpoints", Path(aside))
-                if self.checkpoint
-                else None
-            )
+            packed = None
+            if self.checkpoint:
+                packed = exhibits.pack_checkpoint(run.folder / "checkpoints", Path(aside))
             if packed is not None:
                 saved = wandb.Artifact(f"checkpoint-{self._run.id}", type="checkpoint")
                 saved.add_file(str(packed))  # a copy: the folder may go
@@ -416,11 +421,9 @@ def _table(cells: Cells) -> wandb.Table:
 
 
 def _leaves(value: Any, key: str = "") -> Iterable[tuple[str, Any]]:
-    """Dotted keys of nested mappings, and their values."""
+    """Yield dotted keys of nested mappings, and their values."""
     if not isinstance(value, dict) or not value:
-        return [(key, value)]
-    return [
-        leaf
-        for k, inner in value.items()
-        for leaf in _leaves(inner, f"{key}.{k}" if key else str(k))
-    ]
+        yield key, value
+        return
+    for name, inner in value.items():
+        yield from _leaves(inner, f"{key}.{name}" if key else str(name))

@@ -30,7 +30,12 @@ RIDGE = 1e-7
 than dimensions."""
 
 
-def measured_rows(C: Tensor, Sigma: Tensor, places: Tensor, kappa: float) -> Tensor:
+def measured_rows(
+    C: Tensor,
+    Sigma: Tensor,
+    places: Tensor,
+    kappa: float,
+) -> Tensor:
     """The rows that minimise ||r W - w_i||^2 + 2 kappa (r Sigma)_i over the simplex.
 
     Args:
@@ -44,8 +49,8 @@ def measured_rows(C: Tensor, Sigma: Tensor, places: Tensor, kappa: float) -> Ten
         the own model.
     """
     n = C.shape[-1]
-    own = torch.eye(n, dtype=C.dtype)[places]
-    rows = own.expand(len(C), -1, -1).clone()
+    identity = torch.eye(n, dtype=C.dtype)[places]
+    rows = identity.expand(len(C), -1, -1).clone()
     for layer, (G, S) in enumerate(zip(C, Sigma, strict=True)):
         scale = float(G.diagonal().mean())
         if n > 1 and scale > 0:
@@ -64,7 +69,13 @@ def _definite(H: Tensor) -> Tensor:
     return (vectors * values.clamp_min(RIDGE)) @ vectors.T
 
 
-def add_noise(sums: Tensor, count: Tensor, samples: Tensor, step: Tensor, noise: Tensor) -> None:
+def add_noise(
+    sums: Tensor,
+    count: Tensor,
+    samples: Tensor,
+    step: Tensor,
+    noise: Tensor,
+) -> None:
     """Add to `sums` (L,) a client's n v / ||step||^2, and 1 to `count` (L,) where it has moved.
 
     Args:
@@ -75,18 +86,31 @@ def add_noise(sums: Tensor, count: Tensor, samples: Tensor, step: Tensor, noise:
         noise: v, the variance of its step by layer (L,).
     """
     moved = step > 0
-    sums += torch.where(moved, samples * noise.double() / step.clamp_min(1e-300), 0.0)
+    sums += torch.where(
+        moved,
+        samples * noise.double() / step.clamp_min(1e-300),
+        0.0,
+    )
     count += moved
 
 
-def noise_shares(sums: Tensor, count: Tensor, samples: Tensor) -> Tensor:
+def noise_shares(
+    sums: Tensor,
+    count: Tensor,
+    samples: Tensor,
+) -> Tensor:
     """Share of noise in a client's step by layer, (m, L), in 0..1. `samples`: (m, 1).
 
     A step is noise at most. Where nobody could measure, it counts as noise: one sample tells
     little.
     """
     return (
-        torch.where(count > 0, sums / count.clamp_min(1), math.inf) / samples.clamp_min(1)
+        torch.where(
+            count > 0,
+            sums / count.clamp_min(1),
+            math.inf,
+        )
+        / samples.clamp_min(1)
     ).clamp_max(1.0)
 
 
@@ -114,15 +138,25 @@ class MeasuredCube(Relation):
 
     kappa: float
     keep: float
-    _shares: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    _shares: dict[str, float] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """`noise.loadings` (L, N, N): A; `noise.measured` (2, L): the sum of n_i v_i / ||step_i||^2
         over clients that have measured v_i, and how many have; `noise.rounds` (N,): uploads of
         each."""
-        n, layers = run.clients, len(run.layer_names)
+        n = run.clients
+        layers = len(run.layer_names)
         return {
-            "noise.loadings": torch.zeros(layers, n, n, dtype=torch.float64),
+            "noise.loadings": torch.zeros(
+                layers,
+                n,
+                n,
+                dtype=torch.float64,
+            ),
             "noise.measured": torch.zeros(2, layers, dtype=torch.float64),
             "noise.rounds": torch.zeros(n, dtype=torch.int64),
         }
@@ -156,18 +190,31 @@ class MeasuredCube(Relation):
         uploaded = inputs.memory["noise.rounds"][sources] > 0
         # it comes alone, beside those that have uploaded
         if not bool(uploaded[inputs.places].all()):
-            who = (
+            counted = (
                 uploaded
                 if bool(uploaded.any())
                 else torch.isin(torch.arange(len(sources)), inputs.places)
             )
-            mean = torch.where(who, inputs.samples, torch.zeros_like(inputs.samples))
-            return (mean / mean.sum()).expand(inputs.layers, len(inputs.receivers), -1)
+            mean = torch.where(
+                counted,
+                inputs.samples,
+                torch.zeros_like(inputs.samples),
+            )
+            return (mean / mean.sum()).expand(
+                inputs.layers,
+                len(inputs.receivers),
+                -1,
+            )
         gram = inputs.gram()
         if not gram.centred.isfinite().all():
             raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
         A = inputs.memory["noise.loadings"][:, sources]
-        return measured_rows(gram.centred, A @ A.transpose(1, 2), inputs.places, self.kappa)
+        return measured_rows(
+            gram.centred,
+            A @ A.transpose(1, 2),
+            inputs.places,
+            self.kappa,
+        )
 
     def learn(self, server: Server) -> None:
         """The uploads have arrived: A follows the mixes that their clients began from, and their
@@ -175,10 +222,12 @@ class MeasuredCube(Relation):
 
         With T the rows of those who answered (others: unchanged), A <- keep T A + diag(sqrt(v)).
         """
-        weighed, answered = server.only.weighed, server.answered
+        weighed = server.only.weighed
+        answered = server.answered
         if weighed is None or not answered:
             return
-        memory, samples = server.memory, server.samples(answered)[:, None]
+        memory = server.memory
+        samples = server.samples(answered)[:, None]
         steps = torch.stack([server.statistics[c]["step"] for c in answered]).double()  # (m, L)
         sums, count = memory["noise.measured"]
         for c, n, step in zip(answered, samples, steps, strict=True):
@@ -193,7 +242,8 @@ class MeasuredCube(Relation):
             few = "no client has enough samples to measure its noise"
             log.say(f"selfkapc: {few}: all of a client's step counts as noise")
         server.run.warned.add("noise")
-        index, sources = torch.tensor(answered), torch.tensor(weighed.sources)
+        index = torch.tensor(answered)
+        sources = torch.tensor(weighed.sources)
         where = [weighed.receivers.index(c) for c in answered]
         rows = weighed.weights[:, where]  # (L, m, n)
         A = self.keep * (rows @ memory["noise.loadings"][:, sources])
@@ -213,6 +263,11 @@ class MeasuredCube(Relation):
             client.pop("gradient_norm", None)
         return self._shares
 
-    def flops(self, layers: int, receivers: int, sources: int) -> int:
+    def flops(
+        self,
+        layers: int,
+        receivers: int,
+        sources: int,
+    ) -> int:
         """Of Sigma and of one solve for each row (further ones of the pivoting uncounted)."""
         return layers * (2 * sources**3 + receivers * (2 * sources**3 // 3 + 4 * sources**2))

@@ -74,10 +74,20 @@ class LocalPrivacy(Transform, Observer):
     epsilon_target: float | None = None
     delta: float = DELTA
     reproducible: bool = True
-    _noises: dict[str, Noise] = field(default_factory=dict, init=False, repr=False)
+    _noises: dict[str, Noise] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
 
     def __post_init__(self) -> None:
-        check_noise(self.config_key, self.clip, self.noise, self.epsilon_target, self.delta)
+        check_noise(
+            self.config_key,
+            self.clip,
+            self.noise,
+            self.epsilon_target,
+            self.delta,
+        )
 
     # ---------------------------------------------------------------- before the first round
 
@@ -86,7 +96,12 @@ class LocalPrivacy(Transform, Observer):
         other noise."""
         check_account(run, self.config_key)
         self._check_others(run)
-        self._noises = self.noises(run.config, run.method, kinds_of(run), sum(run.data.train_sizes))
+        self._noises = self.noises(
+            run.config,
+            run.method,
+            kinds_of(run),
+            sum(run.data.train_sizes),
+        )
         now = [self._noises[kind].multiplier for kind in kinds_of(run)]
         before = [s.memory[NOISE].tolist() for s in run.states.values() if s.memory[UPLOADS].any()]
         for was in [noise for part in run.processes.gather_objects(before) for noise in part]:
@@ -95,20 +110,21 @@ class LocalPrivacy(Transform, Observer):
     def _check_others(self, run: RunContext) -> None:
         """Raise `BadInput` for parts of the run that tell more than the noisy upload, or change
         what it counts."""
-        key, name = self.config_key, run.method_name
+        key = self.config_key
+        name = run.method_name
         refused = {n: b.words for n, b in run.method.beside().items() if b.values is None}
         if refused:
-            what, words = next(iter(refused.items()))
+            upload, words = next(iter(refused.items()))
             raise BadInput(
                 key,
                 name,
-                f"its uploads hold {what} ({words}), which no bound and noise can protect",
+                f"its uploads hold {upload} ({words}), which no bound and noise can protect",
             )
-        own = getattr(run.method, "sigma", 0) if name == "fedhkd" else 0
+        sigma = getattr(run.method, "sigma", 0) if name == "fedhkd" else 0
         check(
             "method.sigma",
-            own,
-            not own,
+            sigma,
+            not sigma,
             f"beside {key}, which covers class means too, it must be 0",
         )
         callbacks = list(run.callbacks)
@@ -118,13 +134,18 @@ class LocalPrivacy(Transform, Observer):
                 continue
             behind = isinstance(callback, BEHIND)
             where = "behind" if behind else "before"
-            allowed = (
+            requirement = (
                 f"it must be named {where} {key.removeprefix('callbacks.')} in the configuration"
             )
-            check(callback.config_key, "", k > place if behind else k < place, allowed)
+            check(
+                callback.config_key,
+                "",
+                k > place if behind else k < place,
+                requirement,
+            )
             chooses = getattr(callback, "client", False) is True
-            allowed = f"which layers a client sends tells of its data: false beside {key}"
-            check(f"{callback.config_key}.client", True, not chooses, allowed)
+            requirement = f"which layers a client sends tells of its data: false beside {key}"
+            check(f"{callback.config_key}.client", True, not chooses, requirement)
 
     def noises(
         self, config: Config, method: Any, named: Sequence[str], samples: int
@@ -142,17 +163,28 @@ class LocalPrivacy(Transform, Observer):
         elif not named:
             noise = {}
         else:
-            times, target = uploads(config, method, named), float(self.epsilon_target or 0)
+            times = uploads(config, method, named)
+            target = float(self.epsilon_target or 0)
             key = f"{self.config_key}.epsilon_target"
-            one = calibrated(lambda z: [Mechanism(z, n) for n in times], target, self.delta, key)
+            one = calibrated(
+                lambda z: [Mechanism(z, n) for n in times],
+                target,
+                self.delta,
+                key,
+            )
             noise = dict.fromkeys(named, one)
         return {kind: Noise(clips[kind], noise[kind]) for kind in named}
 
-    def _of_kinds(self, argument: str, named: Sequence[str]) -> dict[str, float]:
+    def _of_kinds(
+        self,
+        argument: str,
+        named: Sequence[str],
+    ) -> dict[str, float]:
         value = getattr(self, argument)
         if not isinstance(value, dict):
             return dict.fromkeys(named, float(value))
-        key, listed = f"{self.config_key}.{argument}", ", ".join(named) or "nothing"
+        key = f"{self.config_key}.{argument}"
+        listed = ", ".join(named) or "nothing"
         for name in value:
             words = (
                 "scores are computed on clients' own test data and published as they are: no noise "
@@ -174,7 +206,12 @@ class LocalPrivacy(Transform, Observer):
     ) -> dict[str, Any]:
         """What the summary will have at most, before the run."""
         named = kinds(method, sends_model=sends_model)
-        self._noises = self.noises(config, method, named, sum(sizes))
+        self._noises = self.noises(
+            config,
+            method,
+            named,
+            sum(sizes),
+        )
         return self._report([uploads(config, method, named)])
 
     # ---------------------------------------------------------------- in a round
@@ -217,7 +254,12 @@ class LocalPrivacy(Transform, Observer):
             {c: tuple(s.memory[UPLOADS].tolist()) for c, s in run.states.items()}
         )
 
-    def _epsilon(self, times: Sequence[int], *, replace_one: bool = False) -> float:
+    def _epsilon(
+        self,
+        times: Sequence[int],
+        *,
+        replace_one: bool = False,
+    ) -> float:
         noises = [noise.multiplier for noise in self._noises.values()]
         sent = [Mechanism(noise, n) for noise, n in zip(noises, times, strict=True)]
         return epsilon(sent, self.delta, replace_one=replace_one)
@@ -268,14 +310,23 @@ def check_account(run: RunContext, key: str) -> None:
     )
 
 
-def check_noise_stays(key: str, value: Any, before: Sequence[float], now: Sequence[float]) -> None:
+def check_noise_stays(
+    key: str,
+    value: Any,
+    before: Sequence[float],
+    now: Sequence[float],
+) -> None:
     """Raise `BadInput`, for `key`, unless a resumed run has the noise that it began with."""
     same = all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(before, now, strict=True))
-    allowed = f"the run began with noise {before}, and now it would be {now}: begin a new run"
-    check(key, value, same, allowed)
+    requirement = f"the run began with noise {before}, and now it would be {now}: begin a new run"
+    check(key, value, same, requirement)
 
 
-def uploads(config: Config, method: Any, named: Sequence[str]) -> list[int]:
+def uploads(
+    config: Config,
+    method: Any,
+    named: Sequence[str],
+) -> list[int]:
     """How many messages of each kind the client with most rounds uploads in the run, at most."""
     most = max(rounds_of(config, method).values(), default=0)
     once = {b.kind: b.once for b in method.beside().values()}
@@ -287,6 +338,8 @@ def rounds_of(config: Config, method: Any) -> Counter[int]:
     cohorts: Counter[int] = Counter()
     for t in range(1, config.federation.rounds + 1):
         cohorts.update(
-            range(config.clients) if t == 1 and method.everyone_first else cohort_of(config, t)
+            range(config.clients)
+            if t == 1 and method.traits.everyone_first
+            else cohort_of(config, t)
         )
     return cohorts

@@ -46,17 +46,28 @@ class Progress(Observer):
                 if row["round"] <= run.resumed_from:
                     self._add(row)
         if self._console.is_terminal:
-            note, left = TextColumn("{task.fields[note]}"), TimeRemainingColumn()
+            note = TextColumn("{task.fields[note]}")
+            left = TimeRemainingColumn()
             line = (TextColumn("{task.description}"), BarColumn(bar_width=None), note, left)
-            self._bar = Bar(*line, console=self._console, expand=True)
+            self._bar = Bar(
+                *line,
+                console=self._console,
+                expand=True,
+            )
             self._task = self._bar.add_task(
                 "", total=run.rounds, completed=run.resumed_from, note=_so_far(self._judged)
             )
             self._bar.start()
 
-    def on_round_start(self, run: RunContext, round: int, cohort: list[int]) -> None:
+    def on_round_start(
+        self,
+        run: RunContext,
+        round: int,
+        cohort: list[int],
+    ) -> None:
         """Say which round it is."""
-        self._share, self._done = math.ceil(len(cohort) / run.world_size), 0
+        self._share = math.ceil(len(cohort) / run.world_size)
+        self._done = 0
         if self._bar is not None:
             self._bar.update(
                 self._task, description=f"round {round}/{run.rounds}", completed=round - 1
@@ -74,11 +85,16 @@ class Progress(Observer):
             return
         self._add({"round": record.round, **record.metrics})
         if self._bar is not None:
-            self._bar.update(self._task, completed=record.round, note=_so_far(self._judged))
+            self._bar.update(
+                self._task,
+                completed=record.round,
+                note=_so_far(self._judged),
+            )
         else:
             judged = of_rows([record.metrics]).of("mean") in record.metrics
             accuracy = _so_far(self._judged) if judged else "not judged"
-            loss, seconds = record.metrics.get("train_loss"), record.metrics["seconds"]
+            loss = record.metrics.get("train_loss")
+            seconds = record.metrics["seconds"]
             trained = "no steps" if loss is None else f"loss {loss:.4f}"
             line = f"round {record.round}/{run.rounds}: {accuracy}, {trained}, {seconds:.1f} s"
             print(line, file=self._console.file, flush=True)
@@ -89,7 +105,11 @@ class Progress(Observer):
             _, at = best(both := [*self._judged, row])
             self._judged = [next((one for one in both if one["round"] == at), row), row]
 
-    def on_fit_end(self, run: RunContext, summary: Mapping[str, Any]) -> None:
+    def on_fit_end(
+        self,
+        run: RunContext,
+        summary: Mapping[str, Any],
+    ) -> None:
         """Keep the summary for the table."""
         self._summary = summary
 
@@ -103,10 +123,19 @@ class Progress(Observer):
             out.print(_table(run, self._rows, self._summary))
             for line in _closing_lines(run, self._rows, self._summary):
                 # not wrapped: paths can be copied
-                out.print(line, soft_wrap=True, markup=False, highlight=False)
+                out.print(
+                    line,
+                    soft_wrap=True,
+                    markup=False,
+                    highlight=False,
+                )
 
 
-def _table(run: RunContext, rows: list[Row], summary: Mapping[str, Any]) -> Table:
+def _table(
+    run: RunContext,
+    rows: list[Row],
+    summary: Mapping[str, Any],
+) -> Table:
     """Accuracies of each model that was judged, and how the clients differ."""
     names = f"{type(run.method).__name__}, {run.clients} clients, {run.rounds} rounds"
     table = Table(
@@ -156,7 +185,11 @@ def _table(run: RunContext, rows: list[Row], summary: Mapping[str, Any]) -> Tabl
     return table
 
 
-def _closing_lines(run: RunContext, rows: list[Row], summary: Mapping[str, Any]) -> list[str]:
+def _closing_lines(
+    run: RunContext,
+    rows: list[Row],
+    summary: Mapping[str, Any],
+) -> list[str]:
     """What travelled, how long it took, and where everything is."""
     total = {
         name: sum(row.get(name, 0.0) for row in rows)
@@ -189,8 +222,8 @@ def _closing_lines(run: RunContext, rows: list[Row], summary: Mapping[str, Any])
             key.removeprefix(name): value for key, value in summary.items() if key.startswith(name)
         }
         scores = ", ".join(f"{value:.4f} with {count}" for count, value in curve.items())
-        which = "of each class" if of_rows(rows).rises else "in all"
-        unseen = f"{len(summary['held_out_clients'])} unseen clients, labelled samples {which}"
+        counted = "of each class" if of_rows(rows).rises else "in all"
+        unseen = f"{len(summary['held_out_clients'])} unseen clients, labelled samples {counted}"
         lines.append(f"{unseen}: {words} {scores} ({summary['newcomer_rule']})")
     if "channel_s" in total:
         parts = ", ".join(

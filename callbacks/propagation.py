@@ -19,7 +19,11 @@ from fl_lightning.core import Client, RelationInputs, RunContext
 from fl_lightning.data.part import Part
 
 
-def basis(part: Part, directions: int, classes: int) -> Tensor:
+def basis(
+    part: Part,
+    directions: int,
+    classes: int,
+) -> Tensor:
     """The first `directions` left singular vectors of [flattened x; one-hot y] of all samples,
     uncentred.
 
@@ -49,7 +53,11 @@ def basis(part: Part, directions: int, classes: int) -> Tensor:
     else:
         values, vectors = torch.linalg.eigh(matrix @ matrix.T)
         left = vectors.flip(1)[:, :directions]
-    vectors = torch.zeros(matrix.shape[0], directions, dtype=torch.float64)
+    vectors = torch.zeros(
+        matrix.shape[0],
+        directions,
+        dtype=torch.float64,
+    )
     rank = min(left.shape[1], int((values > 1e-12 * values.max()).sum()))
     if rank:
         vectors[:, :rank] = torch.linalg.qr(left[:, :rank])[0]
@@ -65,7 +73,11 @@ def similarity(U: Tensor, V: Tensor) -> Tensor:
     return torch.linalg.svdvals(products).clamp(0.0, 1.0).sum(-1)
 
 
-def propagated(W: Tensor, alpha: float, steps: int | None = None) -> Tensor:
+def propagated(
+    W: Tensor,
+    alpha: float,
+    steps: int | None = None,
+) -> Tensor:
     """Rows A (N, N) with Theta^ = A Theta: non-negative, each summing to 1.
 
     Args:
@@ -76,7 +88,11 @@ def propagated(W: Tensor, alpha: float, steps: int | None = None) -> Tensor:
     """
     eye = torch.eye(len(W), dtype=torch.float64)
     degree = W.sum(1, keepdim=True)
-    walk = torch.where(degree > 0, W / degree.clamp_min(1e-300), eye)
+    walk = torch.where(
+        degree > 0,
+        W / degree.clamp_min(1e-300),
+        eye,
+    )
     kappa = alpha / (1 + alpha)
     if steps is None:
         A = (1 - kappa) * torch.linalg.solve(eye - kappa * walk, eye)
@@ -88,7 +104,11 @@ def propagated(W: Tensor, alpha: float, steps: int | None = None) -> Tensor:
     return A / A.sum(1, keepdim=True)
 
 
-def neighbourhood(S: Tensor, sharpness: float, neighbours: int) -> Tensor:
+def neighbourhood(
+    S: Tensor,
+    sharpness: float,
+    neighbours: int,
+) -> Tensor:
     """The authors' code: exp(sharpness S) of the `neighbours` most alike *others*; ties to the
     lower number."""
     W = torch.exp(sharpness * S)
@@ -96,7 +116,11 @@ def neighbourhood(S: Tensor, sharpness: float, neighbours: int) -> Tensor:
     order = torch.sort(W, dim=1, descending=True, stable=True).indices[
         :, : min(neighbours, len(W) - 1)
     ]
-    return torch.zeros_like(W).scatter(1, order, W.gather(1, order))
+    return torch.zeros_like(W).scatter(
+        1,
+        order,
+        W.gather(1, order),
+    )
 
 
 def told_basis(client: Client) -> Tensor:
@@ -142,15 +166,17 @@ class Propagation(Relation):
             return {
                 "fedora.rows": self._matrix(random_graph(run.clients, run.config.seed) + oneself)
             }
-        allowed = (
+        requirement = (
             "numbers of tokens span no subspace that would tell clients apart: similarity random"
         )
-        check("method.similarity", self.similarity, not run.data.vocabulary, allowed)
-        mine = {}
+        check("method.similarity", self.similarity, not run.data.vocabulary, requirement)
+        bases_here = {}
         for client in run.at_home(range(run.clients)):
             part = run.data.client(client, run.device, run.dtype).train
-            mine[client] = [basis(part, self.directions, c) for c in (run.data.num_classes, 0)]
-        by_client = run.processes.gather_by_client(mine)
+            bases_here[client] = [
+                basis(part, self.directions, c) for c in (run.data.num_classes, 0)
+            ]
+        by_client = run.processes.gather_by_client(bases_here)
         bases, features = (
             torch.stack([by_client[c][k] for c in range(run.clients)]) for k in (0, 1)
         )
@@ -159,7 +185,15 @@ class Propagation(Relation):
 
     def _matrix(self, S: Tensor) -> Tensor:
         """What clients of similarities `S` (N, N) receive of each other, (N, N)."""
-        W = S if self.sharpness is None else neighbourhood(S, self.sharpness, self.neighbours)
+        W = (
+            S
+            if self.sharpness is None
+            else neighbourhood(
+                S,
+                self.sharpness,
+                self.neighbours,
+            )
+        )
         return propagated(W, self.alpha, self.steps)
 
     def weights(self, inputs: RelationInputs) -> Tensor:
@@ -170,7 +204,12 @@ class Propagation(Relation):
             rows = rows / rows.sum(1, keepdim=True)
         return rows[None]
 
-    def newcomer(self, run: RunContext, part: Part, labelled: bool) -> Tensor | None:
+    def newcomer(
+        self,
+        run: RunContext,
+        part: Part,
+        labelled: bool,
+    ) -> Tensor | None:
         """sum_k w_k Theta^_k / sum_k w_k: what the fixed point gives for a client that has no model
         yet.
 
@@ -181,8 +220,8 @@ class Propagation(Relation):
         name, classes = (
             ("fedora.bases", run.data.num_classes) if labelled else ("fedora.feature_bases", 0)
         )
-        known = run.server.memory[name]
-        S = similarity(basis(part, self.directions, classes)[None], known)[0]
+        bases = run.server.memory[name]
+        S = similarity(basis(part, self.directions, classes)[None], bases)[0]
         if self.sharpness is not None:
             S = torch.exp(self.sharpness * S)
             last = S.sort(descending=True).values[min(self.neighbours, len(S)) - 1]

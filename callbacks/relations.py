@@ -1,5 +1,4 @@
-"""Relations: who receives whose model. A method brings exactly one; the server asks it for weights
-and mixes.
+"""Relations give the weights by which each client receives the others' models; a method has one.
 
 `Alone`, `SampleCounts`, `Uniform` and `Attention` are computed on demand; the learned cube is in
 `cube.py`.
@@ -24,17 +23,16 @@ class Relation(Callback):
     """Base of all relations. Rows are non-negative and sum to 1."""
 
     is_global: ClassVar[bool] = False
-    """Everybody receives the same: one row, mixed when the round's uploads are in; it is the global
+    """All clients receive the same: one row, mixed when the round's uploads are in: the global
     model."""
     several: ClassVar[bool] = False
-    """It makes sense within each of several architectures, whose models cannot be mixed with those
-    of another."""
+    """It can be applied within each of several architectures."""
     per_layer: ClassVar[bool] = False
     """Every layer has weights of its own."""
     sums_to_one: bool = True
     """Whether its rows sum to 1."""
     measures: ClassVar[bool] = False
-    """It follows an objective of its own: `measured`."""
+    """It has an objective of its own, which `measured` reports."""
     sources: Literal["cohort", "known", "uploaded", "all"] = "cohort"
     """Whose last-received models are mixed: the cohort's, those of all clients that have uploaded
     so far and the cohort's, of those that have uploaded only, or everybody's. Of a client that has
@@ -44,22 +42,21 @@ class Relation(Callback):
     """Why the server must mix by the rows as they are, in words; empty: `callbacks.blurrelation`
     may change them."""
     blur: Callable[[Tensor, Sequence[int], Sequence[int], int], Tensor] | None = None
-    """What changes rows (L, m, n) of receivers by sources in a round; None: nothing does."""
+    """A function that changes rows (L, m, n) of receivers by sources in a round, or None."""
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
-        """Small tensors that the server keeps between rounds, equal on every rank, with their first
-        values."""
+        """Return small tensors that the server keeps between rounds, equal on every rank, with
+        first values."""
         return {}
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """Weights of shape (layers or 1, m, n), float64; of a global model m is 1."""
+        """Return weights (layers or 1, m, n), float64; m is 1 for a global model."""
         raise NotImplementedError
 
     def as_mixed(
         self, rows: Tensor, receivers: Sequence[int], sources: Sequence[int], round: int
     ) -> Tensor:
-        """The weights (layers or 1, m, n) by which the server mixes, and which it logs, from those
-        of the method."""
+        """Return the weights by which the server mixes, and which it logs, from the method's."""
         return rows if self.blur is None else self.blur(rows, receivers, sources, round)
 
     def learn(self, server: Server) -> None:
@@ -68,14 +65,19 @@ class Relation(Callback):
         `gram(..., since="sent")`, their steps."""
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
-        """What the round's metrics gain, from the results of its clients (the same on every rank).
+        """Return further metrics of the round, from its clients' results (the same on every rank).
 
         With `measures` these have `gradient_norm`, the norm of the change of the client's
         parameters over lr times steps; it may be taken out.
         """
         return {}
 
-    def newcomer(self, run: RunContext, part: Part, labelled: bool) -> Tensor | None:
+    def newcomer(
+        self,
+        run: RunContext,
+        part: Part,
+        labelled: bool,
+    ) -> Tensor | None:
         """Weights (N,) of all clients' models in what a new client with the training data `part`
         receives.
 
@@ -84,27 +86,37 @@ class Relation(Callback):
         """
         return None
 
-    def flops(self, layers: int, receivers: int, sources: int) -> int:
+    def flops(
+        self,
+        layers: int,
+        receivers: int,
+        sources: int,
+    ) -> int:
         """Floating-point operations of `weights`, Gram matrices left aside."""
         return 0
 
 
 class Alone(Relation):
-    """Everybody receives only their own."""
+    """Each client receives its own model alone."""
 
     several = True
     fixed = "its server mixes by no relation"
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """The identity, (1, m, n)."""
-        rows = torch.zeros(1, len(inputs.receivers), len(inputs.sources), dtype=torch.float64)
+        rows = torch.zeros(
+            1,
+            len(inputs.receivers),
+            len(inputs.sources),
+            dtype=torch.float64,
+        )
         rows[0, torch.arange(len(inputs.receivers)), inputs.places] = 1
         return rows
 
 
 class SampleCounts(Relation):
-    """Everybody receives the mean of the cohort, weighted by training samples (McMahan et al.,
-    AISTATS 2017).
+    """All receive the mean of the cohort, weighted by training samples (McMahan et al., AISTATS
+    2017).
 
     Args:
         sources: `known`: the method averages what the server last received of all, and keeps it.
@@ -122,7 +134,7 @@ class SampleCounts(Relation):
 
 
 class Uniform(SampleCounts):
-    """Everybody receives the plain mean of the cohort."""
+    """All receive the plain mean of the cohort."""
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """1/n, (1, 1, n)."""
@@ -168,15 +180,18 @@ class Attention(Relation):
         n = max(len(g.members) for g in run.groups)
         n = min(n, run.cohort_size) if self.sources == "cohort" else n
         if self._step * (n - 1) > 1:
-            allowed = (
+            requirement = (
                 f"with {n} models alpha (over sigma, where that is set) must be at most "
                 f"{1 / (n - 1):.4g}"
             )
-            raise BadInput("method.alpha", self.alpha, f"{allowed}, or own weights turn negative")
+            raise BadInput(
+                "method.alpha", self.alpha, f"{requirement}, or own weights turn negative"
+            )
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Attention weights, (1, m, n)."""
-        n, step = len(inputs.sources), self._step
+        n = len(inputs.sources)
+        step = self._step
         distance = inputs.gram().total().distances[0]
         if not distance.isfinite().all():
             raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
@@ -189,7 +204,12 @@ class Attention(Relation):
         weight += torch.diag(1 - weight.sum(1))
         return weight[inputs.places][None]
 
-    def flops(self, layers: int, receivers: int, sources: int) -> int:
+    def flops(
+        self,
+        layers: int,
+        receivers: int,
+        sources: int,
+    ) -> int:
         """Sums over layers, distances, exponentials (counted as one each) and what is left for
         oneself."""
         return (layers + 7) * sources * sources

@@ -139,12 +139,12 @@ class NormBound(Transform):
 
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Measure, and clip or refuse."""
-        known = client.reference
+        reference = client.reference
         segments = payload.layout.segments(payload.sent)
         if not segments:
             return
         parts = [
-            torch.linalg.vector_norm(payload.vector[s.start : s.stop] - known[s.start : s.stop])
+            torch.linalg.vector_norm(payload.vector[s.start : s.stop] - reference[s.start : s.stop])
             for s in segments
         ]
         change = float(torch.linalg.vector_norm(torch.stack(parts)))
@@ -154,4 +154,4 @@ class NormBound(Transform):
         if self.action == "refuse":
             bound = f"callbacks.normbound.bound = {self.bound:g}"
             raise ValueError(f"its upload changes by {change:.4g}, more than {bound}")
-        payload.vector = known + (payload.vector - known) * (self.bound / change)
+        payload.vector = reference + (payload.vector - reference) * (self.bound / change)

@@ -62,12 +62,17 @@ def holds(
     return left <= _log_m(L, B, tau, sizes)
 
 
-def _log_m(l: int, B: np.ndarray, tau: np.ndarray, sizes: LayerSizes) -> float:  # noqa: E741  (the paper's letter)
-    """log M(l); minus infinity where no layer up to l has a regulariser."""
+def _log_m(
+    layers: int,
+    B: np.ndarray,
+    tau: np.ndarray,
+    sizes: LayerSizes,
+) -> float:
+    """Return log M(layers); minus infinity where none of these layers has a regulariser."""
     value = -math.inf
-    for k in range(l):
-        own = math.log(tau[k]) - math.log(2 * B[k]) if tau[k] > 0 else -math.inf
-        value = float(np.logaddexp(own, 0.5 * math.log(sizes.columns[k]) + value))
+    for k in range(layers):
+        term = math.log(tau[k]) - math.log(2 * B[k]) if tau[k] > 0 else -math.inf
+        value = float(np.logaddexp(term, 0.5 * math.log(sizes.columns[k]) + value))
     return value
 
 
@@ -130,8 +135,8 @@ class LayerSelection(Transform):
 
     def on_fit_start(self, run: RunContext) -> None:
         """Layer selection needs a relation for each layer."""
-        allowed = "it needs a method whose relation tells layers apart, such as kapc"
-        check("callbacks.layerselection", run.method_name, run.relation.per_layer, allowed)
+        requirement = "it needs a method whose relation tells layers apart, such as kapc"
+        check("callbacks.layerselection", run.method_name, run.relation.per_layer, requirement)
 
     def init_client(self, run: RunContext) -> dict[str, Tensor]:
         """Bounds B and tau, the last Omega (L: all layers), and which layers the server has ever
@@ -151,11 +156,11 @@ class LayerSelection(Transform):
         send = np.ones(len(client.layout.layers), dtype=bool)
         if self.mu is not None:
             if payload.own_weights is None:
-                allowed = (
+                requirement = (
                     f"{client.run.method_name} does not say how much of a download is the client's "
                     f"own: null"
                 )
-                raise BadInput("callbacks.layerselection.mu", self.mu, allowed)
+                raise BadInput("callbacks.layerselection.mu", self.mu, requirement)
             send &= payload.own_weights < self.mu
         if client.rounds > 0:
             send &= client.memory["selection.received"].numpy()
@@ -164,7 +169,8 @@ class LayerSelection(Transform):
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Choose Omega and keep the layers behind it back. Normalisation always travels: the
         papers' bytes say so."""
-        memory, L = client.memory, len(client.layout.layers)
+        memory = client.memory
+        L = len(client.layout.layers)
         omega = self._omega(client) if self.client and L > 1 else L
         memory["selection.omega"] = torch.tensor(omega)
         kept_back = np.array(
@@ -174,7 +180,8 @@ class LayerSelection(Transform):
         memory["selection.received"] = memory["selection.received"] | (torch.arange(L) < omega)
 
     def _omega(self, client: Client) -> int:
-        memory, L = client.memory, len(client.layout.layers)
+        memory = client.memory
+        L = len(client.layout.layers)
         B_now, tau_now = self._norms(client)
         # the regulariser was whole: learn the bounds
         if client.rounds == 0 or int(memory["selection.omega"]) == L:
@@ -185,7 +192,8 @@ class LayerSelection(Transform):
                 np.maximum(memory["selection.tau"].numpy(), tau_now)
             )
             return L - 1
-        B, tau = memory["selection.B"].numpy(), memory["selection.tau"].numpy()
+        B = memory["selection.B"].numpy()
+        tau = memory["selection.tau"].numpy()
         classes = int((client.class_counts > 0).sum())
         sizes = _sizes(client.layout)
         sizes = (
@@ -201,12 +209,23 @@ class LayerSelection(Transform):
     def _norms(self, client: Client) -> tuple[np.ndarray, np.ndarray]:
         """||w^l|| and ||w^l - s^l|| of the client's current model; the latter 0 for layers that
         were not received."""
-        layout, model, received = client.layout, client["model"], client.payload
+        layout = client.layout
+        model = client["model"]
+        received = client.payload
         L = len(layout.layers)
         numbers = layout.numbers * layout.is_own
         client.flops += int(2 * numbers.sum() + 3 * (numbers * received.sent).sum())
-        weight, distance = torch.zeros(2, L, dtype=wide(model.device), device=model.device)
-        for block, sent in zip(layout.blocks, received.sent, strict=True):
+        weight, distance = torch.zeros(
+            2,
+            L,
+            dtype=wide(model.device),
+            device=model.device,
+        )
+        for block, sent in zip(
+            layout.blocks,
+            received.sent,
+            strict=True,
+        ):
             if block.normalisation or block.kind == "buffer":
                 continue
             w = model[block.start : block.stop]
@@ -221,7 +240,8 @@ class LayerSelection(Transform):
 def _sizes(layout: Layout) -> LayerSizes:
     """Columns (in_channels * k * k) and outputs of each layer's largest parameter."""
     L = len(layout.layers)
-    columns, outputs = np.ones(L), np.ones(L)
+    columns = np.ones(L)
+    outputs = np.ones(L)
     biggest = np.zeros(L)
     for b in layout.blocks:
         if b.kind == "parameter" and not b.normalisation and b.size > biggest[b.layer]:
@@ -234,9 +254,21 @@ def _sizes(layout: Layout) -> LayerSizes:
 def _numbers(client: Client, outputs: np.ndarray) -> np.ndarray:
     """How many numbers each layer puts out for a sample, (L,); `outputs` where a layer is not
     called as a module."""
-    network, widths = client.bind().model, dict(zip(client.layout.layers, outputs, strict=True))
+    network = client.bind().model
+    widths = dict(
+        zip(
+            client.layout.layers,
+            outputs,
+            strict=True,
+        )
+    )
 
-    def keep(name: str, _: nn.Module, __: Any, out: Any) -> None:
+    def keep(
+        name: str,
+        _: nn.Module,
+        __: Any,
+        out: Any,
+    ) -> None:
         widths[name] = float(out[0].numel()) if isinstance(out, Tensor) else widths[name]
 
     hooks = [

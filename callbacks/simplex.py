@@ -17,7 +17,12 @@ def to_simplex(R: Tensor) -> Tensor:
     """The nearest points (Euclidean) with non-negative entries that sum to 1, over the last
     dimension; all NaN where a number is not finite."""
     u = R.sort(dim=-1, descending=True).values
-    k = torch.arange(1, R.shape[-1] + 1, dtype=R.dtype, device=R.device)
+    k = torch.arange(
+        1,
+        R.shape[-1] + 1,
+        dtype=R.dtype,
+        device=R.device,
+    )
     threshold = (u.cumsum(-1) - 1) / k
     last = (u > threshold).sum(-1, keepdim=True) - 1
     if (last < 0).any():  # beside numbers so great 1 is lost: only how far they are apart counts
@@ -62,7 +67,8 @@ def simplex_rows(H: Tensor | float, Q: Tensor) -> Tensor:
             [torch.where(free, Q, torch.zeros_like(Q)), torch.full((k, 1), scale, dtype=H.dtype)], 1
         )
         solution = torch.linalg.solve(K, right)
-        r, multiplier = solution[:, :n], solution[:, n:] * scale
+        r = solution[:, :n]
+        multiplier = solution[:, n:] * scale
         slack = r @ H - Q + multiplier  # must be >= 0 where r = 0
         change = (free & (r < -1e-13)) | (~free & (slack < -tolerance))
         if not change.any():
@@ -79,7 +85,8 @@ def simplex_rows(H: Tensor | float, Q: Tensor) -> Tensor:
 def simplex_minimum(Q: Tensor) -> Tensor:
     """argmin of a^T Q a over a >= 0 with sum 1, (n,), of a positive semidefinite `Q` (n, n),
     float64; of 0 uniform."""
-    n, scale = len(Q), float(Q.diagonal().mean())
+    n = len(Q)
+    scale = float(Q.diagonal().mean())
     if scale <= 0:
         return torch.full((n,), 1 / n, dtype=torch.float64)
     values, vectors = torch.linalg.eigh(Q / scale)
@@ -94,7 +101,8 @@ def _by_least_squares(H: Tensor, Q: Tensor) -> Tensor:
             "a relation's rows cannot be found: a number is not finite; lower optimizer.lr"
         )
     root = values.clamp_min(1e-12 * float(values[-1])).sqrt()[:, None]
-    A, b = root * vectors.T, (vectors.T @ Q.T) / root
+    A = root * vectors.T
+    b = (vectors.T @ Q.T) / root
     return torch.stack([_shortest((A - b[:, k, None]) / root[-1]) for k in range(len(Q))])
 
 
@@ -107,7 +115,8 @@ def _shortest(A: Tensor) -> Tensor:
     """
     from sklearn.linear_model import LinearRegression
 
-    rows, target = torch.cat([A, A.new_ones(1, A.shape[1])]), A.new_zeros(len(A) + 1)
+    rows = torch.cat([A, A.new_ones(1, A.shape[1])])
+    target = A.new_zeros(len(A) + 1)
     target[-1] = 1
     x = torch.from_numpy(
         LinearRegression(fit_intercept=False, positive=True).fit(rows.numpy(), target.numpy()).coef_

@@ -69,9 +69,18 @@ class StepPrivacy(Transform, Observer):
         other noise."""
         check_account(run, KEY)
         self._check(run)
-        self._noise = self._multiplier(run.config, run.method, run.data.train_sizes)
+        self._noise = self._multiplier(
+            run.config,
+            run.method,
+            run.data.train_sizes,
+        )
         before = [float(run.server.memory.get(NOISE, self._noise))]
-        check_noise_stays(f"{KEY}.noise", run.config.optimizer.privacy.noise, before, [self._noise])
+        check_noise_stays(
+            f"{KEY}.noise",
+            run.config.optimizer.privacy.noise,
+            before,
+            [self._noise],
+        )
         run.server.memory[NOISE] = torch.tensor(self._noise, dtype=torch.float64)
 
     def _check(self, run: RunContext) -> None:
@@ -80,26 +89,31 @@ class StepPrivacy(Transform, Observer):
         for group in run.groups:
             _check_model(run, group)
         finetuned = "finetuned" in (run.judge, *(run.config.evaluation.models or ()))
-        allowed = (
+        requirement = (
             f"fine-tuned copies take steps that {KEY} does not account for: before, after, global"
         )
-        check("evaluation.judge", run.judge, not finetuned, allowed)
+        check("evaluation.judge", run.judge, not finetuned, requirement)
         precision = run.config.fabric.precision
-        fine = precision in ("32-true", "64-true")
+        valid = precision in ("32-true", "64-true")
         check(
             "fabric.precision",
             precision,
-            fine,
+            valid,
             f"{KEY} bounds gradients in 32 bits or more: 32-true or 64-true",
         )
         for callback in run.callbacks:
             if not isinstance(callback, Transform) or callback is self:
                 continue
             names = ", ".join(kind.__name__.lower() for kind in BEHIND)
-            allowed = f"beside {KEY} nothing else may look at samples: {names} do not"
-            check(callback.config_key, "", isinstance(callback, BEHIND), allowed)
+            requirement = f"beside {KEY} nothing else may look at samples: {names} do not"
+            check(callback.config_key, "", isinstance(callback, BEHIND), requirement)
 
-    def _multiplier(self, config: Config, method: Any, sizes: Sequence[int]) -> float:
+    def _multiplier(
+        self,
+        config: Config,
+        method: Any,
+        sizes: Sequence[int],
+    ) -> float:
         """The noise of the run.
 
         Raises:
@@ -120,13 +134,24 @@ class StepPrivacy(Transform, Observer):
         if privacy.noise is not None:
             return privacy.noise
         most = largest(_planned(config, method, sizes))
-        target, key = float(privacy.epsilon_target or 0), f"{KEY}.epsilon_target"
-        check(key, target, any(steps for _, steps in most), "no client takes a step in this run")
+        target = float(privacy.epsilon_target or 0)
+        key = f"{KEY}.epsilon_target"
+        check(
+            key,
+            target,
+            any(steps for _, steps in most),
+            "no client takes a step in this run",
+        )
         noise = 0.0
         # about how epsilon grows
         for q, n in sorted(most, key=lambda one: -one[0] * one[1] ** 0.5):
             if not noise or epsilon([Mechanism(noise, n, q)], privacy.delta) > target:
-                noise = calibrated(partial(_one_mechanism, n, q), target, privacy.delta, key)
+                noise = calibrated(
+                    partial(_one_mechanism, n, q),
+                    target,
+                    privacy.delta,
+                    key,
+                )
         return noise
 
     def planned(
@@ -142,6 +167,30 @@ class StepPrivacy(Transform, Observer):
         """How many steps the client has taken."""
         return {STEPS: torch.zeros((), dtype=torch.int64)}
 
+    def on_phase(self, client: Client, phase: Phase) -> Private:
+        """How the next phase of `client` is protected.
+
+        Raises:
+            BadInput: it trains on other samples, by another loss, or by steps of its own; nothing
+                accounts for it.
+        """
+        run, privacy = client.run, client.run.config.optimizer.privacy
+        names = ("part", "targets", "batch_size", "step")
+        own_parts = [name for name in names if getattr(phase, name) is not None]
+        own_parts += ["loss"] if phase.objective.loss is not None else []
+        part = "".join(own_parts[:1])
+        requirement = f"a phase of it has a {part} of its own, which noise on steps does not cover"
+        check(KEY, run.method_name, not own_parts, requirement)
+
+        def draws(purpose: str, step: int) -> torch.Generator:
+            if privacy.reproducible:
+                ids = client.id, client.round, step
+                return generator(run.config.seed, f"private {purpose}", *ids)
+            return unrepeatable()
+
+        taken = sum(fit.steps for fit in client.fits)
+        return Private(float(privacy.clip or 0), float(run.server.memory[NOISE]), taken, draws)
+
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Count the steps.
 
@@ -151,12 +200,18 @@ class StepPrivacy(Transform, Observer):
         taken = sum(fit.steps for fit in client.fits)
         phases = client.run.method.private_phases()
         most = (
-            steps_of(client.run.config, phases, len(client.data.train))
+            steps_of(
+                client.run.config,
+                phases,
+                len(client.data.train),
+            )
             if not isinstance(phases, str)
             else 0
         )
-        allowed = f"its private_phases say {most} steps in a round, and it took {taken}"
-        check(f"{type(client.run.method).__name__}.private_phases", phases, taken <= most, allowed)
+        requirement = f"its private_phases say {most} steps in a round, and it took {taken}"
+        check(
+            f"{type(client.run.method).__name__}.private_phases", phases, taken <= most, requirement
+        )
         client.memory[STEPS] = client.memory[STEPS] + taken
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
@@ -169,13 +224,21 @@ class StepPrivacy(Transform, Observer):
 
     # ---------------------------------------------------------------- epsilon
 
-    def _epsilon(self, config: Config, taken: Iterable[tuple[float, int]]) -> float:
+    def _epsilon(
+        self,
+        config: Config,
+        taken: Iterable[tuple[float, int]],
+    ) -> float:
         delta = config.optimizer.privacy.delta
         return max(
             (epsilon([Mechanism(self._noise, n, q)], delta) for q, n in largest(taken)), default=0.0
         )
 
-    def _report(self, config: Config, taken: Sequence[tuple[float, int]]) -> dict[str, Any]:
+    def _report(
+        self,
+        config: Config,
+        taken: Sequence[tuple[float, int]],
+    ) -> dict[str, Any]:
         privacy = config.optimizer.privacy
         return {
             "privacy_epsilon": self._epsilon(config, taken),
@@ -214,7 +277,11 @@ def largest(taken: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
     return left
 
 
-def steps_of(config: Config, phases: Sequence[float | None], samples: int) -> int:
+def steps_of(
+    config: Config,
+    phases: Sequence[float | None],
+    samples: int,
+) -> int:
     """Steps that a client with so many samples takes in a round, at most."""
     federation = config.federation
     per_epoch = math.ceil(samples / federation.batch_size)
@@ -232,9 +299,14 @@ def steps_of(config: Config, phases: Sequence[float | None], samples: int) -> in
     return total
 
 
-def _planned(config: Config, method: Any, sizes: Sequence[int]) -> list[tuple[float, int]]:
+def _planned(
+    config: Config,
+    method: Any,
+    sizes: Sequence[int],
+) -> list[tuple[float, int]]:
     """Sampling rate and steps of each client in the run, at most."""
-    phases, rounds = method.private_phases(), rounds_of(config, method)
+    phases = method.private_phases()
+    rounds = rounds_of(config, method)
     if isinstance(phases, str):
         return []
     size = config.federation.batch_size
@@ -260,19 +332,23 @@ def _check_model(run: RunContext, group: ModelGroup) -> None:
             and part.track_running_stats
             and name not in group.layout.still
         )
-        what = (
+        problem = (
             f"its {name} ({type(part).__name__}) keeps statistics of samples, and no noise covers "
             f"them"
         )
-        check("model", group.name, not keeps, f"{what}: a model without, such as with GroupNorm")
-    own = getattr(type(group.module.model), "training_step", None) not in (
+        check("model", group.name, not keeps, f"{problem}: a model without, such as with GroupNorm")
+    own_step = getattr(
+        type(group.module.model),
+        "training_step",
+        None,
+    ) not in (
         None,
         LightningModule.training_step,
     )
     check(
         "model",
         group.name,
-        not own,
+        not own_step,
         f"{KEY} bounds samples in the task loss, and would pass its training_step by",
     )
     for client in run.at_home(group.members)[:1]:
@@ -285,46 +361,17 @@ def _check_model(run: RunContext, group: ModelGroup) -> None:
                 f"torch.func cannot find gradients of single samples ({type(error).__name__}: "
                 f"{error}"
             )
-            raise BadInput("model", group.name, why.splitlines()[0] + ")") from error
+            raise BadInput(
+                "model",
+                group.name,
+                why.splitlines()[0] + ")",
+            ) from error
 
 
-def protection(client: Client, phase: Phase) -> Private | None:
-    """How the steps of a phase of `client`, its next one, are protected; None: they are not.
-
-    Raises:
-        BadInput: the phase trains on other samples, by another loss, or by steps of its own;
-            nothing accounts for it.
-    """
-    run, privacy = client.run, client.run.config.optimizer.privacy
-    if not privacy.on:
-        return None
-    odd = [
-        name
-        for name in ("part", "targets", "batch_size", "step")
-        if getattr(phase, name) is not None
-    ]
-    odd += ["loss"] if phase.objective.loss is not None else []
-    allowed = (
-        f"a phase of it has a {odd[0] if odd else ''} of its own, which noise on steps does not "
-        f"cover"
-    )
-    check(KEY, run.method_name, not odd, allowed)
-    check(
-        KEY,
-        "",
-        NOISE in run.server.memory,
-        "callbacks.stepprivacy must hang on the run, to account for it",
-    )
-
-    def draws(purpose: str, step: int) -> torch.Generator:
-        if privacy.reproducible:
-            return generator(run.config.seed, f"private {purpose}", client.id, client.round, step)
-        return unrepeatable()
-
-    taken = sum(fit.steps for fit in client.fits)
-    return Private(float(privacy.clip or 0), float(run.server.memory[NOISE]), taken, draws)
-
-
-def _one_mechanism(count: int, rate: float, noise: float) -> list[Mechanism]:
+def _one_mechanism(
+    count: int,
+    rate: float,
+    noise: float,
+) -> list[Mechanism]:
     """The mechanism of `count` steps that take samples at `rate`."""
     return [Mechanism(noise, count, rate)]

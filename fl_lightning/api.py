@@ -20,6 +20,7 @@ from fl_lightning.configuration.ranges import (
     PositiveShare,
     Range,
 )
+from fl_lightning.configuration.resolve import start_of
 from fl_lightning.configuration.signatures import checked, plain
 from fl_lightning.foundation import command, signals
 from fl_lightning.foundation.apart import apart
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from fl_lightning.engine.predictor import Predictor
     from fl_lightning.lab.audit.auditing import Audit
     from fl_lightning.lab.handing_over import Exported
-    from fl_lightning.lab.planning.rehearsal import Plan
+    from fl_lightning.lab.planning.plan import Plan
     from fl_lightning.lab.study.comparison import Comparison
     from fl_lightning.lab.study.launch import Runs
     from fl_lightning.sites.deploy import Deployed
@@ -57,7 +58,7 @@ class Run(RunResult):
 
         Args:
             client: its number, or its name where clients have names.
-            checkpoint: the newest one, or the one with the best mean accuracy.
+            checkpoint: the newest, or the best by validation (else mean) accuracy.
 
         Raises:
             BadInput: there is no such client, or no checkpoint.
@@ -149,24 +150,25 @@ def fit(config: Config = (), *, data: Any = None, model: Any = None, method: Any
         RunFailed: the run began well and could not go on; most can be continued with `resume`.
     """
     others = multiprocessing.active_children()
-    out = config.get("out", "runs") if isinstance(config, Mapping) else "runs"
+    out = start_of(layers_of(config, {})[0]).out
     try:
-        with kept({"data": data, "model": model, "method": method}, Path(str(out))) as beneath:
+        with kept({"data": data, "model": model, "method": method}, Path(out)) as objects:
             from fl_lightning.lab.fitting import trained
 
-            return Run(trained(*layers_of(config, beneath)))
+            return Run(trained(*layers_of(config, objects)))
     except KeyboardInterrupt:
         signals.stop_ranks(but=others)
         raise
 
 
 def resolved(config: Config = ()) -> str:
-    """Returns the resolved config of a run as YAML, as a file for ``config``."""
-    from fl_lightning.configuration.resolve import start_of, to_yaml
+    """Return a run's resolved config as YAML, which `config` accepts as a file."""
+    from fl_lightning.configuration.resolve import to_yaml
     from fl_lightning.lab.fitting import resolved as resolve
+    from fl_lightning.results.opening import saved_of
 
-    layers, first = layers_of(config, {})
-    return to_yaml(resolve(layers, first, start_of(layers)))
+    layers, config_name = layers_of(config, {})
+    return to_yaml(resolve(layers, config_name, saved_of(start_of(layers))))
 
 
 @checked
@@ -185,10 +187,10 @@ def test(
     """
     from fl_lightning.results.opening import config_of
 
-    resolved = config_of(Path(run), layers_of(config, {})[0])
+    run_config = config_of(Path(run), layers_of(config, {})[0])
     from fl_lightning.run import test as engine
 
-    return engine(resolved, Path(run), checkpoint)
+    return engine(run_config, Path(run), checkpoint)
 
 
 @checked
@@ -210,9 +212,13 @@ def export(
         checkpoint: The newest, or the best by validation (else mean) accuracy.
     """
     from fl_lightning.lab.handing_over import export as write
-    from fl_lightning.sites.ends import exported
 
-    return write(Path(run), str(client), os.fspath(out), format, checkpoint, exported)
+    def of_site(*given: Any) -> Any:
+        from fl_lightning.sites.ends import exported
+
+        return exported(*given)
+
+    return write(Path(run), str(client), os.fspath(out), format, checkpoint, of_site)
 
 
 @checked
@@ -253,10 +259,10 @@ def plan(config: Config = (), *, samples: PositiveInt = 500) -> "Plan":
     """
     from fl_lightning.configuration.resolve import resolve
 
-    resolved = resolve(layers_of(config, {})[0])
+    run_config = resolve(layers_of(config, {})[0])
     from fl_lightning.lab.planning.rehearsal import rehearse
 
-    return rehearse(resolved, samples)
+    return rehearse(run_config, samples)
 
 
 @checked
@@ -315,15 +321,15 @@ def deploy(
     """
     from fl_lightning.configuration.resolve import resolve
 
-    resolved = resolve(layers_of(config, {})[0])
+    run_config = resolve(layers_of(config, {})[0])
     from fl_lightning.sites.deploy import deploy as write
 
-    return write(resolved, os.fspath(out), sites=_text(sites), rehearse=rehearse)
+    return write(run_config, os.fspath(out), sites=_text(sites), rehearse=rehearse)
 
 
 @checked
 def check_method(
-    method: str | type,
+    own_method: str | type,
     *,
     only: Names = None,
     quick: bool = False,
@@ -335,7 +341,7 @@ def check_method(
     Also takes keys of fit.
 
     Args:
-        method: its class, or the import path.
+        own_method: its class, or the import path.
         only: Some checks by name, separated by commas (default: all).
         quick: Only the checks of seeds, resume, cohorts, failures and bytes, in three rounds.
         out: DIR: a new folder that keeps the runs (default: they are deleted).
@@ -348,9 +354,11 @@ def check_method(
 
     flags = [] if isinstance(config, Mapping | str | os.PathLike) else config
     another = any(flag == "--method" or flag.startswith("--method=") for flag in flags)
-    allowed = f"{plain(method)} is checked; --method.ARG sets its arguments"
+    allowed = f"{plain(own_method)} is checked; --method.ARG sets its arguments"
     check("method", "--method", not another, allowed)
-    checking.check_method(plain(method), _text(only), quick, _text(out), layers_of(config, {})[0])
+    checking.check_method(
+        plain(own_method), _text(only), quick, _text(out), layers_of(config, {})[0]
+    )
 
 
 # ---------------------------------------------------------------- many runs
@@ -743,7 +751,8 @@ def _of_a_study(
     config: Config,
     *further: Any,
 ) -> Any:
-    """Returns `work(content, layers, *further)` of a process of its own, which may fork workers."""
+    """Reads the definition, puts what a script hands over beneath it, and calls `work` in a process
+    of its own."""
     from fl_lightning.lab.study.studyfile import read
 
     with kept({"data": data, "model": model}, Path(out).parent) as beneath:
@@ -753,12 +762,13 @@ def _of_a_study(
             base = content.get("base") or []
             content["base"] = [*(base if isinstance(base, list) else [base]), beneath]
         layers = layers_of(config, {})[0]
-        named = "'__main__." in f"{content}{layers}"
-        return apart(work, content, layers, *further, names_main=named)
+        # class paths of the script's own classes
+        uses_script = "'__main__." in f"{content}{layers}"
+        return apart(work, content, layers, *further, names_main=uses_script)
 
 
 def _folders(runs: Any) -> list[str]:
-    """Returns the folders of runs that are given one by one, as text, or as `Run`."""
+    """Returns the folders of one or several runs, as text."""
     several = [runs] if isinstance(runs, str | os.PathLike | RunResult) else list(runs)
     return [str(run.folder) if isinstance(run, RunResult) else os.fspath(run) for run in several]
 

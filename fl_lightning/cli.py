@@ -72,7 +72,7 @@ MEANT = {
     "ls": "list",
     "relative": "compare",
 }
-"""Other tools' names of our commands, and one that is gone."""
+"""Other tools' names of our commands, and `relative`, which is gone."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,8 +134,9 @@ def _help() -> str:
 # ---------------------------------------------------------------- one command
 
 
-def command_keys(name: str) -> dict[str, Action]:
-    """Returns the keys that a command takes, its own first, with their parser actions."""
+def command_keys(name: str) -> tuple[dict[str, Action], dict[str, Action]]:
+    """Returns the keys of a command with their parser actions: its own, and those of a run that it
+    takes beside them."""
     from fl_lightning.configuration.keys import keys, run_keys
     from fl_lightning.configuration.signatures import parser_of
 
@@ -143,29 +144,28 @@ def command_keys(name: str) -> dict[str, Action]:
     if name in SWITCHES:
         switch, text = SWITCHES[name]
         parser.add_argument(f"--{switch}", type=bool, default=False, help=text)
+    own = keys(parser)
     pattern = RUN_KEYS.get(name, "(?!)")
-    accepted = {key: one for key, one in run_keys().items() if re.fullmatch(pattern, key)}
-    return keys(parser) | {key: one for key, one in accepted.items() if key not in keys(parser)}
+    of_run = {key: action for key, action in run_keys().items() if re.fullmatch(pattern, key)}
+    return own, {key: action for key, action in of_run.items() if key not in own}
 
 
 def _words_of(name: str) -> tuple[str, str]:
-    """Returns the parameter that a command has as words, or an empty text; and how usage names
-    it."""
+    """Returns the parameter that is given as words (or an empty text), and its usage."""
     from fl_lightning.configuration.signatures import WORDS
 
-    names = [p for p in inspect.signature(_function(name)).parameters if p in WORDS]
-    return (names[0], WORDS[names[0]]) if names and name != "fit" else ("", "")
+    parameters = inspect.signature(_function(name)).parameters
+    return next(((p, WORDS[p]) for p in parameters if p in WORDS), ("", ""))
 
 
 def _run(name: str, argv: list[str]) -> None:
     """Calls the function of a command with what its line says, and prints what it returns."""
     from fl_lightning.configuration.flags import read_flags
-    from fl_lightning.configuration.keys import keys
-    from fl_lightning.configuration.signatures import parser_of
 
     function = _function(name)
     parameter, usage = _words_of(name)
-    words, flags = read_flags(argv, command_keys(name), name, bool(parameter))
+    own, of_run = command_keys(name)
+    words, flags = read_flags(argv, own | of_run, name, bool(parameter))
     arguments: dict[str, Any] = {}
     if parameter:
         many = "..." in usage
@@ -175,17 +175,10 @@ def _run(name: str, argv: list[str]) -> None:
         allowed = f"it must be given{once}: fl-train {name} {usage}"
         check(name, " ".join(words) or None, fits, allowed)
         arguments |= {parameter: words if many else words[0]} if words else {}
-    own = keys(parser_of(function))
-    switch = SWITCHES.get(name, ("",))[0]
-    is_on = False
-    config: list[str] = []
-    for flag in flags:
-        if flag.key == switch:
-            is_on = flag.text.lower() == "true"
-        elif flag.key in own:
-            arguments[flag.key] = flag.text
-        else:
-            config.extend(flag.typed)
+    switch, _ = SWITCHES.get(name, ("", ""))
+    is_on = any(flag.key == switch and flag.text.lower() == "true" for flag in flags)
+    arguments |= {flag.key: flag.text for flag in flags if flag.key in own and flag.key != switch}
+    config = [word for flag in flags if flag.key not in own for word in flag.words]
     if "config" in inspect.signature(function).parameters:
         arguments["config"] = config
     if name == "fit":
@@ -195,7 +188,7 @@ def _run(name: str, argv: list[str]) -> None:
 
 
 def _fit(flags: list[str], prints_config: bool) -> None:
-    """Does as `api.fit`, whose tables nobody reads here: on other ranks there may be none yet."""
+    """Trains like `api.fit`, without a `Run`: ranks above 0 may have no tables yet."""
     from fl_lightning import api
     from fl_lightning.lab.fitting import trained
     from fl_lightning.lab.given import layers_of
@@ -224,7 +217,7 @@ def _print(name: str, value: Any, as_json: bool) -> None:
         (console if console.is_terminal else Console(width=200)).print(value)
     elif as_json:
         print(value.as_json())
-    elif name not in ("fit", "tune") and (text := str(value or "")):
+    elif name != "tune" and (text := str(value or "")):
         print(text)
 
 
@@ -238,6 +231,7 @@ def help_of(name: str) -> str:
     (`--data.columns+`).
     """
     from fl_lightning.configuration.config import GROUPS
+    from fl_lightning.configuration.keys import hint
     from fl_lightning.configuration.ranges import allowed
 
     function = _function(name)
@@ -251,23 +245,24 @@ def help_of(name: str) -> str:
     example = f"example: fl-train {EXAMPLES[name]}"
     page = argparse.ArgumentParser(f"fl-train {name}", usage, about, example, add_help=False)
     sections: dict[str, Any] = {"": page.add_argument_group("options")}
-    for key, action in sorted(command_keys(name).items(), key=_order):
+    own, of_run = command_keys(name)
+    for key, action in sorted((own | of_run).items(), key=_order):
         group = key.rpartition(".")[0]
         if group not in sections:
             title = str(GROUPS[group.partition(".")[0]].__doc__).partition("\n\n")[0]
             sections[group] = page.add_argument_group(title)
         text = _described(action, bounds.get(key))
-        metavar = str(action.metavar or _stands_for(_hint(action)))
+        metavar = str(action.metavar or _stands_for(hint(action)))
         sections[group].add_argument(f"--{key}", metavar=metavar, help=text.replace("%", "%%"))
     return page.format_help()
 
 
-def _order(pair: tuple[str, Action]) -> tuple[bool, str, bool]:
+def _order(pair: tuple[str, Action]) -> tuple[bool, bool]:
     """Sorts own keys first, and of `data` those of one source or way of splitting alone last."""
     from fl_lightning.configuration.config import DataConfig
 
     group, dot, key = pair[0].rpartition(".")
-    return bool(dot), "", group == "data" and key not in DataConfig.__annotations__
+    return bool(dot), group == "data" and key not in DataConfig.__annotations__
 
 
 def _described(action: Action, annotation: Any) -> str:
@@ -283,12 +278,6 @@ def _described(action: Action, annotation: Any) -> str:
     if not (action.required or says_default or (action.default is None and "." not in action.dest)):
         facts.append(f"default: {as_text(action.default)}")
     return f"{action.help} ({'; '.join(facts)})" if facts else str(action.help)
-
-
-def _hint(action: Action) -> Any:
-    from fl_lightning.configuration.keys import hint
-
-    return hint(action)
 
 
 def _stands_for(kind: Any) -> str:

@@ -50,10 +50,12 @@ from fl_lightning.foundation.heap import keep_freed
 from fl_lightning.foundation.parallel import fabric_of
 from fl_lightning.foundation.rng import key
 from fl_lightning.methods.base import Method
+from fl_lightning.methods.common.adapters import adapter_callbacks
 from fl_lightning.models import arguments_of, build
 from fl_lightning.models.base import inputs
 from fl_lightning.results import provenance
 from fl_lightning.results.folder import RunFolder, best
+from fl_lightning.training.executors.together import Together
 
 
 def fit(
@@ -356,11 +358,13 @@ def assemble(
     callbacks: list[Callback],
     data: FederatedData | None = None,
     most_batches: int | None = None,
+    together: Together | None = None,
 ) -> Federation:
     """The federation of `config`, ready to run: data (None: the config's), model with its first
     weights, method.
 
-    `most_batches`: batches of an epoch, and steps of a phase, at most (None: all).
+    `most_batches`: batches of an epoch, and steps of a phase, at most (None: all). `together`
+    drives the run beside others.
     """
     if data is None:
         # one rank downloads
@@ -370,8 +374,9 @@ def assemble(
     for each in config.models:  # no model depends on those before it in the list
         device.seed_all(key(config.seed, "initial model"), fabric.device)
         models.append(build(each.component, data.input_shape, data.num_classes, data.text))
+    method, every_callback = config.method.build(), [*adapter_callbacks(models), *callbacks]
     return federation(
-        fabric, config, data, models, config.method.build(), callbacks, folder, most_batches
+        fabric, config, data, models, method, every_callback, folder, most_batches, together
     )
 
 

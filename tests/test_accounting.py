@@ -25,8 +25,8 @@ from fl_lightning.core.phase import Batch, Phase
 from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.data import ResidentPart
-from fl_lightning.engine.costs import SampleCost, sample_cost
 from fl_lightning.engine.federation import Federation
+from fl_lightning.engine.phases import SampleCost, sample_cost
 from fl_lightning.engine.trainer import count_costs
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedavg import FedAvg

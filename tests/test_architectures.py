@@ -15,8 +15,8 @@ from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.callbacks.robust import Krum
 from fl_lightning.core.run import RunContext
 from fl_lightning.engine.build import members_of
-from fl_lightning.engine.costs import SampleCost
 from fl_lightning.engine.federation import Federation
+from fl_lightning.engine.phases import SampleCost
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedamp import FedAMP

@@ -23,10 +23,9 @@ from fl_lightning.core import Client, Payload, Phase, RunContext
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult
 from fl_lightning.foundation.errors import BadClient, RunFailed
-from fl_lightning.methods import Method
+from fl_lightning.methods import Method, Traits
 from fl_lightning.methods.apfl import APFL
-from fl_lightning.methods.common.alignment import MeanPull
-from fl_lightning.methods.dbe import DBE
+from fl_lightning.methods.dbe import DBE, MeanPull
 from fl_lightning.methods.fedalign import FedAlign
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedpac import FedPAC
@@ -425,17 +424,16 @@ def test_states_are_copied_only_where_a_failure_is_tolerated(
 def test_large_numbers_are_not_taken_for_infinite_ones(federation: Make) -> None:
     """A loss or a norm is bad when it is not finite, not when it is large."""
     fed = federation(Local(), on_bad_client="stop")
-    large = {"train_loss": torch.tensor(1e30), "model_norm": torch.tensor(3e38)}
-    fed.worker.guard.check_finite(1, [ClientResult(0, large)])
-    infinite = {"train_loss": torch.tensor(0.0), "model_norm": torch.tensor(3.4e38) * 2}
+    loss, large = {"train_loss": torch.tensor(1e30)}, torch.tensor(3e38)
+    fed.worker.guard.check_finite(1, [ClientResult(0, loss, {"model_norm": large})])
     with pytest.raises(BadClient, match="its model"):
-        fed.worker.guard.check_finite(1, [ClientResult(0, infinite)])
+        fed.worker.guard.check_finite(1, [ClientResult(0, loss, {"model_norm": large * 2})])
 
 
 class Keeps(FedAvg):
     """Writes `value` to a client's memory, which it did not name beforehand."""
 
-    client_memory = True
+    traits = Traits(client_memory=True)
     value = math.nan
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
@@ -458,9 +456,7 @@ def test_means_of_features_must_be_finite(
 ) -> None:
     """They are told, and kept by nobody but the server."""
     bad = {"moments.means": torch.full((10, 16), math.nan), "moments.V": torch.tensor(math.nan)}
-    monkeypatch.setattr(
-        "fl_lightning.methods.common.collaboration.feature_moments", lambda client: bad
-    )
+    monkeypatch.setattr("fl_lightning.methods.fedpac.feature_moments", lambda client: bad)
     monkeypatch.setattr(
         MeanPull,
         "__init__",

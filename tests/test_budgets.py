@@ -21,27 +21,27 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 TOKENS = {
-    "benchmarks": 29_900,
-    "callbacks": 37_200,
+    "benchmarks": 18_900,
+    "callbacks": 37_000,
     "configuration": 16_600,
-    "core": 17_000,
-    "data": 42_800,
+    "core": 17_300,
+    "data": 45_100,
     "drawing": 2_700,
     "engine": 27_100,
     "exporting": 2_900,
-    "foundation": 14_000,
-    "lab": 99_500,
-    "methods": 47_500,
+    "foundation": 14_100,
+    "lab": 98_400,
+    "methods": 47_300,
     "models": 7_800,
     "privacy": 3_600,
-    "results": 16_000,
-    "sites": 18_800,
+    "results": 15_600,
+    "sites": 17_700,
     "storage": 3_300,
     "top": 9_300,
-    "training": 25_200,
+    "training": 25_000,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 421_000
+ALL = 409_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

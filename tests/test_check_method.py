@@ -25,14 +25,14 @@ from dataclasses import dataclass, field
 import torch
 
 from fl_lightning.core import Phase, Slot
-from fl_lightning.methods import Method
+from fl_lightning.methods import Method, Traits
 
 
 @dataclass(frozen=True)
 class Sound(Method):
     """Ditto."""
 
-    judge = "after"
+    traits = Traits(judge="after")
 
     def slots(self):
         return {"personal": Slot()}
@@ -128,8 +128,7 @@ class LeavesTraces(Method):
 class Wireless(Method):
     """Its clients' models reach each other, and nothing is said to have travelled."""
 
-    starts = "own"
-    judge = "after"
+    traits = Traits(starts="own", judge="after")
 
     def scope(self, block):
         return "personal"

@@ -70,7 +70,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "report/test_workspace.py::test_the_view_is_saved_once_and_again_only_where_it_differs": (
         r"fl-train dashboard --project .*",
     ),
-    "report/test_clients.py::test_charts_become_files_that_are_the_same_every_time": (
+    "report/test_charts.py::test_charts_become_files_that_are_the_same_every_time": (
         r"fl-train report .* --figures pdf",
     ),
     "report/test_command.py::test_where_the_page_goes": (
@@ -99,6 +99,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         r"python -m fl_lightning\.configuration\..*",
     ),
     "deploy/test_tutorial.py": (r"fl-train deploy .*", r"fl-train export --run hospital-.*"),
+    "deploy/test_flower.py": (r"python -m fl_lightning.sites.superexec.*",),
     "it takes half an hour; deploy/test_processes.py and deploy/test_flower.py run some of its "
     "kills": (r"uv run python -m tests\.deploy\.kills .*",),
     "test_packaging.py": (r"python \.ci/constraints\.py",),

@@ -17,7 +17,7 @@ from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server, Slot
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import Method
+from fl_lightning.methods import Method, Traits
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedora import FEDORA
 from fl_lightning.methods.kapc import KAPC
@@ -44,7 +44,7 @@ class Undeclared(Zeros):
 class SendsZeros(FedAvg):
     """FedAvg whose clients upload zeros."""
 
-    changes_upload = True
+    traits = Traits(changes_upload=True)
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         sent = super().upload(client, payload)
@@ -81,7 +81,7 @@ def test_a_change_that_is_not_declared_is_an_error(federation: Make) -> None:
     ):
         federation(FedAvg(), callbacks=[Undeclared()]).round(1)
     with pytest.raises(
-        BadInput, match=r"SendsLess.changes_upload: False .* its upload changes what travels"
+        BadInput, match=r"SendsLess.traits.changes_upload: False .* its upload changes what travels"
     ):
         federation(SendsLess()).round(1)
 
@@ -109,10 +109,11 @@ def test_a_broadcast_that_leaves_blocks_out_says_so(federation: Make) -> None:
 
     @dataclass(frozen=True)
     class Declared(Withholds):
-        changes_download = True
+        traits = Traits(changes_download=True)
 
     with pytest.raises(
-        BadInput, match=r"Withholds.changes_download: False .* its broadcast changes what travels"
+        BadInput,
+        match=r"Withholds.traits.changes_download: False .* its broadcast changes what travels",
     ):
         federation(Withholds()).round(1)
     fed = federation(Declared(), optimizer={"lr": 0.0})
@@ -135,15 +136,24 @@ def test_rounds_of_a_client_that_is_not_kept_are_no_silent_zero(
 
     @dataclass(frozen=True)
     class Declared(Counts):
-        client_memory = True
+        traits = Traits(client_memory=True)
 
     with pytest.raises(
-        BadInput, match=r"Counts.client_memory: False .* nothing is kept of clients: set it to True"
+        BadInput,
+        match=r"Counts.traits.client_memory: False .* nothing is kept of clients: set it to True",
     ):
         federation(Counts()).round(1)
     fed = federation(Declared())
     losses = [fed.round(t).metrics.get("train_loss") for t in (1, 2)]
     assert losses[0] and (losses[1] is None if asks == "budget" else seen == [0] * 4 + [1] * 4)
+
+
+@pytest.mark.parametrize("name", ["judge", "statistics", "newcomers"])
+def test_a_trait_as_a_class_variable_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"Own\.{name}: write traits = Traits\({name}=\.\.\.\)"):
+        type("Own", (FedAvg,), {name: True})
+    argument = {"__annotations__": {name: "int"}, name: 3}
+    assert dataclass(frozen=True)(type("Own", (FedAvg,), argument))() is not None
 
 
 def test_memory_that_is_not_declared_is_an_error(federation: Make) -> None:
@@ -238,10 +248,11 @@ def test_statistics_that_are_not_gathered_are_no_empty_dict(federation: Make) ->
 
     @dataclass(frozen=True)
     class Declared(Told):
-        statistics = True
+        traits = Traits(statistics=True)
 
     with pytest.raises(
-        BadInput, match=r"Told\.statistics: False .* ask for server\.statistics: set it to True"
+        BadInput,
+        match=r"Told\.traits\.statistics: False .* ask for server\.statistics: set it to True",
     ):
         federation(Told()).round(1)
     federation(Declared()).round(1)
@@ -279,10 +290,10 @@ def test_memory_of_a_client_that_is_not_kept_is_not_written(federation: Make) ->
 
     @dataclass(frozen=True)
     class Declared(Writes):
-        client_memory = True
+        traits = Traits(client_memory=True)
 
     for who, fed in (
-        ("Writes", federation(Writes())),
+        ("Writes.traits", federation(Writes())),
         ("Notes", federation(FedAvg(), callbacks=[Notes()])),
     ):
         with pytest.raises(
@@ -307,10 +318,11 @@ def test_features_that_are_not_kept_are_not_looked_at(federation: Make) -> None:
 
     @dataclass(frozen=True)
     class Declared(Sees):
-        features = True
+        traits = Traits(features=True)
 
     with pytest.raises(
-        BadInput, match=r"Sees\.features: False .* it looks at module\.features: set it to True"
+        BadInput,
+        match=r"Sees\.traits\.features: False .* it looks at module\.features: set it to True",
     ):
         federation(Sees()).round(1)
     federation(Declared()).round(1)

@@ -18,12 +18,12 @@ from fl_lightning.callbacks.robust import Krum
 from fl_lightning.core import Client, Payload, Phase, Server
 from fl_lightning.engine.phases import _belongs, _prefix, job_of
 from fl_lightning.engine.writer import RunFolderWriter
+from fl_lightning.lab import statistics
 from fl_lightning.lab.report.clients import MOST_CLIENTS, split_words, splits
-from fl_lightning.lab.study import statistics
 from fl_lightning.lab.study.board import Board
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.methods import Method
-from fl_lightning.methods.common.lipschitz import stretch
+from fl_lightning.methods.fedalign import stretch
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedgen import FedGen
 from fl_lightning.methods.fedrod import FedRoD
@@ -94,7 +94,11 @@ def test_a_split_that_is_cut_short_says_so() -> None:
     ]
 
     run = SimpleNamespace(
-        rows={"split": rows}.get, name="a", client_names={}, facts={"heterogeneity_hellinger": 0.5}
+        rows={"split": rows}.get,
+        name="a",
+        client_names={},
+        facts={"heterogeneity_hellinger": 0.5},
+        called=str,
     )
     words = split_words(splits([run])[0], [run])  # type: ignore[list-item]
     assert words.startswith(f"{MOST_CLIENTS + 3} clients (the first {MOST_CLIENTS} are shown) with")

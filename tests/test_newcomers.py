@@ -20,7 +20,7 @@ from fl_lightning.callbacks.base import Transform
 from fl_lightning.cli import main
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Component, DataConfig
-from fl_lightning.core import Client, Payload, Rule
+from fl_lightning.core import Client, Payload
 from fl_lightning.data import ClientData, FederatedData, ResidentPart, normalisation, prepare
 from fl_lightning.data.newcomers import few, from_file, labelled
 from fl_lightning.engine import scoring
@@ -32,7 +32,6 @@ from fl_lightning.methods import Method
 from fl_lightning.methods.cfl import CFL
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbabu import FedBABU
-from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedcac import FedCAC
 from fl_lightning.methods.fedem import FedEM
 from fl_lightning.methods.fedfomo import FedFomo
@@ -40,7 +39,6 @@ from fl_lightning.methods.fedmd import FedMD
 from fl_lightning.methods.fedora import FEDORA
 from fl_lightning.methods.fedpac import FedPAC
 from fl_lightning.methods.fedper import FedPer
-from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedrep import FedRep
 from fl_lightning.methods.fesem import FeSEM
 from fl_lightning.methods.ifca import IFCA
@@ -290,12 +288,6 @@ def test_without_samples_fedavgs_newcomer_has_the_global_model(federation: Make)
     assert row["loss"] == pytest.approx(loss, rel=1e-6)
 
 
-@pytest.mark.slow
-def test_fedbn_without_normalisation_is_fedavg(federation: Make) -> None:
-    one, other = (newcomers(done(federation, m).worker)["newcomers"] for m in (FedBN(), FedAvg()))
-    assert one == other
-
-
 # ---------------------------------------------------------------- one client: join
 
 
@@ -393,16 +385,16 @@ def after(fed: Federation, count: int, rounds: int = 2) -> tuple[Any, Any]:
     return join(fed.worker, new, knows, rounds), new
 
 
-@pytest.mark.sampled("norm-FedPer")
+@pytest.mark.sampled("norm-FedPer", "plain-FedBABU")
 @pytest.mark.parametrize(
-    "method", [FedPer(), FedRep(head_epochs=2)], ids=lambda m: type(m).__name__
+    "method", [FedPer(), FedRep(head_epochs=2), FedBABU()], ids=lambda m: type(m).__name__
 )
 @pytest.mark.parametrize("net", ["plain", "norm"])
 def test_a_personal_part_is_trained_under_the_shared_one(
     federation: Make, net: str, method: Method
 ) -> None:
     """Body and running statistics are the global ones, bit for bit; the classifier is not the first
-    one."""
+    one. FedBABU trains everything."""
     fed = done(federation, method, net=net)
     joined, _ = after(fed, 5)
     group = fed.run.groups[0]
@@ -410,18 +402,8 @@ def test_a_personal_part_is_trained_under_the_shared_one(
         ours, theirs = (
             v[block.start : block.stop] for v in (joined.vector, group.vectors["model"])
         )
-        assert torch.equal(ours, theirs) == (not block.head), block.name
-
-
-def test_fedbabu_trains_everything(federation: Make) -> None:
-    fed = done(federation, FedBABU())
-    joined, _ = after(fed, 5)
-    group = fed.run.groups[0]
-    moved = [
-        not torch.equal(joined.vector[b.start : b.stop], group.vectors["model"][b.start : b.stop])
-        for b in group.layout.blocks
-    ]
-    assert all(moved)
+        trained = block.head or isinstance(method, FedBABU)
+        assert torch.equal(ours, theirs) == (not trained), block.name
 
 
 @pytest.mark.slow
@@ -573,7 +555,7 @@ def test_some_train_nothing(federation: Make, method: Method) -> None:
         joined.scores["accuracy_received"] != without.scores["accuracy_received"]
         and "accuracy" not in joined.scores
     )
-    assert type(method).newcomers is not None and type(method).newcomers.trains == "nothing"
+    assert method.traits.newcomers is not None and method.traits.newcomers.trains == "nothing"
 
 
 @pytest.mark.slow
@@ -587,13 +569,6 @@ def test_fedmd_teaches_without_labels(federation: Make) -> None:
     )
     joined, _ = after(fed, 0)
     assert "accuracy_received" not in joined.scores and joined.scores["accuracy"] > 0.5
-
-
-def test_fedproto_has_nothing_to_begin_with(federation: Make) -> None:
-    fed = done(federation, FedProto())
-    assert Rule("", gives=False).gives is FedProto.newcomers.gives is False
-    joined, _ = after(fed, 5)
-    assert "accuracy_received" not in joined.scores and 0 <= joined.scores["accuracy"] <= 1
 
 
 def test_one_sample_and_batchnorm(federation: Make) -> None:

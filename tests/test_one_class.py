@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from pandas import DataFrame
 
 from fl_lightning.cli import main
 from fl_lightning.engine.federation import Federation
-from fl_lightning.foundation.metric import one_class_words, predicted_classes
+from fl_lightning.foundation.metric import one_class_words
 from fl_lightning.lab.report import tables
 from fl_lightning.lab.study.compare import _one_class
 from fl_lightning.methods.fedavg import FedAvg
@@ -40,11 +41,6 @@ def write_table(file: Path) -> None:
         values = torch.randn(45, 2, generator=draws).tolist()
         lines += [f"{site},{a:.4f},{b:.4f},{int(k % RATE == 0)}" for k, (a, b) in enumerate(values)]
     file.write_text("\n".join(lines))
-
-
-def test_classes_are_counted_by_model() -> None:
-    answers = torch.tensor([2, 2, 2, 0, 1, 0, 1])
-    assert predicted_classes(answers, [3, 3, 1], 3).tolist() == [1, 2, 1]
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
@@ -137,11 +133,9 @@ def test_a_comparison_counts_runs_by_row() -> None:
         run = SimpleNamespace(
             judge="after", rows=lambda table: rows, called=str, setting=lambda key: None
         )
-        return SimpleNamespace(
-            **{"label": label, "metric": "accuracy", "judge": "after", "run": run, **more}
-        )
+        return {"method": label, "metric": "accuracy", "model": "after", "run": run, **more}
 
-    cells = [cell("local", 0.9), cell("local"), cell("ditto"), cell("other", 0.8, judge="global")]
-    [note] = _one_class(cells)
+    cells = [cell("local", 0.9), cell("local"), cell("ditto"), cell("other", 0.8, model="global")]
+    [note] = _one_class(DataFrame(cells))
     assert ": local (1 of 2 runs); accuracy does not show it" in note
-    assert _one_class([cell("local", 0.9, metric="auroc")]) == []
+    assert _one_class(DataFrame([cell("local", 0.9, metric="auroc")])) == []

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fl_lightning.engine.placement import WORTH, move, moves
+from fl_lightning.engine.pool import WORTH, move, moves
 from fl_lightning.foundation.parallel import Group
 from fl_lightning.storage.state import ClientState
 from fl_lightning.storage.store import Place, VectorStore

@@ -178,7 +178,7 @@ def test_predictions_of_a_table_are_encoded_and_scaled_as_in_training() -> None:
     [
         (
             {"data": (X, Y[:5])},
-            r"^data: 'train' is not allowed; x, y and client must have one length, not \[5, 600\]",
+            r"^data: 'train' is not allowed; x, y, client and unit must have one length, not \[5, 600\]",
         ),
         (
             {"data": (X, Y - 1)},
@@ -193,7 +193,7 @@ def test_predictions_of_a_table_are_encoded_and_scaled_as_in_training() -> None:
             {"data": (X[:2], Y[:2], [1.0, np.nan])},
             r"^data: 'client' is not allowed; sample 2 has none",
         ),
-        ({"data": X}, r"^data: 'ndarray' is not allowed; give \(x, y\) or \(x, y, client\)"),
+        ({"data": X}, r"^data: 'ndarray' is not allowed; give \(x, y\), \(x, y, client\)"),
         (
             {"data": (X, Y, SITES), "method": "dito"},
             r"^method: 'dito' is not allowed; no such name \(did you mean ditto",

@@ -13,7 +13,7 @@ import pytest
 from fl_lightning.data import digits
 
 NOT_NEEDED = (
-    *("pandas", "plotly", "wandb", "tensorboard", "optuna", "dp_accounting"),
+    *("pandas", "wandb", "tensorboard", "optuna", "dp_accounting"),
     "sklearn",
 )
 FIRST = """

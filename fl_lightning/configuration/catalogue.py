@@ -28,7 +28,7 @@ class Entry:
     class_path: str
     summary: str
     family: str = ""
-    """The idea that a method belongs to (`Method.family`)."""
+    """The idea that a method belongs to (`Traits.family`)."""
 
 
 def table(kind: str) -> dict[str, Entry]:
@@ -71,8 +71,8 @@ def lookup(kind: str, name: str) -> Entry | None:
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """` (did you mean X?)` for the nearest of `names`, or nothing. A word without dots is compared
-    with last parts."""
+    """Returns ` (did you mean X?)` for the nearest of `names`, or nothing. Dotted words are
+    compared whole first; then, as words without dots, last parts."""
     names = list(names)
     near = difflib.get_close_matches(word, names, n=1) if "." in word else []
     if not near:
@@ -83,7 +83,7 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 
 def nearest_first(word: str, names: Iterable[str], most: int = 20) -> str:
-    """Names in words, those that are most like `word` first; 20: more fill the screen."""
+    """Lists names, most similar to `word` first, at most `most` (20: more fill the screen)."""
 
     def likeness(name: str) -> float:
         return difflib.SequenceMatcher(None, word.casefold(), name.casefold()).ratio()

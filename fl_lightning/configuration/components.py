@@ -26,11 +26,11 @@ class Component:
         return getattr(importlib.import_module(module), name)
 
     def check(self) -> None:
-        """Build the object, so that its class checks the arguments; the next `build` returns it."""
+        """Builds and keeps the object, so that its class checks the arguments."""
         vars(self)["built"] = self.load()(**self.init_args)
 
     def build(self) -> Any:
-        """The object: the one that `check` has built, once, or a new one."""
+        """Returns the object that `check` kept, the first time; else a new one."""
         cls, built = self.load(), vars(self).pop("built", None)
         return built if type(built) is cls else cls(**self.init_args)
 
@@ -94,7 +94,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Text:
-    """Samples that are tokens, int64 [n, T], as models are told of them."""
+    """Facts that a model for tokens (int64 [n, T]) is built with."""
 
     vocabulary: int
     """Tokens are numbers below it."""

@@ -26,11 +26,10 @@ from fl_lightning.configuration.ranges import (
     check_ranges,
 )
 from fl_lightning.foundation.errors import check as check
-from fl_lightning.foundation.metric import CLASS_SHARE
+from fl_lightning.foundation.metric import CLASS_SHARE, FurtherName, JudgeKind, ModelKind
 
 FLOAT32 = 1.7e38
-"""Half of what a number of 32 bits can hold, about: a proximal term's slope is twice its
-coefficient."""
+"""Half of the largest number of 32 bits: a proximal term's slope is twice its coefficient."""
 
 
 def are_numbers(clients: object) -> bool:
@@ -48,8 +47,8 @@ def check_finite(key: str, value: Any) -> None:
         if isinstance(value, list | tuple)
         else [value]
     )
-    fine = all(not isinstance(number, float) or abs(number) < FLOAT32 for number in numbers)
-    check(key, value, fine, f"it must be a finite number of 32 bits, below {FLOAT32:g}")
+    is_finite = all(not isinstance(number, float) or abs(number) < FLOAT32 for number in numbers)
+    check(key, value, is_finite, f"it must be a finite number of 32 bits, below {FLOAT32:g}")
 
 
 def held_out(share: float, clients: int, smoke: bool = False) -> int:
@@ -188,8 +187,8 @@ class DataConfig(SplitKeys, SourceKeys):
 
     @property
     def own_test(self) -> float:
-        """Share of a client's samples that is its own test part (`client_test`, `folds`); 0: the
-        set's is divided."""
+        """Share of each client's samples used as its own test part; 0: the data set's test part is
+        divided instead."""
         return 1 / self.folds if self.folds is not None else self.client_test or 0.0
 
     @property
@@ -204,8 +203,8 @@ class DataConfig(SplitKeys, SourceKeys):
 
     @property
     def split_seed(self) -> int:
-        """What draws the test part of data that come without one (`prepare` has put the run's seed
-        in its place)."""
+        """Seed that splits off a test part from data without one: `test_seed`, which `prepare` sets
+        to the run's seed where it is null."""
         return self.test_seed or 0
 
     def validate(self) -> None:
@@ -287,17 +286,14 @@ class EvaluationConfig:
     every: PositiveInt = 1
     """Rounds between evaluations of the cohort; the last round is always evaluated. 1: KAPC on
     MNIST."""
-    judge: Literal["auto", "before", "after", "global", "finetuned"] = "auto"
+    judge: JudgeKind = "auto"
     """Model whose accuracy is `mean_accuracy`: the client's before or after local training, the
     global one, or its fine-tuned copy; auto: the method's choice. The other models have columns of
     their own."""
-    models: list[Literal["before", "distilled", "after", "global", "finetuned"]] | None = None
+    models: list[ModelKind] | None = None
     """Models to evaluate; null: all that exist, except finetuned. The model of `judge` is always
     evaluated. distilled: after learning from the teacher, before local training."""
-    metrics: (
-        list[Literal["balanced_accuracy", "f1", "auroc", "calibration", "class_share_accuracy"]]
-        | None
-    ) = None
+    metrics: list[FurtherName] | None = None
     """Scores besides accuracy; null: none, since each costs time (docs/reference.md).
     `class_share_accuracy` needs `data.global_test`."""
     finetune_epochs: NonNegativeInt = 0
@@ -472,8 +468,8 @@ class Config:
         return first | self.groups() | components
 
     def groups(self) -> dict[str, dict[str, Any]]:
-        """Plain data of the groups of keys. The privacy of steps is left out where it is off:
-        configurations from before it are equal to these."""
+        """Returns the sections as plain data, without `optimizer.privacy` where it is off, so that
+        older configs compare equal."""
         groups = {name: dataclasses.asdict(getattr(self, name)) for name in GROUPS}
         if not self.optimizer.privacy.on:
             del groups["optimizer"]["privacy"]

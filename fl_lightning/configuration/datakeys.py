@@ -1,5 +1,4 @@
-"""Keys of `data` that one source or one way of splitting alone reads: `DataConfig` has them,
-too."""
+"""Base classes of `DataConfig`: keys that only some sources, partitions or splits read."""
 
 from __future__ import annotations
 
@@ -74,7 +73,8 @@ class SourceKeys:
 
 @dataclass
 class SplitKeys:
-    """Each client's own test part, in folds, and what every one must hold."""
+    """Keys of splits: folds, held-out clients, training share, partition seed, least test
+    samples."""
 
     folds: Annotated[int, Range(2)] | None = None
     """Cross-validation: training and test data are pooled, and each client's samples are split into

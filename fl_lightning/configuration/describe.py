@@ -11,17 +11,15 @@ import inspect
 import json
 import math
 import pkgutil
-import types
-from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from docstring_parser import parse, parse_from_object
 
 from fl_lightning.configuration import viewers
 from fl_lightning.configuration.explain import keys
 from fl_lightning.configuration.index import FILE
-from fl_lightning.configuration.ranges import Range, allowed, limit
+from fl_lightning.configuration.ranges import Range, allowed, limit, words
 from fl_lightning.foundation.docstrings import first_paragraph
 
 Entry = dict[str, Any]
@@ -29,7 +27,7 @@ BEGIN, END = "<!-- generated -->", "<!-- end -->"
 """Around a part of a page that `write` makes anew."""
 
 
-def described(method: type) -> Entry:
+def described(method: Any) -> Entry:
     """A method's class: what it does, its family and its arguments.
 
     Of each argument: its type in words, bounds, default, where it is searched, meaning.
@@ -41,14 +39,14 @@ def described(method: type) -> Entry:
     return {
         **_entry(method),
         "more": more,
-        "family": getattr(method, "family", ""),
+        "family": method.traits.family,
         "arguments": arguments(method),
     }
 
 
 def arguments(kind: type) -> dict[str, Entry]:
-    """The fields of a dataclass by name, those of one within it by `NAME.FIELD`, as `described` has
-    a method's."""
+    """Describes each field of a dataclass, as `described` has a method's; those of one within it by
+    `NAME.FIELD`."""
     hints, known = get_type_hints(kind), allowed(kind)
     entries: dict[str, Entry] = {}
     for field in fields(kind):
@@ -68,31 +66,6 @@ def arguments(kind: type) -> dict[str, Entry]:
             }
         entries[field.name] = one | {"doc": _meaning(kind, field.name)}
     return entries
-
-
-def words(kind: Any) -> str:
-    """A type in words."""
-    plain = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "text",
-        types.NoneType: "null",
-    }
-    if kind in plain:
-        return plain[kind]
-    if get_origin(kind) is Literal:
-        return "one of " + ", ".join(map(str, get_args(kind)))
-    if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(words(part) for part in get_args(kind))
-    origin = get_origin(kind) or kind
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return "a mapping"
-    if isinstance(origin, type) and issubclass(origin, Iterable):
-        return (
-            f"a list: [{', '.join(words(part) for part in get_args(kind) if part is not ...)}, ...]"
-        )
-    return str(kind).replace("typing.", "")
 
 
 def index() -> dict[str, dict[str, Entry]]:
@@ -125,8 +98,8 @@ def text() -> str:
 
 
 def classes(package: str, base: type) -> dict[str, type]:
-    """The public classes with a docstring of a subpackage that descend from `base`, but for bases
-    of others: by name, in order."""
+    """Collects the documented public subclasses of `base` in a subpackage, sorted by name; bases of
+    others are left out."""
     named = {}
     for info in pkgutil.iter_modules(importlib.import_module(f"fl_lightning.{package}").__path__):
         name = f"fl_lightning.{package}.{info.name}"

@@ -88,8 +88,7 @@ def _section(name: str, entry: dict[str, Any]) -> str:
 
 
 def _markdown(text: str) -> str:
-    """`text` of a docstring as it is, but for what Markdown would take for more than letters
-    outside of code."""
+    """Escapes Markdown's special characters outside of code."""
     parts = text.split("`")
     parts[::2] = [re.sub(r"([*_<\[\\])", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts).replace("|", "\\|")
@@ -114,7 +113,7 @@ def _where(space: dict[str, Any]) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A value as YAML has it."""
+    """Writes null, true and false as YAML does, anything else as Python's `str`."""
     return (
         "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     )

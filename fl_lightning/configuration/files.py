@@ -140,8 +140,8 @@ def read_config(
 def layers_of(
     name: str, content: dict[Any, Any], folder: Path, above: tuple[str, ...] = ()
 ) -> list[Layer]:
-    """The settings in the content of a config `name`, those of its base before them; `folder`,
-    `above`: of its base."""
+    """Returns the layers of a config `name`, those of its base before them. The base is looked for
+    in `folder`; `above` are the configs that it is the base of."""
     own = {key: value for key, value in content.items() if key != "base"}
     base = content.get("base")
     check(
@@ -155,8 +155,8 @@ def layers_of(
 
 
 def own_layers(name: str, content: dict[Any, Any]) -> list[Layer]:
-    """The settings in the content of a config `name` without its base: first the callbacks or
-    loggers that a null removes, so that others can be named beside it."""
+    """Returns the layers of a config without its base: removals by null (`callbacks:`, `loggers:`)
+    first, so that later keys can name others."""
     removed = {key: None for key in NAMED if content.get(key, "") is None}
     return [
         *([removed] if removed else []),
@@ -165,7 +165,7 @@ def own_layers(name: str, content: dict[Any, Any]) -> list[Layer]:
 
 
 def layer_of(name: str, content: dict[Any, Any]) -> Layer:
-    """The settings in the content of a config file `name`, nested."""
+    """Nests the content of config `name`; `BadInput` for a plain key that does not exist."""
     layer: Layer = {}
     keyed = [(str(key), *str(key).partition(".")[:2], value) for key, value in content.items()]
     for key, head, dot, value in sorted(
@@ -206,7 +206,7 @@ def nested(key: str, value: Any) -> Layer:
 
 
 def update(old: Layer, new: Layer, once: str = "") -> None:
-    """Put `new` over `old`; `BadInput` where `once`, the key that gives it, replaces a value."""
+    """Puts `new` over `old`. `once`: a dotted key that must not replace a value (`BadInput`)."""
     for key, value in new.items():
         if isinstance(value, dict) and isinstance(old.get(key), dict):
             update(old[key], value, once)
@@ -236,5 +236,6 @@ def mapping(kind: str, given: Any) -> Layer:
 
 
 def short(name: str) -> str:
-    """What an own callback or logger is called: the last part of its import path."""
+    """Returns the name of a callback or logger: the last part of an import path, else the word
+    itself."""
     return name.rpartition(".")[2].lower() if "." in name else name

@@ -22,8 +22,8 @@ class Flag:
 
     key: str
     text: str
-    typed: tuple[str, ...]
-    """The words that give it, one or two."""
+    words: tuple[str, ...]
+    """`("--key", "value")` or `("--key=value",)`."""
 
     def layers(self) -> list[Layer]:
         """Returns the settings that it stands for: of `--config` those in the file and its
@@ -33,8 +33,8 @@ class Flag:
         return [nested(self.key, self._value())]
 
     def _value(self) -> Any:
-        """Returns the text, or what it says as YAML where it may be a name, list, mapping or null
-        of components."""
+        """Returns the text; for a component (name, list, mapping, null), its `init_args`, weights
+        or adapters what it says as YAML."""
         head, *rest = self.key.split(".")
         depth = 1 if head in NAMED else 0
         beside = self.key in ("model.weights", "model.adapters")
@@ -70,8 +70,8 @@ def read_flags(
     while rest:
         word = rest.pop(0)
         if not word.startswith("--") or word == "--":
-            allowed = takes_words and word != "--"
-            check("command line", word, allowed, "expected --key value")
+            is_word = takes_words and word != "--"
+            check("command line", word, is_word, "expected --key value")
             words.append(word)
             continue
         key, equals, text = word[2:].partition("=")
@@ -93,9 +93,8 @@ def read_flags(
 
 
 def _takes_next(key: str, rest: list[str], actions: dict[str, Action], takes_words: bool) -> bool:
-    """Whether the next word is the value of `key`: no flag, and behind a switch where there are
-    words, a truth value. The value of sbatch may look like a flag that the command does not
-    have."""
+    """Whether the next word is the value of `key`. A switch of a command with words takes only true
+    or false; `sbatch` also takes flags that the command does not have."""
     if not rest:
         return False
     after = rest[0]

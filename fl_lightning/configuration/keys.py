@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import GROUPS, Start, check
-from fl_lightning.configuration.describe import words
+from fl_lightning.configuration.ranges import words
 from fl_lightning.foundation.errors import BadInput
 
 COMPONENTS = {
@@ -80,6 +80,7 @@ def typed(parser: ArgumentParser, values: dict[str, Any], prefix: str = "") -> N
     try:
         return parser.parse_object(values)
     except ArgumentError as error:
+        # jsonargparse names the key in quotes
         key = str(error).partition('key "')[2].partition('"')[0]
         if key not in actions:
             raise BadInput(prefix.rstrip("."), values, str(error)) from None

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+import types
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fl_lightning.foundation.errors import BadInput
 
 
 @dataclass(frozen=True)
 class Range:
-    """The finite numbers from `low` to `high`, without these where they are `above` and `below`."""
+    """Finite numbers from `low` to `high`; `above` excludes `low` itself, `below` excludes
+    `high`."""
 
     low: float
     high: float = math.inf
@@ -99,6 +101,31 @@ def limit(hint: Any) -> tuple[Range | _Choice | None, bool]:
     return values, type(None) in parts
 
 
+def words(kind: Any) -> str:
+    """Returns a type in words."""
+    plain = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        types.NoneType: "null",
+    }
+    if kind in plain:
+        return plain[kind]
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, get_args(kind)))
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(words(part) for part in get_args(kind))
+    origin = get_origin(kind) or kind
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return "a mapping"
+    if isinstance(origin, type) and issubclass(origin, Iterable):
+        return (
+            f"a list: [{', '.join(words(part) for part in get_args(kind) if part is not ...)}, ...]"
+        )
+    return str(kind).replace("typing.", "")
+
+
 def bare(hint: Any) -> Any:
     """A type without its bounds: as a command line shows it."""
     if get_origin(hint) is Annotated:
@@ -116,11 +143,8 @@ def check_limit(key: str, value: Any, hint: Any) -> None:
 
 @cache
 def allowed(kind: type) -> dict[str, Any]:
-    """The types of the fields of a class that bound their values, by name.
-
-    A field whose type no name at run time stands for (it is known to type checkers alone) is left
-    out.
-    """
+    """Returns the bounded types among a class's fields, by name; annotations that exist for type
+    checkers alone are left out."""
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():

@@ -33,7 +33,6 @@ from fl_lightning.configuration.config import (
     check,
     check_finite,
 )
-from fl_lightning.configuration.describe import described
 from fl_lightning.configuration.files import Layer, update
 from fl_lightning.configuration.keys import COMPONENTS, run_parser, typed
 from fl_lightning.configuration.merging import DEFAULT_CALLBACKS, Settings
@@ -101,7 +100,7 @@ def resolve(layers: list[Layer], over: Config | None = None) -> Config:
     data.source = catalogue.find("sources", "data.source", data.source).name
     data.partition = catalogue.find("partitions", "data.partition", data.partition).name
     config.validate()
-    # what accounts for it, before what may refuse an upload that the server has seen
+    # stepprivacy first: it must account for an upload before a later callback refuses it
     if config.optimizer.privacy.on:
         accounts = Component("fl_lightning.callbacks.stepprivacy.StepPrivacy")
         config.callbacks = {"stepprivacy": accounts} | config.callbacks
@@ -136,6 +135,8 @@ def _with_arguments(config: Config) -> Config:
 def method_entry(class_path: str) -> dict[str, Any]:
     """What `index.json` has of one of our methods; somebody else's class is imported and
     described."""
+    from fl_lightning.configuration.describe import described
+
     _look_here()
     return index.method(class_path) or described(_import("methods", "method", class_path))
 
@@ -183,15 +184,15 @@ def _plain(value: Any) -> Any:
 
 
 def _look_here() -> None:
-    """Have classes of the user's own found, beside the config."""
+    """Puts the working directory on `sys.path`, for the user's own classes."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
 
 
 def _shrink(config: Config) -> None:
-    """`--smoke`: one round of at most four clients, each architecture kept as long as there are
-    clients for it."""
+    """Applies `--smoke`: one round, full participation, at most four clients; held-out clients,
+    names and architectures follow."""
     config.federation.rounds = 1
     config.federation.participation = 1.0
     before, data = config.federation.clients, config.data
@@ -231,8 +232,8 @@ def _network(key: str, component: Component) -> Component:
 
 
 def _read(key: str, component: Component) -> dict[str, Any]:
-    """The arguments of a function: text is YAML but where the function wants text; 1e-3, too, is a
-    number."""
+    """Parses a function's arguments: text as YAML, 1e-3 as a number, unless the parameter is
+    annotated `str`."""
     hints: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # a function of the user's own may name what is not there
         hints = get_type_hints(component.load())
@@ -262,8 +263,7 @@ def _completed(kind: str, key: str, component: Component) -> Component:
 
 @cache
 def _parser(cls: type, from_engine: frozenset[str]) -> ArgumentParser:
-    """The keys of a class's arguments. To read them from its source takes most of the time of a
-    command line."""
+    """Returns a parser of a class's arguments, cached: building it is slow."""
     _look_up_types(cls)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, skip=set(from_engine), fail_untyped=False)

@@ -57,8 +57,9 @@ twentieth."""
 
 
 def edge(space: Space, value: Any) -> Any:
-    """The end of `space` that `value` lies at (of ranges, in the outer `EDGE` of it); None where it
-    lies within."""
+    """Returns the end of `space` near `value` (of ranges, the outer `EDGE` share); of whole numbers
+    and choices `value` itself, where it is the first or last of at least three numbers; else
+    None."""
     if isinstance(space, Choice | Whole):
         values = space.values if isinstance(space, Choice) else range(space.low, space.high + 1)
         numbers = sorted(
@@ -72,7 +73,7 @@ def edge(space: Space, value: Any) -> Any:
 
 
 def refusal(space: Any) -> str | None:
-    """What a space must be that nothing can be drawn from; None: it can be searched."""
+    """Returns what is wrong with a space; None if nothing."""
     if isinstance(space, Choice):
         fine = (
             isinstance(space.values, tuple | list)
@@ -96,7 +97,7 @@ def refusal(space: Any) -> str | None:
 
 
 def _plain(value: Any) -> bool:
-    """Whether a journal gives `value` back as it is."""
+    """Whether Optuna's journal gives `value` back unchanged."""
     return value is None or (isinstance(value, str | int | float) and value == value)
 
 

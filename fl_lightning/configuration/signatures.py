@@ -15,12 +15,13 @@ from jsonargparse import ArgumentParser
 from fl_lightning.configuration.config import check, check_finite
 from fl_lightning.configuration.keys import keys, typed, unknown
 from fl_lightning.configuration.ranges import bare, check_limit
+from fl_lightning.foundation.errors import BadInput
 
 F = TypeVar("F", bound=Callable[..., Any])
 WORDS = {
     "definition": "STUDY",
     "folder": "[OUT]",
-    "method": "METHOD",
+    "own_method": "METHOD",
     "run_or_study": "STUDY | RUN",
     "runs": "STUDY | RUN [RUN ...]",
     "study_or_archive": "STUDY | FILE.zip",
@@ -73,7 +74,10 @@ def checked(function: F) -> F:
         for name in kwargs:
             if name not in signature.parameters:
                 raise unknown(name, kwargs[name], [*signature.parameters], function.__name__)
-        arguments = signature.bind_partial(*args, **kwargs).arguments
+        try:
+            arguments = signature.bind_partial(*args, **kwargs).arguments
+        except TypeError as error:
+            raise BadInput(function.__name__, args, f"{error}: give it by its name") from None
         given = {name: plain(arguments[name]) for name in keys(parser()) if name in arguments}
         for name, value in given.items():
             if isinstance(value, list):  # names one by one
@@ -82,9 +86,12 @@ def checked(function: F) -> F:
         for name, value in values.items():
             check_finite(name, value)
             check_limit(name, value, signature.parameters[name].annotation)
-        for name, parameter in signature.parameters.items():
-            is_there = name in arguments or parameter.default is not inspect.Parameter.empty
-            check(name, None, is_there, "it must be given")
+        for name in WORDS.keys() & signature.parameters.keys():
+            is_optional = signature.parameters[name].default is not inspect.Parameter.empty
+            check(name, None, is_optional or name in arguments, "it must be given")
+            is_plain = isinstance(arguments.get(name), bool | int | float | None)
+            allowed = "it must be a path, a name or an object"
+            check(name, arguments.get(name), name not in arguments or not is_plain, allowed)
         return function(**{**arguments, **values})
 
     return call  # type: ignore[return-value]

@@ -25,7 +25,6 @@ def table(classes: Mapping[str, Any]) -> str:
 
 
 def _row(name: str, method: Any) -> tuple[str, ...]:
-    beside = importlib.import_module("fl_lightning.methods.common.beside")
     entries = method.beside()
     slots = [f"vector `{slot}`" for slot, given in method.slots().items() if given.exchanged]
     kinds: dict[str, list[str]] = {}
@@ -36,8 +35,8 @@ def _row(name: str, method: Any) -> tuple[str, ...]:
     sends = "; ".join(filter(None, [_blocks(method, ("shared", "uploaded")), *slots, *described]))
     relation, down = method.relation(), _blocks(method, ("shared",))
     gets = f"{'the mean' if relation.is_global else 'its own mix'} of {down}" if down else ""
-    gets = beside.received(method) or ("" if type(relation).__name__ == "Alone" else gets)
-    gets = "; ".join(filter(None, [gets, beside.downloads(method)]))
+    gets = method.traits.receives or ("" if type(relation).__name__ == "Alone" else gets)
+    gets = "; ".join(filter(None, [gets, method.traits.receives_beside]))
     refused = [entry.kind for entry in entries.values() if entry.values is None]
     local = f"refused: `{refused[0]}`" if refused else "yes" if sends else "nothing to protect"
     central = importlib.import_module("fl_lightning.callbacks.central").refusal(method)
@@ -54,8 +53,7 @@ def _row(name: str, method: Any) -> tuple[str, ...]:
 
 
 def _blocks(method: Any, scopes: tuple[str, ...]) -> str:
-    """What of a deep network with a normalisation, an adapter and a classifier travels, in words;
-    empty: nothing."""
+    """Names what a typical deep network sends in these scopes; empty: nothing."""
     nn = importlib.import_module("torch.nn")
     matrices = {
         name: nn.ModuleDict({"default": nn.Linear(4, 4, bias=False)})

@@ -13,14 +13,17 @@ from fl_lightning.core.objective import Objective as Objective
 from fl_lightning.core.objective import PureLoss as PureLoss
 from fl_lightning.core.objective import Tensors as Tensors
 from fl_lightning.core.payload import Payload as Payload
+from fl_lightning.core.payload import Payloads as Payloads
 from fl_lightning.core.phase import PLAIN as PLAIN
 from fl_lightning.core.phase import Fit as Fit
 from fl_lightning.core.phase import Phase as Phase
+from fl_lightning.core.phase import Phases as Phases
 from fl_lightning.core.phase import Slot as Slot
 from fl_lightning.core.protocols import RelationInputs as RelationInputs
 from fl_lightning.core.run import ModelGroup as ModelGroup
 from fl_lightning.core.run import RunContext as RunContext
 from fl_lightning.core.server import GroupServer as GroupServer
 from fl_lightning.core.server import Server as Server
+from fl_lightning.core.traits import Traits as Traits
 from fl_lightning.results.record import RelationView as RelationView
 from fl_lightning.results.record import RoundRecord as RoundRecord

@@ -131,7 +131,7 @@ def spectral_weights(model: nn.Module) -> list[SpectralWeight]:
         if isinstance(module, ParametrizationList):
             for place, part in enumerate(module):
                 if isinstance(part, _SpectralNorm) and "_u" in part._buffers:
-                    matrix = partial(_parametrised_matrix, module, place)
+                    matrix = partial(_parametrised_matrix, module, place, part)
                     weights.append(SpectralWeight(matrix, part._u, part._v, _nothing))
     return weights
 
@@ -147,8 +147,8 @@ def _renew(module: nn.Module, hook: SpectralNorm) -> None:
     setattr(module, hook.name, hook.compute_weight(module, do_power_iteration=False))
 
 
-def _parametrised_matrix(parts: ParametrizationList, place: int) -> Tensor:
-    """What the normalisation at a `place` of a chain of parametrisations is given."""
+def _parametrised_matrix(parts: ParametrizationList, place: int, norm: _SpectralNorm) -> Tensor:
+    """What the `norm` at a `place` of a chain of parametrisations is given."""
     count = 0 if parts.is_tensor else parts.ntensors
     originals = [getattr(parts, f"original{k}") for k in range(count)] or [parts.original]
     if place == 0:
@@ -157,9 +157,7 @@ def _parametrised_matrix(parts: ParametrizationList, place: int) -> Tensor:
         weight = parts[0](*originals)
     for part in list(parts)[1:place]:
         weight = part(weight)
-    normalisation = parts[place]
-    assert isinstance(normalisation, _SpectralNorm)
-    return normalisation._reshape_weight_to_matrix(weight)
+    return norm._reshape_weight_to_matrix(weight)
 
 
 def _nothing() -> None:

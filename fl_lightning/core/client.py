@@ -16,6 +16,7 @@ from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Fit
 from fl_lightning.core.run import ModelGroup, RunContext
+from fl_lightning.core.traits import declares, undeclared
 from fl_lightning.data.federated import ClientData
 from fl_lightning.data.part import Part
 from fl_lightning.foundation.errors import BadInput
@@ -64,10 +65,8 @@ class Client:
             BadInput: nothing is kept of clients, and so not that either.
         """
         if not self.run.policy.keeps_clients:
-            allowed = (
-                "it asks for a client's rounds, and nothing is kept of clients: set it to True"
-            )
-            raise BadInput(f"{type(self.run.method).__name__}.client_memory", False, allowed)
+            why = "it asks for a client's rounds, and nothing is kept of clients"
+            raise undeclared(self.run.method, "client_memory", why)
         return self.state.rounds
 
     @property
@@ -123,7 +122,7 @@ class Client:
         """The model (D,) that the server counts the client's change from: its last upload, and
         where the client starts from what it has received, that."""
         last = self.state.received[MODEL]
-        return last if self.run.method.starts == "own" else self._over(last, self.payload)
+        return last if self.run.method.traits.starts == "own" else self._over(last, self.payload)
 
     def proximal(
         self, payload: Payload, coefficient: float | Callable[[Block], float]
@@ -142,11 +141,7 @@ class Client:
                 coefficient(b) if b.kind == "parameter" else 0.0 for b in self.layout.blocks
             ]
             weight = np.where(payload.sent, np.array(of_blocks), 0.0)
-        return (
-            Objective(anchor=payload.vector, proximal_weight=weight)
-            if weight.any()
-            else Objective()
-        )
+        return Objective(payload.vector, weight) if weight.any() else Objective()
 
     # ---------------------------------------------------------------- passes through the model
 
@@ -196,3 +191,24 @@ class Client:
         module.model.train(training)
         loss, gradient = module.flat_gradient(batch)
         return loss, gradient
+
+
+def client_memory(run: RunContext) -> dict[str, Tensor]:
+    """What the method and transforms keep with every client, with its first values.
+
+    Raises:
+        BadInput: one keeps something and does not declare it: it would be lost; or by a name that
+            is another's.
+    """
+    named: dict[str, Tensor] = {}
+    for part in (run.method, *run.callbacks):
+        init_client = getattr(part, "init_client", None)
+        first = {} if init_client is None else init_client(run)
+        if first and not declares(part, "client_memory"):
+            raise undeclared(part, "client_memory", "its init_client gives tensors")
+        for name, tensor in first.items():
+            if name in named or name.startswith(("optimizer.", "received.")):
+                allowed = "it is another's, or begins with 'optimizer.' or 'received.'"
+                raise BadInput(f"{type(part).__name__}.init_client", name, allowed)
+            named[name] = tensor.clone()
+    return named

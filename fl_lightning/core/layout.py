@@ -67,6 +67,11 @@ class Segment:
     stop: int
     layer: int
 
+    @property
+    def width(self) -> int:
+        """How many columns there are."""
+        return self.stop - self.start
+
 
 class Layout:
     """The blocks of `model` in module order: all parameters, then all running statistics.

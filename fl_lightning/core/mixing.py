@@ -206,9 +206,8 @@ class Mixer:
         B, shift = _less_own(A.cpu(), own).to(self.group.device, self.work), int(sums_to_one)
         differences, products = self._room(len(self.sources)), self._room(len(receivers))
         if self.group.size == 1:
-            self._mix_alone(
-                tiles, B, [into[c] for c in receivers], own.tolist(), differences, products, shift
-            )
+            pairs = [(into[c], self.places[c]) for c in receivers]
+            self._mix_alone(tiles, B, pairs, differences, products, shift)
             return
         places, mine = own.to(self.group.device), [k for k, c in enumerate(receivers) if c in into]
         by_rank = [
@@ -222,54 +221,48 @@ class Mixer:
                 D = torch.sub(W, W[0], alpha=shift, out=differences[:, : W.shape[1]])
                 out = torch.mm(B[t.layer], D, out=products[:, : W.shape[1]])
                 outs.append((W[places] + out).to(self.dtype))
-            width, rank, shares = (
-                sum(out.shape[1] for out in outs),
-                self.group.rank,
-                self._shared_out(stripe),
-            )
+            width = sum(out.shape[1] for out in outs)
+            rank, shares = self.group.rank, self._shared_out(stripe)
             # what stays here does not travel
             away = [(r, ks) for r, ks in enumerate(by_rank) if r != rank]
             parts = [out[k] for _, ks in away for out in outs for k in ks]
             back = self.group.all_to_all(
                 [self._nothing(), *parts],
                 [len(ks) * width * (r != rank) for r, ks in enumerate(by_rank)],
-                [
-                    len(mine) * sum(t.stop - t.start for t in ts) * (r != rank)
-                    for r, ts in enumerate(shares)
-                ],
+                [len(mine) * _columns(ts) * (r != rank) for r, ts in enumerate(shares)],
             )
             for (t, _), out in zip(collected, outs, strict=True):
                 for k in mine:
                     into[receivers[k]][t.start : t.stop].copy_(out[k], non_blocking=True)
-            for r, part in ((r, part) for r, part in enumerate(back) if r != rank):
+            for r, part in enumerate(back):
+                if r == rank:
+                    continue
                 rows = [(t, k) for t in shares[r] for k in mine]
-                for (t, k), row in zip(
-                    rows, part.split([t.stop - t.start for t, _ in rows]), strict=True
-                ):
+                pieces = part.split([t.width for t, _ in rows])
+                for (t, k), row in zip(rows, pieces, strict=True):
                     into[receivers[k]][t.start : t.stop].copy_(row, non_blocking=True)
 
     def _mix_alone(
         self,
         tiles: list[Segment],
         B: Tensor,
-        into: list[Tensor],
-        own: list[int],
+        rows: list[tuple[Tensor, int]],
         differences: Tensor,
         products: Tensor,
         shift: int,
     ) -> None:
         """The same with one rank: from vectors to differences and from products to vectors, without
         a copy between."""
-        self._holds(len(self.sources) + len(into), tiles)
+        self._holds(len(self.sources) + len(rows), tiles)
         device = self.group.device
         local = [self.vectors[c] for c in self.sources]
         for t in tiles:
             W = [row[t.start : t.stop].to(device, self.work, non_blocking=True) for row in local]
-            D = differences[:, : t.stop - t.start]
+            D = differences[:, : t.width]
             for w, difference in zip(W, D.unbind(0), strict=True):
                 torch.sub(w, W[0], alpha=shift, out=difference)
-            out = torch.mm(B[t.layer], D, out=products[:, : t.stop - t.start])
-            for row, k, change in zip(into, own, out.unbind(0), strict=True):
+            out = torch.mm(B[t.layer], D, out=products[:, : t.width])
+            for (row, k), change in zip(rows, out.unbind(0), strict=True):
                 place = row[t.start : t.stop]
                 if place.device == change.device and place.dtype == change.dtype:
                     torch.add(W[k], change, out=place)
@@ -315,7 +308,7 @@ class Mixer:
             [self._nothing(), *outs], [_columns(theirs) for theirs in shares]
         )
         for theirs, came in zip(shares, parts, strict=True):
-            for t, part in zip(theirs, came.split([t.stop - t.start for t in theirs]), strict=True):
+            for t, part in zip(theirs, came.split([t.width for t in theirs]), strict=True):
                 into[t.start : t.stop] = part
 
     def _shared_out(self, stripe: list[Segment]) -> list[list[Segment]]:
@@ -355,7 +348,7 @@ class Mixer:
             # and more.
             tile = self._room(n, self.dtype)
             for t in tiles:
-                W = tile[:, : t.stop - t.start]
+                W = tile[:, : t.width]
                 torch._foreach_copy_(
                     list(W.unbind(0)), [row[t.start : t.stop] for row in local], non_blocking=True
                 )
@@ -367,7 +360,7 @@ class Mixer:
         for first in range(0, len(tiles), size * at_once):
             stripe = tiles[first : first + size * at_once]
             shares = self._shared_out(stripe)
-            widths = [sum(t.stop - t.start for t in theirs) for theirs in shares]
+            widths = [_columns(theirs) for theirs in shares]
             others = (t for r, theirs in enumerate(shares) if r != rank for t in theirs)
             parts = [
                 row[t.start : t.stop].to(device, non_blocking=True) for t in others for row in local
@@ -382,7 +375,7 @@ class Mixer:
             )
             collected, at = [], 0
             for t, room in zip(shares[rank], rooms, strict=False):
-                width = t.stop - t.start
+                width = t.width
                 W = room[:, :width]
                 rows: list[Tensor] = []
                 for r, (part, clients) in enumerate(zip(came, self.by_rank, strict=True)):
@@ -407,7 +400,7 @@ def tiles_at_once(sources: int, tiles: int, ranks: int) -> int:
 
 
 def _columns(segments: Sequence[Segment]) -> int:
-    return sum(s.stop - s.start for s in segments)
+    return sum(s.width for s in segments)
 
 
 def _tiles(segments: Sequence[Segment]) -> list[Segment]:

@@ -4,7 +4,7 @@ w>."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,8 @@ from torch import Tensor
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.module import Batch, Module
 
-Tensors = Mapping[str, Tensor]
+Tensors = dict[str, Tensor]
+"""Tensors by name."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,5 +76,9 @@ class Payload:
         return layers
 
 
+Payloads = dict[int, Payload]
+"""Payloads by client."""
+
+
 def _bytes(tensors: dict[str, Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())

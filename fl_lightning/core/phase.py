@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -15,11 +15,14 @@ from fl_lightning.core.objective import Objective
 from fl_lightning.data.part import Part
 from fl_lightning.foundation.metric import MODELS
 
+if TYPE_CHECKING:
+    from fl_lightning.core.client import Client
+
 PLAIN = Objective()
 """The task loss alone."""
 
-Step = Callable[[Any, Batch], Tensor]
-"""Of the client (`core.Client`) and a batch, to the loss."""
+Step: TypeAlias = "Callable[[Client, Batch], Tensor]"
+"""Of the client and a batch, to the loss."""
 
 
 @dataclass(frozen=True)
@@ -97,22 +100,17 @@ class Phase:
 
     def __post_init__(self) -> None:
         known = self.scores is None or self.scores in MODELS
-        check(
-            "Phase.scores", self.scores, known, f"it must be a kind of model: {', '.join(MODELS)}"
-        )
-        fine = self.targets is None or self.part is None
-        check(
-            "Phase.by_gradient",
-            True,
-            self.step is not None or not self.by_gradient,
-            "it is of an own step",
-        )
-        check(
-            "Phase.targets",
-            "a tensor",
-            fine,
-            "they are of the client's training data: there can be no other part",
-        )
+        kinds = f"it must be a kind of model: {', '.join(MODELS)}"
+        check("Phase.scores", self.scores, known, kinds)
+        asks = self.step is not None or not self.by_gradient
+        check("Phase.by_gradient", True, asks, "it is of an own step")
+        own = self.targets is None or self.part is None
+        allowed = "they are of the client's training data: there can be no other part"
+        check("Phase.targets", "a tensor", own, allowed)
+
+
+Phases = Iterable[Phase]
+"""Phases one after the other; a generator goes on when the last one has ended."""
 
 
 @dataclass(frozen=True)

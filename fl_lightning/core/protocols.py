@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,23 +14,21 @@ from torch import Tensor, nn
 from fl_lightning.core.beside import Beside
 from fl_lightning.core.layout import Block
 from fl_lightning.core.mixing import Gram
-from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase, Slot
+from fl_lightning.core.traits import Traits
 from fl_lightning.data.part import Part
 
-Client: TypeAlias = Any
-Server: TypeAlias = Any
-GroupServer: TypeAlias = Any
-RunContext: TypeAlias = Any
-"""The handles that hooks are given: they hold what is described here, and so are defined above this
-file. In `methods.base.Method` and the classes of `callbacks` hooks have their types."""
+if TYPE_CHECKING:
+    from fl_lightning.core.client import Client
+    from fl_lightning.core.run import RunContext
+    from fl_lightning.core.server import GroupServer, Server
 
 Sources = Literal["cohort", "known", "uploaded", "all"]
 
 
 class Cost(Protocol):
-    """Operations for one sample (`engine.costs.SampleCost`)."""
+    """Operations for one sample (`engine.phases.SampleCost`)."""
 
     @property
     def forward(self) -> float: ...
@@ -70,8 +68,13 @@ class RelationInputs:
     @property
     def places(self) -> Tensor:
         """Index of each receiver among the sources, int64 (m,)."""
-        where = {c: k for k, c in enumerate(self.sources)}
-        return torch.tensor([where[c] for c in self.receivers])
+        return places(self.receivers, self.sources)
+
+
+def places(clients: Sequence[int], among: Sequence[int]) -> Tensor:
+    """Index of each of the `clients` among others, int64 (m,)."""
+    where = {c: k for k, c in enumerate(among)}
+    return torch.tensor([where[c] for c in clients], dtype=torch.int64)
 
 
 class Relation(Configured, Protocol):
@@ -108,17 +111,7 @@ class Reducer(Configured, Protocol):
 class Method(Protocol):
     """A method's declarations and hooks (`methods.base.Method`)."""
 
-    judge: ClassVar[Literal["before", "after", "global", "finetuned"]]
-    starts: ClassVar[Literal["own", "server", "both"]]
-    features: ClassVar[bool]
-    adapts: ClassVar[bool]
-    statistics: ClassVar[bool]
-    several: ClassVar[bool]
-    changes_download: ClassVar[bool]
-    changes_upload: ClassVar[bool]
-    client_memory: ClassVar[bool]
-    everyone_first: ClassVar[bool]
-    newcomers: ClassVar[Rule | None]
+    traits: ClassVar[Traits]
 
     def check(self, run: RunContext) -> None: ...
     def build(self, model: nn.Module, num_classes: int) -> nn.Module: ...

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.core.protocols import places
 from fl_lightning.core.run import ModelGroup
 from fl_lightning.results.record import RelationView
 
@@ -25,9 +26,8 @@ class Weights:
 
     def own(self) -> np.ndarray:
         """Each receiver's weight on itself by layer, float32 (m, L)."""
-        where = {c: k for k, c in enumerate(self.sources)}
-        places = torch.tensor([where[c] for c in self.receivers], dtype=torch.int64)
-        own = self.weights[:, torch.arange(len(places)), places].to(torch.float32)
+        rows, columns = torch.arange(len(self.receivers)), places(self.receivers, self.sources)
+        own = self.weights[:, rows, columns].to(torch.float32)
         return own.expand(len(self.group.layout.layers), -1).T.numpy()
 
     def view(self, layers: list[str]) -> RelationView:
@@ -36,11 +36,7 @@ class Weights:
         weights = self.weights.expand(len(layers), len(self.receivers), -1)
         # one copy: it is the largest there is
         rows = weights.transpose(0, 1).numpy().astype(np.float32, order="C")
-        sent = {
-            b.layer
-            for b, travels in zip(group.layout.blocks, group.down_mask, strict=True)
-            if travels
-        }
+        sent = set(group.layout.layer_of[group.down_mask].tolist())
         own = [layer for layer in range(len(layers)) if layer not in sent]
         rows[:, own] = np.equal.outer(self.receivers, self.sources)[:, None]
         return RelationView(rows, self.receivers, layers, self.sources)
@@ -65,10 +61,8 @@ def agreement(view: RelationView, groups: Sequence[int]) -> float | None:
     from scipy.spatial.distance import squareform
     from sklearn.metrics import adjusted_rand_score
 
-    at, places = (
-        [clients.index(c) for c in receivers] for clients in (view.receivers, view.sources)
-    )
-    rows = view.rows.mean(axis=1, dtype=np.float64)[np.ix_(at, places)]
+    index = (places(receivers, clients).numpy() for clients in (view.receivers, view.sources))
+    rows = view.rows.mean(axis=1, dtype=np.float64)[np.ix_(*index)]
     likeness = rows + rows.T
     apart = likeness.max() - likeness
     np.fill_diagonal(apart, 0)

@@ -129,12 +129,9 @@ class RunContext:
     resumed_from: int = 0
     """The last finished round when the run was taken up; 0 on a fresh start."""
     most_batches: int | None = None
-    """Batches of an epoch, and steps of a phase, at most: with `--smoke`, and in a rehearsed
-    round."""
+    """Batches of an epoch, and steps of a phase, at most; None: all."""
     warned: set[str] = field(default_factory=set)
     """Warnings that the user has had once, by name."""
-    runs_in_process: Callable[[], int] = lambda: 1
-    """How many runs share this process now, with this one."""
 
     @property
     def rank(self) -> int:

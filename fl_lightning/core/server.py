@@ -5,10 +5,9 @@ home ranks and are reached only through it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -19,9 +18,10 @@ from fl_lightning.configuration.ranges import allowed
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Gram, Mixer, mean_of
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.protocols import Reducer, Relation, RelationInputs
+from fl_lightning.core.protocols import Reducer, Relation, RelationInputs, places
 from fl_lightning.core.relation import Weights, one_view
 from fl_lightning.core.run import ModelGroup, RunContext
+from fl_lightning.core.traits import undeclared
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.results.record import RelationView
@@ -57,6 +57,8 @@ class Server:
         """Operations of the server so far."""
         self.working_bytes = 0
         """The most work space at once on this rank."""
+        self.metrics: dict[str, float] = {}
+        """Further metrics of the round, which observers add."""
         self.view: RelationView | None = None
         """Who received whose knowledge, where a method says so; None: what relations were asked
         for."""
@@ -74,9 +76,8 @@ class Server:
         Raises:
             BadInput: the method does not declare `statistics`: they have not been gathered.
         """
-        if not self.run.method.statistics:
-            allowed = "its hooks ask for server.statistics: set it to True"
-            raise BadInput(f"{type(self.run.method).__name__}.statistics", False, allowed)
+        if not self.run.method.traits.statistics:
+            raise undeclared(self.run.method, "statistics", "its hooks ask for server.statistics")
         return self._statistics
 
     @property
@@ -122,31 +123,25 @@ class Server:
         too large."""
         if self.view is not None:
             return self.view
-        parts, layers = (
-            [g.weighed for g in self.groups if g.weighed is not None],
-            self.run.layer_names,
-        )
-        nobody = RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])
-        if not parts:
-            return nobody
-        sizes = [
-            sum(map(len, whose))
-            for whose in zip(*((p.receivers, p.sources) for p in parts), strict=True)
-        ]
-        size = math.prod([*sizes, 1 if len(self.groups) > 1 else len(layers)])
+        run, parts = self.run, [g.weighed for g in self.groups if g.weighed is not None]
+        several = len(self.groups) > 1
+        receivers = sum(len(part.receivers) for part in parts)
+        sources = sum(len(part.sources) for part in parts)
+        size = receivers * sources * (1 if several else len(run.layer_names))
         if size > MOST_KEPT:
-            if "relation" not in self.run.warned and self.run.is_main:
+            if "relation" not in run.warned and run.is_main:
                 what = (
-                    f"{sizes[0]:,} receivers by {sizes[1]:,} sources by layer is "
+                    f"{receivers:,} receivers by {sources:,} sources by layer is "
                     f"{4 * size / 2**30:.1f} GiB a round"
                 )
                 log.say(
                     f"relation: {what}: it is not kept, nor drawn; with a lower "
                     f"federation.participation it is"
                 )
-            self.run.warned.add("relation")
-            return nobody
-        return one_view(parts) if len(self.groups) > 1 else parts[0].view(layers)
+            run.warned.add("relation")
+        if not parts or size > MOST_KEPT:
+            return RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])
+        return one_view(parts) if several else parts[0].view(run.layer_names)
 
 
 MOST_KEPT = 10**8
@@ -432,27 +427,26 @@ def among_uploaded(relation: Relation, inputs: RelationInputs, uploaded: set[int
     known = [c for c in inputs.sources if c in uploaded]
     groups = [([c for c in inputs.receivers if c in uploaded], known)]
     groups += [([c], sorted([*known, c])) for c in inputs.receivers if c not in uploaded]
-    columns, rows = (
-        {c: k for k, c in enumerate(clients)} for clients in (inputs.sources, inputs.receivers)
-    )
+    shape = len(inputs.receivers), len(inputs.sources)
     rows_of_all: Tensor | None = None
     for receivers, sources in groups:
         if not receivers:
             continue
-        index, places = (
-            torch.tensor([columns[c] for c in sources]),
-            torch.tensor([rows[c] for c in receivers]),
-        )
+        index, rows = places(sources, inputs.sources), places(receivers, inputs.receivers)
+
+        def gram(*since: str, index: Tensor = index) -> Gram:
+            return inputs.gram(*since).among(index)
+
         within = replace(
             inputs,
             receivers=receivers,
             sources=sources,
             samples=inputs.samples[index],
-            gram=partial(lambda index, *since: inputs.gram(*since).among(index), index),
+            gram=gram,
         )
         part = relation.weights(within)
         if rows_of_all is None:
-            rows_of_all = part.new_zeros(len(part), len(inputs.receivers), len(inputs.sources))
-        rows_of_all[:, places[:, None], index] = part
+            rows_of_all = part.new_zeros(len(part), *shape)
+        rows_of_all[:, rows[:, None], index] = part
     assert rows_of_all is not None
     return rows_of_all

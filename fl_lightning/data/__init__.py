@@ -26,8 +26,11 @@ from fl_lightning.foundation.rng import numpy_rng
 __all__ = ["ClientData", "FederatedData", "Part", "ResidentPart", "prepare"]
 
 
-def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> FederatedData:
-    """Load `data.source`, deal it out to `clients` and work out the normalisation.
+def prepare(
+    data: DataConfig, clients: int, seed: int, smoke: bool = False, fit: bool = True
+) -> FederatedData:
+    """Load `data.source`, deal it out to `clients` and work out the normalisation; without `fit`
+    samples stay as they were read, with neither `data.impute` nor `data.scale`.
 
     Randomness depends on `seed` alone; with `data.folds` on the number of its cycle, and the fold
     on its place in it. Raises `BadInput` for data that are absent, malformed or too few. `smoke`
@@ -46,8 +49,19 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
     is_told = identity.is_told(data)
     data = replace(data, test_seed=seed if data.test_seed is None else data.test_seed)
     source, made_up = load(data, clients, smoke)
-    tasks = planted.tasks(data, clients, len(source.class_names), _dealer(data, seed))
-    groups = planted.truth(data, clients, tasks, source, data.partition == partition.NATURAL)
+    tasks = planted.tasks(
+        data,
+        clients,
+        len(source.class_names),
+        _dealer(data, seed),
+    )
+    groups = planted.truth(
+        data,
+        clients,
+        tasks,
+        source,
+        data.partition == partition.NATURAL,
+    )
     dealt = _deal(source, data, clients, seed, fold, smoke)
     rotated = data.partition == "rotated"
     angles = (
@@ -56,18 +70,35 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
     if any(angles):
         require("vision", "data.partition", data.partition)
     count = held_out(data.held_out_clients, clients, smoke)
-    here, away = newcomers.apart(dealt.shares, angles, count, seed, data.held_out)
+    here, away = newcomers.apart(
+        dealt.shares,
+        angles,
+        count,
+        seed,
+        data.held_out,
+    )
     trains, validations, tests = dealt.shares
     labels_train = planted.relabelled(
         dealt.train.labels, [*trains, *validations], [*groups, *groups], tasks
     )
     labels = labels_train, planted.relabelled(dealt.test.labels, tests, groups, tasks)
     unlabelled = public.pool(data, smoke)
-    samples = _samples(source, dealt, labels, away, data, unlabelled, made_up, seed, smoke)
+    samples = _samples(
+        source,
+        dealt,
+        labels,
+        away,
+        data,
+        unlabelled,
+        made_up,
+        seed,
+        smoke,
+        fit,
+    )
     if is_told:
         digest = identity.of(source, None if made_up else unlabelled, data.reads_test)
         samples["reading"] = replace(samples["reading"], digest=digest)
-    absent = {who.number for who in away}
+    absent = {newcomer.number for newcomer in away}
     return FederatedData(
         shares=here,
         class_names=source.class_names,
@@ -93,6 +124,7 @@ def _samples(
     made_up: bool,
     seed: int,
     smoke: bool,
+    fit: bool,
 ) -> dict[str, Any]:
     """Read the samples, fit what is to be fitted, and work out the normalisation: as
     `FederatedData` takes them.
@@ -103,21 +135,36 @@ def _samples(
     test = train if dealt.test is dealt.train else dealt.test.read_all()
     _check_images(data, train.ndim)
     columns = source.reading.columns if not made_up else Columns.unknown(train.shape)
-    fits = Preprocessing.of(data, columns, train)
+    fits = Preprocessing.of(data, columns, train) if fit else None
     public_ = None
     if dealt.held_back is not None:
         public_ = dealt.held_back.read_all()
     elif data.public is not None:
         public_, made_up = public.load(data, unlabelled, train, made_up, seed, smoke)
     if fits is not None:
-        shared = np.delete(np.arange(len(dealt.names)), [who.number for who in away])
+        shared = np.delete(np.arange(len(dealt.names)), [newcomer.number for newcomer in away])
         seen = np.concatenate([dealt.shares[0][c] for c in shared])
-        train, test = fits.all_of(train, test, dealt.shares, seen, dealt.names)
+        train, test = fits.all_of(
+            train,
+            test,
+            dealt.shares,
+            seen,
+            dealt.names,
+        )
     mean, std = _normalisation(data, train, dealt.shares, away)
 
-    def samples(raw: np.ndarray, own: np.ndarray, fitted: bool = False) -> Samples:
+    def samples(
+        raw: np.ndarray,
+        own: np.ndarray,
+        fitted: bool = False,
+    ) -> Samples:
         raw = raw if fitted or fits is None else fits.transformed(0, "all clients", raw)
-        return Samples(torch.from_numpy(raw), torch.from_numpy(own), mean, std)
+        return Samples(
+            torch.from_numpy(raw),
+            torch.from_numpy(own),
+            mean,
+            std,
+        )
 
     def with_units(these: Samples, pool: Pool) -> Samples:
         return replace(these, rows=pool.numbers, units=pool.independent)
@@ -147,7 +194,7 @@ def _normalisation(
     """
     if data.scale is not None:
         return torch.zeros(1), torch.ones(1)
-    unseen = [index for who in away for index in (who.train, who.validation)]
+    unseen = [index for newcomer in away for index in (newcomer.train, newcomer.validation)]
     if data.fitted == "own":
         dealt = [index for part in shares[:2] for index in part]
         unseen.append(np.setdiff1d(np.arange(len(raw)), np.concatenate(dealt)))
@@ -158,13 +205,12 @@ def _check_images(data: DataConfig, axes: int) -> None:
     """Raise `BadInput` for what only images have, where samples have so many `axes`, their number
     among them."""
     rotated = data.partition == "rotated"
-    turned, augmented = data.planted == "rotation", data.augment != "none"
+    turned = data.planted == "rotation"
+    augmented = data.augment != "none"
     needy = {"data.partition": rotated, "data.planted": turned, "data.augment": augmented}
     for key in (key for key, needs in needy.items() if needs and axes != 4):
-        value, are = (
-            getattr(data, key.removeprefix("data.")),
-            "plain vectors" if axes == 2 else "series",
-        )
+        value = getattr(data, key.removeprefix("data."))
+        are = "plain vectors" if axes == 2 else "series"
         raise BadInput(key, value, f"it needs images, but the samples are {are}")
 
 
@@ -189,7 +235,8 @@ class _Dealt:
 def _deal(
     source: Source, data: DataConfig, clients: int, seed: int, fold: int, smoke: bool
 ) -> _Dealt:
-    train, pooled = source.train, data.pooled
+    train = source.train
+    pooled = data.pooled
     if not data.reads_test:
         source = replace(source, test=train)  # is dealt out in its place, and then nobody's
     if pooled:
@@ -213,14 +260,18 @@ def _deal(
         share = data.fraction if data.test_fraction is None else data.test_fraction
         few = SMOKE_TEST if smoke else None
         test = source.test.part(
-            _used(source.test, data, share, clients, few, numpy_rng(dealer, "data.test"))
+            _used(
+                source.test,
+                data,
+                share,
+                clients,
+                few,
+                numpy_rng(dealer, "data.test"),
+            )
         )
     common = test if data.global_test else None
     test = train if data.own_test else test
-    groups = None
-    if train.groups is not None and test.groups is not None:
-        group_names = source.group_names[:clients] if smoke else source.group_names
-        groups = partition.Groups(train.groups, test.groups, group_names)
+    groups = _groups(train, test, source.group_names[:clients] if smoke else source.group_names)
     names = client_names(source, data, clients) or [f"client {c}" for c in range(clients)]
     rng = numpy_rng(dealer, "partition")
     trains, tests = partition.deal(train.strata, test.strata, clients, data, rng, groups)
@@ -229,7 +280,11 @@ def _deal(
     if data.own_test:  # what was dealt as training data is all that a client has
         trains, tests = owntest.cut(train, trains, data, seed, fold, names)
         tested = np.sort(np.concatenate(tests))
-        trained = np.setdiff1d(np.arange(len(used)), tested, assume_unique=True)
+        trained = np.setdiff1d(
+            np.arange(len(used)),
+            tested,
+            assume_unique=True,
+        )
         # windows that overlap a test's are nobody's: not in the normalisation either
         if train.spans is not None:
             trained = np.sort(np.concatenate(trains))
@@ -238,14 +293,26 @@ def _deal(
         train, test = train.part(trained), train.part(tested)
     if data.train_share < 1:
         # one will be held out
-        least, rng = 1 + (data.validation > 0), numpy_rng(seed, "data.train_share")
-        trains = owntest.thinned(trains, train.strata, data.train_share, least, rng)
-    trains = partition.keep(trains, train.strata, data, numpy_rng(seed, "data.samples_per_client"))
+        least = 1 + (data.validation > 0)
+        rng = numpy_rng(seed, "data.train_share")
+        trains = owntest.thinned(
+            trains,
+            train.strata,
+            data.train_share,
+            least,
+            rng,
+        )
+    trains = partition.keep(
+        trains,
+        train.strata,
+        data,
+        numpy_rng(seed, "data.samples_per_client"),
+    )
     trains, validations = owntest.hold_out(
         train, trains, data.validation, numpy_rng(seed, "data.validation")
     )
     fewest = min(map(len, trains))
-    what = (
+    problem = (
         f"some client has {fewest} windows left that overlap none held out: lower it, or "
         f"data.validation"
     )
@@ -253,16 +320,41 @@ def _deal(
         "data.min_samples",
         data.min_samples,
         fewest >= data.min_samples or train.spans is None,
-        what,
+        problem,
     )
     if held_back is not None:
-        held_back = public.apart(held_back, (train, validations), (test, tests))
+        held_back = public.apart(
+            held_back,
+            (train, validations),
+            (test, tests),
+        )
     if data.score_on == "validation":
-        return _Dealt(train, train, (trains, validations, validations), names, held_back, None)
+        return _Dealt(
+            train,
+            train,
+            (trains, validations, validations),
+            names,
+            held_back,
+            None,
+        )
     owntest.check_positives(
         test.labels, tests, source.class_names, data.least_test_positives, names
     )
-    return _Dealt(train, test, (trains, validations, tests), names, held_back, common)
+    return _Dealt(
+        train,
+        test,
+        (trains, validations, tests),
+        names,
+        held_back,
+        common,
+    )
+
+
+def _groups(train: Pool, test: Pool, names: list[str]) -> partition.Groups | None:
+    """Returns the groups of the samples; None where a part has none."""
+    if train.groups is None or test.groups is None:
+        return None
+    return partition.Groups(train.groups, test.groups, names)
 
 
 def _check_units(
@@ -284,7 +376,11 @@ def _dealer(data: DataConfig, seed: int) -> int:
     return seed if data.partition_seed is None else data.partition_seed
 
 
-def client_names(source: Source, data: DataConfig, clients: int) -> list[str]:
+def client_names(
+    source: Source,
+    data: DataConfig,
+    clients: int,
+) -> list[str]:
     """The clients' names: `data.client_names`, or those of the groups that the natural partition
     makes clients of.
 
@@ -295,8 +391,8 @@ def client_names(source: Source, data: DataConfig, clients: int) -> list[str]:
     names = natural if data.client_names is None else [composed(name) for name in data.client_names]
     key = "data.root" if data.client_names is None else "data.client_names"
     value = data.root if data.client_names is None else names
-    fine = data.client_names is None or len(names) == clients
-    check(key, value, fine, f"{len(names)} names for {clients} clients (federation.clients)")
+    valid = data.client_names is None or len(names) == clients
+    check(key, value, valid, f"{len(names)} names for {clients} clients (federation.clients)")
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     check(key, value, twice is None, f"two clients are called {twice!r}")
     return list(names)
@@ -315,14 +411,16 @@ def normalisation(raw: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     # Around the first sample's mean, so that the difference of squares loses no digits; in blocks,
     # to save memory.
     origin = raw[:1].astype(np.float64).mean(axes, keepdims=True)
-    total, squares = np.zeros_like(origin), np.zeros_like(origin)
+    total = np.zeros_like(origin)
+    squares = np.zeros_like(origin)
     for start in range(0, len(raw), 1024):
         block = raw[start : start + 1024] - origin
         total += block.sum(axes, keepdims=True)
         squares += np.square(block, out=block).sum(axes, keepdims=True)
     count = raw.size / origin.size
     std = np.sqrt(np.maximum(squares / count - (total / count) ** 2, 0))
-    mean, std = origin + total / count, np.where(std > 0, std, 1)
+    mean = origin + total / count
+    std = np.where(std > 0, std, 1)
     return torch.from_numpy(mean[0].astype(np.float32)), torch.from_numpy(std[0].astype(np.float32))
 
 
@@ -349,7 +447,18 @@ def _used(
         first = np.flatnonzero(strata < clients)
         return first[_first(strata[first], smoke)]
     if smoke is not None:
-        return _first(strata, per_class(int(strata.max()) + 1, smoke, clients))
+        return _first(
+            strata,
+            per_class(
+                int(strata.max()) + 1,
+                smoke,
+                clients,
+            ),
+        )
     if fraction == 1:
         return np.arange(len(strata))
-    return stratified(strata, max(1, round(fraction * len(strata))), rng)
+    return stratified(
+        strata,
+        max(1, round(fraction * len(strata))),
+        rng,
+    )

@@ -38,7 +38,8 @@ def load(data: DataConfig) -> Source:
     A file with the key `raw` (data/given.py) has its axes as clients train on them, and may lack a
     test part.
     """
-    root, task = data.root, data.task
+    root = data.root
+    task = data.task
     if root is None or not root.lower().endswith(".npz"):
         raise Absent(
             "data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}"
@@ -48,7 +49,8 @@ def load(data: DataConfig) -> Source:
     names += [f"unit_{part}" for part in parts]
     names += ["class_names", "client_names", "vocabulary", *SHAPED]
     with _opened("data.root", root) as archive:
-        missing, arrays = [key for key in KEYS if key not in archive], _arrays(archive, names)
+        missing = [key for key in KEYS if key not in archive]
+        arrays = _arrays(archive, names)
     raw = "raw" in arrays
     whole = raw and missing == ["x_test", "y_test"]
     check(
@@ -72,8 +74,8 @@ def load(data: DataConfig) -> Source:
     if task == "classification":
         classes = 1 + max(int(pool.labels.max()) for pool in pools.values())
         samples = len(pools["train"].labels)
-        what = f"label {classes - 1} is above {samples} training samples: number from 0"
-        check("data.root", root, classes <= samples, what)
+        problem = f"label {classes - 1} is above {samples} training samples: number from 0"
+        check("data.root", root, classes <= samples, problem)
         class_names = (
             arrays["class_names"].tolist()
             if "class_names" in arrays
@@ -102,19 +104,19 @@ def _grouped(
     grouped = {}
     for part, pool in pools.items():
         own = _clients(arrays.get(f"client_{part}", np.zeros(0)))
-        fine = len(own) == len(pool.labels)
+        valid = len(own) == len(pool.labels)
         check(
             "data.root",
             root,
-            fine,
+            valid,
             f"client_{part} holds {len(own)} clients of {len(pool.labels)} samples",
         )
-        odd = next((value for value in own if value not in places), None)
+        stranger = next((value for value in own if value not in places), None)
         check(
             "data.root",
             root,
-            odd is None,
-            f"client_{part} holds {odd!r}, which no name or training sample has",
+            stranger is None,
+            f"client_{part} holds {stranger!r}, which no name or training sample has",
         )
         grouped[part] = replace(pool, groups=np.array([places[value] for value in own], np.int64))
     names = (
@@ -122,8 +124,8 @@ def _grouped(
         if "client_names" in arrays
         else [str(value) for value in values]
     )
-    odd = next((name for name in names if not isinstance(name, str)), None)
-    check("data.root", root, odd is None, f"client_names holds {odd!r}, which is no text")
+    stranger = next((name for name in names if not isinstance(name, str)), None)
+    check("data.root", root, stranger is None, f"client_names holds {stranger!r}, which is no text")
     return grouped, [composed(name) for name in names]
 
 
@@ -159,8 +161,20 @@ def public(key: str, path: str) -> Pool:
         layout = _layout(key, path, _arrays(archive, ["channels"]))
     if samples is None:
         raise BadInput(key, path, "it must hold x_public or x_train")
-    check(key, path, len(samples.shape) > 0 and len(samples) > 0, "it holds no samples")
-    return _pool(key, path, "public", samples, np.zeros(len(samples), np.int64), layout=layout)
+    check(
+        key,
+        path,
+        len(samples.shape) > 0 and len(samples) > 0,
+        "it holds no samples",
+    )
+    return _pool(
+        key,
+        path,
+        "public",
+        samples,
+        np.zeros(len(samples), np.int64),
+        layout=layout,
+    )
 
 
 def newcomer(root: str, task: Task) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
@@ -179,7 +193,8 @@ def newcomer(root: str, task: Task) -> dict[str, tuple[np.ndarray, np.ndarray | 
     for part in ("train", "test"):
         if f"x_{part}" not in arrays:
             continue
-        x, y = arrays[f"x_{part}"], arrays.get(f"y_{part}")
+        x = arrays[f"x_{part}"]
+        y = arrays.get(f"y_{part}")
         pool = _pool(
             "data", root, part, x, np.zeros(len(x), np.int64) if y is None else y, task, layout
         )
@@ -199,7 +214,11 @@ def site(
     layout = _layout("data", root, content)
     public = content.get("x_public")
 
-    def read(part: str, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def read(
+        part: str,
+        x: np.ndarray,
+        y: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
         pool = _pool("data", root, part, x, y, task, layout)
         return pool.read_all(), pool.labels
 
@@ -248,13 +267,17 @@ def _arrays(archive: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str
     return {name: archive[name] for name in names if name in archive}
 
 
-def _layout(key: str, root: str, arrays: Mapping[str, np.ndarray]) -> Layout:
+def _layout(
+    key: str,
+    root: str,
+    arrays: Mapping[str, np.ndarray],
+) -> Layout:
     """How the samples of a file lie: what it says itself, else `unsaid`."""
     if "raw" in arrays:
         return "raw"
     layout = str(arrays.get("channels", "unsaid"))
-    fine = "channels" not in arrays or layout in ("first", "last")
-    check(key, root, fine, f"channels holds {layout!r}, and must be first or last")
+    valid = "channels" not in arrays or layout in ("first", "last")
+    check(key, root, valid, f"channels holds {layout!r}, and must be first or last")
     return cast(Layout, layout)
 
 
@@ -304,7 +327,18 @@ def _pool(
             key, root, f"x_{part} holds values that are not finite (sample {_first(~finite)})"
         )
     say_merged_samples(f"x_{part}", x)
-    return Pool.of(stored if raw else _channels_first(key, root, part, stored, layout), y)
+    return Pool.of(
+        stored
+        if raw
+        else _channels_first(
+            key,
+            root,
+            part,
+            stored,
+            layout,
+        ),
+        y,
+    )
 
 
 def _first(bad: np.ndarray) -> int:
@@ -312,7 +346,13 @@ def _first(bad: np.ndarray) -> int:
     return 1 + int(np.argmax(bad.reshape(len(bad), -1).any(axis=1)))
 
 
-def _channels_first(key: str, root: str, part: str, x: np.ndarray, layout: Layout) -> np.ndarray:
+def _channels_first(
+    key: str,
+    root: str,
+    part: str,
+    x: np.ndarray,
+    layout: Layout,
+) -> np.ndarray:
     if x.ndim == 2:
         return x
     if x.ndim == 3:
@@ -320,16 +360,18 @@ def _channels_first(key: str, root: str, part: str, x: np.ndarray, layout: Layou
     check(key, root, x.ndim == 4, f"x_{part} has the shape {x.shape}; it must be {LAYOUT}")
     where = channels_of(x.shape) if layout == "unsaid" else layout
     if where == "unsaid":
-        what = f"x_{part} of shape {x.shape} may have its channels first or last"
-        raise BadInput(
-            key, root, f"{what}: say so in the file, numpy.savez(..., channels='first') or 'last'"
-        )
-    if where == "first" and layout == "unsaid":
-        what = f"x_{part} of shape {x.shape} seems to have its channels first"
+        problem = f"x_{part} of shape {x.shape} may have its channels first or last"
         raise BadInput(
             key,
             root,
-            f"{what}: put them last, or say so in the file, numpy.savez(..., channels='first')",
+            f"{problem}: say so in the file, numpy.savez(..., channels='first') or 'last'",
+        )
+    if where == "first" and layout == "unsaid":
+        problem = f"x_{part} of shape {x.shape} seems to have its channels first"
+        raise BadInput(
+            key,
+            root,
+            f"{problem}: put them last, or say so in the file, numpy.savez(..., channels='first')",
         )
     return x if where == "first" else x.transpose(0, 3, 1, 2)
 

@@ -27,8 +27,18 @@ class Augmentation:
     def draw(self, samples: int, generator: torch.Generator) -> Tensor:
         """One row for each of an epoch's samples, int64 [samples, 3]: flip or not, shift down,
         shift right."""
-        flips = torch.randint(0, 2, (samples, 1), generator=generator)
-        shifts = torch.randint(0, 2 * PAD + 1, (samples, 2), generator=generator)
+        flips = torch.randint(
+            0,
+            2,
+            (samples, 1),
+            generator=generator,
+        )
+        shifts = torch.randint(
+            0,
+            2 * PAD + 1,
+            (samples, 2),
+            generator=generator,
+        )
         return torch.cat([flips, shifts], dim=1)
 
     def apply(self, x: Tensor, draws: Tensor) -> Tensor:
@@ -39,9 +49,17 @@ class Augmentation:
             black = sent(self.black.to(x.dtype), x.device)
             frame = black.expand(b, channels, height + 2 * PAD, width + 2 * PAD).clone()
             frame[:, :, PAD:-PAD, PAD:-PAD] = x
-            windows = frame.unfold(2, height, 1).unfold(3, width, 1)
+            windows = frame.unfold(2, height, 1).unfold(
+                3,
+                width,
+                1,
+            )
             x = windows[torch.arange(b, device=x.device), :, draws[:, 1], draws[:, 2]]
-        return torch.where(draws[:, 0, None, None, None] == 1, x.flip(-1), x)
+        return torch.where(
+            draws[:, 0, None, None, None] == 1,
+            x.flip(-1),
+            x,
+        )
 
     def over(
         self, batches: Iterator[tuple[Tensor, Tensor]], draws: Sequence[Tensor]

@@ -79,7 +79,11 @@ class Columns:
         ]
 
     @classmethod
-    def of(cls, cells: Mapping[str, Sequence[str]], one_hot: Sequence[str]) -> Columns:
+    def of(
+        cls,
+        cells: Mapping[str, Sequence[str]],
+        one_hot: Sequence[str],
+    ) -> Columns:
         """Of cells by column; the values of a column are ordered as text, without empty cells."""
         values = {
             n: sorted(v for v in {*own} if v.lower() not in EMPTY)
@@ -152,7 +156,8 @@ def _loss(column: np.ndarray) -> str:
     before, after = (1 + int(np.count_nonzero(each[1:] != each[:-1])) for each in (values, stored))
     if after < (1 - MERGED) * before:
         return f"of {before} different values {after} are left in 32 bits"
-    error, deviation = float(np.abs(stored.astype(np.float64) - values).max()), float(values.std())
+    error = float(np.abs(stored.astype(np.float64) - values).max())
+    deviation = float(values.std())
     coarse = before > 1 and error > BLURRED * deviation
     return (
         f"32 bits round its values by up to {error:.3g}, of a deviation of {deviation:.3g}"
@@ -165,7 +170,8 @@ def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, 
     """The columns of label, group and features (none is `data.unit_column`) among those of a table,
     `head`; `BadInput` for one that is not there."""
     shown = ", ".join(head[:10]) + (", ..." if len(head) > 10 else "")
-    label, group = data.label_column, data.group_column
+    label = data.label_column
+    group = data.group_column
     named = [
         ("label_column", label),
         ("group_column", group),
@@ -185,11 +191,11 @@ def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, 
         else data.columns
     )
     if data.columns is None and (index := [name for name in columns if INDEX.fullmatch(name)]):
-        what = (
+        problem = (
             f"its column {index[0]!r} is an index that pandas wrote: name in data.columns those "
             f"that are features"
         )
-        raise BadInput("data.root", data.root, f"{what}; columns: {shown}")
+        raise BadInput("data.root", data.root, f"{problem}; columns: {shown}")
     unit = data.unit_column
     allowed = (
         "data.columns or data.label_column names it, too; it is no feature: leave it out there"
@@ -204,8 +210,15 @@ class Preprocessing:
     """What makes inputs of features: an imputer and a scaler for all clients, or for each its
     own."""
 
-    def __init__(self, data: DataConfig, columns: Columns | None, width: int) -> None:
-        self.data, self.columns, self.own = data, columns, data.fitted == "own"
+    def __init__(
+        self,
+        data: DataConfig,
+        columns: Columns | None,
+        width: int,
+    ) -> None:
+        self.data = data
+        self.columns = columns
+        self.own = data.fitted == "own"
         self.numeric = columns.numeric if columns is not None else np.ones(width, bool)
         self.features = (
             columns.features if columns is not None else [f"feature {k}" for k in range(width)]
@@ -213,7 +226,12 @@ class Preprocessing:
         self._fits: dict[int, list[tuple[str, Any]]] = {}
 
     @classmethod
-    def of(cls, data: DataConfig, columns: Columns | None, raw: np.ndarray) -> Preprocessing | None:
+    def of(
+        cls,
+        data: DataConfig,
+        columns: Columns | None,
+        raw: np.ndarray,
+    ) -> Preprocessing | None:
         """What fits on samples like `raw` (n, features); None: nothing is to be fitted.
 
         Raises:
@@ -221,20 +239,20 @@ class Preprocessing:
                 fit its own.
         """
         for key in ("one_hot", "impute"):
-            fine = getattr(data, key) is None or columns is not None
+            valid = getattr(data, key) is None or columns is not None
             check(
                 f"data.{key}",
                 getattr(data, key),
-                fine,
+                valid,
                 "the samples are no columns of a table (source table)",
             )
         key = "data.impute" if data.impute is not None else "data.scale"
         value = data.impute or data.scale
-        fine = value is not None or data.fitted == "shared"
+        valid = value is not None or data.fitted == "shared"
         check(
             "data.fitted",
             data.fitted,
-            fine,
+            valid,
             "nothing is fitted: it needs data.impute or data.scale",
         )
         if value is None:
@@ -247,10 +265,10 @@ class Preprocessing:
             "the samples are no vectors: it belongs to tables and arrays of features",
         )
         common = data.public is not None or data.global_test
-        allowed = (
+        requirement = (
             "public samples, and those of data.global_test, belong to no client: it must be shared"
         )
-        check("data.fitted", data.fitted, data.fitted == "shared" or not common, allowed)
+        check("data.fitted", data.fitted, data.fitted == "shared" or not common, requirement)
         return cls(data, columns, raw.shape[1])
 
     def all_of(
@@ -273,21 +291,30 @@ class Preprocessing:
         one = test is train
         if not self.own:
             self.fit(0, "all clients", train[np.sort(shared)])
-            made = self.transformed(0, "all clients", train)
-            return made, made if one else self.transformed(0, "all clients", test)
+            values = self.transformed(0, "all clients", train)
+            return values, values if one else self.transformed(0, "all clients", test)
         out = np.zeros(train.shape, np.float32)
         other = out if one else np.zeros(test.shape, np.float32)
-        for who, name in enumerate(names):
-            self.fit(who, name, train[shares[0][who]])
-            for made, raw, share in (
+        for client, name in enumerate(names):
+            self.fit(client, name, train[shares[0][client]])
+            for values, raw, share in (
                 (out, train, shares[0]),
                 (out, train, shares[1]),
                 (other, test, shares[2]),
             ):
-                made[share[who]] = self.transformed(who, name, raw[share[who]])
+                values[share[client]] = self.transformed(
+                    client,
+                    name,
+                    raw[share[client]],
+                )
         return out, other
 
-    def fit(self, who: int, name: str, raw: np.ndarray) -> None:
+    def fit(
+        self,
+        who: int,
+        name: str,
+        raw: np.ndarray,
+    ) -> None:
         """Fit on the training samples `raw` (n, features) of client `who`, called `name`; of all
         with `shared`."""
         numbers = raw[:, self.numeric].astype(np.float64)
@@ -297,14 +324,23 @@ class Preprocessing:
 
             without = np.isnan(numbers).all(0)
             feature = np.array(self.features)[self.numeric][without][:1]
-            what = f"column {''.join(feature)!r} of {name} has no value to impute from: drop it"
+            problem = f"column {''.join(feature)!r} of {name} has no value to impute from: drop it"
             instead = ", or data.fitted shared" if self.own else ""
-            check("data.impute", self.data.impute, not without.any(), what + instead)
+            check(
+                "data.impute",
+                self.data.impute,
+                not without.any(),
+                problem + instead,
+            )
             steps.append(("data.impute", SimpleImputer(strategy=self.data.impute)))
         if self.data.scale is not None:
             steps.append(("data.scale", _made(self.data.scale)))
         for key, step in steps:
-            with _blamed(key, getattr(self.data, key.removeprefix("data.")), name):
+            with _blamed(
+                key,
+                getattr(self.data, key.removeprefix("data.")),
+                name,
+            ):
                 numbers = np.asarray(step.fit(numbers).transform(numbers))
         self._fits[who if self.own else 0] = steps
 
@@ -316,41 +352,49 @@ class Preprocessing:
             BadInput: the scaler does more than that.
         """
         width = int(self.numeric.sum())
-        fills, rule = (
-            np.zeros(len(self.numeric)),
-            np.repeat([[0.0], [1.0], [1.0], [0.0]], len(self.numeric), 1),
+        fills = np.zeros(len(self.numeric))
+        rule = np.repeat(
+            [[0.0], [1.0], [1.0], [0.0]],
+            len(self.numeric),
+            1,
         )
         for key, step in self._fits[who if self.own else 0]:
             if key == "data.impute":
                 fills[self.numeric] = step.statistics_
                 continue
-            made = _affine(step, width)
-            allowed = (
+            factors = _affine(step, width)
+            requirement = (
                 f"it does more than scale each column, which an exported file cannot: "
                 f"{', '.join(SCALERS)}"
             )
-            check("data.scale", self.data.scale, made is not None, allowed)
-            rule[:, self.numeric] = made
+            check("data.scale", self.data.scale, factors is not None, requirement)
+            rule[:, self.numeric] = factors
         return fills.tolist(), rule.tolist()
 
-    def transformed(self, who: int, name: str, raw: np.ndarray) -> np.ndarray:
+    def transformed(
+        self,
+        who: int,
+        name: str,
+        raw: np.ndarray,
+    ) -> np.ndarray:
         """Samples (n, features) of client `who`, float32 of the same shape."""
         if not len(raw):
             return raw.astype(np.float32)
-        numbers, out = raw[:, self.numeric].astype(np.float64), raw.astype(np.float32)
+        numbers = raw[:, self.numeric].astype(np.float64)
+        out = raw.astype(np.float32)
         for key, step in self._fits[who if self.own else 0]:
             value = getattr(self.data, key.removeprefix("data."))
             with _blamed(key, value, name):
-                made = np.asarray(step.transform(numbers), np.float64)
-            what = (
-                f"it makes features of shape {made.shape[1:]} of {numbers.shape[1:]} on the part "
+                values = np.asarray(step.transform(numbers), np.float64)
+            problem = (
+                f"it makes features of shape {values.shape[1:]} of {numbers.shape[1:]} on the part "
                 f"of {name}"
             )
-            check(key, value, made.shape == numbers.shape, what)
+            check(key, value, values.shape == numbers.shape, problem)
             with np.errstate(invalid="ignore"):
-                fine = bool((np.abs(made) < FLOAT32).all())
-            check(key, value, fine, f"it makes numbers that are not finite on the part of {name}")
-            numbers = made
+                valid = bool((np.abs(values) < FLOAT32).all())
+            check(key, value, valid, f"it makes numbers that are not finite on the part of {name}")
+            numbers = values
         out[:, self.numeric] = numbers
         return out
 
@@ -361,19 +405,23 @@ def _affine(step: Any, width: int) -> np.ndarray | None:
 
     Bit by bit for those of scikit-learn, which compute in this order. None: it does more.
     """
-    probes = np.random.default_rng(0).normal(0, 100, (PROBES, width))
-    made = np.asarray(step.transform(probes), np.float64)
-    zero, one = np.zeros(width), np.ones(width)
+    probes = np.random.default_rng(0).normal(
+        0,
+        100,
+        (PROBES, width),
+    )
+    outputs = np.asarray(step.transform(probes), np.float64)
+    zero = np.zeros(width)
+    one = np.ones(width)
     if type(step).__module__.startswith("sklearn.preprocessing."):
-        centre, spread = (
-            getattr(step, "mean_", getattr(step, "center_", None)),
-            getattr(step, "scale_", None),
-        )
-        centre, spread = zero if centre is None else centre, one if spread is None else spread
+        centre = getattr(step, "mean_", getattr(step, "center_", None))
+        spread = getattr(step, "scale_", None)
+        centre = zero if centre is None else centre
+        spread = one if spread is None else spread
         rule = (
             (zero, one, spread, step.min_) if hasattr(step, "min_") else (centre, spread, one, zero)
         )
-        if np.array_equal(made, (probes - rule[0]) / rule[1] * rule[2] + rule[3]):
+        if np.array_equal(outputs, (probes - rule[0]) / rule[1] * rule[2] + rule[3]):
             return np.array(rule)
     shift, far = (
         np.asarray(step.transform(np.full((1, width), value)), np.float64)[0]
@@ -382,13 +430,17 @@ def _affine(step: Any, width: int) -> np.ndarray | None:
     slope = (far - shift) / FAR
     return (
         np.array([zero, one, slope, shift])
-        if np.allclose(made, probes * slope + shift, 1e-5, 1e-5)
+        if np.allclose(outputs, probes * slope + shift, 1e-5, 1e-5)
         else None
     )
 
 
 @contextlib.contextmanager
-def _blamed(key: str, value: object, name: str) -> Iterator[None]:
+def _blamed(
+    key: str,
+    value: object,
+    name: str,
+) -> Iterator[None]:
     """Whatever a transformer raises is bad input, which names whose part it failed on."""
     try:
         with warnings.catch_warnings():
@@ -404,16 +456,18 @@ def _made(name: str) -> Any:
     """The transformer that a name or an import path (of a class or a function without arguments)
     gives."""
     path = SCALERS.get(name, name)
-    known = (
+    transformers = (
         f"choose among {', '.join(SCALERS)}, or give the import path of a transformer of "
         f"scikit-learn"
     )
-    check("data.scale", name, path.find(".") > 0, known)
+    check("data.scale", name, path.find(".") > 0, transformers)
     try:
-        made = Component(path).build()
+        transformer = Component(path).build()
     except Exception as error:  # a user's function can raise anything
         line = (str(error) or type(error).__name__).splitlines()[0]
-        raise BadInput("data.scale", name, f"it cannot be made: {line}; {known}") from error
-    fine = callable(getattr(made, "fit", None)) and callable(getattr(made, "transform", None))
-    check("data.scale", name, fine, f"it has no fit and transform; {known}")
-    return made
+        raise BadInput("data.scale", name, f"it cannot be made: {line}; {transformers}") from error
+    valid = callable(getattr(transformer, "fit", None)) and callable(
+        getattr(transformer, "transform", None)
+    )
+    check("data.scale", name, valid, f"it has no fit and transform; {transformers}")
+    return transformer

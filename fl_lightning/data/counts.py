@@ -71,7 +71,12 @@ def top_up(
     return True
 
 
-def holders(room: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> np.ndarray:
+def holders(
+    room: np.ndarray,
+    clients: int,
+    k: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
     """Which classes each client holds, 0 or 1 [N, C]: k in each row and at most `room` [C] in each
     column."""
     quota = np.zeros_like(room)

@@ -36,13 +36,14 @@ def load(data: DataConfig) -> Source:
     """
     from lightning import LightningDataModule
 
-    name, root = data.source, data.root
+    name = data.source
+    root = data.root
     try:
         cls = Component(name).load()
     except (ImportError, AttributeError) as error:
         raise BadInput("data.source", name, f"it cannot be imported ({error})") from error
-    fine = inspect.isclass(cls) and issubclass(cls, LightningDataModule)
-    check("data.source", name, fine, "an import path must be that of a LightningDataModule")
+    valid = inspect.isclass(cls) and issubclass(cls, LightningDataModule)
+    check("data.source", name, valid, "an import path must be that of a LightningDataModule")
     try:
         module = cls(root=root) if "root" in inspect.signature(cls).parameters else cls()
         train, test = loaders.parts_of(
@@ -58,20 +59,31 @@ def load(data: DataConfig) -> Source:
     return _source(data, module, train, test)
 
 
-def _source(data: DataConfig, module: Any, train: list[Any], test: list[Any] | None) -> Source:
+def _source(
+    data: DataConfig,
+    module: Any,
+    train: list[Any],
+    test: list[Any] | None,
+) -> Source:
     name = data.source
-    known = {
+    names_here = {
         _client(sample) for sample in train if isinstance(sample, tuple | list) and len(sample) == 3
     }
-    numbers = all(client.isdecimal() for client in known)
+    numbers = all(client.isdecimal() for client in names_here)
     # numbers by size: 2 before 10
-    clients = sorted(known, key=lambda client: (int(client) if numbers else 0, client))
+    clients = sorted(names_here, key=lambda client: (int(client) if numbers else 0, client))
     pools = [_pool(name, part, clients) for part in (train, test) if part is not None]
     firsts = [pool.read(np.arange(1)) for pool in pools]
-    fine = firsts[0].shape == firsts[-1].shape
-    check("data.source", name, fine, "its training and test samples differ in shape")
+    valid = firsts[0].shape == firsts[-1].shape
+    check("data.source", name, valid, "its training and test samples differ in shape")
     classes = 1 + max(int(pool.labels.max()) for pool in pools)
-    names = list(getattr(module, "class_names", map(str, range(classes))))
+    names = list(
+        getattr(
+            module,
+            "class_names",
+            map(str, range(classes)),
+        )
+    )
     names = [composed(each) if isinstance(each, str) else each for each in names]
     check_class_names("data.source", name, names, classes)
     vocabulary = int(getattr(module, "vocabulary", 0))
@@ -82,32 +94,42 @@ def _source(data: DataConfig, module: Any, train: list[Any], test: list[Any] | N
         counted,
         "whole numbers are tokens: its attribute vocabulary must count them",
     )
-    made = source_of(data, pools[0], None if test is None else pools[1], names, clients)
-    return replace(made, vocabulary=vocabulary)
+    source = source_of(
+        data,
+        pools[0],
+        None if test is None else pools[1],
+        names,
+        clients,
+    )
+    return replace(source, vocabulary=vocabulary)
 
 
-def _pool(name: str, samples: list[Any], clients: list[str]) -> Pool:
+def _pool(
+    name: str,
+    samples: list[Any],
+    clients: list[str],
+) -> Pool:
     check("data.source", name, bool(samples), f"it has no samples; it must give {LAYOUT}")
     first: tuple[int, ...] | None = None
     for number, sample in enumerate(samples):
-        fine = (
+        valid = (
             isinstance(sample, tuple | list)
             and len(sample) == (3 if clients else 2)
             and _is_class(sample[1])
         )
-        first = np.asarray(sample[0]).shape if fine and first is None else first
-        fine = fine and np.asarray(sample[0]).shape == first
+        first = np.asarray(sample[0]).shape if valid and first is None else first
+        valid = valid and np.asarray(sample[0]).shape == first
         check(
             "data.source",
             name,
-            fine,
+            valid,
             f"its sample {number} does not fit the others; it must give {LAYOUT}",
         )
-        known = not clients or _client(sample) in clients
+        numbered = not clients or _client(sample) in clients
         check(
             "data.source",
             name,
-            known,
+            numbered,
             f"its sample {number} for tests is of a client without training data",
         )
     x = np.stack([np.asarray(sample[0]) for sample in samples])
@@ -117,7 +139,8 @@ def _pool(name: str, samples: list[Any], clients: list[str]) -> Pool:
         x.dtype.kind in "iufb",
         f"its samples hold {x.dtype}; it must give {LAYOUT}",
     )
-    exact, x = x, x if x.dtype in (np.uint8, np.int64) else x.astype(np.float32)
+    exact = x
+    x = x if x.dtype in (np.uint8, np.int64) else x.astype(np.float32)
     finite = np.isfinite(x.reshape(len(x), -1)).all(1)
     check(
         "data.source",

@@ -23,7 +23,12 @@ def load(data: DataConfig) -> Source:
     # torch sees both memory formats in it
     images = table[:, :-1].astype(np.uint8).reshape(-1, 8, 8)[:, None]
     names = [str(digit) for digit in range(10)]
-    return source_of(data, Pool.of(images, table[:, -1].astype(np.int64)), None, names)
+    return source_of(
+        data,
+        Pool.of(images, table[:, -1].astype(np.int64)),
+        None,
+        names,
+    )
 
 
 @cache

@@ -30,12 +30,16 @@ def load(data: DataConfig) -> Source:
     folders = [path for path in entries(folder) if path.is_dir()]
     check("data.root", root, bool(folders), f"it holds no folder; it must be {LAYOUT}")
     read = [images.class_folders(root, domain, LAYOUT) for domain in folders]
-    names = sorted({name for _, own in read for name in own})
+    names = sorted({name for _, classes in read for name in classes})
     parts = []
-    for pool, own in read:
-        numbers = np.array([names.index(name) for name in own])
+    for pool, classes in read:
+        numbers = np.array([names.index(name) for name in classes])
         pool = replace(pool, labels=numbers[pool.labels])
-        train, test = split(pool.labels, TEST_SHARE, numpy_rng(data.split_seed, "data.split"))
+        train, test = split(
+            pool.labels,
+            TEST_SHARE,
+            numpy_rng(data.split_seed, "data.split"),
+        )
         parts.append((pool.part(train), pool.part(test if data.reads_test else train)))
     return of_domains(
         parts, names, [composed(domain.name) for domain in folders], data.clients_per_domain
@@ -49,10 +53,12 @@ def digit_pair(data: DataConfig) -> Source:
     Both are handwritten digits on 8x8 pixels, by other hands and scanners: a shift of features
     alone.
     """
-    ours, theirs = digits.load(data), vision.load(replace(data, source="mnist", score_on="test"))
+    ours = digits.load(data)
+    theirs = vision.load(replace(data, source="mnist", score_on="test"))
     parts = []
     for name in ("train", "test"):
-        one, other = getattr(ours, name), getattr(theirs, name)
+        one = getattr(ours, name)
+        other = getattr(theirs, name)
         chosen = stratified(
             other.labels,
             min(len(one.labels), len(other.labels)),
@@ -81,7 +87,12 @@ def of_domains(
     """
     both: tuple[list[Pool], list[Pool]] = ([], [])
     for number, pools in enumerate(parts):
-        for out, pool, name in zip(both, pools, ("train", "test"), strict=True):
+        for out, pool, name in zip(
+            both,
+            pools,
+            ("train", "test"),
+            strict=True,
+        ):
             place = in_turn(pool.labels, per_domain, numpy_rng(0, f"domain {number} {name}"))
             out.append(replace(pool, groups=number * per_domain + place))
     train, test = (reduce(Pool.beside, pools) for pools in both)

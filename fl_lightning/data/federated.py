@@ -71,12 +71,15 @@ class FederatedData:
         beside these.
         """
         self.input_shape: tuple[int, ...] = tuple(train.raw.shape[1:])
-        self.class_names, self.task, self.metric = class_names, task, BY_TASK[task]
+        self.class_names = class_names
+        self.task = task
+        self.metric = BY_TASK[task]
         """What its models are judged by, and their local loss."""
         self.num_classes = 1 if task == "regression" else len(class_names)
         """Outputs of a model."""
-        self.clients, self.held_out = len(angles), list(held_out)
-        away = {who.number for who in held_out}
+        self.clients = len(angles)
+        self.held_out = list(held_out)
+        away = {newcomer.number for newcomer in held_out}
         self.numbers = [c for c in range(self.clients + len(away)) if c not in away]
         """Of every client, its number among all that the data were dealt to."""
         self.groups = groups or [0] * self.clients
@@ -110,14 +113,15 @@ class FederatedData:
             t.numel() * t.element_size() for pool in pools for t in (pool.raw, pool.labels)
         )
         """What every process keeps of the samples as they were read."""
-        self._train, self._test, self._public, self._common = train, test, public, common
+        self._train = train
+        self._test = test
+        self._public = public
+        self._common = common
         self._common_parts: dict[tuple[torch.device, torch.dtype], Part] = {}
-        self._shares, self._angles, self._resident, self._drifting = (
-            shares,
-            list(angles),
-            resident,
-            drifting,
-        )
+        self._shares = shares
+        self._angles = list(angles)
+        self._resident = resident
+        self._drifting = drifting
         black = -train.mean / train.std
         self._augmentation = (
             None if augment == "none" else Augmentation(augment == "crop_flip", black)
@@ -173,7 +177,15 @@ class FederatedData:
                 training = TargetPart(training, self._trained_labels(i).to(device))
             self._cache[key] = ClientData(
                 training,
-                self._part(Rows(self._train, validation, angle, device, dtype)),
+                self._part(
+                    Rows(
+                        self._train,
+                        validation,
+                        angle,
+                        device,
+                        dtype,
+                    )
+                ),
                 self._part(Rows(self._test, test, angle, device, dtype)),
             )
         return self._cache[key]
@@ -183,7 +195,11 @@ class FederatedData:
         whatever the seed, equal samples are equal."""
         return self._train.raw[self._shares[0][i]], self._test.raw[self._shares[2][i]]
 
-    def global_test(self, device: torch.device, dtype: torch.dtype) -> Part | None:
+    def global_test(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Part | None:
         """The test set of all, never turned and kept for the next call; None without
         `data.global_test`.
 
@@ -193,7 +209,7 @@ class FederatedData:
             everything = np.arange(len(self._common.labels))
             if self.held_out and self._common is self._test:
                 everything = np.setdiff1d(
-                    everything, np.concatenate([who.test for who in self.held_out])
+                    everything, np.concatenate([newcomer.test for newcomer in self.held_out])
                 )
             self._common_parts[device, dtype] = self._part(
                 Rows(self._common, everything, 0.0, device, dtype)
@@ -213,31 +229,62 @@ class FederatedData:
             BadInput: there are none.
         """
         if self._public is None:
-            allowed = "the method needs public data: held_back, a data source or an .npz file"
-            raise BadInput("data.public", None, allowed)
+            requirement = "the method needs public data: held_back, a data source or an .npz file"
+            raise BadInput("data.public", None, requirement)
         index = torch.arange(self.public_size) if index is None else index.cpu()
-        return self._public.inputs(index, 0.0, torch.device(device), dtype)
+        return self._public.inputs(
+            index,
+            0.0,
+            torch.device(device),
+            dtype,
+        )
 
     def taking_part(self, dealt: Sequence[int]) -> list[int]:
         """The clients of the run among those that the data were `dealt` to, numbered as the run
         does."""
         return [place for place, number in enumerate(self.numbers) if number in set(dealt)]
 
-    def example(self, i: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def example(
+        self,
+        i: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
         """Two samples at most of client `i`, as it trains on them: what operations are counted
         on."""
         return next(iter(self.client(i, device, dtype).train.batches(2)))
 
-    def inputs(self, raw: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    def inputs(
+        self,
+        raw: Tensor,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Tensor:
         """Samples of a client that is new, as everybody's are prepared.
 
         A transformer of each client's own must have been fitted for it (`fit_newcomer`).
         """
         raw = raw.long() if self.vocabulary else raw
         if (fits := self.reading.preprocessing) is not None:
-            raw = torch.from_numpy(fits.transformed(NEWCOMER, "the new client", raw.numpy()))
-        samples = Samples(raw, torch.empty(0), self._train.mean, self._train.std)
-        return samples.inputs(torch.arange(len(raw)), 0.0, device, dtype)
+            raw = torch.from_numpy(
+                fits.transformed(
+                    NEWCOMER,
+                    "the new client",
+                    raw.numpy(),
+                )
+            )
+        samples = Samples(
+            raw,
+            torch.empty(0),
+            self._train.mean,
+            self._train.std,
+        )
+        return samples.inputs(
+            torch.arange(len(raw)),
+            0.0,
+            device,
+            dtype,
+        )
 
     def fit_newcomer(self, raw: np.ndarray) -> None:
         """Fit on the training samples of a client that is new, where each client has a transformer
@@ -266,12 +313,11 @@ class FederatedData:
     def with_newcomer(self, parts: ClientData) -> FederatedData:
         """The same with one client more, who has these parts; it counts as one sample at least. Not
         a copy."""
-        extended, labels = copy.copy(self), [y.cpu().numpy() for _, y in parts.train.batches(4096)]
-        extended._newcomer, extended.clients, extended.groups = (
-            parts,
-            self.clients + 1,
-            [*self.groups, 0],
-        )
+        extended = copy.copy(self)
+        labels = [y.cpu().numpy() for _, y in parts.train.batches(4096)]
+        extended._newcomer = parts
+        extended.clients = self.clients + 1
+        extended.groups = [*self.groups, 0]
         extended.train_sizes = [*self.train_sizes, max(1, len(parts.train))]
         extended.validation_sizes = [*self.validation_sizes, len(parts.validation)]
         extended.test_sizes = [*self.test_sizes, len(parts.test)]
@@ -283,7 +329,11 @@ class FederatedData:
             )
         return extended
 
-    def some(self, i: int, most: int) -> tuple[Tensor, Tensor]:
+    def some(
+        self,
+        i: int,
+        most: int,
+    ) -> tuple[Tensor, Tensor]:
         """Inputs (m, ...) and labels (m,) of client `i`'s first `most` training samples, on the
         CPU."""
         rows = Rows(
@@ -337,14 +387,26 @@ class FederatedData:
         held out included."""
         if self._drifting is None or round == self._round:
             return
-        tasks, before, self._round = self._drifting, self._round, round
-        unseen = [(who.number, who.train, who.validation, who.test) for who in self.held_out]
+        tasks = self._drifting
+        before = self._round
+        self._round = round
+        unseen = [
+            (newcomer.number, newcomer.train, newcomer.validation, newcomer.test)
+            for newcomer in self.held_out
+        ]
         everyone = [*zip(self.numbers, *self._shares, strict=True), *unseen]
-        tasks.drift(everyone, self._train.labels.numpy(), self._test.labels.numpy(), before, round)
+        tasks.drift(
+            everyone,
+            self._train.labels.numpy(),
+            self._test.labels.numpy(),
+            before,
+            round,
+        )
         self.groups = [tasks.group(number, round) for number in self.numbers]
         self._angles = [tasks.angle(group) for group in self.groups]
         self.held_out = [
-            replace(who, angle=tasks.angle(tasks.group(who.number, round))) for who in self.held_out
+            replace(newcomer, angle=tasks.angle(tasks.group(newcomer.number, round)))
+            for newcomer in self.held_out
         ]
         if tasks.tables is not None:
             self.class_counts = _class_counts(
@@ -352,7 +414,11 @@ class FederatedData:
             )
         self._cache.clear()
 
-    def _part(self, rows: Rows, augmentation: Augmentation | None = None) -> Part:
+    def _part(
+        self,
+        rows: Rows,
+        augmentation: Augmentation | None = None,
+    ) -> Part:
         if self._fits(rows.device):
             return ResidentPart(*rows.at(rows.index), augmentation)
         return LoadedPart(rows, augmentation)
@@ -397,10 +463,12 @@ class AsRead:
     @classmethod
     def of(cls, data: FederatedData) -> AsRead:
         """Those of all clients."""
-        train, pools = (
-            data._train,
-            {"train": data._train, "validation": data._train, "test": data._test},
-        )
+        train = data._train
+        pools = {
+            "train": data._train,
+            "validation": data._train,
+            "test": data._test,
+        }
         parts = []
         for shares in zip(*data._shares, strict=True):
             rows = {
@@ -414,7 +482,14 @@ class AsRead:
             )
         plain = not any(data._angles) and data._drifting is None
         public = None if data._public is None else data._public.raw
-        return cls(plain, train.mean, train.std, tuple(train.raw.stride()[1:]), parts, public)
+        return cls(
+            plain,
+            train.mean,
+            train.std,
+            tuple(train.raw.stride()[1:]),
+            parts,
+            public,
+        )
 
 
 def _strata(pool: Samples, task: Task) -> np.ndarray:
@@ -424,12 +499,13 @@ def _strata(pool: Samples, task: Task) -> np.ndarray:
 
 def number_of(data: FederatedData, client: str) -> int:
     """The number of the client that goes by this name, or has it; `BadInput` if there is none."""
-    names, client = data.client_names, composed(client)
+    names = data.client_names
+    client = composed(client)
     if client in names:
         return names.index(client)
-    known = client.isdecimal() and int(client) < data.clients
+    is_number = client.isdecimal() and int(client) < data.clients
     listed = f", or be a name: {catalogue.nearest_first(client, names)}" if names else ""
-    check("client", client, known, f"it must lie in [0, {data.clients - 1}]{listed}")
+    check("client", client, is_number, f"it must lie in [0, {data.clients - 1}]{listed}")
     return int(client)
 
 
@@ -446,14 +522,18 @@ def samples_digest(data: FederatedData) -> str:
     samples = [t.numpy() for pool in (data._train, data._test) for t in (pool.raw, pool.labels)]
     for array in [
         *samples,
-        *(np.asarray(own, np.int64) for share in data._shares for own in share),
+        *(np.asarray(indices, np.int64) for share in data._shares for indices in share),
     ]:
         state.update(str(array.shape).encode())
         state.update(np.ascontiguousarray(array).data)
     return state.hexdigest()
 
 
-def _class_counts(shares: list[np.ndarray], labels: np.ndarray, classes: int) -> np.ndarray:
+def _class_counts(
+    shares: list[np.ndarray],
+    labels: np.ndarray,
+    classes: int,
+) -> np.ndarray:
     owner = np.repeat(np.arange(len(shares)), [len(index) for index in shares])
     labels = labels[np.concatenate(shares)]
     labelled = labels != NO_TARGET

@@ -56,7 +56,12 @@ def keep(data: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
     if not (place / FILE).is_file():
         place.mkdir(parents=True, exist_ok=True)
         write_whole(place / FILE, buffer.getvalue())
-    settings: dict[str, Any] = {"data": {"source": "arrays", "root": str(place / FILE)}}
+    settings: dict[str, Any] = {
+        "data": {
+            "source": "arrays",
+            "root": str(place / FILE),
+        }
+    }
     if "client_train" in arrays:
         settings["data"]["partition"] = "natural"
         settings["federation"] = {"clients": len(np.unique(arrays["client_train"]))}
@@ -102,7 +107,12 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
 
 def _columns(samples: Sequence[Any]) -> list[np.ndarray]:
     """Samples side by side."""
-    check("data", "samples", all(isinstance(sample, tuple | list) for sample in samples), LAYOUT)
+    check(
+        "data",
+        "samples",
+        all(isinstance(sample, tuple | list) for sample in samples),
+        LAYOUT,
+    )
     rows = [tuple(sample) for sample in samples]
     fine = bool(rows) and len({len(row) for row in rows}) == 1 and len(rows[0]) in (2, 3, 4)
     check("data", f"{len(rows)} samples", fine, LAYOUT)
@@ -117,17 +127,17 @@ def _columns(samples: Sequence[Any]) -> list[np.ndarray]:
 def _x(x: np.ndarray) -> np.ndarray:
     """Arrays in numpy's layout as torch has them: (n, features), or (n, channels, height,
     width)."""
-    fine = x.ndim in (2, 3, 4) and (np.issubdtype(x.dtype, np.number) or x.dtype == bool)
-    allowed = (
+    valid = x.ndim in (2, 3, 4) and (np.issubdtype(x.dtype, np.number) or x.dtype == bool)
+    requirement = (
         "x must hold numbers, (n, features), (n, height, width) or (n, height, width, channels)"
     )
-    check("data", f"x of shape {x.shape}, {x.dtype}", fine, allowed)
-    fine = x.ndim != 4 or channels_of(x.shape) == "last"
-    allowed = (
+    check("data", f"x of shape {x.shape}, {x.dtype}", valid, requirement)
+    valid = x.ndim != 4 or channels_of(x.shape) == "last"
+    requirement = (
         "its channels may be first: put them last, or give a Dataset, whose samples have them "
         "first as in torch"
     )
-    check("data", f"x of shape {x.shape}", fine, allowed)
+    check("data", f"x of shape {x.shape}", valid, requirement)
     return x if x.ndim == 2 else x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
 
 
@@ -150,22 +160,28 @@ def _text(what: str, values: np.ndarray) -> np.ndarray:
 def _numbered(arrays: Mapping[str, np.ndarray], names: Any) -> dict[str, np.ndarray]:
     """The arrays with class numbers in place of names, and `class_names` where they are known."""
     labels = {part: y for part, y in arrays.items() if part.startswith("y_")}
-    made = dict(arrays)
+    numbered = dict(arrays)
     if all(y.dtype.kind in "USO" for y in labels.values()):
         every, numbers = np.unique(
             np.concatenate([_text("y", y) for y in labels.values()]), return_inverse=True
         )
         ends = np.cumsum([len(y) for y in labels.values()])[:-1]
-        made |= dict(zip(labels, np.split(numbers.astype(np.int64), ends), strict=True))
-        return made | {"class_names": every}
+        numbered |= dict(
+            zip(
+                labels,
+                np.split(numbers.astype(np.int64), ends),
+                strict=True,
+            )
+        )
+        return numbered | {"class_names": every}
     for part, y in labels.items():
-        fine = y.dtype.kind in "iub" and y.ndim == 1 and (len(y) == 0 or y.min() >= 0)
-        allowed = (
+        valid = y.dtype.kind in "iub" and y.ndim == 1 and (len(y) == 0 or y.min() >= 0)
+        requirement = (
             "y must hold class numbers from 0 or class names (for a regression: data.source table "
             "or arrays)"
         )
-        check("data", f"y: {y.dtype}, shape {y.shape}", fine, allowed)
-        made[part] = y.astype(np.int64)
-    return made | (
+        check("data", f"y: {y.dtype}, shape {y.shape}", valid, requirement)
+        numbered[part] = y.astype(np.int64)
+    return numbered | (
         {"class_names": np.array([str(name) for name in names])} if names is not None else {}
     )

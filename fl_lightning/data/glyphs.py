@@ -46,7 +46,12 @@ def load(data: DataConfig) -> Source:
         for place, number in enumerate(index.tolist()):
             file = files[number // each]
             rng = numpy_rng(0, f"{file.name} {number % each}")
-            images[place, 0] = _drawn(file, CLASSES[labels[number]], rng, fonts)
+            images[place, 0] = _drawn(
+                file,
+                CLASSES[labels[number]],
+                rng,
+                fonts,
+            )
         return images
 
     def mark(index: np.ndarray) -> list[bytes]:
@@ -109,7 +114,8 @@ def _drawn(
     shift = rng.integers(-SHIFTS, SHIFTS + 1, 2)
     image = Image.new("L", (SIDE, SIDE))
     middle = (SIDE / 2 + shift[0], SIDE / 2 + shift[1])
-    ImageDraw.Draw(image).text(middle, character, fill=255, font=font, anchor="mm")  # type: ignore[arg-type]
+    drawing = ImageDraw.Draw(image)
+    drawing.text(middle, character, fill=255, font=font, anchor="mm")  # type: ignore[arg-type]
     turned = image.rotate(float(rng.uniform(-TURNS, TURNS)), Image.Resampling.BILINEAR)
     noisy = np.asarray(turned, np.float32) + rng.normal(0, NOISE, (SIDE, SIDE))
     return noisy.clip(0, 255).round().astype(np.uint8)

@@ -37,10 +37,10 @@ class Heterogeneity:
         """What `summary.json` says: means over pairs of clients, and the Gini coefficient."""
         n = len(self.clients)
         apart = ~np.eye(n, dtype=bool)
-        known = {name: table[apart & np.isfinite(table)] for name, table in self.pairs.items()}
+        finite = {name: table[apart & np.isfinite(table)] for name, table in self.pairs.items()}
         means = {
             name: float(values.mean(dtype=np.float64))
-            for name, values in known.items()
+            for name, values in finite.items()
             if len(values)
         }
         return {
@@ -88,7 +88,8 @@ def measure(data: FederatedData) -> Heterogeneity:
 
 def gini(sizes: np.ndarray) -> float:
     """The Gini coefficient of numbers of 0 or more, (n,)."""
-    ordered, n = np.sort(sizes.astype(np.float64)), len(sizes)
+    ordered = np.sort(sizes.astype(np.float64))
+    n = len(sizes)
     if n == 0 or ordered.sum() == 0:
         return 0.0
     return float((2 * np.arange(1, n + 1) - n - 1) @ ordered / (n * ordered.sum()))
@@ -101,7 +102,7 @@ def _jensen_shannon(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """
     middle = (p + q) / 2
     with np.errstate(divide="ignore", invalid="ignore"):
-        terms = [np.where(own > 0, own * np.log2(own / middle), 0) for own in (p, q)]
+        terms = [np.where(shares > 0, shares * np.log2(shares / middle), 0) for shares in (p, q)]
     return np.sqrt(np.maximum(sum(term.sum(axis=1) for term in terms) / 2, 0))
 
 
@@ -129,14 +130,15 @@ def _projected(
 def _shift(projected: list[np.ndarray]) -> np.ndarray:
     """Distances (n, n) between the clients' means and deviations."""
     facts = np.array([np.concatenate([z.mean(axis=0), z.std(axis=0)]) for z in projected])
-    return np.stack([np.sqrt(np.square(own - facts).sum(axis=1) / DIRECTIONS) for own in facts])
+    return np.stack([np.sqrt(np.square(row - facts).sum(axis=1) / DIRECTIONS) for row in facts])
 
 
 def _shift_within(projected: list[tuple[np.ndarray, np.ndarray]], classes: int) -> np.ndarray:
     """Distances (n, n) between the means of classes that two clients have in common; nan without
     one."""
     n = len(projected)
-    counts, means = np.zeros((n, classes)), np.zeros((n, classes, DIRECTIONS))
+    counts = np.zeros((n, classes))
+    means = np.zeros((n, classes, DIRECTIONS))
     scatter = 0.0
     for client, (z, y) in enumerate(projected):
         np.add.at(counts[client], y, 1)

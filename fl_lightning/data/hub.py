@@ -62,8 +62,16 @@ def load(data: DataConfig) -> Source:
     if len(columns) == 1 and kind == "Image":
         for name, part in parts.items():
             read = _images(part, name, columns[0], data.root)
-            pools[name] = replace(pools[name], read=read, mark=_marks(part, columns[0]))
-    elif len(columns) == 1 and getattr(whole.features[columns[0]], "dtype", "") in (
+            pools[name] = replace(
+                pools[name],
+                read=read,
+                mark=_marks(part, columns[0]),
+            )
+    elif len(columns) == 1 and getattr(
+        whole.features[columns[0]],
+        "dtype",
+        "",
+    ) in (
         "string",
         "large_string",
     ):
@@ -154,17 +162,17 @@ def _by_name(files: list[Path]) -> dict[str, list[Path]]:
 
 def _labels(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray], list[str]]:
     """Class numbers of each part, and the classes."""
-    known = _names(parts["train"], column)
-    if not known:
+    names = _names(parts["train"], column)
+    if not names:
         return _numbered(parts, column)
     labels = {}
     for name, cells in _cells(parts, column).items():
         without = next(
-            (row for row, cell in enumerate(cells, 1) if cell not in range(len(known))), None
+            (row for row, cell in enumerate(cells, 1) if cell not in range(len(names))), None
         )
         check("data.label_column", column, without is None, f"row {without} of {name} has no class")
         labels[name] = np.array(cells, np.int64)
-    return labels, list(known)
+    return labels, list(names)
 
 
 def _names(part: Any, column: str) -> list[str]:
@@ -175,20 +183,21 @@ def _names(part: Any, column: str) -> list[str]:
 def _cells(parts: dict[str, Any], column: str) -> dict[str, list[Any]]:
     """The cells of each part, NaN as None; a ClassLabel's numbers go by the names of training,
     whatever their order."""
-    known, cells = _names(parts["train"], column), dict[str, list[Any]]()
+    names = _names(parts["train"], column)
+    cells = dict[str, list[Any]]()
     for name, part in parts.items():
-        own = _names(part, column)
+        part_names = _names(part, column)
         filled: list[Any] = [None if cell != cell else cell for cell in part[column]]
         cells[name] = [composed(cell) if isinstance(cell, str) else cell for cell in filled]
-        for row, cell in enumerate(cells[name] if known and own != known else []):
-            text = own[cell] if own and cell is not None and cell >= 0 else cell
+        for row, cell in enumerate(cells[name] if names and part_names != names else []):
+            text = part_names[cell] if part_names and cell is not None and cell >= 0 else cell
             if isinstance(text, str):
-                what = (
+                problem = (
                     f"column {column!r} of row {row + 1} of {name} holds {text!r}, which is no "
                     f"class of training data"
                 )
-                check("data.root", column, text in known, what)
-                cells[name][row] = known.index(text)
+                check("data.root", column, text in names, problem)
+                cells[name][row] = names.index(text)
     return cells
 
 
@@ -203,23 +212,25 @@ def _numbered(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray]
                 column,
                 f"column {column!r} of row {rows.index(None) + 1} of {name} is empty",
             )
-        odd = next((row for row, cell in enumerate(rows, 1) if isinstance(cell, list | dict)), None)
-        if odd is not None:
-            what = (
-                f"column {column!r} of row {odd} of {name} holds several values: classes and "
-                f"groups are one each"
+        nested_row = next(
+            (row for row, cell in enumerate(rows, 1) if isinstance(cell, list | dict)), None
+        )
+        if nested_row is not None:
+            problem = (
+                f"column {column!r} of row {nested_row} of {name} holds several values: "
+                f"classes and groups are one each"
             )
-            raise BadInput("data.root", column, what)
+            raise BadInput("data.root", column, problem)
     values = sorted(set(cells["train"]))
     places = {value: place for place, value in enumerate(values)}
     for rows in cells.values():
         for row, cell in enumerate(rows, 1):
             if cell not in places:
-                what = (
+                problem = (
                     f"column {column!r} of row {row} of test holds {cell!r}, which is nowhere in "
                     f"training data"
                 )
-                raise BadInput("data.root", column, what)
+                raise BadInput("data.root", column, problem)
     numbers = {
         name: np.array([places[cell] for cell in rows], np.int64) for name, rows in cells.items()
     }
@@ -228,7 +239,8 @@ def _numbered(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray]
 
 def _numbers(parts: dict[str, Any], columns: list[str]) -> dict[str, np.ndarray]:
     """Cells of columns as float32 [n, columns], of lists of numbers as so many features each."""
-    features, widths = {}, dict[str, int]()
+    features = {}
+    widths = dict[str, int]()
     for name, part in parts.items():
         made = []
         for column in columns:
@@ -236,22 +248,22 @@ def _numbers(parts: dict[str, Any], columns: list[str]) -> dict[str, np.ndarray]
             for row, cell in enumerate(part[column], 1):
                 try:
                     numbers = np.asarray(cell, np.float64).ravel()
-                    fine = bool((np.abs(numbers) < FLOAT32).all())
+                    valid = bool((np.abs(numbers) < FLOAT32).all())
                 except (TypeError, ValueError):
-                    fine = False
-                if not fine:
-                    what = (
+                    valid = False
+                if not valid:
+                    problem = (
                         f"column {column!r} of row {row} of {name} holds {str(cell)[:40]!r}: no "
                         f"numbers, or too many"
                     )
-                    raise BadInput("data.columns", column, what)
+                    raise BadInput("data.columns", column, problem)
                 if (width := widths.setdefault(column, len(numbers))) != len(numbers):
-                    what = (
+                    problem = (
                         f"column {column!r} of row {row} of {name} holds {str(cell)[:40]!r}: "
                         f"{len(numbers)} numbers"
                     )
                     raise BadInput(
-                        "data.columns", column, f"{what}, where row 1 of train has {width}"
+                        "data.columns", column, f"{problem}, where row 1 of train has {width}"
                     )
                 rows.append(numbers)
             exact = np.array(rows)

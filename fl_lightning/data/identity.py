@@ -23,7 +23,11 @@ BLOCK = 4096
 def current(data: DataConfig, clients: int, smoke: bool) -> str:
     """The digest of what `data` names now; `BadInput` for data that are absent or malformed."""
     source, made_up = load(data, clients, smoke)
-    return of(source, None if made_up else public.pool(data, smoke), data.reads_test)
+    return of(
+        source,
+        None if made_up else public.pool(data, smoke),
+        data.reads_test,
+    )
 
 
 def is_told(data: DataConfig) -> bool:
@@ -33,7 +37,11 @@ def is_told(data: DataConfig) -> bool:
     return data.score_on == "test" or (not data.pooled and data.test_seed is not None)
 
 
-def of(source: Source, unlabelled: Pool | None, reads_test: bool = True) -> str:
+def of(
+    source: Source,
+    unlabelled: Pool | None,
+    reads_test: bool = True,
+) -> str:
     """XXH3 in hexadecimal, in which samples have no order: the test part of a table is another one
     for each seed."""
     state = xxhash.xxh3_128(json.dumps([source.class_names, source.group_names]).encode())
@@ -52,7 +60,11 @@ def _sum(pool: Pool) -> int:
     for start in range(0, len(pool.labels), BLOCK):
         index = np.arange(start, min(start + BLOCK, len(pool.labels)))
         contents = _rows(pool.read(index)) if pool.mark is None else pool.mark(index)
-        beside = zip(_rows(pool.labels[index]), _rows(groups[index]), strict=True)
+        beside = zip(
+            _rows(pool.labels[index]),
+            _rows(groups[index]),
+            strict=True,
+        )
         for content, (label, group) in zip(contents, beside, strict=True):
             total += xxhash.xxh3_64_intdigest(b"".join((content, label, group)))
     return total

@@ -24,7 +24,11 @@ def lies_in(root: str | None) -> bool:
     )
 
 
-def load(root: str, class_names: list[str], begins: tuple[int, ...]) -> Source:
+def load(
+    root: str,
+    class_names: list[str],
+    begins: tuple[int, ...],
+) -> Source:
     """Training and test images (1, 28, 28) in `root`.
 
     Args:
@@ -38,19 +42,19 @@ def load(root: str, class_names: list[str], begins: tuple[int, ...]) -> Source:
     for part in PARTS:
         images = _read(root, f"{part}-images-idx3-ubyte", 3)
         labels = _read(root, f"{part}-labels-idx1-ubyte", 1)
-        fine = len(images) == len(labels) and labels.max(initial=0) < len(class_names)
+        valid = len(images) == len(labels) and labels.max(initial=0) < len(class_names)
         mismatch = (
             f"its {part} images and labels do not fit together: {len(images)} images, "
             f"{len(labels)} labels"
         )
-        check("data.root", root, fine, f"{mismatch}, {len(class_names)} classes")
+        check("data.root", root, valid, f"{mismatch}, {len(class_names)} classes")
         pools.append(Pool.of(images[:, None], labels))
     first = pools[0].labels[: len(begins)].tolist()
-    fine = len(pools[0].labels) != WHOLE or first == list(begins)
+    valid = len(pools[0].labels) != WHOLE or first == list(begins)
     check(
         "data.root",
         root,
-        fine,
+        valid,
         f"its files are of another data set: labels begin {first}, not {list(begins)}",
     )
     return Source(pools[0], pools[1], class_names)
@@ -60,7 +64,11 @@ def _file(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def _read(root: str, name: str, axes: int) -> np.ndarray:
+def _read(
+    root: str,
+    name: str,
+    axes: int,
+) -> np.ndarray:
     """The uint8 array in an idx file: two zeros, 8 (bytes), the number of axes, their lengths, the
     numbers."""
     path = _file(Path(root), name)

@@ -81,10 +81,18 @@ def load(data: DataConfig) -> Source:
         f"test/ has classes that train/ has not: {', '.join(strangers)}",
     )
     numbers = np.array([names.index(name) for name in test_names])
-    return Source(train, replace(tests, labels=numbers[tests.labels]), names)
+    return Source(
+        train,
+        replace(tests, labels=numbers[tests.labels]),
+        names,
+    )
 
 
-def class_folders(root: str, folder: Path, layout: str = LAYOUT) -> tuple[Pool, list[str]]:
+def class_folders(
+    root: str,
+    folder: Path,
+    layout: str = LAYOUT,
+) -> tuple[Pool, list[str]]:
     """The pictures in `folder`, a folder for each class, and the classes. One line names files that
     are left out.
 
@@ -114,15 +122,19 @@ def class_folders(root: str, folder: Path, layout: str = LAYOUT) -> tuple[Pool, 
             "data.root", root, f"it must be {layout} (there is no class folder in {folder.name}/)"
         )
     empty = next((name for name, files in by_class.items() if not files), None)
-    what = (
+    problem = (
         f"its class folder {empty!r} in {folder.name}/ holds no picture that Pillow opens: fill it "
         f"or delete it"
     )
-    check("data.root", root, empty is None, what)
+    check("data.root", root, empty is None, problem)
     names = sorted(by_class)
     files = [file for name in names for file in by_class[name]]
     labels = np.repeat(np.arange(len(names)), [len(by_class[name]) for name in names])
-    read = decoder(lambda index: opened(files[index]), root, lambda index: str(files[index]))
+    read = decoder(
+        lambda index: opened(files[index]),
+        root,
+        lambda index: str(files[index]),
+    )
     return Pool(labels, read, mark=marks(files, folder)), names
 
 
@@ -144,7 +156,11 @@ def _is_stub(kind: Any, stub: type) -> bool:
     return isinstance(kind, type) and issubclass(kind, stub)
 
 
-def _files(folder: Path, above: frozenset[Path], hidden: list[Path]) -> Iterator[Path]:
+def _files(
+    folder: Path,
+    above: frozenset[Path],
+    hidden: list[Path],
+) -> Iterator[Path]:
     """All files in `folder` and its folders, links followed, but `hidden` ones, which are
     collected."""
     place = folder.resolve()
@@ -159,7 +175,11 @@ def _files(folder: Path, above: frozenset[Path], hidden: list[Path]) -> Iterator
             yield path
 
 
-def _say_left_out(folder: Path, others: list[Path], hidden: list[Path]) -> None:
+def _say_left_out(
+    folder: Path,
+    others: list[Path],
+    hidden: list[Path],
+) -> None:
     """One line on files and folders that are no pictures, or lie beside the class folders."""
     parts = []
     if others:

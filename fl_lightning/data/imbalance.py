@@ -21,9 +21,9 @@ def rare(counts: Sequence[int] | np.ndarray) -> list[int]:
     """The classes with less than `RARE` of the samples `counts` [classes], and less than half of an
     equal share of them (of many classes each is below `RARE`); of those that have any."""
     counts = np.asarray(counts)
-    there = counts > 0
-    limit = min(RARE, 0.5 / max(int(there.sum()), 1)) * counts.sum()
-    return np.flatnonzero(there & (counts < limit)).tolist()
+    present = counts > 0
+    limit = min(RARE, 0.5 / max(int(present.sum()), 1)) * counts.sum()
+    return np.flatnonzero(present & (counts < limit)).tolist()
 
 
 def line(data: FederatedData, metrics: Collection[str]) -> str | None:
@@ -77,7 +77,8 @@ def scattered(data: FederatedData) -> str | None:
     labels; None: else."""
     if data.task != "classification" or data.vocabulary == data.num_classes:
         return None
-    samples, classes = int(data.class_counts.sum()), data.num_classes
+    samples = int(data.class_counts.sum())
+    classes = data.num_classes
     few = (
         f"data: {classes} classes in {samples} training samples; for a number to predict, "
         f"--data.task regression"

@@ -72,7 +72,12 @@ def load(data: DataConfig) -> Source:
     )
 
 
-def _texts(train: Samples, test: Samples, users: list[str], data: DataConfig) -> Source:
+def _texts(
+    train: Samples,
+    test: Samples,
+    users: list[str],
+    data: DataConfig,
+) -> Source:
     """Characters, and as classes the characters that may come next: all tokens."""
     names, encode = text.characters(line for x, y in train.values() for line in (*x, *y))
 
@@ -102,8 +107,8 @@ def _say_empty(train: Samples, test: Samples) -> None:
     empty = sorted(user for user, (x, _) in train.items() if not x)
     unused = sum(len(test[user][0]) for user in empty if user in test)
     if empty:
-        what = f"{len(empty)} of {len(train)} users have no training samples and are left out"
-        log.say(f"data: {what}, with {unused} test samples: {some(map(repr, empty))}")
+        problem = f"{len(empty)} of {len(train)} users have no training samples and are left out"
+        log.say(f"data: {problem}, with {unused} test samples: {some(map(repr, empty))}")
 
 
 def _numbered(part: Samples, users: list[str]) -> list[tuple[Any, Any, int]]:
@@ -128,7 +133,11 @@ def _pool(part: Samples, users: list[str]) -> Pool:
     return Pool(labels, lambda index: raw[index], groups)
 
 
-def _files(root: str, folder: Path, like: Any = None) -> Samples:
+def _files(
+    root: str,
+    folder: Path,
+    like: Any = None,
+) -> Samples:
     """All users of a folder's files; a user in two of them has the samples of both.
 
     All samples are `like` this one: a text, or as many numbers. None: like the first. Users may
@@ -145,16 +154,16 @@ def _files(root: str, folder: Path, like: Any = None) -> Samples:
             content = json.loads(file.read_text(encoding="utf-8"))
             users = {user: content["user_data"].get(user) for user in content["users"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            what = (
+            problem = (
                 f"{file.name} is none of LEAF's: {type(error).__name__}: "
                 f"{str(error).splitlines()[0]}"
             )
-            raise BadInput("data.root", root, what) from error
+            raise BadInput("data.root", root, problem) from error
         for user, own in users.items():
             x, y = (own.get("x"), own.get("y")) if isinstance(own, dict) else (None, None)
             if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
-                what = f"{file.name}: the user {user!r} must have lists x and y of one length"
-                raise BadInput("data.root", root, what)
+                problem = f"{file.name}: the user {user!r} must have lists x and y of one length"
+                raise BadInput("data.root", root, problem)
             like = x[0] if like is None and x else like
             wrong = _wrong(str(user), x, y, like)
             check("data.root", root, wrong is None, f"{file.name}: {wrong}")
@@ -167,21 +176,27 @@ def _files(root: str, folder: Path, like: Any = None) -> Samples:
     return by_user
 
 
-def _wrong(user: str, x: list[Any], y: list[Any], like: Any) -> str | None:
+def _wrong(
+    user: str,
+    x: list[Any],
+    y: list[Any],
+    like: Any,
+) -> str | None:
     """What is wrong with the first bad sample of a user, if one is."""
-    texts, width = isinstance(like, str), len(like) or 1 if isinstance(like, list) else 1
-    allowed = (
+    texts = isinstance(like, str)
+    width = len(like) or 1 if isinstance(like, list) else 1
+    requirement = (
         "be a text, y the character behind it"
         if texts
         else f"hold {width} numbers, y a class from 0"
     )
     for k, (sample, label) in enumerate(zip(x, y, strict=True), 1):
         if texts:
-            fine = isinstance(sample, str) and isinstance(label, str)
+            valid = isinstance(sample, str) and isinstance(label, str)
         else:
-            fine = _is_numbers(sample, width) and type(label) is int and label >= 0
-        if not fine:
-            return f"sample {k} of user {user!r}: x must {allowed}; y is {label!r}"
+            valid = _is_numbers(sample, width) and type(label) is int and label >= 0
+        if not valid:
+            return f"sample {k} of user {user!r}: x must {requirement}; y is {label!r}"
     return None
 
 

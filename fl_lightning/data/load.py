@@ -52,7 +52,11 @@ ROOTLESS = ("digits", "watch")
 """Sources that come with packages: there is nothing to look for below `data.root`."""
 
 
-def load(data: DataConfig, clients: int, smoke: bool) -> tuple[Source, bool]:
+def load(
+    data: DataConfig,
+    clients: int,
+    smoke: bool,
+) -> tuple[Source, bool]:
     """The source, and whether it was made up."""
     name = source_of(data)
     check_name("data.source", name)
@@ -67,7 +71,13 @@ def load(data: DataConfig, clients: int, smoke: bool) -> tuple[Source, bool]:
             f"its targets come from the sources {', '.join(TARGETS)}, not {name}",
         )
     try:
-        return read(replace(data, source=name, download=data.download and not smoke)), False
+        return read(
+            replace(
+                data,
+                source=name,
+                download=data.download and not smoke,
+            )
+        ), False
     except Absent:
         if not smoke:
             raise
@@ -130,31 +140,51 @@ def made_up(name: str, data: DataConfig, clients: int) -> Source:
         return _made_up_text(name, data, clients)
     if name == "table" and len(data.columns or []) != 1:
         shape = (len(data.columns) if data.columns else MADE_UP_FEATURES,)
-    pools, grouped = [], name == "table" or data.partition == NATURAL
+    pools = []
+    grouped = name == "table" or data.partition == NATURAL
     for part, per_client in (("train", SMOKE_TRAIN), ("test", SMOKE_TEST)):
         size = per_class(classes, per_client, clients) * classes
-        noise = numpy_rng(0, f"made up {part}").integers(0, 256, (size, *shape), dtype=np.uint8)
+        noise = numpy_rng(0, f"made up {part}").integers(
+            0,
+            256,
+            (size, *shape),
+            dtype=np.uint8,
+        )
         labels = np.arange(size) % classes
         labels = labels.astype(np.float32) if data.task == "regression" else labels
         groups = np.arange(size) // classes % clients if grouped else None
         pools.append(replace(Pool.of(noise, labels), groups=groups))
     group_names = [str(group) for group in range(clients)] if grouped else []
-    return Source(pools[0], pools[1], [str(label) for label in range(classes)], group_names)
+    return Source(
+        pools[0],
+        pools[1],
+        [str(label) for label in range(classes)],
+        group_names,
+    )
 
 
 def _made_up_text(name: str, data: DataConfig, clients: int) -> Source:
     """Tokens at random, of which each has a next one (source text), or the text a class."""
     pools = []
     for part, per_client in (("train", SMOKE_TRAIN), ("test", SMOKE_TEST)):
-        size, rng = per_client * clients, numpy_rng(0, f"made up {part}")
-        tokens = rng.integers(0, MADE_UP_TOKENS, (size, data.length + 1))
+        size = per_client * clients
+        rng = numpy_rng(0, f"made up {part}")
+        tokens = rng.integers(
+            0,
+            MADE_UP_TOKENS,
+            (size, data.length + 1),
+        )
         labels = tokens[:, 1:] if name == "text" else np.arange(size) % MADE_UP_TOKENS
         pools.append(replace(Pool.of(tokens[:, :-1], labels), groups=np.arange(size) % clients))
-    names, groups = (
-        [str(token) for token in range(MADE_UP_TOKENS)],
-        [str(group) for group in range(clients)],
+    names = [str(token) for token in range(MADE_UP_TOKENS)]
+    groups = [str(group) for group in range(clients)]
+    return Source(
+        pools[0],
+        pools[1],
+        names,
+        groups,
+        vocabulary=MADE_UP_TOKENS,
     )
-    return Source(pools[0], pools[1], names, groups, vocabulary=MADE_UP_TOKENS)
 
 
 def shape_of(name: str) -> tuple[tuple[int, ...], int] | None:
@@ -163,11 +193,15 @@ def shape_of(name: str) -> tuple[tuple[int, ...], int] | None:
     from fl_lightning.data.vision import RECIPES
     from fl_lightning.data.watch import CLASSES, SHAPE
 
-    known: dict[str, tuple[tuple[int, ...], int]] = {
+    shapes: dict[str, tuple[tuple[int, ...], int]] = {
         n: (r.shape, r.classes) for n, r in RECIPES.items()
     }
-    known |= {"watch": (SHAPE, CLASSES), "digit_pair": ((1, 8, 8), 10), "leaf": ((1, 28, 28), 62)}
-    return known.get(name)
+    shapes |= {
+        "watch": (SHAPE, CLASSES),
+        "digit_pair": ((1, 8, 8), 10),
+        "leaf": ((1, 28, 28), 62),
+    }
+    return shapes.get(name)
 
 
 def per_class(classes: int, per_client: int, clients: int) -> int:

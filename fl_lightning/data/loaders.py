@@ -61,10 +61,10 @@ def parts_of(
         BadInput: a loader or the module does to samples or batches what clients would not do.
     """
     hooks = [hook for hook in UNHEEDED if is_overridden(hook, module)]
-    allowed = (
+    requirement = (
         f"its {', '.join(hooks)} would not be called: change samples in the data set's __getitem__"
     )
-    owner.check(not hooks, allowed)
+    owner.check(not hooks, requirement)
     module.prepare_data()
     module.setup("fit")
     train = of_loader(owner, "train_dataloader", module.train_dataloader())
@@ -81,7 +81,11 @@ def parts_of(
     return train, of_loader(owner, "test_dataloader", module.test_dataloader())
 
 
-def of_loader(owner: Owner, hook: str, loader: Any) -> list[Any]:
+def of_loader(
+    owner: Owner,
+    hook: str,
+    loader: Any,
+) -> list[Any]:
     """The samples that a loader, which the module's `hook` gives, can yield: each once.
 
     Raises:
@@ -93,11 +97,11 @@ def of_loader(owner: Owner, hook: str, loader: Any) -> list[Any]:
         single, f"its {hook}() gives a {kind.__name__}: it must give one DataLoader of torch"
     )
     plain = loader.collate_fn in (default_collate, default_convert)
-    allowed = (
+    requirement = (
         f"the collate_fn {_name(loader.collate_fn)} of its {hook}() would not be called, since "
         f"clients make their"
     )
-    owner.check(plain, f"{allowed} own batches: change samples in the data set's __getitem__")
+    owner.check(plain, f"{requirement} own batches: change samples in the data set's __getitem__")
     check_data_set(owner, loader.dataset)
     places = _places(owner, hook, loader)
     _say_without_effect(owner, hook, loader)
@@ -114,7 +118,11 @@ def check_data_set(owner: Owner, samples: Any) -> None:
     owner.check(hasattr(samples, "__len__"), f"{name} has no __len__: give a Dataset with a length")
 
 
-def of_data_set(owner: Owner, samples: Any, places: Sequence[int] | None = None) -> list[Any]:
+def of_data_set(
+    owner: Owner,
+    samples: Any,
+    places: Sequence[int] | None = None,
+) -> list[Any]:
     """The samples of a data set at `places`; None: all.
 
     Raises:
@@ -123,20 +131,24 @@ def of_data_set(owner: Owner, samples: Any, places: Sequence[int] | None = None)
     places = range(len(samples)) if places is None else places
     read = [samples[place] for place in places]
     for place, sample in zip(places[:READ_TWICE], read, strict=False):
-        allowed = (
+        requirement = (
             f"sample {place} of {type(samples).__name__} is another at each reading (a random "
             f"transform?), and"
         )
         same = _content(sample) == _content(samples[place])
         owner.check(
             same,
-            f"{allowed} samples are read once: take that out; data.augment draws anew in each "
+            f"{requirement} samples are read once: take that out; data.augment draws anew in each "
             f"epoch",
         )
     return read
 
 
-def _places(owner: Owner, hook: str, loader: DataLoader[Any]) -> Sequence[int]:
+def _places(
+    owner: Owner,
+    hook: str,
+    loader: DataLoader[Any],
+) -> Sequence[int]:
     """The numbers of the samples that a loader's samplers can yield."""
     batches = loader.batch_sampler
     instead = (
@@ -164,18 +176,23 @@ def _places(owner: Owner, hook: str, loader: DataLoader[Any]) -> Sequence[int]:
         )
         return range(size)
     chosen = sampler.indices if type(sampler) is SubsetRandomSampler else sampler
-    known = isinstance(chosen, list | tuple | range | np.ndarray | Tensor)
-    owner.check(known, f"{called} would not be used, since {instead}")
+    indexed = isinstance(chosen, list | tuple | range | np.ndarray | Tensor)
+    owner.check(indexed, f"{called} would not be used, since {instead}")
     places = [int(place) for place in chosen]
     owner.check(len(set(places)) == len(places), f"{called} repeats samples: name each once")
     return places
 
 
-def _say_without_effect(owner: Owner, hook: str, loader: DataLoader[Any]) -> None:
+def _say_without_effect(
+    owner: Owner,
+    hook: str,
+    loader: DataLoader[Any],
+) -> None:
     """A line that names what is legitimate in a loader and has no effect here, if anything is."""
     batches = loader.batch_sampler
     sampler = batches.sampler if isinstance(batches, BatchSampler) else loader.sampler
-    trains, names = hook == "train_dataloader", []
+    trains = hook == "train_dataloader"
+    names = []
     if isinstance(batches, BatchSampler):
         names += [f"batch_size={batches.batch_size}"] if trains and batches.batch_size > 1 else []
         names += ["drop_last=True"] if batches.drop_last else []

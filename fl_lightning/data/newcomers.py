@@ -28,7 +28,11 @@ def apart(
 ) -> tuple[Shares, list[HeldOut]]:
     """What each client was dealt (training, validation and test) without the `named`, or else
     without `count` of them, who are drawn; and those."""
-    drawn = numpy_rng(seed, "held-out clients").choice(len(angles), count, replace=False)
+    drawn = numpy_rng(seed, "held-out clients").choice(
+        len(angles),
+        count,
+        replace=False,
+    )
     drawn = drawn if named is None else np.array(named, np.int64)
     trains, validations, tests = shares
     away = [
@@ -66,13 +70,37 @@ def few(
     """
     (x, y), test = data.of_held_out(who, device, dtype)
     if not per_class:
-        return _parts(data, x, torch.zeros_like(y), test, validation, seed), False
+        return _parts(
+            data,
+            x,
+            torch.zeros_like(y),
+            test,
+            validation,
+            seed,
+        ), False
     classed = data.task == "classification" and y.ndim == 1
-    kept = labelled(y if classed else torch.zeros(len(y), device=y.device), who, per_class, seed)
-    return _parts(data, x[kept], y[kept], test, validation, seed), True
+    kept = labelled(
+        y if classed else torch.zeros(len(y), device=y.device),
+        who,
+        per_class,
+        seed,
+    )
+    return _parts(
+        data,
+        x[kept],
+        y[kept],
+        test,
+        validation,
+        seed,
+    ), True
 
 
-def labelled(strata: Tensor, who: HeldOut, per_class: int, seed: int) -> Tensor:
+def labelled(
+    strata: Tensor,
+    who: HeldOut,
+    per_class: int,
+    seed: int,
+) -> Tensor:
     """Places of `per_class` of a held-out client's training samples of each class (n,),
     ascending."""
     order = torch.randperm(
@@ -111,9 +139,18 @@ def from_file(
             raise BadInput(
                 "data", file, f"label {labels.max()}, but the run has {data.num_classes} classes"
             )
-        known = torch.from_numpy(labels if labels is not None else np.zeros(len(raw), np.int64))
-        known = known.float() if data.task == "regression" else known
-        parts.append((data.inputs(torch.from_numpy(raw), torch.device("cpu"), dtype), known))
+        targets = torch.from_numpy(labels if labels is not None else np.zeros(len(raw), np.int64))
+        targets = targets.float() if data.task == "regression" else targets
+        parts.append(
+            (
+                data.inputs(
+                    torch.from_numpy(raw),
+                    torch.device("cpu"),
+                    dtype,
+                ),
+                targets,
+            )
+        )
     (x, y), test = parts
     return _parts(data, x, y, test, validation, seed), pools["train"][1] is not None
 
@@ -129,7 +166,8 @@ def _parts(
     """Samples x with labels y, of which a share is set apart for validation, and a test part."""
     order = torch.randperm(len(y), generator=generator(seed, "newcomer's validation")).to(y.device)
     out, rest = order.split([round(validation * len(y)), len(y) - round(validation * len(y))])
-    rest, out = rest.sort().values, out.sort().values
+    rest = rest.sort().values
+    out = out.sort().values
     return ClientData(
         data.training(x[rest], y[rest]),
         ResidentPart(x[out], y[out], None),

@@ -36,9 +36,16 @@ def cut(
     """
     rng = numpy_rng(seed, "data.client_test")
     if data.folds is None:
-        trains, tests = hold_out(pool, dealt, data.own_test, rng, by_chance=True)
+        trains, tests = hold_out(
+            pool,
+            dealt,
+            data.own_test,
+            rng,
+            by_chance=True,
+        )
         if data.least_test_positives is not None and pool.spans is None:
-            least, both = data.least_test_positives, zip(trains, tests, strict=True)
+            least = data.least_test_positives
+            both = zip(trains, tests, strict=True)
             pairs = [_topped_up(*pair, pool.strata, least, rng) for pair in both]
             return [train for train, _ in pairs], [test for _, test in pairs]
         return trains, tests
@@ -83,9 +90,10 @@ def thinned(
 ) -> Shares:
     """A share of each client's training samples, with its class mix, at least `least` where it has
     as many."""
-    sizes = [min(len(own), max(least, round(share * len(own)))) for own in trains]
+    sizes = [min(len(indices), max(least, round(share * len(indices)))) for indices in trains]
     return [
-        own[stratified(labels[own], size, rng)] for own, size in zip(trains, sizes, strict=True)
+        indices[stratified(labels[indices], size, rng)]
+        for indices, size in zip(trains, sizes, strict=True)
     ]
 
 
@@ -146,9 +154,9 @@ def check_positives(
             least,
             "targets that are no classes have no positives: null",
         )
-    for name, own in zip(names, tests, strict=True):
-        sizes = np.bincount(labels[own], minlength=len(class_names))
+    for name, indices in zip(names, tests, strict=True):
+        sizes = np.bincount(labels[indices], minlength=len(class_names))
         rarest = int(sizes.argmin())
-        what = f"{name} has {sizes[rarest]} test samples of class {class_names[rarest]}"
-        allowed = f"{what}: lower it, take fewer data.folds or a larger data.client_test"
-        check("data.least_test_positives", least, sizes[rarest] >= least, allowed)
+        problem = f"{name} has {sizes[rarest]} test samples of class {class_names[rarest]}"
+        requirement = f"{problem}: lower it, take fewer data.folds or a larger data.client_test"
+        check("data.least_test_positives", least, sizes[rarest] >= least, requirement)

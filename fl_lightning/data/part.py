@@ -99,7 +99,8 @@ class Part(ABC):
             draws = self._augmentation.draw(len(self), augment)
         start, stop, _ = only.indices(len(sizes))
         if (start, stop) != (0, len(sizes)):
-            first, sizes = sum(sizes[:start]), sizes[start:stop]
+            first = sum(sizes[:start])
+            sizes = sizes[start:stop]
             here = slice(first, first + sum(sizes))
             order = (torch.arange(len(self)) if order is None else order)[here]
             draws = None if draws is None else draws[here]
@@ -124,7 +125,11 @@ class Part(ABC):
         return SubsetPart(self, index)
 
     @abstractmethod
-    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches: ...
+    def _in_order(
+        self,
+        order: Tensor | None,
+        sizes: list[int],
+    ) -> Batches: ...
 
 
 class SubsetPart(Part):
@@ -132,36 +137,57 @@ class SubsetPart(Part):
 
     def __init__(self, part: Part, index: Tensor) -> None:
         super().__init__(len(index), part._augmentation)
-        self._part, self._index = part, index
+        self._part = part
+        self._index = index
 
     @property
     def whole(self) -> Part:
         """The part that it was taken from first."""
         return self._part.whole
 
-    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
+    def _in_order(
+        self,
+        order: Tensor | None,
+        sizes: list[int],
+    ) -> Batches:
         return self._part._in_order(self._index if order is None else self._index[order], sizes)
 
 
 class ResidentPart(Part):
     """All samples as tensors on the device: a pass costs one permutation and slices."""
 
-    def __init__(self, x: Tensor, y: Tensor, augmentation: Augmentation | None) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        augmentation: Augmentation | None,
+    ) -> None:
         super().__init__(len(y), augmentation)
-        self.x, self.y = x, y
+        self.x = x
+        self.y = y
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
         """Inputs and labels, unless they are augmented."""
         return None if self.augmented else (self.x, self.y)
 
-    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
-        x, y = self.x, self.y
+    def _in_order(
+        self,
+        order: Tensor | None,
+        sizes: list[int],
+    ) -> Batches:
+        x = self.x
+        y = self.y
         if order is not None:
             order = sent(order, x.device)
             # keeps the memory format, which pooling on grey images is 7 times faster in
-            x, y = x[order], y[order]
-        return zip(x.split_with_sizes(sizes), y.split_with_sizes(sizes), strict=True)
+            x = x[order]
+            y = y[order]
+        return zip(
+            x.split_with_sizes(sizes),
+            y.split_with_sizes(sizes),
+            strict=True,
+        )
 
 
 class LoadedPart(Part):
@@ -172,14 +198,18 @@ class LoadedPart(Part):
         super().__init__(len(rows.index), augmentation)
         self._rows = rows
 
-    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
+    def _in_order(
+        self,
+        order: Tensor | None,
+        sizes: list[int],
+    ) -> Batches:
         order = torch.arange(len(self)) if order is None else order
         # A generator of its own: otherwise the loader draws from the global one, and dropout would
         # see other numbers.
-        own = torch.Generator()
+        draws = torch.Generator()
         return iter(
             DataLoader(
-                self._rows, batch_sampler=order.split(sizes), collate_fn=_as_is, generator=own
+                self._rows, batch_sampler=order.split(sizes), collate_fn=_as_is, generator=draws
             )
         )
 
@@ -192,14 +222,19 @@ class TargetPart(Part):
         super().__init__(len(part), part._augmentation)
         if len(targets) != len(part):
             raise ValueError(f"{len(targets)} targets for {len(part)} samples")
-        self._part, self._targets = part, targets
+        self._part = part
+        self._targets = targets
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
         """Inputs, and the targets."""
         return None if self._part.tensors is None else (self._part.tensors[0], self._targets)
 
-    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
+    def _in_order(
+        self,
+        order: Tensor | None,
+        sizes: list[int],
+    ) -> Batches:
         targets = (
             self._targets if order is None else self._targets[sent(order, self._targets.device)]
         )
@@ -218,12 +253,20 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.samples, self.index, self.angle = samples, torch.from_numpy(indices), angle
-        self.device, self.dtype = device, dtype
+        self.samples = samples
+        self.index = torch.from_numpy(indices)
+        self.angle = angle
+        self.device = device
+        self.dtype = dtype
 
     def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """x and y of so many samples of the pool."""
-        x = self.samples.inputs(index, self.angle, self.device, self.dtype)
+        x = self.samples.inputs(
+            index,
+            self.angle,
+            self.device,
+            self.dtype,
+        )
         return x, sent(self.samples.labels[index], self.device)
 
     def __getitems__(self, rows: Tensor) -> tuple[Tensor, Tensor]:

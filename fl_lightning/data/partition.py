@@ -64,7 +64,9 @@ def deal(
     `clients`."""
     if data.partition == NATURAL:
         return _natural(groups, clients, data)
-    train_size, test_size, need = len(train_labels), len(test_labels), least(data)
+    train_size = len(train_labels)
+    test_size = len(test_labels)
+    need = least(data)
     why = (
         f"{train_size} training samples are in use and each client needs {need} (data.min_samples, "
         f"data.fraction)"
@@ -203,7 +205,8 @@ def pathological(
     Each class has as many holders as any other (give or take one), who share it equally. With fewer
     than C places (clients * classes_per_client) some classes have no holder and stay out.
     """
-    k, key = data.classes_per_client, "data.classes_per_client"
+    k = data.classes_per_client
+    key = "data.classes_per_client"
     train_sizes = class_sizes(train_labels, test_labels)[0]
     classes = int(np.count_nonzero(train_sizes))
     check(key, k, k <= classes, f"the data have {classes} classes")
@@ -234,7 +237,8 @@ def lognormal(
     both twice with up to 20 clients. Where a class has fewer than its holders ask for (there, late
     clients keep 10), all of them get less in proportion: ours.
     """
-    k, key = data.classes_per_client, "data.classes_per_client"
+    k = data.classes_per_client
+    key = "data.classes_per_client"
     train_sizes = class_sizes(train_labels, test_labels)[0]
     present = np.flatnonzero(train_sizes)
     check(key, k, k <= len(present), f"the data have {len(present)} classes")
@@ -261,75 +265,106 @@ def _of_held_classes(
 ) -> tuple[Shares, Shares]:
     """Samples for the counts `train` [N, C], topped up within the classes of `weights`, and for
     tests of those."""
-    clients, k = len(train), data.classes_per_client
-    if not top_up(train, least(data), weights=weights, keep=1, strict=True):
-        what = (
+    clients = len(train)
+    k = data.classes_per_client
+    if not top_up(
+        train,
+        least(data),
+        weights=weights,
+        keep=1,
+        strict=True,
+    ):
+        problem = (
             f"lower it: some client's {k} classes, shared by {clients} clients, have too few "
             f"samples for that"
         )
-        raise BadInput("data.min_samples", data.min_samples, what)
+        raise BadInput("data.min_samples", data.min_samples, problem)
     test = share_out(
-        train, np.where(train.any(0), np.bincount(test_labels, minlength=train.shape[1]), 0)
+        train,
+        np.where(
+            train.any(0),
+            np.bincount(test_labels, minlength=train.shape[1]),
+            0,
+        ),
     )
     if not top_up(test, 1, weights=train, strict=True):
-        what = "the classes of some client have too few test samples for one each"
-        raise BadInput("federation.clients", clients, what)
+        problem = "the classes of some client have too few test samples for one each"
+        raise BadInput("federation.clients", clients, problem)
     return draw(train, train_labels, rng), draw(test, test_labels, rng)
 
 
-def _natural(groups: Groups | None, clients: int, data: DataConfig) -> tuple[Shares, Shares]:
+def _natural(
+    groups: Groups | None,
+    clients: int,
+    data: DataConfig,
+) -> tuple[Shares, Shares]:
     """Client i holds the i-th group."""
     if groups is None:
-        what = (
+        problem = (
             "the data have no groups: it needs a source that has (fl-train list sources), or "
             "data.group_column"
         )
-        raise BadInput("data.partition", NATURAL, what)
+        raise BadInput("data.partition", NATURAL, problem)
     column = data.group_column
     of = "group of the data" if column is None else f"value of {column!r} (data.group_column)"
-    what = f"it must be {len(groups.names)}: a client for each {of}"
-    check("federation.clients", clients, clients == len(groups.names), what)
+    problem = f"it must be {len(groups.names)}: a client for each {of}"
+    check("federation.clients", clients, clients == len(groups.names), problem)
     train, test = (
         [np.flatnonzero(part == i) for i in range(clients)] for part in (groups.train, groups.test)
     )
     for name, ours, theirs in zip(groups.names, train, test, strict=True):
-        what = f"the client {name!r} has {len(ours)} training samples, of at least {least(data)}"
-        check("data.min_samples", data.min_samples, len(ours) >= least(data), what)
-        what = (
+        problem = f"the client {name!r} has {len(ours)} training samples, of at least {least(data)}"
+        check(
+            "data.min_samples",
+            data.min_samples,
+            len(ours) >= least(data),
+            problem,
+        )
+        problem = (
             f"the client {name!r} has no test sample: data.client_test sets a share of each "
             f"client's samples apart"
         )
-        check("data.client_test", data.client_test, len(theirs) > 0, what)
+        check("data.client_test", data.client_test, len(theirs) > 0, problem)
     return train, test
 
 
-def keep(train: Shares, labels: np.ndarray, data: DataConfig, rng: np.random.Generator) -> Shares:
+def keep(
+    train: Shares,
+    labels: np.ndarray,
+    data: DataConfig,
+    rng: np.random.Generator,
+) -> Shares:
     """At most `data.samples_per_class` of each class in a client's share, and of the whole
     `data.samples_per_client`, with its class mix; the rest to `data.rest_to`.
 
     Raises:
         BadInput: fewer than every client needs, or there is no such client.
     """
-    size, heir, most = data.samples_per_client, data.rest_to, data.samples_per_class
+    size = data.samples_per_client
+    heir = data.rest_to
+    most = data.samples_per_class
     if most is not None:
         train = [
-            own[draw(np.minimum(np.bincount(labels[own]), most)[None], labels[own], rng)[0]]
-            for own in train
+            indices[
+                draw(np.minimum(np.bincount(labels[indices]), most)[None], labels[indices], rng)[0]
+            ]
+            for indices in train
         ]
-        fewest, need = min(map(len, train)), least(replace(data, client_test=None, folds=None))
-        what = (
+        fewest = min(map(len, train))
+        need = least(replace(data, client_test=None, folds=None))
+        problem = (
             f"some client keeps {fewest} samples, and each needs {need} (data.min_samples, "
             f"data.validation)"
         )
-        check("data.samples_per_class", most, fewest >= need, what)
+        check("data.samples_per_class", most, fewest >= need, problem)
     if size is None:
         return train
     if size < (need := least(replace(data, client_test=None, folds=None))):
-        what = (
+        problem = (
             f"it must be at least {need}: each client needs that many (data.min_samples, "
             f"data.validation)"
         )
-        raise BadInput("data.samples_per_client", size, what)
+        raise BadInput("data.samples_per_client", size, problem)
     if heir is not None and heir >= len(train):
         raise BadInput("data.rest_to", heir, f"clients are numbered 0 to {len(train) - 1}")
     kept = [
@@ -340,7 +375,11 @@ def keep(train: Shares, labels: np.ndarray, data: DataConfig, rng: np.random.Gen
         others = np.concatenate(
             [share for client, share in enumerate(kept) if client != heir] or [train[0][:0]]
         )
-        kept[heir] = np.setdiff1d(np.concatenate(train), others, assume_unique=True)
+        kept[heir] = np.setdiff1d(
+            np.concatenate(train),
+            others,
+            assume_unique=True,
+        )
     return kept
 
 
@@ -404,7 +443,12 @@ def hold_out(
     rows = counts.reshape(len(train), classes)
     order = rng.permutation(len(pooled))
     starts = rng.integers(0, sizes) if by_chance else sizes
-    each = zip(rows, takes.tolist(), starts.tolist(), strict=True)
+    each = zip(
+        rows,
+        takes.tolist(),
+        starts.tolist(),
+        strict=True,
+    )
     kinds = [
         systematic(row, take, start) if by_chance else apportion(row, take)
         for row, take, start in each
@@ -415,24 +459,39 @@ def hold_out(
     is_out = np.zeros(len(pooled), bool)
     is_out[order[place < np.repeat(takes, counts)]] = True
     cuts = np.cumsum(sizes)[:-1]
-    parts = list(zip(np.split(pooled, cuts), np.split(is_out, cuts), strict=True))
+    parts = list(
+        zip(
+            np.split(pooled, cuts),
+            np.split(is_out, cuts),
+            strict=True,
+        )
+    )
     return [indices[~out] for indices, out in parts], [indices[out] for indices, out in parts]
 
 
 def _find(name: str) -> Partition:
     if name in BUILT_IN:
         return BUILT_IN[name]
-    known = f"choose among {', '.join([*BUILT_IN, NATURAL])}, or give the import path of a function"
-    check("data.partition", name, name.find(".") > 0, known)
+    choices = (
+        f"choose among {', '.join([*BUILT_IN, NATURAL])}, or give the import path of a function"
+    )
+    check("data.partition", name, name.find(".") > 0, choices)
     try:
         function: Partition = Component(name).load()
     except (ImportError, AttributeError) as error:
-        raise BadInput("data.partition", name, f"{error}; {known}") from error
-    check("data.partition", name, callable(function), f"it is not a function; {known}")
+        raise BadInput("data.partition", name, f"{error}; {choices}") from error
+    check("data.partition", name, callable(function), f"it is not a function; {choices}")
     return function
 
 
-def _checked(name: str, part: str, shares: Shares, total: int, clients: int, size: int) -> Shares:
+def _checked(
+    name: str,
+    part: str,
+    shares: Shares,
+    total: int,
+    clients: int,
+    size: int,
+) -> Shares:
     """What a user's function returned, as sorted index arrays, or `BadInput`."""
 
     def refuse(what: str) -> BadInput:

@@ -44,7 +44,12 @@ class Tasks:
         G."""
         return 360 * group / self.groups if self.turned else 0.0
 
-    def relabelled(self, labels: np.ndarray, before: int | None, after: int) -> np.ndarray:
+    def relabelled(
+        self,
+        labels: np.ndarray,
+        before: int | None,
+        after: int,
+    ) -> np.ndarray:
         """The labels [n] of a client that goes over from one group (None: the data as they are
         read) to another.
 
@@ -52,9 +57,14 @@ class Tasks:
         """
         if self.tables is None:
             return labels
-        known, moved = labels != NO_TARGET, labels.copy()
-        plain = labels[known] if before is None else np.argsort(self.tables[before])[labels[known]]
-        moved[known] = self.tables[after][plain]
+        has_target = labels != NO_TARGET
+        moved = labels.copy()
+        plain = (
+            labels[has_target]
+            if before is None
+            else np.argsort(self.tables[before])[labels[has_target]]
+        )
+        moved[has_target] = self.tables[after][plain]
         return moved
 
     def drift(
@@ -74,11 +84,20 @@ class Tasks:
         """
         for number, *indices in everyone:
             groups = self.group(number, before), self.group(number, round)
-            for labels, index in zip((train, train, test), indices, strict=True):
+            for labels, index in zip(
+                (train, train, test),
+                indices,
+                strict=True,
+            ):
                 labels[index] = self.relabelled(labels[index], *groups)
 
 
-def tasks(data: DataConfig, clients: int, classes: int, seed: int) -> Tasks | None:
+def tasks(
+    data: DataConfig,
+    clients: int,
+    classes: int,
+    seed: int,
+) -> Tasks | None:
     """What `data.planted` asks for; None: nothing.
 
     Raises:
@@ -86,12 +105,11 @@ def tasks(data: DataConfig, clients: int, classes: int, seed: int) -> Tasks | No
     """
     if data.planted == "none":
         return None
-    most, why = clients, "a group has a client at least"
+    most = clients
+    why = "a group has a client at least"
     if data.planted == "labels" and classes < clients:
-        most, why = (
-            classes,
-            "labels are moved on by another number in each group, and there are no more classes",
-        )
+        most = classes
+        why = "labels are moved on by another number in each group, and there are no more classes"
     check("data.groups", data.groups, data.groups <= most, f"it can be at most {most}: {why}")
     tables = None
     if data.planted == "labels":

@@ -39,12 +39,12 @@ def hold_back(
     count = round(HELD_BACK_SHARE * len(used))
     if data.public_samples is not None:
         count = min(data.public_samples, count) if smoke else data.public_samples
-    what = (
+    problem = (
         f"it must be below the {len(used)} training samples in use, from which they are held back"
     )
-    check("data.public_samples", count, count < len(used), what)
-    what = f"a tenth of the {len(used)} training samples in use is no sample at all"
-    check("data.public", HELD_BACK, count > 0, what)
+    check("data.public_samples", count, count < len(used), problem)
+    problem = f"a tenth of the {len(used)} training samples in use is no sample at all"
+    check("data.public", HELD_BACK, count > 0, problem)
     order = numpy_rng(seed, "data.public").permutation(len(used))
     return np.sort(used[order[count:]]), np.sort(used[order[:count]])
 
@@ -118,14 +118,29 @@ def load(
     ]
     index = np.arange(size)
     if min(limits) < size:
-        index = np.sort(numpy_rng(seed, "data.public").choice(size, min(limits), replace=False))
+        index = np.sort(
+            numpy_rng(seed, "data.public").choice(
+                size,
+                min(limits),
+                replace=False,
+            )
+        )
     raw = every.read(index)
     if raw.ndim == private.ndim == 4 and raw.shape[1] == 1 and private.shape[1] == 3:
         raw = np.repeat(raw, 3, axis=1)
-    what = f"its samples have the shape {raw.shape[1:]}, but the private data {private.shape[1:]}"
-    check("data.public", name, raw.shape[1:] == private.shape[1:], what)
-    what = f"it holds {raw.dtype}, but the private data {private.dtype}: they must be on one scale"
-    check("data.public", name, raw.dtype == private.dtype, what)
+    problem = (
+        f"its samples have the shape {raw.shape[1:]}, but the private data {private.shape[1:]}"
+    )
+    check(
+        "data.public",
+        name,
+        raw.shape[1:] == private.shape[1:],
+        problem,
+    )
+    problem = (
+        f"it holds {raw.dtype}, but the private data {private.dtype}: they must be on one scale"
+    )
+    check("data.public", name, raw.dtype == private.dtype, problem)
     return raw, False
 
 
@@ -152,7 +167,12 @@ def _pool(name: str, data: DataConfig, smoke: bool) -> Pool:
     check_name("data.public", name)
     try:
         return read(
-            replace(data, source=name, root=root, download=data.download and not smoke)
+            replace(
+                data,
+                source=name,
+                root=root,
+                download=data.download and not smoke,
+            )
         ).train
     except BadInput as error:  # written for the private data
         remedy = error.allowed.partition("; or --data.source")[0].replace(

@@ -22,7 +22,11 @@ def apportion(weights: np.ndarray, total: int) -> np.ndarray:
     return counts
 
 
-def systematic(counts: np.ndarray, total: int, start: int) -> np.ndarray:
+def systematic(
+    counts: np.ndarray,
+    total: int,
+    start: int,
+) -> np.ndarray:
     """How many of `counts` [n] units of each kind are among `total` drawn from all of them, by
     systematic sampling.
 
@@ -36,7 +40,11 @@ def systematic(counts: np.ndarray, total: int, start: int) -> np.ndarray:
     return sizes
 
 
-def draw(counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def draw(
+    counts: np.ndarray,
+    labels: np.ndarray,
+    rng: np.random.Generator,
+) -> list[np.ndarray]:
     """Random samples of each class for `counts` [N, C], as ascending indices of each of N
     shares."""
     order = rng.permutation(len(labels))
@@ -44,14 +52,22 @@ def draw(counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> li
     class_sizes = np.bincount(labels, minlength=counts.shape[1])
     owner = np.full(len(labels), -1)
     owners = np.arange(len(counts))
-    for column, start in zip(counts.T, np.cumsum(class_sizes) - class_sizes, strict=True):
+    for column, start in zip(
+        counts.T,
+        np.cumsum(class_sizes) - class_sizes,
+        strict=True,
+    ):
         owner[order[start : start + column.sum()]] = np.repeat(owners, column)
     dealt = np.flatnonzero(owner >= 0)
     dealt = dealt[np.argsort(owner[dealt], kind="stable")]
     return np.split(dealt, np.cumsum(counts.sum(1))[:-1])
 
 
-def stratified(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def stratified(
+    labels: np.ndarray,
+    count: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
     """`count` indices of `labels` with the class mix of the whole, ascending."""
     return draw(apportion(np.bincount(labels), count)[None], labels, rng)[0]
 
@@ -61,7 +77,11 @@ def split(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Train and test indices, ascending, each with the class mix of the whole."""
     test = stratified(labels, round(test_share * len(labels)), rng)
-    return np.setdiff1d(np.arange(len(labels)), test, assume_unique=True), test
+    return np.setdiff1d(
+        np.arange(len(labels)),
+        test,
+        assume_unique=True,
+    ), test
 
 
 def in_turn(
@@ -81,7 +101,11 @@ def in_turn(
 
 
 @lru_cache(maxsize=128)  # every epoch of every client asks; what it gives is not to be written to
-def batch_sizes(samples: int, batch_size: int, whole_last: bool) -> list[int]:
+def batch_sizes(
+    samples: int,
+    batch_size: int,
+    whole_last: bool,
+) -> list[int]:
     """Samples in each batch of a pass; with `whole_last` no batch of one sample follows another."""
     full, rest = divmod(samples, batch_size)
     sizes = [batch_size] * full

@@ -50,7 +50,11 @@ class Pool:
     (data/identity.py); None: they are told by what `read` gives."""
 
     @classmethod
-    def of(cls, samples: np.ndarray, labels: np.ndarray) -> Pool:
+    def of(
+        cls,
+        samples: np.ndarray,
+        labels: np.ndarray,
+    ) -> Pool:
         """A pool that lies in memory."""
         labels = labels if labels.dtype == np.float32 else labels.astype(np.int64)
         return cls(labels, lambda index: np.ascontiguousarray(samples[index]))
@@ -98,9 +102,11 @@ class Pool:
             ours = index < len(self.labels)
             if ours.all() or not ours.any():
                 return self.read(index) if ours.all() else other.read(index - len(self.labels))
-            first, second = self.read(index[ours]), other.read(index[~ours] - len(self.labels))
+            first = self.read(index[ours])
+            second = other.read(index[~ours] - len(self.labels))
             samples = np.empty((len(index), *first.shape[1:]), first.dtype)
-            samples[ours], samples[~ours] = first, second
+            samples[ours] = first
+            samples[~ours] = second
             return samples
 
         marks = self.mark, other.mark
@@ -108,8 +114,12 @@ class Pool:
         def mark(index: np.ndarray) -> list[bytes]:
             ours = index < len(self.labels)
             places = np.where(ours, index, index - len(self.labels))
-            each = zip(places, np.where(ours, 0, 1).tolist(), strict=True)
-            return [marks[which](np.array([place]))[0] for place, which in each]  # type: ignore[misc]
+            each = zip(
+                places,
+                np.where(ours, 0, 1).tolist(),
+                strict=True,
+            )
+            return [marks[number](np.array([place]))[0] for place, number in each]  # type: ignore[misc]
 
         ours = self.groups, self.spans, self.units
         theirs = other.groups, other.spans, other.units
@@ -196,17 +206,26 @@ def at_root(
 ) -> tuple[str, Path]:
     """`data.root` as it was given and as a path; `Absent` where that is not `there` (a folder),
     with the `layout`."""
-    root, path = data.root, Path(data.root or "").expanduser()
+    root = data.root
+    path = Path(data.root or "").expanduser()
     if root is None or not there(path):
         raise Absent("data.root", root, f"the source {data.source} wants {layout}")
     return root, path
 
 
-def check_class_names(key: str, value: object, names: list[object], classes: int) -> None:
+def check_class_names(
+    key: str,
+    value: object,
+    names: list[object],
+    classes: int,
+) -> None:
     """Raise `BadInput` for `key` unless `names` are different texts, one for each class."""
-    odd = next((name for name in names if not isinstance(name, str)), None)
+    other = next((name for name in names if not isinstance(name, str)), None)
     check(
-        key, value, odd is None, f"the class name {odd!r} is no text: class_names must hold texts"
+        key,
+        value,
+        other is None,
+        f"the class name {other!r} is no text: class_names must hold texts",
     )
     check(
         key,
@@ -214,7 +233,12 @@ def check_class_names(key: str, value: object, names: list[object], classes: int
         len(names) >= classes,
         f"class_names has {len(names)} names for {classes} classes",
     )
-    check(key, value, len({*names}) == len(names), "class_names has a name twice")
+    check(
+        key,
+        value,
+        len({*names}) == len(names),
+        "class_names has a name twice",
+    )
 
 
 def source_of(

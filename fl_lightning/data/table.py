@@ -35,14 +35,15 @@ def load(data: DataConfig) -> Source:
     Raises:
         BadInput: no such file (then `Absent`) or column, a cell that is no number, or is empty.
     """
-    cells = _read(data)
+    cells = read(data)
     label, group, chosen = columns_of(data, list(cells))
     if data.task == "regression":
         class_names: list[str] = []
         labels = _features(replace(data, impute=None), cells, Columns([label], {}))[:, 0]
     else:
         class_names, labels = _numbered(cells[label], label, data.root)
-    groups, group_names = None, list[str]()
+    groups = None
+    group_names = list[str]()
     if group is not None:
         group_names, groups = _numbered(cells[group], group, data.root)
     unit = None
@@ -53,7 +54,8 @@ def load(data: DataConfig) -> Source:
         name: [composed(cell) for cell in cells[name]] if name in words else cells[name]
         for name in chosen
     }
-    columns, first = Columns.of(features, data.one_hot or []), features[chosen[0]]
+    columns = Columns.of(features, data.one_hot or [])
+    first = features[chosen[0]]
     filled = next((cell for cell in first if cell.lower() not in EMPTY), "0")
     images = len(chosen) == 1 and not columns.values and not _is_number(filled)
     if data.tokens is not None:
@@ -68,7 +70,7 @@ def load(data: DataConfig) -> Source:
     if images:
         beside = Path(data.root or "").expanduser().parent
         files = [beside / cell for cell in first]
-        read = decoder(
+        reads = decoder(
             lambda index: opened(files[index]),
             data.root,
             lambda index: f"column {chosen[0]!r} of sample {index + 1}, {files[index].name}",
@@ -81,9 +83,9 @@ def load(data: DataConfig) -> Source:
             absent is None,
             "it must name columns of features (data.columns)",
         )
-        read = Pool.of(_features(data, features, columns), labels).read
+        reads = Pool.of(_features(data, features, columns), labels).read
     mark = marks(files, beside) if images else None
-    pool = Pool(labels, read, groups, units=unit, mark=mark)
+    pool = Pool(labels, reads, groups, units=unit, mark=mark)
     source = source_of(data, pool, None, class_names, group_names)
     return replace(source, reading=Reading(columns=None if images else columns))
 
@@ -91,7 +93,7 @@ def load(data: DataConfig) -> Source:
 def looks_repeated(data: DataConfig) -> list[str]:
     """A line that names a column which looks like an identifier of repeated persons, where no
     `data.unit_column` is given."""
-    cells = _read(data)
+    cells = read(data)
     if data.group_column is None or data.unit_column is not None:
         return []
     others = {
@@ -105,7 +107,7 @@ def looks_repeated(data: DataConfig) -> list[str]:
     return [f"{told}: if it is, name it as data.unit_column"] if name else []
 
 
-def _read(data: DataConfig) -> dict[str, list[str]]:
+def read(data: DataConfig) -> dict[str, list[str]]:
     """The cells by column."""
     root, path = at_root(data, f"the path of {LAYOUT}", Path.is_file)
     try:
@@ -129,10 +131,20 @@ def _read(data: DataConfig) -> dict[str, list[str]]:
             len(row) == len(head),
             f"sample {place} has {len(row)} cells for {len(head)} columns",
         )
-    return dict(zip(head, map(list, zip(*rows, strict=True)), strict=True))
+    return dict(
+        zip(
+            head,
+            map(list, zip(*rows, strict=True)),
+            strict=True,
+        )
+    )
 
 
-def _numbered(cells: list[str], column: str, root: str | None) -> tuple[list[str], np.ndarray]:
+def _numbered(
+    cells: list[str],
+    column: str,
+    root: str | None,
+) -> tuple[list[str], np.ndarray]:
     """The values of a column in order, and each cell's place among them, int64 [n]."""
     cells = [composed(cell) for cell in cells]
     empty = next((sample for sample, cell in enumerate(cells, 1) if cell.lower() in EMPTY), None)
@@ -157,23 +169,27 @@ def _is_number(cell: str) -> bool:
     return abs(number(cell)) < FLOAT32
 
 
-def _features(data: DataConfig, cells: Mapping[str, Sequence[str]], columns: Columns) -> np.ndarray:
+def _features(
+    data: DataConfig,
+    cells: Mapping[str, Sequence[str]],
+    columns: Columns,
+) -> np.ndarray:
     """The cells of `columns` as features; an empty one is NaN where `data.impute` fills it."""
     features = columns.encoded(cells)
-    fine = (np.abs(features) < FLOAT32) | (np.isnan(features) & (data.impute is not None))
-    if fine.all():
+    valid = (np.abs(features) < FLOAT32) | (np.isnan(features) & (data.impute is not None))
+    if valid.all():
         numeric = np.flatnonzero(columns.numeric)
         say_merged(
             [f"column {columns.features[place]!r}" for place in numeric], features[:, numeric]
         )
         return features.astype(np.float32)
-    sample, place = np.argwhere(~fine)[0]
+    sample, place = np.argwhere(~valid)[0]
     name = columns.features[place]
     cell = cells[name][sample]
     way = "leave it out with data.columns, or list it in data.one_hot"
     way = "data.impute fills it" if cell.lower() in EMPTY else way
-    what = (
+    problem = (
         f"column {name!r} of sample {sample + 1} holds {cell!r}, which is not a number (of 32 "
         f"bits); {way}"
     )
-    raise BadInput("data.root", data.root, what)
+    raise BadInput("data.root", data.root, problem)

@@ -32,7 +32,8 @@ def load(data: DataConfig) -> Source:
             too short.
     """
     root, folder = at_root(data, LAYOUT)
-    files, length = entries(folder, "*.txt"), data.length
+    files = entries(folder, "*.txt")
+    length = data.length
     check("data.root", root, bool(files), f"it holds no .txt file; it must be {LAYOUT}")
     texts = [_read(root, file) for file in files]
     names, encode, pieces = learn(
@@ -41,10 +42,14 @@ def load(data: DataConfig) -> Source:
     encoded = [np.array(encode(text), np.int64) for text in texts]
     for file, tokens in zip(files, encoded, strict=True):
         need = round((length + 1) / TEST_SHARE) + 1
-        what = f"{file.name} has {len(tokens)} tokens and needs {need}"
-        allowed = f"{what}: a test sample of data.length + 1 in its last fifth"
-        check("data.length", length, len(tokens) >= need, allowed)
-    spans = windows.cut([len(tokens) for tokens in encoded], length + 1, length)
+        problem = f"{file.name} has {len(tokens)} tokens and needs {need}"
+        requirement = f"{problem}: a test sample of data.length + 1 in its last fifth"
+        check("data.length", length, len(tokens) >= need, requirement)
+    spans = windows.cut(
+        [len(tokens) for tokens in encoded],
+        length + 1,
+        length,
+    )
     train, test = (_next_tokens(encoded, part) for part in spans)
     reading = Reading(tokens=Tokens(names, length, "first", pieces))
     return Source(
@@ -67,12 +72,18 @@ def learn(texts: Iterable[str], data: DataConfig) -> tuple[list[str], Encode, st
 
 def characters(texts: Iterable[str]) -> tuple[list[str], Encode]:
     """A token for each character, in the order of their code points, from 1."""
-    known = sorted({character for text in texts for character in text})
-    numbers = {character: number for number, character in enumerate(known, 1)}
-    return ["<unknown>", *known], lambda text: [numbers.get(character, 0) for character in text]
+    vocabulary = sorted({character for text in texts for character in text})
+    numbers = {character: number for number, character in enumerate(vocabulary, 1)}
+    return ["<unknown>", *vocabulary], lambda text: [
+        numbers.get(character, 0) for character in text
+    ]
 
 
-def as_tokens(source: Source, texts: Sequence[str], data: DataConfig) -> Source:
+def as_tokens(
+    source: Source,
+    texts: Sequence[str],
+    data: DataConfig,
+) -> Source:
     """`source`, whose samples are places in `texts`, [m], with the tokens of those in their
     place."""
     names, encode, pieces = learn(
@@ -87,11 +98,22 @@ def as_tokens(source: Source, texts: Sequence[str], data: DataConfig) -> Source:
         def mark(index: np.ndarray) -> list[bytes]:
             return [texts[place].encode() for place in pool.read(index).tolist()]
 
-        return replace(pool, read=lambda index: encoded[pool.read(index)], mark=mark)
+        return replace(
+            pool,
+            read=lambda index: encoded[pool.read(index)],
+            mark=mark,
+        )
 
     reading = replace(source.reading, tokens=Tokens(names, data.length, "first", pieces))
-    train, test = tokens_of(source.train), tokens_of(source.test)
-    return replace(source, train=train, test=test, vocabulary=len(names), reading=reading)
+    train = tokens_of(source.train)
+    test = tokens_of(source.test)
+    return replace(
+        source,
+        train=train,
+        test=test,
+        vocabulary=len(names),
+        reading=reading,
+    )
 
 
 def _next_tokens(encoded: list[np.ndarray], spans: np.ndarray) -> Pool:
@@ -100,7 +122,12 @@ def _next_tokens(encoded: list[np.ndarray], spans: np.ndarray) -> Pool:
             [encoded[file][begin + shift : end - 1 + shift] for file, begin, end in spans[index]]
         )
 
-    return Pool(read(np.arange(len(spans)), shift=1), read, spans[:, 0], spans)
+    return Pool(
+        read(np.arange(len(spans)), shift=1),
+        read,
+        spans[:, 0],
+        spans,
+    )
 
 
 def _word_pieces(texts: Iterable[str], size: int) -> tuple[list[str], Encode, str]:

@@ -69,14 +69,20 @@ def check_apart(
                 raise BadInput("data.unit_column", column, allowed)
 
 
+EMPTY = 2.0**40
+"""Stands for an empty cell: no value is so many steps from 0."""
+
+
 def copies(rows: np.ndarray) -> np.ndarray:
     """Number of each row's group, int64 [n]: copies have one, also where the last digits differ.
 
     Equal rows (n, columns) are copies where the product of their values' frequencies lets expect
     fewer than `CHANCE` further ones; coarse columns repeat by chance.
     """
-    deviation = rows.std(0)
-    cells = np.round(rows / np.where(deviation > 0, GRID * deviation, 1)).astype(np.int64)
+    is_empty = np.isnan(rows)  # cells that are filled in later
+    deviation = rows.std(0, where=~is_empty) if len(rows) else np.zeros(rows.shape[1])
+    steps = np.where(deviation > 0, GRID * deviation, 1)
+    cells = np.where(is_empty, EMPTY, np.round(rows / steps)).astype(np.int64)
     _, first, group, equal = np.unique(
         cells, axis=0, return_index=True, return_inverse=True, return_counts=True
     )

@@ -46,16 +46,32 @@ class Recipe:
     """Where else they can be had."""
 
 
-def _emnist(split: str, classes: int, first_label: int = 0) -> Recipe:
+def _emnist(
+    split: str,
+    classes: int,
+    first_label: int = 0,
+) -> Recipe:
     parts = {part: {"split": split, **sides} for part, sides in _SIDES.items()}
     return Recipe(
         "EMNIST", f"EMNIST/raw/emnist-{split}-*-ubyte", classes, (1, 28, 28), parts, first_label
     )
 
 
-def _grey(dataset: str, begins: tuple[int, ...] = (), elsewhere: str = "") -> Recipe:
+def _grey(
+    dataset: str,
+    begins: tuple[int, ...] = (),
+    elsewhere: str = "",
+) -> Recipe:
     files = f"{dataset}/raw/*-ubyte"
-    return Recipe(dataset, files, 10, (1, 28, 28), _SIDES, begins=begins, elsewhere=elsewhere)
+    return Recipe(
+        dataset,
+        files,
+        10,
+        (1, 28, 28),
+        _SIDES,
+        begins=begins,
+        elsewhere=elsewhere,
+    )
 
 
 RECIPES: dict[str, Recipe] = {
@@ -75,8 +91,20 @@ RECIPES: dict[str, Recipe] = {
     "emnist_digits": _emnist("digits", 10),
     "emnist_letters": _emnist("letters", 26, first_label=1),
     "emnist_mnist": _emnist("mnist", 10),
-    "usps": Recipe("USPS", "usps.bz2 and usps.t.bz2", 10, (1, 16, 16), _SIDES),
-    "semeion": Recipe("SEMEION", "semeion.data", 10, (1, 16, 16), _WHOLE),
+    "usps": Recipe(
+        "USPS",
+        "usps.bz2 and usps.t.bz2",
+        10,
+        (1, 16, 16),
+        _SIDES,
+    ),
+    "semeion": Recipe(
+        "SEMEION",
+        "semeion.data",
+        10,
+        (1, 16, 16),
+        _WHOLE,
+    ),
     "cifar10": Recipe("CIFAR10", "cifar-10-batches-py/", 10, parts=_SIDES),
     "cifar100": Recipe("CIFAR100", "cifar-100-python/", 100, parts=_SIDES),
     "svhn": Recipe("SVHN", "train_32x32.mat and test_32x32.mat", 10),
@@ -99,7 +127,13 @@ RECIPES: dict[str, Recipe] = {
         "FER2013", "fer2013/fer2013.csv or fer2013/icml_face_data.csv", 7, downloads=False
     ),
     "imagenette": Recipe("Imagenette", "imagenette2/", 10, parts=_VAL),
-    "imagenet": Recipe("ImageNet", "ILSVRC2012_*.tar", 1000, parts=_VAL, downloads=False),
+    "imagenet": Recipe(
+        "ImageNet",
+        "ILSVRC2012_*.tar",
+        1000,
+        parts=_VAL,
+        downloads=False,
+    ),
     "places365": Recipe(
         "Places365",
         "categories_places365.txt, places365_*.txt, data_256_standard/ and val_256/",
@@ -116,7 +150,10 @@ RECIPES: dict[str, Recipe] = {
         "INaturalist",
         "2021_train_mini/ and 2021_valid/",
         10_000,
-        parts={"train": {"version": "2021_train_mini"}, "test": {"version": "2021_valid"}},
+        parts={
+            "train": {"version": "2021_train_mini"},
+            "test": {"version": "2021_valid"},
+        },
     ),
 }
 
@@ -124,7 +161,9 @@ RECIPES: dict[str, Recipe] = {
 def load(data: DataConfig) -> Source:
     """The torchvision data set `data.source` below `data.root`; whatever torchvision cannot do is
     one line then."""
-    name, root, download = data.source, data.root, data.download
+    name = data.source
+    root = data.root
+    download = data.download
     require("vision", "data.source", name)
     import torchvision.datasets
 
@@ -155,7 +194,11 @@ def load(data: DataConfig) -> Source:
         names = _class_names(dataset, recipe)
     if "whole" in pools:
         return source_of(data, pools["whole"], None, names)
-    return Source(pools["train"], pools["test" if data.reads_test else "train"], names)
+    return Source(
+        pools["train"],
+        pools["test" if data.reads_test else "train"],
+        names,
+    )
 
 
 def _folders(root: Path) -> set[Path]:
@@ -191,7 +234,11 @@ def _pool(dataset: Any, recipe: Recipe) -> Pool:
             lambda index: dataset[index][0], recipe.dataset, lambda index: f"sample {index + 1}"
         )
         # as published: nobody decodes them all
-        return Pool(labels, read, mark=lambda index: [b""] * len(index))
+        return Pool(
+            labels,
+            read,
+            mark=lambda index: [b""] * len(index),
+        )
     samples = np.asarray(samples)
     if samples.ndim == 3:
         samples = samples[:, None]

@@ -45,12 +45,13 @@ def load(data: DataConfig) -> Source:
         series = [np.asarray(recording, np.float32) for recording in content["X"]]
         exercise, person = (np.asarray(content[key]).astype(np.int64) for key in ("y", "subject"))
         names = [str(name) for name in content["y_labels"]]
-        odd = next(
+        wrong_file = next(
             (k for k, r in enumerate(series, 1) if r.ndim != 2 or r.shape[1] != SHAPE[0]), None
         )
-        if odd is not None:
+        if wrong_file is not None:
             raise ValueError(
-                f"recording {odd} has the shape {series[odd - 1].shape}, not (samples, {SHAPE[0]})"
+                f"recording {wrong_file} has the shape {series[wrong_file - 1].shape}, "
+                f"not (samples, {SHAPE[0]})"
             )
         if not len(series) == len(exercise) == len(person):
             raise ValueError(
@@ -61,7 +62,11 @@ def load(data: DataConfig) -> Source:
             "data.source", "watch", f"seglearn's file {file.name} cannot be read ({error})"
         ) from error
     persons, groups = np.unique(person, return_inverse=True)
-    parts = windows.cut([len(recording) for recording in series], WINDOW, STEP)
+    parts = windows.cut(
+        [len(recording) for recording in series],
+        WINDOW,
+        STEP,
+    )
     train, test = (_pool(series, exercise, groups, spans) for spans in parts)
     return Source(train, test, names, [f"person {number}" for number in persons])
 
@@ -75,4 +80,9 @@ def _pool(
             samples[place] = series[recording][begin:end].T
         return samples
 
-    return Pool(exercise[spans[:, 0]], read, groups[spans[:, 0]], spans)
+    return Pool(
+        exercise[spans[:, 0]],
+        read,
+        groups[spans[:, 0]],
+        spans,
+    )

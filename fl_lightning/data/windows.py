@@ -14,7 +14,11 @@ from fl_lightning.data.sampling import apportion
 from fl_lightning.data.source import TEST_SHARE
 
 
-def cut(lengths: Sequence[int], window: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+def cut(
+    lengths: Sequence[int],
+    window: int,
+    step: int,
+) -> tuple[np.ndarray, np.ndarray]:
     """Spans of all windows of recordings for training, and for test: those of each one's last
     `TEST_SHARE`.
 
@@ -23,7 +27,11 @@ def cut(lengths: Sequence[int], window: int, step: int) -> tuple[np.ndarray, np.
     parts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for number, length in enumerate(lengths):
         border = length - round(TEST_SHARE * length)
-        for part, (begin, end) in zip(parts, ((0, border), (border, length)), strict=True):
+        for part, (begin, end) in zip(
+            parts,
+            ((0, border), (border, length)),
+            strict=True,
+        ):
             starts = np.arange(begin, end - window + 1, step)
             part.append(np.stack([np.full(len(starts), number), starts, starts + window], axis=1))
     train, test = (np.concatenate(part).astype(np.int64) for part in parts)
@@ -44,12 +52,16 @@ def hold_out(
     """
     if share == 0:
         return list(shares), [np.empty(0, np.int64) for _ in shares]
-    last = [own[_last(spans[own], max(1, math.floor(share * len(own) + 1e-9)))] for own in shares]
+    last = [
+        indices[_last(spans[indices], max(1, math.floor(share * len(indices) + 1e-9)))]
+        for indices in shares
+    ]
     left = [
-        np.setdiff1d(own, out, assume_unique=True) for own, out in zip(shares, last, strict=True)
+        np.setdiff1d(indices, out, assume_unique=True)
+        for indices, out in zip(shares, last, strict=True)
     ]
     out = np.concatenate(last)
-    return [own[~overlapping(spans[own], spans[out])] for own in left], last
+    return [indices[~overlapping(spans[indices], spans[out])] for indices in left], last
 
 
 def fold(
@@ -69,10 +81,10 @@ def fold(
     place = np.arange(len(spans)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     of = np.empty(len(spans), np.int64)
     of[order] = (place + begin) % size * count // size
-    tests = [own[of[own] == number] for own in shares]
-    left = [own[of[own] != number] for own in shares]
+    tests = [indices[of[indices] == number] for indices in shares]
+    left = [indices[of[indices] != number] for indices in shares]
     out = spans[np.concatenate(tests)]
-    return [own[~overlapping(spans[own], out)] for own in left], tests
+    return [indices[~overlapping(spans[indices], out)] for indices in left], tests
 
 
 def overlapping(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
@@ -93,6 +105,10 @@ def _last(spans: np.ndarray, count: int) -> np.ndarray:
     _, sizes = np.unique(spans[order, 0], return_counts=True)
     ends = np.cumsum(sizes)
     chosen = np.zeros(len(spans), bool)
-    for end, take in zip(ends.tolist(), apportion(sizes, count).tolist(), strict=True):
+    for end, take in zip(
+        ends.tolist(),
+        apportion(sizes, count).tolist(),
+        strict=True,
+    ):
         chosen[order[end - take : end]] = True
     return chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transform
+from fl_lightning.callbacks.stepprivacy import StepPrivacy
 from fl_lightning.configuration.components import Network
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.core.buffers import check_modules
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.run import ModelGroup, RunContext, layer_axis
 from fl_lightning.data import FederatedData
-from fl_lightning.engine.evaluation import Evaluator
-from fl_lightning.engine.failures import Guard
+from fl_lightning.engine.evaluation import Evaluator, ServerModels
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.pool import Pool
+from fl_lightning.engine.record import Guard
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.engine.worker import Worker
 from fl_lightning.foundation.device import digest, seeded, wide
@@ -34,6 +36,7 @@ from fl_lightning.models import another, frozen_in, frozen_when_built, head_of
 from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import MODEL
 from fl_lightning.storage.store import VectorStore
+from fl_lightning.training.executors.together import Together
 
 SMOKE_BATCHES = 2
 """Of an epoch, with `--smoke`."""
@@ -48,6 +51,7 @@ def federation(
     callbacks: Sequence[Callback],
     folder: Path,
     most_batches: int | None = None,
+    together: Together | None = None,
 ) -> Federation:
     """N clients with a model each, and the server between them.
 
@@ -58,6 +62,7 @@ def federation(
         callbacks: in the order in which their hooks run.
         folder: the run folder.
         most_batches: batches of an epoch, and steps of a phase, at most; None: all.
+        together: drives the run beside others.
 
     Raises:
         BadInput: these do not fit together.
@@ -65,6 +70,9 @@ def federation(
     if config.fabric.precision == "64-true" and wide(fabric.device) != torch.float64:
         allowed = f"{fabric.device.type} has no 64-bit numbers: 32-true, bf16-mixed, 16-mixed"
         raise BadInput("fabric.precision", config.fabric.precision, allowed)
+    accounted = any(isinstance(callback, StepPrivacy) for callback in callbacks)
+    allowed = "callbacks.stepprivacy must hang on the run, to account for it"
+    check("optimizer.privacy", "", accounted or not config.optimizer.privacy.on, allowed)
     _check_suits(method, data, models)
     # a method may freeze what it builds: that is every client's
     frozen = [frozen_in(model) for model in models]
@@ -89,11 +97,32 @@ def federation(
             )
             raise BadInput("data.min_samples", config.data.min_samples, allowed)
         groups.append(group)
-    run = run_of(fabric, config, data, method, callbacks, groups, folder, most_batches)
-    if len(groups) > 1 and not (run.relation.several and method.several):
+    relation, processes = method.relation(), Group(fabric)
+    policy = StoragePolicy.of(method, relation, callbacks, config, [g.down_mask for g in groups])
+    run = RunContext(
+        config=config,
+        method=method,
+        relation=relation,
+        data=data,
+        folder=folder,
+        processes=processes,
+        device=fabric.device,
+        dtype=groups[0].initial.dtype,
+        groups=groups,
+        layer_names=layer_axis(groups),
+        store=VectorStore(config.fabric.bank, folder, fabric.device),
+        policy=policy,
+        home=assign_homes(data.train_sizes, processes.size),
+        judge=method.traits.judge if config.evaluation.judge == "auto" else config.evaluation.judge,
+        callbacks=list(callbacks),
+        most_batches=SMOKE_BATCHES if config.smoke else most_batches,
+    )
+    if len(groups) > 1 and not (run.relation.several and method.traits.several):
         allowed = f"one architecture: {run.method_name} mixes the models of all clients"
         raise BadInput("model", [g.name for g in groups], allowed)
-    trainers = [Trainer(fabric, run, group, net) for group, net in zip(groups, nets, strict=True)]
+    trainers = [
+        Trainer(fabric, run, group, net, together) for group, net in zip(groups, nets, strict=True)
+    ]
     _check_same_start(run)
     return _assembled(run, trainers)
 
@@ -103,7 +132,12 @@ def _check_suits(method: Method, data: FederatedData, models: Sequence[nn.Module
     name = type(method).__name__.lower()
     per_position = data.text is not None and data.text.per_position
     allowed = f"{name} goes by the class of a sample, and here each token has one to come"
-    check("method", name, not (per_position and (method.classes or method.features)), allowed)
+    check(
+        "method",
+        name,
+        not (per_position and (method.traits.classes or method.traits.features)),
+        allowed,
+    )
     trains = all(
         any(p.requires_grad for p in m.get_submodule(head_of(m)).parameters()) for m in models
     )
@@ -127,39 +161,6 @@ def _check_same_start(run: RunContext) -> None:
         check("model", group.name, not odd, allowed)
 
 
-def run_of(
-    fabric: Fabric,
-    config: Config,
-    data: FederatedData,
-    method: Method,
-    callbacks: Sequence[Callback],
-    groups: list[ModelGroup],
-    folder: Path,
-    most_batches: int | None = None,
-) -> RunContext:
-    """What the rounds of `groups` work on, before the first."""
-    relation, processes = method.relation(), Group(fabric)
-    policy = StoragePolicy.of(method, relation, callbacks, config, [g.down_mask for g in groups])
-    return RunContext(
-        config=config,
-        method=method,
-        relation=relation,
-        data=data,
-        folder=folder,
-        processes=processes,
-        device=fabric.device,
-        dtype=groups[0].initial.dtype,
-        groups=groups,
-        layer_names=layer_axis(groups),
-        store=VectorStore(config.fabric.bank, folder, fabric.device),
-        policy=policy,
-        home=assign_homes(data.train_sizes, processes.size),
-        judge=method.judge if config.evaluation.judge == "auto" else config.evaluation.judge,
-        callbacks=list(callbacks),
-        most_batches=SMOKE_BATCHES if config.smoke else most_batches,
-    )
-
-
 def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
     """The parts that work on `run`, with the server's first memory."""
     memory = run.relation.init_server(run) | run.method.init_server(run)
@@ -168,16 +169,12 @@ def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
     observers = [c for c in run.callbacks if isinstance(c, Observer)]
     reducer = next((c for c in run.callbacks if isinstance(c, Aggregator)), Aggregator())
     guard = Guard(run)
-    evaluator = Evaluator(run, trainers, guard, reducer)
+    evaluator = Evaluator(run, trainers, guard, ServerModels(run, reducer))
     if run.judge == "global" and not evaluator.has_global:
-        raise BadInput(
-            "evaluation.judge",
-            "global",
-            "this method keeps no global model: before, after, finetuned",
-        )
+        allowed = "this method keeps no global model: before, after, finetuned"
+        raise BadInput("evaluation.judge", "global", allowed)
     pool = Pool(run, trainers)
-    worker = Worker(run, pool, trainers, guard, evaluator, transforms, observers)
-    return Federation(run, pool, worker, evaluator, reducer)
+    return Federation(Worker(run, pool, trainers, guard, evaluator, transforms, observers, reducer))
 
 
 def built(method: Method, model: nn.Module, num_classes: int, seed: int) -> nn.Module:
@@ -241,8 +238,5 @@ def members_of(counts: Sequence[int | None], clients: int) -> list[list[int]]:
     a count: all)."""
     if len(counts) == 1:
         return [list(range(clients))]
-    ends = np.cumsum([c or 0 for c in counts])
-    return [
-        list(range(end - (count or 0), end))
-        for end, count in zip(ends.tolist(), counts, strict=True)
-    ]
+    ends = np.cumsum([count or 0 for count in counts]).tolist()
+    return [list(range(*pair)) for pair in pairwise([0, *ends])]

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -16,9 +16,8 @@ from fl_lightning.core import Client, Phase, RunContext, Server
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.core.protocols import Reducer
 from fl_lightning.engine import scoring
-from fl_lightning.engine.failures import Guard, finite
 from fl_lightning.engine.phases import job_of
-from fl_lightning.engine.record import Results, means, numbers, spread
+from fl_lightning.engine.record import Guard, Results, finite, means, numbers, spread
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadClient, BadInput, RunFailed
@@ -29,39 +28,60 @@ _START = "received."
 """Before the names of what is kept of the model that a client began its last round with."""
 
 
+class Whole(Protocol):
+    """Whole models of the server: whether there is one for every client, and that of a client."""
+
+    @property
+    def whole(self) -> bool: ...  # noqa: D102
+    def of(self, client: int) -> Tensor | None: ...  # noqa: D102
+
+
+class ServerModels:
+    """What the server has as a round begins, or has aggregated at its end."""
+
+    def __init__(self, run: RunContext, reducer: Reducer) -> None:
+        self.server = Server(run, run.server.round, [], reducer)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether the server has a whole model for every client."""
+        return all(self.of(group.members[0]) is not None for group in self.server.run.groups)
+
+    def of(self, client: int) -> Tensor | None:
+        """What the server has for a client; None: no whole model."""
+        run = self.server.run
+        return run.method.global_model(self.server.groups[run.group_of(client).index], client)
+
+
 class Evaluator:
     """Scores models. `run.judge` says by which kind of them the run is judged."""
 
     def __init__(
-        self, run: RunContext, trainers: Sequence[Trainer], guard: Guard, reducer: Reducer
+        self, run: RunContext, trainers: Sequence[Trainer], guard: Guard, models: Whole
     ) -> None:
-        self.run, self.trainers, self.guard = run, trainers, guard
-        self.server = Server(run, run.server.round, [], reducer)
-        """To be asked for global models."""
+        self.run, self.trainers, self.guard, self.models = run, trainers, guard, models
         self.stage = "evaluation"
         self.remembered = scoring.Remembered(run, trainers)
         self._scored: tuple[Tensor | None, Any] = (None, None)
         """The last global model that was scored on the test set of all, and how: several clients
         may share it."""
 
-    @cached_property
+    @property
     def has_global(self) -> bool:
         """Whether the server has a whole model for every client."""
-        return all(self.global_model(group.members[0]) is not None for group in self.run.groups)
+        return self.models.whole
+
+    def global_model(self, client: int) -> Tensor | None:
+        """The server's whole model for a client; None: there is none."""
+        return self.models.of(client)
 
     @cached_property
     def keeps_start(self) -> bool:
         """Whether what a client began its last round with is kept: not where the server itself can
         tell it later."""
         return self.run.policy.keeps_start and (
-            self.run.method.starts == "both" or not self.has_global
+            self.run.method.traits.starts == "both" or not self.has_global
         )
-
-    def global_model(self, client: int) -> Tensor | None:
-        """What the server has for a client as the round begins, or has aggregated at its end; None:
-        no whole one."""
-        group = self.server.groups[self.run.group_of(client).index]
-        return self.run.method.global_model(group, client)
 
     def wants(self, kind: str) -> bool:
         """Whether models of this kind are scored in a scored round."""
@@ -118,16 +138,14 @@ class Evaluator:
         """A client as it is between rounds (with other `buffers`, where some are given), on copies
         of whatever may be written to; its vectors on the device."""
         run, group, state = self.run, self.run.group_of(id), self.run.states.get(id)
-        buffers = buffers or (group.initial_buffers if state is None else state.buffers)
-        buffers = [b.clone() for b in buffers]  # a model may write to them in evaluation too
         if state is None:
-            firsts = {name: slot.first(group.initial) for name, slot in run.method.slots().items()}
+            slots = run.method.slots().items()
+            vectors = {MODEL: group.initial} | {n: slot.first(group.initial) for n, slot in slots}
             memory = {k: v.clone() for k, v in run.method.init_client(run).items()}
-            return self.client(
-                id, ClientState(id, {MODEL: group.initial} | firsts, buffers, {}, 0, memory)
-            )
+            state = ClientState(id, vectors, group.initial_buffers, {}, 0, memory)
         vectors = {name: vector.to(run.device) for name, vector in state.vectors.items()}
-        kept = ClientState(id, vectors, buffers, {}, state.rounds, dict(state.memory))
+        copies = [b.clone() for b in buffers or state.buffers]  # a model may write to them
+        kept = ClientState(id, vectors, copies, {}, state.rounds, dict(state.memory))
         return self.client(id, kept)
 
     def beginning(self, id: int) -> tuple[Tensor, list[Tensor]]:
@@ -150,8 +168,8 @@ class Evaluator:
         if run.policy.starts_from_server:
             client.state.buffers = client.group.first_buffers()
         # there is no last model to begin with
-        first = run.method.starts == "both" and not run.took_part(id)
-        if model is not None and (run.method.starts == "server" or first):
+        first = run.method.traits.starts == "both" and not run.took_part(id)
+        if model is not None and (run.method.traits.starts == "server" or first):
             if client.group.down_mask.all():
                 client.state.vectors[MODEL] = model
             else:
@@ -221,24 +239,33 @@ class Evaluator:
         return "before", *self.beginning(id)
 
     def everyone(self) -> dict[str, Any]:
-        """The final models of all clients, whether they took part or not.
+        """Score the final models of all clients; returns their `summary`."""
+        return self.summary(self.finals())
+
+    def finals(self) -> dict[int, dict[str, Any]]:
+        """Kinds and scores of the final models of this rank's clients, whether they took part or
+        not."""
+        run = self.run
+        self._scored = None, None
+        finals: dict[int, dict[str, Any]] = {}
+        for id in run.at_home(range(run.clients)):
+            try:
+                with self.guard.naming(run.server.round, id, self):
+                    finals[id] = self.final_scores(id)
+            except BadClient as failure:
+                if not run.tolerant:
+                    raise
+                finals[id] = unjudged(failure)
+        return finals
+
+    def summary(self, mine: dict[int, dict[str, Any]]) -> dict[str, Any]:
+        """What is said of final models, of which this rank has scored those of `mine`.
 
         All scores are under `final_accuracies`, by other metrics under `final_further`, and which
         kind of model each is of under `final_models`. Where failing clients are tolerated, the
         score of one that cannot be scored is NaN, and in no mean; its kind is empty.
         """
         run = self.run
-        self._scored = None, None
-        mine: dict[int, dict[str, Any]] = {}
-        for id in run.at_home(range(run.clients)):
-            try:
-                with self.guard.naming(run.server.round, id, self):
-                    mine[id] = self._final_scores(id)
-            except BadClient as failure:
-                if not run.tolerant:
-                    raise
-                log.say(f"{failure}; its final model is not judged")
-                mine[id] = {"kind": "", "score": math.nan, "further": {}}
         numbers([row for final in mine.values() for row in (final, final["further"])])
         gathered = run.processes.gather_by_client(mine)
         everyone = [gathered[c] for c in range(run.clients)]
@@ -246,37 +273,40 @@ class Evaluator:
         scored = [score for score in scores if not math.isnan(score)]
         if not scored:
             raise RunFailed("no client's final model can be judged")
-        named: dict[str, str] = {name: name for name in run.config.evaluation.metrics or ()}
-        further = [scoring.set_apart(c["further"], [*named, ONE_CLASS])[1] for c in everyone]
-        scoring.tell_of_finals(run, further, [*named])
+        names = list(run.config.evaluation.metrics or ())
+        further = [scoring.set_apart(c["further"], [*names, ONE_CLASS])[1] for c in everyone]
+        scoring.tell_of_finals(run, further, names)
         metric = run.data.metric
-        counts = Counter(kind for kind in models if kind)
-        begins_with_global = (
-            run.policy.starts_from_server and self.has_global and not run.method.adapts
-        )
-        is_global = (
-            run.judge == "global" or (run.judge == "before" and begins_with_global)
-        ) and _one_for_all(self)
+        on_all = means(everyone, map(metric.on_global_test, MODELS))
+        finals = {metric.of(f"final_{name}"): n for name, n in spread(scored, metric).items()}
+        for name, value in (on_all | scoring.averaged(further, {n: n for n in names})).items():
+            finals[f"final_{name}"] = value
         return {
             "judge": run.judge,
-            "final_model": "finetuned"
-            if run.judge == "finetuned"
-            else "global"
-            if is_global
-            else "personal",
-            "final_kinds": dict(sorted(counts.items())),
-            **{metric.of(f"final_{name}"): value for name, value in spread(scored, metric).items()},
-            **{
-                f"final_{name}": value
-                for name, value in means(everyone, map(metric.on_global_test, MODELS)).items()
-            },
-            **{f"final_{name}": value for name, value in scoring.averaged(further, named).items()},
+            "final_model": self._final_kind(),
+            "final_kinds": dict(sorted(Counter(kind for kind in models if kind).items())),
+            **finals,
             "final_accuracies": scores,
             "final_models": models,
             "final_further": further,
         }
 
-    def _final_scores(self, id: int) -> dict[str, Any]:
+    def _final_kind(self) -> str:
+        """Whether final models are fine-tuned, one global one for all, or personal."""
+        run = self.run
+        if run.judge == "finetuned":
+            return "finetuned"
+        starts_global = run.policy.starts_from_server and self.has_global
+        begins = run.judge == "before" and starts_global and not run.method.traits.adapts
+        if not (run.judge == "global" or begins):
+            return "personal"
+        for group in run.groups:  # CFL and pFedHN: one for each client
+            first = self.global_model(group.members[0])
+            if any(self.global_model(c) is not first for c in group.members):
+                return "personal"
+        return "global"
+
+    def final_scores(self, id: int) -> dict[str, Any]:
         """Kind of a client's final model, its score on the client's test data, and those on the
         test set of all; by `further` what else it is scored by."""
         kind, vector, buffers = self.final_model(id)
@@ -344,9 +374,7 @@ def global_ahead(evaluator: Evaluator, ids: Iterable[int]) -> None:
         remembered.score_ahead(models)
 
 
-def _one_for_all(evaluator: Evaluator) -> bool:
-    """Whether the server has one model for all clients of an architecture (CFL and pFedHN: one for
-    each)."""
-    groups, model = evaluator.run.groups, evaluator.global_model
-    firsts = {group.index: model(group.members[0]) for group in groups}
-    return all(model(c) is firsts[group.index] for group in groups for c in group.members)
+def unjudged(failure: BadClient) -> dict[str, Any]:
+    """The final scores of a client that failed."""
+    log.say(f"{failure}; its final model is not judged")
+    return {"kind": "", "score": math.nan, "further": {}}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Aggregator, client_memory
+from fl_lightning.callbacks.base import Aggregator
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import check
 from fl_lightning.core import Client, ModelGroup, Payload, Phase, Rule, RunContext, Server
@@ -25,16 +24,15 @@ from fl_lightning.data.federated import ClientData
 from fl_lightning.data.newcomers import few
 from fl_lightning.data.part import Part, ResidentPart
 from fl_lightning.engine import scoring
-from fl_lightning.engine.failures import finite
 from fl_lightning.engine.phases import job_of
 from fl_lightning.engine.pool import Pool
-from fl_lightning.engine.record import Timer
-from fl_lightning.engine.visit import Parts, Steps, Visit
+from fl_lightning.engine.record import Timer, finite
+from fl_lightning.engine.visit import Steps, Visit
 from fl_lightning.engine.worker import Worker
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadClient, BadInput
 from fl_lightning.foundation.metric import PREDICTED
-from fl_lightning.storage.state import MODEL, ClientState, ServerState
+from fl_lightning.storage.state import MODEL, ServerState
 from fl_lightning.storage.store import VectorStore
 from fl_lightning.training.executors.base import LocalJob
 
@@ -101,33 +99,25 @@ def architecture(run: RunContext, model: str | None) -> ModelGroup:
 def newcomers(worker: Worker) -> dict[str, Any]:
     """How the clients that were held out fare: for the summary their mean scores, and all rows
     under `newcomers`."""
-    run = worker.run
+    run, rows = worker.run, []
     counts = run.config.evaluation.newcomer_samples or SAMPLES
-    mine = [
-        _row(worker, group, place, count)
-        for group in run.groups
-        for place in group.held_out
-        for count in counts
-    ]
-    if not mine:
+    for group in run.groups:
+        for place in group.held_out:
+            rows += [_row(worker, group, place, count) for count in counts]
+    if not rows:
         return {}
-    rows = run.processes.gather_objects(sorted(mine, key=lambda row: row["client"]))[0]
+    rows = run.processes.gather_objects(sorted(rows, key=lambda row: row["client"]))[0]
     summary: dict[str, Any] = {
         "held_out_clients": [who.number for who in run.data.held_out],
         "newcomers": rows,
+        "newcomer_rule": "; ".join(dict.fromkeys(row["rule"] for row in rows)),
     }
-    summary["newcomer_rule"] = "; ".join(dict.fromkeys(row["rule"] for row in rows))
-    for metric, count in itertools.product(
-        [run.data.metric, *scoring.further_metrics(run)], counts
-    ):
-        scores = [
-            row[metric.name]
-            for row in rows
-            if row["samples_per_class"] == count and metric.name in row
-        ]
-        summary |= (
-            {f"newcomer_{metric.of('mean')}_{count}": float(np.mean(scores))} if scores else {}
-        )
+    for metric in (run.data.metric, *scoring.further_metrics(run)):
+        for count in counts:
+            of_count = [row for row in rows if row["samples_per_class"] == count]
+            scores = [row[metric.name] for row in of_count if metric.name in row]
+            if scores:
+                summary[f"newcomer_{metric.of('mean')}_{count}"] = float(np.mean(scores))
     return summary
 
 
@@ -155,21 +145,18 @@ def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str,
                 raise named from None
             if run.is_main:
                 log.say(f"{named}; with {count} samples of each class it has no score")
-    own, *further = [run.data.metric, *scoring.further_metrics(run)]
-    kept = {m.name: scores[m.by("received")] for m in (own, *further) if m.by("received") in scores}
-    scores = kept | scores  # who trains nothing keeps what it had
-    columns = [
-        own.by("received"),
-        own.name,
-        "loss",
-        *(c for m in further for c in (m.by("received"), m.name)),
-    ]
+    metrics = [run.data.metric, *scoring.further_metrics(run)]
+    for metric in metrics:  # who trains nothing keeps what it had
+        if metric.by("received") in scores:
+            scores.setdefault(metric.name, scores[metric.by("received")])
+    columns = [column for m in metrics for column in (m.by("received"), m.name)]
+    columns.insert(2, "loss")
     return row | {"rule": rule.says} | {name: scores[name] for name in columns if name in scores}
 
 
 def rule_of(run: RunContext, group: ModelGroup) -> Rule:
     """The method's own, or what follows from what travels and who receives whose model."""
-    rule: Rule | None = run.method.newcomers
+    rule: Rule | None = run.method.traits.newcomers
     if rule is not None:
         return rule
     shared = group.down_mask[group.layout.is_parameter]
@@ -181,48 +168,6 @@ def rule_of(run: RunContext, group: ModelGroup) -> Rule:
 def comes_to_a_model(rule: Rule, labelled: bool) -> bool:
     """Whether a newcomer has a model in the end."""
     return rule.gives or rule.unlabelled or labelled
-
-
-class NewcomerVisit(Visit):
-    """A newcomer's visit, which several of its rounds may share: it trains on other draws than
-    clients do, and only what the `rule` lets it.
-
-    Args: of `Visit`; no round scores it.
-    """
-
-    def __init__(self, parts: Parts, t: int, client: int, payload: Payload, rule: Rule) -> None:
-        super().__init__(parts, t, False, Timer(), client, 0, payload)
-        self.personal, self.index = rule.trains == "personal", 0
-        """`index`: rounds that the newcomer has taken part in."""
-
-    def job(self, phase: Phase) -> LocalJob | None:
-        """None without data, and where all that would train stays as it is."""
-        trains, own = phase.trains, ~self.group.down_mask
-        if self.personal:
-            trains = own if trains is None else own & trains
-        part = self.client.data.train if phase.part is None else phase.part
-        if not len(part) or (
-            trains is not None and not (trains & self.group.layout.is_parameter).any()
-        ):
-            return None
-        purpose = "join" if phase.purpose == "train" else f"join {phase.purpose}"
-        job = job_of(self.client, replace(phase, trains=trains), self.index, purpose=purpose)
-        job.keep = False
-        return job
-
-    def carry_out(self, steps: Steps) -> None:
-        """Train one phase after the other."""
-        with self.parts.guard.naming(self.t, self.id, self), contextlib.suppress(StopIteration):
-            job = next(steps)
-            while True:
-                if not isinstance(job, LocalJob):
-                    job = steps.send(None)
-                    continue
-                [fit] = self.trainer.loop.train([job])
-                if self.personal:  # running statistics move whatever trains
-                    self.client.overwrite(self.client.payload)
-                finite(self.run, self.t, self.id, self.client[MODEL], "its model")
-                job = steps.send(fit)
 
 
 class _Newcomer:
@@ -239,39 +184,23 @@ class _Newcomer:
         weights = run.relation.newcomer(run, new.train, labelled)
         first = self._first(group, weights)
         self.run = self._with(self._usable(new, group), group, grows=weights is None)
-        self.worker = Worker(
-            self.run,
-            Pool(self.run, worker.trainers),
-            worker.trainers,
-            worker.guard,
-            worker.evaluator,
-            worker.transforms,
-            [],
-        )
+        pool = Pool(self.run, worker.trainers)
+        self.worker = replace(worker, run=self.run, pool=pool, observers=[])
         self.group = self.run.groups[group.index]
-        slots = run.method.slots()
-        vectors = {MODEL: first.clone()} | {
-            name: slot.first(first).clone() for name, slot in slots.items()
-        }
-        received = {MODEL: first.clone() if run.policy.keeps_received else vectors[MODEL]}
-        received |= {name: vectors[name].clone() for name, slot in slots.items() if slot.exchanged}
-        buffers = group.first_buffers()
-        self.run.states[self.id] = ClientState(
-            self.id, vectors, buffers, received, 0, client_memory(self.run)
-        )
-        self.sent = (
-            {}
-            if weights is None
-            else {self.id: Payload(group.layout, first, group.down_mask.copy())}
-        )
+        self.run.states[self.id] = pool.fresh(self.id, first)
+        self.sent: dict[int, Payload] = {}
         """What it is sent in each round, where that is known already."""
+        if weights is not None:
+            self.sent[self.id] = Payload(group.layout, first, group.down_mask.copy())
         changes = self.rule.remembers or not (
             run.relation.is_global and run.policy.starts_from_server
         )
         self.again = weights is None and changes
         """Whether it receives anew in each round; else it goes on from what it has."""
-        self.visit: NewcomerVisit
-        """On rank 0."""
+        self.visit: Visit
+        """On rank 0; several rounds may share one."""
+        self.index = 0
+        """Rounds that it has taken part in."""
 
     def joined(self, rounds: int) -> Joined:
         """After so many rounds."""
@@ -294,11 +223,42 @@ class _Newcomer:
         return Joined(self.run.method.personal(client), client.state.buffers, scores)
 
     def _take_part(self, k: int, trains: bool, scores: dict[str, float]) -> None:
-        self.visit.index = k
+        self.index = k
         if k == 0 and self.rule.gives:
             scores |= self._scores("before", received=True)
         if trains:
-            self.visit.carry_out(self.visit.learn(self.run.method.newcomer_phases))
+            self._carry_out(self.visit.learn(self.run.method.newcomer_phases))
+
+    def _plan(self, client: Client, phase: Phase) -> LocalJob | None:
+        """Train what the rule lets it, on other draws than clients do; None: without data, and
+        where all that would train stays as it is."""
+        trains, personal = phase.trains, ~self.group.down_mask
+        if self.rule.trains == "personal":
+            trains = personal if trains is None else personal & trains
+        part = client.data.train if phase.part is None else phase.part
+        stays = trains is not None and not (trains & self.group.layout.is_parameter).any()
+        if stays or not len(part):
+            return None
+        purpose = "join" if phase.purpose == "train" else f"join {phase.purpose}"
+        job = job_of(client, replace(phase, trains=trains), self.index, purpose)
+        job.keep = False
+        return job
+
+    def _carry_out(self, steps: Steps) -> None:
+        """Train one phase after the other."""
+        visit, fit = self.visit, None
+        with (
+            self.worker.guard.naming(visit.t, self.id, visit),
+            contextlib.suppress(StopIteration),
+        ):
+            while True:
+                job = steps.send(fit)
+                fit = None
+                if isinstance(job, LocalJob):
+                    [fit] = visit.trainer.loop.train([job])
+                    if self.rule.trains == "personal":  # statistics move whatever trains
+                        visit.client.overwrite(visit.client.payload)
+                    finite(self.run, visit.t, self.id, visit.client[MODEL], "its model")
 
     def _here(self, work: Callable[[], None]) -> None:
         """Do its `work` at home; if it fails, that is raised on every rank."""
@@ -381,11 +341,10 @@ class _Newcomer:
         self._here(partial(self._begin, server, k))
 
     def _begin(self, server: Server, k: int) -> None:
-        self.visit = NewcomerVisit(
-            self.worker, server.round, self.id, server.sent[self.id], self.rule
-        )
-        self.visit.index = k
-        self.visit.carry_out(self.visit.receive())
+        t, payload = server.round, server.sent[self.id]
+        self.visit = Visit(self.worker, t, False, Timer(), self.id, 0, payload, self._plan)
+        self.index = k
+        self._carry_out(self.visit.receive())
 
     def _finish(self, server: Server) -> None:
         with self.worker.guard.naming(server.round, self.id, self.visit):

@@ -1,18 +1,26 @@
-"""The clients of a rank: their states, who trains where, and who has answered."""
+"""The clients of a rank: their states, who trains where, and who has answered.
+
+Clients live on a home rank, and move where a round's cohort would leave ranks waiting.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from fl_lightning.callbacks.base import client_memory
-from fl_lightning.core.run import RunContext
-from fl_lightning.engine.placement import move, moves
+from fl_lightning.core.client import client_memory
+from fl_lightning.core.run import ModelGroup, RunContext
 from fl_lightning.engine.record import Results
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.foundation.parallel import Group
 from fl_lightning.storage.state import MODEL, ClientState, spent_by
+from fl_lightning.storage.store import VectorStore
+
+WORTH = 0.05
+"""A move must shorten the round by this share, or what it saves is lost in moving (ours, not
+tuned)."""
 
 
 class Pool:
@@ -42,29 +50,29 @@ class Pool:
     def state(self, client: int) -> ClientState:
         """A client's state; made of the initial model at its first visit."""
         if client not in self.run.states:
-            self.run.states[client] = self._fresh(client)
+            self.run.states[client] = self.fresh(client, self.run.group_of(client).initial)
         return self.run.states[client]
 
-    def _fresh(self, client: int) -> ClientState:
+    def fresh(self, client: int, model: Tensor) -> ClientState:
+        """The state of a client that begins with `model` (D,)."""
         run, group = self.run, self.run.group_of(client)
-        model = self._model(client)
-        vectors = {MODEL: model}
-        received = {MODEL: run.store.allocate(model) if run.policy.keeps_received else model}
+        vector = self._vector(group, model)
+        vectors = {MODEL: vector}
+        received = {MODEL: run.store.allocate(model) if run.policy.keeps_received else vector}
         for name, slot in run.method.slots().items():
-            first = slot.first(group.initial)
+            first = slot.first(model)
             vectors[name] = run.store.allocate(first)
             if slot.exchanged:
                 received[name] = run.store.allocate(first)
         return ClientState(client, vectors, group.first_buffers(), received, 0, client_memory(run))
 
-    def _model(self, client: int) -> Tensor:
-        """A vector (D,) with the initial model (or anything, if it will be written over), used or
-        new."""
-        group = self.run.group_of(client)
+    def _vector(self, group: ModelGroup, model: Tensor) -> Tensor:
+        """A copy of `model` (or anything, if it will be written over), in a used vector or a new
+        one."""
         if not group.spare:
-            return self.run.store.allocate(group.initial)
+            return self.run.store.allocate(model)
         vector = group.spare.pop()
-        return vector if self.run.policy.overwritten else vector.copy_(group.initial)
+        return vector if self.run.policy.overwritten else vector.copy_(model)
 
     def restore(self, client: int, before: ClientState | None) -> None:
         """Leave a client as it was `before` a visit that failed, in the memory (of the store) that
@@ -79,16 +87,14 @@ class Pool:
                 self.state(client).memory |= spent
             return
         before.memory |= spent
-        if now is not None and all(
-            v.shape == now.vectors[s].shape for s, v in before.vectors.items()
-        ):
-            shared = {s for s, v in before.received.items() if v is before.vectors[s]}
-            for slot, vector in before.vectors.items():
-                before.vectors[slot] = now.vectors[slot].copy_(vector)
-            for slot, vector in before.received.items():
-                before.received[slot] = (
-                    before.vectors[slot] if slot in shared else now.received[slot].copy_(vector)
-                )
+        shapes = {slot: v.shape for slot, v in before.vectors.items()}
+        if now is not None and shapes == {slot: now.vectors[slot].shape for slot in shapes}:
+            shared = {slot for slot, v in before.received.items() if v is before.vectors[slot]}
+            before.vectors = {s: now.vectors[s].copy_(v) for s, v in before.vectors.items()}
+            before.received = {
+                s: before.vectors[s] if s in shared else now.received[s].copy_(v)
+                for s, v in before.received.items()
+            }
         self.run.states[client] = before
 
     def answers(
@@ -101,11 +107,13 @@ class Pool:
             RunFailed: all of them have failed.
         """
         run = self.run
-        if not (run.tolerant or run.method.statistics):
+        if not (run.tolerant or run.method.traits.statistics):
             return list(cohort), {}
         lost_here = [failure for failure, outcome in results.failures if outcome == "skipped"]
         told_here = (
-            {c: r.statistics for c, r in results.clients.items()} if run.method.statistics else {}
+            {c: r.statistics for c, r in results.clients.items()}
+            if run.method.traits.statistics
+            else {}
         )
         parts = run.processes.gather_objects((lost_here, told_here))
         lost = {f.client: f for part, _ in parts for f in part}
@@ -124,3 +132,65 @@ class Pool:
             for client, state in run.states.items():
                 run.group_of(client).spare.append(state.vectors[MODEL])
             run.states.clear()
+
+
+def moves(
+    cohort: Sequence[int], home: Sequence[int], work: Mapping[int, float], ranks: int
+) -> list[tuple[int, int]]:
+    """Who of `cohort` moves, and where to: (client, rank), in order. The same on every rank.
+
+    One client at a time, from the rank with most of the round's `work` to the one with least: the
+    client that leaves the greater of the two least, as long as that is less by `WORTH`. Of these
+    moves the first few are made that leave the shortest round, if it is shorter by `WORTH`: where
+    other ranks have as much to do, all of them may be in vain.
+    """
+    load = [0.0] * ranks
+    place = {c: home[c] for c in cohort}
+    for c in cohort:
+        load[place[c]] += work[c]
+    moved: list[tuple[int, int]] = []
+    rounds = [max(load)]
+    while len(moved) < len(cohort):
+        most = max(range(ranks), key=lambda r: (load[r], -r))
+        least = min(range(ranks), key=lambda r: (load[r], r))
+        candidates = [
+            (max(load[most] - work[c], load[least] + work[c]), c)
+            for c in cohort
+            if place[c] == most
+        ]
+        after, client = min(candidates, default=(load[most], -1))
+        # none there: local work counts as 0 operations
+        if client < 0 or after > (1 - WORTH) * load[most]:
+            break
+        load[most] -= work[client]
+        load[least] += work[client]
+        place[client] = least
+        moved.append((client, least))
+        rounds.append(max(load))
+    if min(rounds) > (1 - WORTH) * rounds[0]:
+        return []
+    # of a client that moves twice, the last counts
+    place = dict(moved[: rounds.index(min(rounds))])
+    return [(c, place[c]) for c in cohort if place.get(c, home[c]) != home[c]]
+
+
+def move(
+    group: Group,
+    store: VectorStore,
+    states: dict[int, ClientState],
+    home: list[int],
+    moved: Sequence[tuple[int, int]],
+) -> None:
+    """Send the states of the clients that move to their new home, and write it into `home`. All
+    ranks call it."""
+    if not moved:  # so all ranks say
+        return
+    known = {c for here in group.gather_objects([c for c, _ in moved if c in states]) for c in here}
+    for client, to in moved:
+        if client in known:
+            if group.rank == home[client]:
+                group.send_object(states.pop(client), to)
+            elif group.rank == to:
+                states[client] = group.receive_object(home[client])
+                store.adopt(states[client])
+        home[client] = to

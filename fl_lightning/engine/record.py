@@ -1,13 +1,17 @@
-"""What a round came to: every client's results on every rank, and the round's metrics from them."""
+"""What a round came to: every client's results on every rank, the round's metrics from them, and
+clients that fail: who, in which round, at which stage, and whether the run goes on."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import resource
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,8 +21,9 @@ from fl_lightning.core import RoundRecord, RunContext, Server
 from fl_lightning.core.relation import agreement
 from fl_lightning.engine.scoring import averaged, columns, set_apart
 from fl_lightning.foundation import log
-from fl_lightning.foundation.device import peak_bytes, wide
-from fl_lightning.foundation.errors import BadClient
+from fl_lightning.foundation.device import lost, peak_bytes, wide
+from fl_lightning.foundation.errors import BadClient, BadInput, MachineFailed, RunFailed, redact
+from fl_lightning.foundation.files import writing
 from fl_lightning.foundation.metric import MODELS, Metric
 from fl_lightning.results.folder import CLIENT_FLOPS, CLIENT_LOSSES
 from fl_lightning.results.record import KINDS
@@ -31,6 +36,8 @@ class ClientResult:
     client: int
     values: dict[str, Any]
     """Columns of `clients.csv`; tensors of shape () until they are needed as numbers."""
+    norms: dict[str, Tensor] = field(default_factory=dict)
+    """By which one sees that all its numbers are finite."""
     traffic: np.ndarray = field(default_factory=lambda: np.zeros((2, 1, len(KINDS)), np.int64))
     """Bytes by direction, layer and kind, (2, L + 1, 4), as in `Payload.by_layer`."""
     sent: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), bool))
@@ -55,13 +62,13 @@ def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> R
     """Every client's results on every rank, in the order of clients, and the round's metrics from
     them."""
     numbers([r.values for r in results.clients.values()])
-    for result in results.clients.values():
-        result.statistics = {}  # they have been gathered
     memory = {
         "memory_server_mib": server_bytes(run, server) / 2**20,
         **_peak_memory_mib(run.device),
     }
-    here = (list(results.clients.values()), timer.seconds(), memory, results.failures)
+    # statistics have been gathered, and norms looked at
+    mine = [replace(r, statistics={}, norms={}) for r in results.clients.values()]
+    here = (mine, timer.seconds(), memory, results.failures)
     parts = run.processes.gather_objects(here)
     by_client: list[ClientResult] = sorted(
         (r for part, *_ in parts for r in part), key=lambda r: r.client
@@ -90,6 +97,7 @@ def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> R
     view, layers = server.relation_view(), run.layer_names
     if (agreed := agreement(view, run.data.groups)) is not None:
         metrics["rand_index"] = agreed
+    metrics |= server.metrics
     return RoundRecord(
         server.round, server.cohort, metrics, clients, view, layers, traffic, sent, failures=rows
     )
@@ -132,7 +140,12 @@ def _metrics(
         if values:
             metrics[name] = float(np.mean(values))
     metrics |= run.relation.measured(clients)
-    counted = [f"{way}load{kind}_bytes" for way in ("up", "down") for kind in ("", "_parameter")]
+    counted = [
+        "upload_bytes",
+        "upload_parameter_bytes",
+        "download_bytes",
+        "download_parameter_bytes",
+    ]
     for name in [*counted, *(n for n in CLIENT_FLOPS if all(n in c for c in clients))]:
         metrics[name] = sum(c[name] for c in clients)
     metrics["flops_server"] = server.flops
@@ -252,3 +265,103 @@ class Timer:
         """`seconds` of the round so far and `seconds_PHASE`."""
         total = {"seconds": time.perf_counter() - self._start}
         return total | {f"seconds_{k}": v for k, v in self._phases.items()}
+
+
+# ---------------------------------------------------------------- clients that fail
+
+_CHECKS = (
+    ("train_loss", "training", "its loss"),
+    ("model_norm", "training", "its model"),
+    ("kept_norm", "training", "what else it keeps"),
+    ("upload_norm", "upload", "its upload"),
+)
+
+
+class Staged(Protocol):
+    """Work that says what it is at."""
+
+    stage: str
+
+
+class Visited(Staged, Protocol):
+    """A visit: the round, the client, and how it failed."""
+
+    t: int
+    id: int
+    failure: BadClient | None
+
+
+class Guard:
+    """Names the client, the round and the stage of whatever a client's model, data or hooks
+    raise."""
+
+    def __init__(self, run: RunContext) -> None:
+        self.run = run
+
+    @contextlib.contextmanager
+    def catch(self, visit: Visited) -> Iterator[None]:
+        """As `naming`; where failing clients are tolerated, the failure is left with the
+        `visit`."""
+        try:
+            with self.naming(visit.t, visit.id, visit):
+                yield
+        except BadClient as failure:
+            if not self.run.tolerant:
+                raise
+            visit.failure = failure.bare()  # a traceback would keep what the visit had made
+
+    @contextlib.contextmanager
+    def naming(self, t: int, client: int, at: Staged) -> Iterator[None]:
+        """Whatever is raised within names the client, the round and the stage that `at.stage` says.
+
+        Raises:
+            BadClient: the client failed; `failure.txt` in the run folder has the traceback added to
+                it.
+        """
+        try:
+            yield
+        except (BadInput, RunFailed):
+            raise
+        except Exception as error:
+            called = self.run.data.called(client)
+            if why := lost(self.run.device):
+                what = (
+                    f"the device {self.run.device} failed in round {t}, {called}, stage "
+                    f"{at.stage}: {redact(why)}"
+                )
+                raise MachineFailed(f"{what}; the run can be continued with --resume") from error
+            note = self.run.folder / "failure.txt"
+            with writing(note), note.open("a", encoding="utf-8") as file:
+                file.write(
+                    f"{called}, round {t}, stage {at.stage}\n{redact(traceback.format_exc())}\n"
+                )
+            reason = redact(f"{type(error).__name__}: {error}".splitlines()[0])
+            raise BadClient(
+                client, t, at.stage, f"{reason} (traceback in failure.txt)", called
+            ) from error
+
+    def check_finite(self, t: int, results: Sequence[ClientResult]) -> None:
+        """Raise `BadClient` for the first client whose loss, model, further vectors, memory or
+        upload is not finite."""
+        numbers([values for r in results for values in (r.values, r.norms)])
+        for result in results:
+            values = result.values | result.norms
+            infinite = [(s, w) for n, s, w in _CHECKS if not math.isfinite(values.get(n, 0.0))]
+            told = [x for x in result.statistics.values() if x.is_floating_point()]
+            if not all(bool(x.isfinite().all()) for x in told):
+                infinite.append(("upload", "what it tells"))
+            if infinite:
+                raise _not_finite(self.run, t, result.client, *infinite[0])
+
+
+def finite(run: RunContext, t: int, client: int, model: Tensor, what: str) -> Tensor:
+    """The `model` (D,) that a client has trained; `BadClient`: it is not finite, and its scores
+    would mean nothing."""
+    if not bool(model.isfinite().all()):
+        raise _not_finite(run, t, client, "training", what)
+    return model
+
+
+def _not_finite(run: RunContext, t: int, client: int, stage: str, what: str) -> BadClient:
+    reason = f"{what} is not finite; lower optimizer.lr"
+    return BadClient(client, t, stage, reason, run.data.called(client))

@@ -31,7 +31,6 @@ from fl_lightning.foundation.metric import (
     Metric,
     by_shares,
     one_class_words,
-    predicted_classes,
     recalls,
 )
 from fl_lightning.foundation.rng import key
@@ -91,9 +90,7 @@ def measured(
     answers: list[Tensor] | None = [] if own is ACCURACY else None
     values: dict[Metric, Tensor] = {own: score(kind, client, part, seen, answers)}
     if answers:
-        values[PREDICTED] = predicted_classes(
-            torch.cat(answers), [len(part)], client.module.num_classes
-        )[0]
+        values[PREDICTED] = torch.cat(answers)
     if named and seen:
         scores, y = _whole(seen)
         values |= {metric: metric.value(scores, y) for metric in named}
@@ -305,7 +302,8 @@ def tell_left_out(
 def one_class(client: Client, measured: Mapping[Metric, Tensor]) -> dict[str, float]:
     """`ONE_CLASS` of a client whose model predicts one class, where its test samples have
     several."""
-    if int(measured.get(PREDICTED, 0)) != 1:
+    answers = measured.get(PREDICTED)
+    if answers is None or bool((answers != answers[0]).any()):
         return {}
     batches = client.data.test.batches(client.run.config.evaluation.batch_size)
     labels = torch.cat([y for _, y in batches])

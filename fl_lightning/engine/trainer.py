@@ -16,14 +16,13 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from fl_lightning.core import PLAIN, ModelGroup, RunContext
-from fl_lightning.engine.costs import Meter, SampleCost, sample_cost
-from fl_lightning.engine.phases import schedule_of
+from fl_lightning.engine.phases import Meter, SampleCost, sample_cost, schedule_of
 from fl_lightning.foundation import log
 from fl_lightning.foundation.device import digest, no_draws
 from fl_lightning.foundation.errors import redact
 from fl_lightning.methods.base import Method
 from fl_lightning.training.constants import constants
-from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
+from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Loop, Name
 from fl_lightning.training.executors.choice import (
     MEASURED_STEPS,
     Contest,
@@ -31,7 +30,6 @@ from fl_lightning.training.executors.choice import (
     make,
     seconds_by_client,
 )
-from fl_lightning.training.executors.loop import Loop
 from fl_lightning.training.executors.together import Shared, Together
 from fl_lightning.training.local import autocast
 from fl_lightning.training.module import ClientModule, Skipped
@@ -52,14 +50,21 @@ class Trainer:
     """What trains the clients of `group`, who have the network `model`, on this rank."""
 
     def __init__(
-        self, fabric: Fabric, run: RunContext, group: ModelGroup, model: nn.Module
+        self,
+        fabric: Fabric,
+        run: RunContext,
+        group: ModelGroup,
+        model: nn.Module,
+        together: Together | None = None,
     ) -> None:
         self.fabric, self.run, self.group = fabric, run, group
+        self.together = together
+        """What drives the run beside others, with which its clients then train."""
         data, method = run.data, run.method
         model = model.to(fabric.device)
         name = type(method).__name__
         self.module = ClientModule(
-            model, group.layout, data.num_classes, method.features, data.metric, name
+            model, group.layout, data.num_classes, method.traits.features, data.metric, name
         )
         group.module = self.module
         for tensor in group.frozen.values():
@@ -83,8 +88,6 @@ class Trainer:
         self.moved: list[str] = []
         """Names of buffers of numbers that a training step has written to, and that are in no
         vector."""
-        self.together: Together | None = None
-        """What drives the run beside others, with which its clients then train."""
         self._masked: dict[bytes, SampleCost | None] = {}
 
     def bind_initial(self) -> None:
@@ -220,12 +223,12 @@ def choose_executors(run: RunContext, trainers: Sequence[Trainer]) -> None:
         BadInput: this machine cannot do it.
     """
     executor = run.config.fabric.executor
-    names: Sequence[Name] = [executor] * len(trainers) if executor != "auto" else []
     if executor == "auto":
         contests = [trainer.contest() for trainer in trainers]
-        names = fastest(
-            run.processes, run.folder / "executor.json", contests, bool(run.resumed_from)
-        )
+        file = run.folder / "executor.json"
+        names = fastest(run.processes, file, contests, bool(run.resumed_from))
+    else:
+        names = [executor] * len(trainers)
     for trainer, name in zip(trainers, names, strict=True):
         trainer.executor, reason = trainer.made(name)
         if reason is not None and run.is_main:
@@ -235,7 +238,6 @@ def choose_executors(run: RunContext, trainers: Sequence[Trainer]) -> None:
 def faster_together(trainer: Trainer, jobs: int) -> str | tuple[Name, str]:
     """How clients of several runs train faster, `jobs` at once: one by one or stacked, with what
     was measured; or why they cannot be stacked."""
-    trainer.together = Together()
     executor, reason = trainer.made("vmap")
     if not isinstance(executor, Shared):
         return reason or "nothing is stacked"

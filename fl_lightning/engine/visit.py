@@ -1,8 +1,12 @@
-"""One client's part of a round on its home rank: receive, be scored, train, be scored, upload."""
+"""One client's part of a round on its home rank: receive, be scored, train, be scored, upload.
+
+What travels is a `Payload`, what is kept a `ClientState`, and what is counted a `ClientResult`.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -12,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Observer, Transform
-from fl_lightning.core import Client, Fit, Payload, Phase, PureLoss, RunContext
+from fl_lightning.callbacks.base import Aggregator, Observer, Transform
+from fl_lightning.core import Client, Fit, Payload, Phase, RunContext
 from fl_lightning.core.layout import copy_columns
+from fl_lightning.core.traits import undeclared
 from fl_lightning.engine.evaluation import Evaluator
-from fl_lightning.engine.failures import Guard
-from fl_lightning.engine.phases import job_of, keep_optimizer, on_own_data
+from fl_lightning.engine.phases import job_of, keep_optimizer, phase_flops
 from fl_lightning.engine.pool import Pool
-from fl_lightning.engine.record import ClientResult, Timer
+from fl_lightning.engine.record import ClientResult, Guard, Timer
 from fl_lightning.engine.scoring import ToScore
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation.device import seed_all, wide
@@ -29,12 +33,13 @@ from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
 
 Steps = Generator[LocalJob | ToScore, Fit | None, None]
-"""It pauses at what others may do at the same time; what is sent back is what a job came to."""
+"""Yields what several visits may do at the same time; a training job's `Fit` is sent back."""
 
 
 @dataclass
 class Parts:
-    """What visits are carried out with. `transforms` change what travels, in this order."""
+    """What visits are carried out with. `transforms` change what travels, in this order; `reducer`
+    makes one vector of many."""
 
     run: RunContext
     pool: Pool
@@ -43,44 +48,27 @@ class Parts:
     evaluator: Evaluator
     transforms: Sequence[Transform]
     observers: Sequence[Observer]
+    reducer: Aggregator
 
     @cached_property
     def free_memory(self) -> set[str]:
-        """What of a client's memory may be infinite or NaN: what the method begins so, and what
-        transforms keep."""
+        """Names in a client's memory that may be infinite or NaN: those that the method begins so,
+        and all that transforms keep."""
         method = self.run.method
-        first = method.init_client(self.run) if method.client_memory else {}
+        first = method.init_client(self.run) if method.traits.client_memory else {}
         infinite = {name for name, x in first.items() if not x.isfinite().all()}
         return infinite.union(*(transform.init_client(self.run) for transform in self.transforms))
 
-    def client_ended(self, client: int) -> None:
-        """A client has uploaded."""
-        for observer in self.observers:
-            observer.on_client_end(self.run, client)
-
-
-class Draws:
-    """What hooks of a visit draw from torch's, numpy's and Python's generators, whatever else was
-    trained or scored."""
-
-    def __init__(self, key: int, device: torch.device) -> None:
-        self._key, self._device, self._count = key, device, 0
-
-    def renew(self) -> None:
-        """From here on they draw other numbers, which follow from the key and from how often this
-        was called."""
-        self._count += 1
-        seed_all(self._key ^ self._count, self._device)
-
 
 class Visit:
-    """It holds its client, payload and result: the engine keeps no cursor.
+    """Holds its client, payload and result: the engine keeps no cursor.
 
     Args:
         parts: what it is carried out with.
         t: the round, and whether it is a `scored` one.
         place: of the client among those that train at once.
         payload: what the server has sent.
+        plan: makes a training job of a phase; None: nothing trains in it.
     """
 
     def __init__(
@@ -92,9 +80,10 @@ class Visit:
         client: int,
         place: int,
         payload: Payload,
+        plan: Callable[[Client, Phase], LocalJob | None] = job_of,
     ) -> None:
         self.parts, self.run, self.t, self.id, self.place = parts, parts.run, t, client, place
-        self.payload, self.scored, self.timer = payload, scored, timer
+        self.payload, self.scored, self.timer, self.plan = payload, scored, timer, plan
         self.group = self.run.group_of(client)
         self.trainer = parts.trainers[self.group.index]
         self.stage = "data"
@@ -104,13 +93,12 @@ class Visit:
         self.changed: Tensor | None = None
         """What transforms have made of the server's vector (D,); None: they have left it."""
         self.result = ClientResult(client, {})
-        self.draws = Draws(key(self.run.config.seed, "visit", client, t), self.run.device)
-        self.flops: dict[str, int] = {}
+        self.flops = Counter[str]()
+        self._key, self._hooks = key(self.run.config.seed, "visit", client, t), 0
         self.steps = self._steps()
 
     def _steps(self) -> Steps:
-        """From receiving to uploading. It pauses at every phase of training and before scores, so
-        that others can come as far."""
+        """From receiving to uploading, with a stop at every phase of training and before scores."""
         yield from self.receive()
         self.parts.evaluator.keep_beginning(self.client)
         self.timer.lap("client")
@@ -121,11 +109,11 @@ class Visit:
         self.upload()
         self.timer.lap("client")
 
+    # ---------------------------------------------------------------- download
+
     def receive(self) -> Steps:
-        """What the server has sent arrives, as transforms leave it, and the client begins with
-        it."""
+        """Take in what the server has sent, as transforms leave it, and begin with it."""
         run, method = self.run, self.run.method
-        self.stage = "data"
         state = self.parts.pool.state(self.id)
         run.store.acquire(state)
         client = self.client = Client(run, self.group, self.id, self.t, state)
@@ -138,9 +126,7 @@ class Visit:
         self.stage = "download"
         # what is left out would be another client's
         if run.policy.overwritten and not client.payload.sent.all():
-            raise BadInput(
-                f"{type(method).__name__}.changes_download", False, _undeclared("broadcast")
-            )
+            raise undeclared(method, "changes_download", "its broadcast changes what travels")
         lent = client.payload.vector
         for travels in (client.payload, *client.payload.further.values()):
             self.transform("on_download", travels)
@@ -151,20 +137,26 @@ class Visit:
             first = method.receive(client, client.payload)
         yield from self.train(first)
 
+    # ---------------------------------------------------------------- training
+
     def learn(self, phases: Callable[[Client, Payload], Iterable[Phase]]) -> Steps:
-        """Local training in the `phases` of the method."""
+        """Train in the `phases` of the method."""
         client = self.client
-        start = (
-            client[MODEL][client.layout.parameters].clone() if self.run.relation.measures else None
-        )
         self.stage = "training"
+        parameters = client[MODEL][client.layout.parameters]
+        start = parameters.clone() if self.run.relation.measures else None
         with self.hook():
             planned = phases(client, client.payload)
         yield from self.train(planned)
-        self.trained(start)
+        fit = next((fit for fit in reversed(client.fits) if fit.steps), None)
+        if fit is not None:
+            self.result.values |= {"train_loss": fit.loss, "coaching_loss": fit.coaching}
+        if fit is not None and start is not None:
+            moved = torch.linalg.vector_norm(client[MODEL][client.layout.parameters] - start)
+            self.result.values["gradient_norm"] = moved / (client.lr * fit.steps)
 
     def train(self, phases: Iterable[Phase] | None) -> Steps:
-        """One phase after the other; the method goes on between them."""
+        """Train one phase after the other; the method goes on between them."""
         self.stage = "training"
         rest = iter(phases or ())
         # between its phases a generator does what it likes
@@ -174,9 +166,12 @@ class Visit:
                 phase = next(rest, None)
             if phase is None:
                 return
-            job = self.job(phase)
+            job = self.plan(self.client, phase)
             if job is None:
                 continue
+            job.place = self.place
+            for transform in self.parts.transforms:
+                job.private = transform.on_phase(self.client, phase) or job.private
             fit = yield job
             assert fit is not None
             self.client.fits.append(fit)
@@ -187,58 +182,48 @@ class Visit:
                 yield from self.score(phase.scores)
                 self.stage = "training"
 
-    def job(self, phase: Phase) -> LocalJob | None:
-        """What is to be trained for `phase`; None: nothing."""
-        job = job_of(self.client, phase, self.t - 1)
-        job.place = self.place
-        return job
+    def count(self, phase: Phase, job: LocalJob, fit: Fit) -> None:
+        """Count the operations of a phase."""
+        plain, cost = self.trainer.cost, self.trainer.cost_of(phase.trains)
+        if plain is not None and cost is not None:
+            of_training, extra = phase_flops(self.client, phase, job, fit, plain, cost)
+            self.flops.update(of_training)
+            self.client.flops += extra
 
-    def trained(self, start: Tensor | None) -> None:
-        """What the last phase that took a step came to, and how far the model has moved from
-        `start`."""
-        client = self.client
-        fit = next((fit for fit in reversed(client.fits) if fit.steps), None)
-        if fit is None:
-            return
-        self.result.values |= {"train_loss": fit.loss, "coaching_loss": fit.coaching}
-        if start is not None:
-            moved = torch.linalg.vector_norm(client[MODEL][client.layout.parameters] - start)
-            self.result.values["gradient_norm"] = moved / (client.lr * fit.steps)
+    # ---------------------------------------------------------------- upload
 
     def upload(self) -> None:
-        """What the client sends, as transforms leave it, reaches the server's copies."""
+        """Send what the client has learned to the server's copies, as transforms leave it."""
         self.stage = "upload"
-        run, client, result = self.run, self.client, self.result
-        state, download = client.state, client.payload
         with self.hook():
-            upload = run.method.upload(client, download)
-        same = (
-            upload.vector is client[MODEL] and upload.sent.tobytes() == self.group.up_mask.tobytes()
-        )
-        if not (same or run.method.changes_upload):
-            raise BadInput(
-                f"{type(run.method).__name__}.changes_upload", False, _undeclared("upload")
-            )
-        _check_memory(client, run.method)
+            upload = self.run.method.upload(self.client, self.client.payload)
+        self.check_declared(upload)
         self.transform("on_upload", upload)
-        for slot in upload.vectors.keys() - {
-            name for name, s in run.method.slots().items() if s.exchanged
-        }:
-            allowed = "its upload holds this vector: give it in slots(), as Slot(exchanged=True)"
-            raise BadInput(f"{type(run.method).__name__}.slots", slot, allowed)
-        result.values |= self.norms(upload)
-        result.traffic = np.array((download.by_layer, upload.by_layer))
-        result.sent = np.array((download.layers_sent, upload.layers_sent))
-        result.statistics = {k: v.cpu() for k, v in (upload.statistics | upload.extra).items()}
-        if run.policy.keeps_received:  # what did not arrive stays stale (KAPC+BLS, Eq. 33)
-            copy_columns(state.received[MODEL], upload.vector, client.layout.segments(upload.sent))
-        for slot, vector in upload.vectors.items():
-            state.received[slot].copy_(vector)
-        state.rounds += 1
-        if self.parts.observers:
-            with self.hook():
-                self.parts.client_ended(self.id)
-        self.sum_up()
+        self.check_slots(upload)
+        self.result.norms = self.norms(upload)
+        self.count_bytes(upload)
+        self.keep(upload)
+        self.tell()
+        self.count_operations()
+
+    def check_declared(self, upload: Payload) -> None:
+        """Raise `BadInput` where the method does not declare what it changes or keeps."""
+        method = self.run.method
+        sends_model = upload.vector is self.client[MODEL]
+        same = sends_model and upload.sent.tobytes() == self.group.up_mask.tobytes()
+        if not (same or method.traits.changes_upload):
+            raise undeclared(method, "changes_upload", "its upload changes what travels")
+        _check_memory(self.client, method)
+
+    def check_slots(self, upload: Payload) -> None:
+        """Raise `BadInput` for a vector of which the server keeps nothing."""
+        slots = self.run.method.slots()
+        for slot in upload.vectors:
+            if slot not in slots or not slots[slot].exchanged:
+                allowed = (
+                    "its upload holds this vector: give it in slots(), as Slot(exchanged=True)"
+                )
+                raise BadInput(f"{type(self.run.method).__name__}.slots", slot, allowed)
 
     def norms(self, upload: Payload) -> dict[str, Tensor]:
         """Norms of the client's model, of what else the method keeps with it, and of its upload
@@ -247,29 +232,70 @@ class Visit:
         Raises:
             ValueError: the upload is no vector of this model.
         """
-        own = self.client[MODEL]
-        expected, given = ((tuple(v.shape), v.dtype) for v in (own, upload.vector))
+        model = self.client[MODEL]
+        expected, given = ((tuple(v.shape), v.dtype) for v in (model, upload.vector))
         if expected != given or upload.sent.shape != self.group.up_mask.shape:
             raise ValueError(
                 f"its upload is {given[1]} of shape {given[0]}, not {expected[1]} of shape "
                 f"{expected[0]}"
             )
-        norms = {"model_norm": torch.linalg.vector_norm(own)}
+        norm = torch.linalg.vector_norm
+        norms = {"model_norm": norm(model)}
         kept = [v for slot, v in self.client.state.vectors.items() if slot != MODEL]
-        memory = self.client.memory.items()
-        kept += [
-            x for name, x in memory if x.is_floating_point() and name not in self.parts.free_memory
-        ]
+        for name, x in self.client.memory.items():
+            if x.is_floating_point() and name not in self.parts.free_memory:
+                kept.append(x)
         if kept:
-            kept = [torch.linalg.vector_norm(v).to(own.device, wide(own.device)) for v in kept]
-            norms["kept_norm"] = torch.linalg.vector_norm(torch.stack(kept))
-        parts = [torch.linalg.vector_norm(v) for v in upload.vectors.values()]
-        if upload.vector is not own:
+            exact = wide(model.device)
+            norms["kept_norm"] = norm(torch.stack([norm(v).to(model.device, exact) for v in kept]))
+        parts = [*upload.vectors.values()]
+        if upload.vector is not model:
             segments = self.client.layout.segments(upload.sent)
-            parts += [torch.linalg.vector_norm(upload.vector[s.start : s.stop]) for s in segments]
+            parts += [upload.vector[s.start : s.stop] for s in segments]
         if parts:
-            norms["upload_norm"] = torch.linalg.vector_norm(torch.stack(parts))
+            norms["upload_norm"] = norm(torch.stack([norm(v) for v in parts]))
         return norms
+
+    def count_bytes(self, upload: Payload) -> None:
+        """Count what has travelled, and hand over what the server reads beside vectors."""
+        result, download = self.result, self.client.payload
+        result.traffic = np.array((download.by_layer, upload.by_layer))
+        result.sent = np.array((download.layers_sent, upload.layers_sent))
+        result.statistics = {k: v.cpu() for k, v in (upload.statistics | upload.extra).items()}
+
+    def keep(self, upload: Payload) -> None:
+        """Keep what the server has received; what did not arrive stays stale (KAPC+BLS, Eq. 33)."""
+        state = self.client.state
+        if self.run.policy.keeps_received:
+            segments = self.client.layout.segments(upload.sent)
+            copy_columns(state.received[MODEL], upload.vector, segments)
+        for slot, vector in upload.vectors.items():
+            state.received[slot].copy_(vector)
+        state.rounds += 1
+
+    def tell(self) -> None:
+        """Tell observers that the client has uploaded."""
+        if self.parts.observers:
+            with self.hook():
+                for observer in self.parts.observers:
+                    observer.on_client_end(self.run, self.id)
+
+    def count_operations(self) -> None:
+        """Give the result its `flops_...`; unknown ones are absent, and `uncounted` says why."""
+        name, cost, result = self.group.name, self.trainer.cost, self.result
+        if cost is None:
+            result.uncounted = (
+                f"a training step of {name} could not be counted ({self.trainer.uncounted})"
+            )
+            return
+        result.values |= {**cost.of(0, 0, 0), **self.flops}
+        if math.isfinite(self.client.flops):
+            result.values["flops_extra"] += int(self.client.flops)
+            return
+        del result.values["flops_extra"]
+        result.uncounted = f"a hook trained {name} past its classifier, unseen"
+
+    # ---------------------------------------------------------------- scores and hooks
 
     def score(self, kind: str) -> Steps:
         """Score the client's personal model, where the round asks for it."""
@@ -295,63 +321,20 @@ class Visit:
                 getattr(transform, hook)(self.client, payload)
             _check_memory(self.client, transform)
             declares = hook.replace("on_", "changes_")
-            if not getattr(transform, declares) and (
-                payload.vector is not vector or payload.sent.tobytes() != sent
-            ):
-                raise BadInput(f"{type(transform).__name__}.{declares}", False, _undeclared(hook))
-
-    # ---------------------------------------------------------------- operations
+            changed = payload.vector is not vector or payload.sent.tobytes() != sent
+            if changed and not getattr(transform, declares):
+                raise undeclared(transform, declares, f"its {hook} changes what travels")
 
     def metered(self) -> AbstractContextManager[object]:
-        """Passes of the bound model within count as the client's operations beside its phases."""
+        """Count passes of the bound model within as operations beside the client's phases."""
         return self.trainer.meter.of(self.client, self.trainer.cost)
 
     def hook(self) -> AbstractContextManager[object]:
-        """As `metered`, for a hook: what it draws follows from seed, client and round."""
-        self.draws.renew()
+        """As `metered`, for a hook: what it draws follows from seed, client, round, and how many
+        hooks were before it."""
+        self._hooks += 1
+        seed_all(self._key ^ self._hooks, self.run.device)
         return self.metered()
-
-    def count(self, phase: Phase, job: LocalJob, fit: Fit) -> None:
-        """Count what a phase has cost: on other data than the client's own as `flops_extra`.
-
-        Own steps and own losses have been metered: of a loss only what goes beyond one pass for
-        each sample is extra.
-        """
-        plain, cost = self.trainer.cost, self.trainer.cost_of(phase.trains)
-        if plain is None or cost is None:
-            return
-        if job.passes is not None:  # of what was stacked, where no hook sees a pass
-            self.client.flops += (
-                plain.passes(*job.passes) if job.passes[1] or not fit.steps else math.nan
-            )
-        if phase.step is not None:
-            return
-        once, loss = plain.passes(fit.samples, fit.samples), phase.objective.loss
-        metered = loss is not None
-        if isinstance(loss, PureLoss):
-            self.client.flops += loss.flops * fit.samples
-        if not on_own_data(self.client, phase):
-            self.client.flops += 0 if metered else once
-            return
-        self.client.flops -= once if metered else 0
-        linear = 0 if phase.objective.linear is None else self.client.layout.parameters.stop
-        for name, value in cost.of(fit.samples, fit.steps, job.proximal_numbers, linear).items():
-            self.flops[name] = self.flops.get(name, 0) + value
-
-    def sum_up(self) -> None:
-        """`flops_...` of the visit; what is not known is absent, and `uncounted` says why."""
-        name, cost, result = self.group.name, self.trainer.cost, self.result
-        if cost is None:
-            result.uncounted = (
-                f"a training step of {name} could not be counted ({self.trainer.uncounted})"
-            )
-            return
-        result.values |= cost.of(0, 0, 0) | self.flops
-        if math.isfinite(self.client.flops):
-            result.values["flops_extra"] += int(self.client.flops)
-            return
-        del result.values["flops_extra"]
-        result.uncounted = f"a hook trained {name} past its classifier, unseen"
 
 
 def _check_memory(client: Client, part: object) -> None:
@@ -359,9 +342,6 @@ def _check_memory(client: Client, part: object) -> None:
     clients."""
     if client.memory and not client.run.policy.keeps_clients:
         name = next(iter(client.memory))
-        allowed = f"it writes client.memory[{name!r}], which would be lost: set it to True"
-        raise BadInput(f"{type(part).__name__}.client_memory", False, allowed)
-
-
-def _undeclared(hook: str) -> str:
-    return f"its {hook} changes what travels: set it to True"
+        raise undeclared(
+            part, "client_memory", f"it writes client.memory[{name!r}], which would be lost"
+        )

@@ -1,5 +1,4 @@
-"""What happens on the clients of a rank in a round: several visits at a time, as many as train at
-once."""
+"""Visits this rank's clients in a round: as many at a time as train at once."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,31 +17,38 @@ from fl_lightning.core import Fit, Payload
 from fl_lightning.engine.record import Results, Timer
 from fl_lightning.engine.scoring import ToScore
 from fl_lightning.engine.visit import Parts, Visit
-from fl_lightning.training.executors.base import LocalJob
-from fl_lightning.training.executors.loop import Loop
+from fl_lightning.training.executors.base import LocalJob, Loop
 
 NOBODY: dict[int, int] = {}
 
 
 class Worker(Parts):
-    """Visits this rank's clients of a cohort."""
+    """Carries out visits here."""
 
     def visits(
         self, t: int, cohort: list[int], downloads: dict[int, Payload], scored: bool, timer: Timer
     ) -> Results:
-        """Visit this rank's clients of `cohort`; what became of each, and the failures.
+        """Visit this rank's clients of `cohort`; returns the result of each, and the failures.
 
         A client that failed is left as it was before. With `retry` it has a second attempt with the
         same draws: what was no fault of its own then leaves no trace in any number.
         """
         results = Results()
-        batches = list(self.batches(cohort))
+        begin, batches = partial(Visit, self, t, scored, timer), list(self.batches(cohort))
         for batch, coming in zip_longest(batches, batches[1:], fillvalue=NOBODY):
-            self._visit(partial(Visit, self, t, scored, timer), batch, downloads, results, coming)
+            self._visit(begin, batch, downloads, results, coming)
         self.run.store.synchronize()
         if not self.run.tolerant:  # all at once: the device is waited for but once
             self.guard.check_finite(t, list(results.clients.values()))
         return results
+
+    def scores(self, t: int, results: Results) -> None:
+        """Score models that exist only after aggregation."""
+        self.evaluator.after_aggregation(t, results)
+
+    def finals(self) -> dict[int, dict[str, Any]]:
+        """Kinds and scores of the final models of this rank's clients."""
+        return self.evaluator.finals()
 
     def batches(self, cohort: list[int]) -> Iterator[dict[int, int]]:
         """This rank's clients, with their places, in the batches that train together.
@@ -66,28 +73,28 @@ class Worker(Parts):
         results: Results,
         coming: Iterable[int],
     ) -> None:
-        """One batch of visits, clients with their places; those that fail are tried again, or left
-        out, as the configuration says."""
-        attempts = 2 if self.run.config.federation.on_bad_client == "retry" else 1
+        """Carry out one batch of visits, clients with their places; those that fail are tried
+        again, or left out, as the configuration says."""
+        run = self.run
+        attempts = 2 if run.config.federation.on_bad_client == "retry" else 1
         for left in reversed(range(attempts)):
-            before = {c: copy.deepcopy(self.run.states.get(c)) for c in batch if self.run.tolerant}
+            before = {c: copy.deepcopy(run.states.get(c)) for c in batch if run.tolerant}
             # Transforms write to what was sent, and a next attempt must receive the same.
             sent = {c: downloads[c].again() if left else downloads[c] for c in batch}
             visits = {c: begin(c, place, sent[c]) for c, place in batch.items()}
             self._attempt(visits, self._vectors(coming, downloads))
             failed = {c: visit.failure for c, visit in visits.items() if visit.failure is not None}
-            for c, visit in visits.items():
-                if c not in failed:
-                    results.clients[c] = visit.result
-                    if self.run.policy.one_download:
-                        downloads[c] = visit.client.payload  # as transforms have left it
-                    # what the client has learned is its change from that
-                    elif visit.changed is not None:
-                        downloads[c] = replace(
-                            downloads[c], vector=visit.changed.to(downloads[c].vector.device)
-                        )
+            for c in [c for c in visits if c not in failed]:
+                visit, download = visits[c], downloads[c]
+                results.clients[c] = visit.result
+                # what the client has learned is its change from what transforms have left
+                if run.policy.one_download:
+                    downloads[c] = visit.client.payload
+                elif visit.changed is not None:
+                    changed = visit.changed.to(download.vector.device)
+                    downloads[c] = replace(download, vector=changed)
             if failed:
-                self.run.store.synchronize()
+                run.store.synchronize()
             for client, failure in failed.items():
                 self.pool.restore(client, before[client])
                 results.failures.append((failure, "retried" if left else "skipped"))
@@ -96,8 +103,8 @@ class Worker(Parts):
                 return
 
     def _attempt(self, visits: dict[int, Visit], coming: Iterable[Tensor]) -> None:
-        """Visits side by side, phase by phase. While the first of them train, the store fetches
-        what is `coming`."""
+        """Carry out visits side by side, phase by phase. While the first of them train, the store
+        fetches what is `coming`."""
         try:
             jobs = self._advance(visits, dict.fromkeys(visits))
             # then they come when they are visited
@@ -119,8 +126,7 @@ class Worker(Parts):
     def _advance(
         self, visits: dict[int, Visit], fits: Mapping[int, Fit | None]
     ) -> dict[int, LocalJob | ToScore]:
-        """Each visit goes on with what its last phase came to, up to its next one: what is to be
-        trained or scored."""
+        """Let each visit go on with its last fit; returns the jobs that they stop at."""
         jobs: dict[int, LocalJob | ToScore] = {}
         for c, fit in fits.items():
             visit = visits[c]
@@ -137,27 +143,27 @@ class Worker(Parts):
         return jobs
 
     def _train(self, visits: dict[int, Visit], jobs: dict[int, LocalJob]) -> dict[int, Fit]:
-        """What the training of clients came to; those that it failed for are left out."""
-        executor = visits[next(iter(jobs))].trainer.executor  # all are of one group
+        """Train clients of one group; those that it failed for are left out."""
+        trainer = visits[next(iter(jobs))].trainer
+        executor = trainer.executor
         if len(jobs) > 1 and all(map(executor.takes, jobs.values())):
             try:
                 return dict(zip(jobs, executor.train(list(jobs.values())), strict=True))
             except torch.OutOfMemoryError:  # alone, a client takes that executor as much room
-                executor = visits[next(iter(jobs))].trainer.loop
+                executor = trainer.loop
             except Exception:  # whose fault it is shows when each trains alone
                 pass
         fits: dict[int, Fit] = {}
         for c, job in jobs.items():
-            visit = visits[c]
-            with self.guard.catch(visit):
-                kind = executor if executor.takes(job) else visit.trainer.loop
+            with self.guard.catch(visits[c]):
+                kind = executor if executor.takes(job) else trainer.loop
                 metered = job.own and job.private is None and isinstance(kind, Loop)
-                with visit.metered() if metered else contextlib.nullcontext():
+                with visits[c].metered() if metered else contextlib.nullcontext():
                     [fits[c]] = kind.train([job])
         return fits
 
     def _vectors(self, clients: Iterable[int], downloads: dict[int, Payload]) -> Iterator[Tensor]:
-        """What visits to `clients` will ask the store for."""
+        """The vectors that visits to `clients` will ask the store for."""
         for c in clients:
             state = self.run.states.get(c)
             if state is not None:

@@ -110,41 +110,39 @@ class RunFolderWriter(Observer):
         """What is known of the whole run from its tables."""
         if not run.is_main:
             return {}
-        rows = self.folder.read("metrics")
-        metric = run.data.metric
+        rows, metric = self.folder.read("metrics"), run.data.metric
         mean, on_validation = metric.of("mean"), metric.of("validation")
-        best_score, best_round = best(rows, mean)
-        judged = [r[mean] for r in rows if mean in r]
-        earlier = [r["seconds"] for r in rows if r["round"] <= run.resumed_from]
-        summary: dict[str, Any] = {"wall_seconds": time.perf_counter() - self._began + sum(earlier)}
+        earlier = sum(r["seconds"] for r in rows if r["round"] <= run.resumed_from)
+        summary: dict[str, Any] = {"wall_seconds": time.perf_counter() - self._began + earlier}
         validated = [r for r in rows if on_validation in r]
         if validated:  # the only choice of a round that looks at no test data
             chosen = max(validated, key=lambda r: metric.merit(r[on_validation]))
-            summary |= {
-                "validation_round": int(chosen["round"]),
-                f"validation_{mean}": chosen[mean],
-            }
-        totals = [f"{way}load{kind}_bytes" for way in ("up", "down") for kind in ("", "_parameter")]
+            summary["validation_round"] = int(chosen["round"])
+            summary[f"validation_{mean}"] = chosen[mean]
         mean_best, scored = mean_of_bests(self.folder.read("clients"), metric.by(run.judge))
-        tells_classes = run.config.evaluation.metrics and run.data.holds_all
-        kinds = [metric.by(kind) for kind in MODELS if any(metric.by(kind) in r for r in rows)]
-        return summary | {
+        summary |= {
             "method": run.method_name,
             "rounds": run.rounds,
             "clients": run.clients,
-            **({f"best_{mean}": best_score, "best_round": best_round} if judged else {}),
             metric.of("mean_best"): mean_best,
             "mean_best_clients": scored,
-            **{f"best_{kind}": best(rows, kind)[0] for kind in kinds},
-            **({f"last_{mean}": judged[-1]} if judged else {}),
-            **{
-                f"last_{name}": score
-                for name, score in rows[-1].items()
-                if name.startswith("global_test_")
-            },
-            **{f"total_{name}": int(sum(r[name] for r in rows)) for name in totals},
+        }
+        judged = [r[mean] for r in rows if mean in r]
+        if judged:
+            summary[f"best_{mean}"], summary["best_round"] = best(rows, mean)
+            summary[f"last_{mean}"] = judged[-1]
+        for kind in map(metric.by, MODELS):
+            if any(kind in r for r in rows):
+                summary[f"best_{kind}"] = best(rows, kind)[0]
+        for name, score in rows[-1].items():
+            if name.startswith("global_test_"):
+                summary[f"last_{name}"] = score
+        for name in ("upload", "upload_parameter", "download", "download_parameter"):
+            summary[f"total_{name}_bytes"] = int(sum(r[f"{name}_bytes"] for r in rows))
+        if run.config.evaluation.metrics and run.data.holds_all:
+            summary["least_test_class"] = run.data.least_test_class
+        return summary | {
             **self.unlike,
-            **({"least_test_class": run.data.least_test_class} if tells_classes else {}),
             "world_size": run.world_size,
             "made_up_data": run.data.made_up,
             "version": __version__,

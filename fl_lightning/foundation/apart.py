@@ -34,8 +34,8 @@ def apart(work: Callable[..., Any], *args: Any, names_main: bool = False) -> Any
     if command.words:
         return work(*args)
     script = getattr(sys.modules["__main__"], "__file__", None)
-    allowed = "it is of a notebook, which no other process can import: move it to a file"
-    check("config", "__main__", not names_main or script is not None, allowed)
+    allowed = "a class of a notebook cannot be imported by another process: move it to a file"
+    check("definition", "__main__", not names_main or script is not None, allowed)
     print_anything()
     context = multiprocessing.get_context("spawn")
     lines, their_lines = context.Pipe(duplex=False)
@@ -65,7 +65,7 @@ def apart(work: Callable[..., Any], *args: Any, names_main: bool = False) -> Any
 
 @contextlib.contextmanager
 def _hidden_script() -> Iterator[None]:
-    """Has a process that starts within not import the script."""
+    """Keeps a process that starts within from importing the script."""
     main = sys.modules["__main__"]
     names = ("__file__", "__spec__")
     hidden: dict[str, Any] = {name: vars(main).pop(name) for name in names if name in vars(main)}

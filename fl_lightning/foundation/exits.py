@@ -17,8 +17,8 @@ BUG = 70  # neither a named failure (1) nor bad input (2)
 
 
 def guarded(work: Callable[[], None]) -> int:
-    """Does `work`; returns the exit code: 0, 1 (the run failed), 2 (bad input), 130 and 143
-    (interrupted)."""
+    """Does `work`; returns 0, 1 (the run failed), 2 (bad input), 70 (a bug, with its traceback),
+    130 or 143 (interrupted). A closed output pipe counts as 0."""
     print_anything()
     outlive_readers()
     try:
@@ -37,18 +37,18 @@ def guarded(work: Callable[[], None]) -> int:
     except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        return stopped(signal.SIGINT)
+        return exit_after(signal.SIGINT)
     except signals.Terminated:
-        return stopped(signal.SIGTERM)
+        return exit_after(signal.SIGTERM)
     except Exception:
         if (number := signals.came()) is not None:  # what a library has made of it
-            return stopped(number)
+            return exit_after(number)
         print(redact(traceback.format_exc()), end="", file=sys.stderr)
         return BUG
     return 0
 
 
-def stopped(number: int) -> int:
-    """Ends the ranks; returns the exit code of a process that signal `number` has stopped."""
+def exit_after(number: int) -> int:
+    """Ends the ranks; returns 128 + `number`, the signal."""
     signals.stop_ranks()
     return 128 + number

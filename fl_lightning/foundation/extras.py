@@ -13,8 +13,8 @@ from fl_lightning.foundation.errors import BadInput
 MODULES = {
     "wandb": ("wandb",),
     "tensorboard": ("tensorboard",),
-    "report": ("plotly", "jinja2", "matplotlib"),
     "study": ("pandas", "scipy"),
+    "report": ("jinja2", "matplotlib", "pandas"),
     "vision": ("torchvision",),
     "dp": ("dp_accounting",),
     "tune": ("optuna",),

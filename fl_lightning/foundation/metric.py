@@ -22,7 +22,7 @@ MODELS = {
     "global": "global model",
     "finetuned": "after fine-tuning",
 }
-"""The kinds of model that are judged, in words."""
+"""The kinds of model that are scored, in words: declared here alone."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,7 @@ class Accuracy(Metric):
             has_target = y != NO_TARGET
             right = (output.argmax(-1) == y) & has_target
             return (right.sum(1) / has_target.sum(1).clamp(min=1)).sum()
-        from torchmetrics.functional.classification import multiclass_stat_scores
-
-        counts: Tensor = multiclass_stat_scores(
-            output, y, num_classes, average="micro", validate_args=False
-        )
-        return counts[0]  # true positives; a share would be rounded
+        return (output.argmax(1) == y).sum()
 
     def totals(
         self, outputs: Sequence[Tensor], ys: Sequence[Tensor], num_classes: int
@@ -153,23 +148,31 @@ class AbsoluteError(Metric):
 
 
 class Further(Metric):
-    """A metric of a client's class scores on all of its test data at once: one of `FURTHER`."""
+    """A metric of a client's class scores on all of its test data at once; a subclass is all that
+    a further metric takes: `evaluation.metrics` may name it, and tables and pages have it."""
+
+    one_class = False
+    """Whether it is defined where samples are of one class alone, of which a model that always
+    predicts it would be perfect."""
 
     def value(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Shape (), in 0..1; NaN where it is not defined: all but calibration where samples are of
-        one class alone, of which a model that always predicts it would be perfect.
+        """Shape (), in 0..1; NaN where it is not defined.
 
         Args:
             scores: (n, classes), whose softmax is the model's probabilities.
             y: class numbers int64 (n,).
         """
-        if self.name != "calibration" and bool((y == y[0]).all()):
+        if not self.one_class and bool((y == y[0]).all()):
             return scores.new_full((), float("nan"))
-        return _FURTHER[self.name](scores, y)
+        return self.of_samples(scores, y)
+
+    def of_samples(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Shape (), of samples for which it is defined; arguments as in `value`."""
+        raise NotImplementedError
 
 
-PREDICTED = Metric("predicted_classes", "classes that the model predicts", True)
-"""Counted beside accuracy; one alone means that every sample gets the same answer."""
+PREDICTED = Metric("predicted_classes", "the predicted class of each sample", True)
+"""Kept beside accuracy: it does not show where every sample gets the same answer."""
 ONE_CLASS = "largest_class_share"
 """The column of `final.csv` for clients whose model predicts one class of the several in their test
 part."""
@@ -201,25 +204,6 @@ def one_class_words(shares: Mapping[str, float], clients: int, metrics: Iterable
     return f"{subject}: client {listed}" + ("" if taken else advice)
 
 
-def predicted_classes(answers: Tensor, sizes: Sequence[int], num_classes: int) -> Tensor:
-    """How many classes each of several models predicts, int64 (models,).
-
-    Args:
-        answers: the predicted class of each sample, model after model, (sum of sizes,).
-        sizes: samples of each model.
-        num_classes: of the task.
-    """
-    import torch
-
-    models = torch.arange(len(sizes), device=answers.device)
-    owners = models.repeat_interleave(
-        torch.tensor(sizes, device=answers.device), output_size=len(answers)
-    )
-    flags = torch.zeros(len(sizes), num_classes, dtype=torch.bool, device=answers.device)
-    flags[owners, answers] = True
-    return flags.sum(1)
-
-
 def recalls(scores: Tensor, y: Tensor) -> Tensor:
     """Share of right answers among the samples of each class, float64 (classes,); NaN of a class
     without any."""
@@ -236,54 +220,87 @@ def by_shares(recall: Tensor, counts: Tensor) -> Tensor:
     return (recall[counted] * counts[counted]).sum() / counts[counted].sum()
 
 
-def _balanced(scores: Tensor, y: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class BalancedAccuracy(Further):
     """Mean recall of the classes that there are, as scikit-learn's (torchmetrics' own takes in
     predicted ones)."""
-    return recalls(scores, y).nanmean()
+
+    name: str = "balanced_accuracy"
+    words: str = "balanced accuracy"
+    rises: bool = True
+
+    def of_samples(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Mean of `recalls`."""
+        return recalls(scores, y).nanmean()
 
 
-def _f1(scores: Tensor, y: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class MacroF1(Further):
     """Mean over the classes that are there or predicted."""
-    from torchmetrics.functional.classification import multiclass_f1_score
 
-    return multiclass_f1_score(scores, y, scores.shape[1], average="macro", validate_args=False)
+    name: str = "f1"
+    words: str = "macro F1"
+    rises: bool = True
+
+    def of_samples(self, scores: Tensor, y: Tensor) -> Tensor:
+        """By torchmetrics."""
+        from torchmetrics.functional.classification import multiclass_f1_score
+
+        return multiclass_f1_score(scores, y, scores.shape[1], average="macro", validate_args=False)
 
 
-def _auroc(scores: Tensor, y: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class Auroc(Further):
     """One against the rest, mean over the classes that some samples have and some have not."""
-    from torch.nn.functional import one_hot
-    from torchmetrics.functional.classification import multilabel_auroc
 
-    truth = one_hot(y, scores.shape[1])
-    both = truth.any(0) & ~truth.all(0)
-    # never 1: the rest are of some class, too
-    chances, count = scores.softmax(1)[:, both], int(both.sum())
-    return multilabel_auroc(chances, truth[:, both], count, average="macro", validate_args=False)
+    name: str = "auroc"
+    words: str = "AUROC, one against the rest"
+    rises: bool = True
+
+    def of_samples(self, scores: Tensor, y: Tensor) -> Tensor:
+        """By torchmetrics, as of several labels."""
+        from torch.nn.functional import one_hot
+        from torchmetrics.functional.classification import multilabel_auroc
+
+        truth = one_hot(y, scores.shape[1])
+        both = truth.any(0) & ~truth.all(0)
+        # never 1: the rest are of some class, too
+        chances, truth = scores.softmax(1)[:, both], truth[:, both]
+        count = chances.shape[1]
+        return multilabel_auroc(chances, truth, count, average="macro", validate_args=False)
 
 
-def _calibration(scores: Tensor, y: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class Calibration(Further):
     """Expected calibration error in 15 bins of equal width (Guo et al., ICML 2017)."""
-    from torchmetrics.functional.classification import multiclass_calibration_error
 
-    return multiclass_calibration_error(
-        scores.softmax(1), y, scores.shape[1], n_bins=15, validate_args=False
-    )
+    name: str = "calibration"
+    words: str = "expected calibration error"
+    rises: bool = False
+    one_class = True
+
+    def of_samples(self, scores: Tensor, y: Tensor) -> Tensor:
+        """By torchmetrics."""
+        from torchmetrics.functional.classification import multiclass_calibration_error
+
+        return multiclass_calibration_error(
+            scores.softmax(1), y, scores.shape[1], n_bins=15, validate_args=False
+        )
 
 
-_FURTHER = {"balanced_accuracy": _balanced, "f1": _f1, "auroc": _auroc, "calibration": _calibration}
-CLASS_SHARE = Further("class_share_accuracy", "accuracy by the client's class shares", True)
-"""Of `by_shares`, on the test set of all."""
-FURTHER = {
-    metric.name: metric
-    for metric in (
-        Further("balanced_accuracy", "balanced accuracy", True),
-        Further("f1", "macro F1", True),
-        Further("auroc", "AUROC, one against the rest", True),
-        Further("calibration", "expected calibration error", False),
-        CLASS_SHARE,
-    )
-}
+@dataclass(frozen=True)
+class ClassShareAccuracy(Further):
+    """Of `by_shares`, on the test set of all."""
+
+    name: str = "class_share_accuracy"
+    words: str = "accuracy by the client's class shares"
+    rises: bool = True
+
+
+_further: list[Further] = [kind() for kind in Further.__subclasses__()]  # type: ignore[call-arg]
+FURTHER = {metric.name: metric for metric in _further}
 """What `evaluation.metrics` may name, beside accuracy."""
+CLASS_SHARE = FURTHER[ClassShareAccuracy.name]
 
 ACCURACY = Accuracy("accuracy", "accuracy", True)
 MAE = AbsoluteError("mae", "mean absolute error", False)
@@ -293,3 +310,14 @@ BY_TASK: dict[Task, Metric] = {"classification": ACCURACY, "regression": MAE}
 def of_rows(rows: Iterable[Mapping[str, object]]) -> Metric:
     """The metric by which the run with these rows of `metrics.csv` is judged."""
     return MAE if any(MAE.of("mean") in row for row in rows) else ACCURACY
+
+
+if TYPE_CHECKING:
+    FurtherName = str
+    ModelKind = str
+    JudgeKind = str
+else:
+    FurtherName = Literal[*FURTHER]
+    ModelKind = Literal[*MODELS]
+    JudgeKind = Literal["auto", *(kind for kind in MODELS if kind != "distilled")]
+    """A judge scores what clients are left with, which no distillation before training is."""

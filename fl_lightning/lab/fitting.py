@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from fl_lightning.configuration.config import Config, Start
+from fl_lightning.configuration.config import Config
 from fl_lightning.configuration.files import Layer
 from fl_lightning.configuration.resolve import resolve, start_of
 from fl_lightning.foundation import command, signals
@@ -13,8 +13,9 @@ from fl_lightning.results import opening
 from fl_lightning.results.provenance import name_of
 
 
-def trained(layers: list[Layer], first: str | None) -> Path:
-    """Trains as `layers` say, in a folder named after the config file `first`, or the method.
+def trained(layers: list[Layer], config_name: str | None) -> Path:
+    """Trains as `layers` say, in the folder `--name`, else one that is named after `config_name` (a
+    file) or the method.
 
     Returns:
         The run folder.
@@ -23,16 +24,16 @@ def trained(layers: list[Layer], first: str | None) -> Path:
     # To resolve a config takes seconds: it imports torch.
     with signals.leaving(lambda: "fl-train: stopped before the run began; nothing is written"):
         opening.check_name(start)
-        opening.check_first_start(start, first is not None)
-        config = resolved(layers, first, start)
-        opening.check_no_key(config)
+        opening.check_first_start(start, config_name is not None)
         saved = opening.saved_of(start)
+        config = resolved(layers, config_name, saved)
+        opening.check_no_key(config)
         if saved is not None:
             place = Path(start.out) / str(start.name)
             opening.check_goes_on(saved, config, place, start.accept_changed_code)
     typed = command.words and start.name and start.resume
     again = command.line() if typed else None
-    stem = Path(first or "").stem or name_of(config)
+    stem = Path(config_name or "").stem or name_of(config)
     with opening.opened(start, stem, config) as folder:
         goes_on = partial(opening.goes_on, folder, again)
         with signals.leaving(goes_on):  # it takes seconds
@@ -42,8 +43,7 @@ def trained(layers: list[Layer], first: str | None) -> Path:
     return folder
 
 
-def resolved(layers: list[Layer], first: str | None, start: Start) -> Config:
-    """Returns the config of a run: resumed without a config file (`first`), as it was, save for
-    what `layers` say."""
-    saved = opening.saved_of(start)
-    return resolve([saved, *layers] if saved and first is None else layers)
+def resolved(layers: list[Layer], config_name: str | None, saved: Layer | None) -> Config:
+    """Returns the config of a run. Resumed without a config file, it is as the run was (`saved`),
+    save for what `layers` say."""
+    return resolve([saved, *layers] if saved and config_name is None else layers)

@@ -51,35 +51,35 @@ def kept(given: Mapping[str, Any], out: Path) -> Iterator[Layer]:
         raise
 
 
-def layers_of(config: Config, beneath: Layer) -> tuple[list[Layer], str | None]:
-    """The settings of `config`, over those of what a script hands over, and the config file that
-    names the run."""
+def layers_of(config: Config, objects: Layer) -> tuple[list[Layer], str | None]:
+    """Returns layers in the order of a call: files and bases, what a script hands over (`objects`),
+    the mapping's own keys; and the config file that names the run."""
     if isinstance(config, str | os.PathLike):
         name = os.fspath(config)
-        return [*read_config(name), beneath], name
+        return [*read_config(name), objects], name
     if isinstance(config, Mapping):
         given = plain(config)
         files = given.pop("config", None) or []
         files = files if isinstance(files, list) else [files]
         layers = [layer for file in files for layer in read_config(str(file))]
         for key in ("model", "method"):
-            check(key, given.get(key), key not in given or key not in beneath, TWICE)
-        if "base" in given:  # what a script hands over goes over it, too
+            check(key, given.get(key), key not in given or key not in objects, TWICE)
+        if "base" in given:  # what is handed over goes over the base, too
             layers += layers_in("fit", {"base": given.pop("base")}, Path())
         own = layers_in("fit", given, Path())
         for key in ("source", "root"):
             value = next(
                 (layer["data"][key] for layer in own if key in layer.get("data", {})), None
             )
-            check(f"data.{key}", value, value is None or "data" not in beneath, TWICE)
-        return [*layers, beneath, *own], str(files[0]) if files else None
+            check(f"data.{key}", value, value is None or "data" not in objects, TWICE)
+        return [*layers, objects, *own], str(files[0]) if files else None
     allowed = "it must be a mapping, a config file or its name, or flags"
     check("config", config, isinstance(config, Iterable), allowed)
     flags = [*config]
     wrong = [flag for flag in flags if not isinstance(flag, str)]
     check("config", wrong[0] if wrong else None, not wrong, "flags are text: --key=value")
     allowed = "with data, model or method by keyword it must be a mapping or a file"
-    check("config", " ".join(flags), not beneath, allowed)
+    check("config", " ".join(flags), not objects, allowed)
     return layers_of_flags(read_flags(flags)[1])
 
 
@@ -89,9 +89,10 @@ def flags_of(config: Config) -> list[str]:
         return [f"--config={os.fspath(config)}"]
     if not isinstance(config, Mapping):
         return [*config]
-    files = plain(config.get("config") or [])
-    names = files if isinstance(files, list) else [files]
-    settings = plain({key: value for key, value in config.items() if key != "config"})
+    settings = plain(config)
+    files = settings.pop("config", None) or []
+    names = [*(files if isinstance(files, list) else [files])]
+    names += [settings.pop("base")] if "base" in settings else []
     return [
         *(f"--config={name}" for name in names),
         *(f"--{key}={_as_text(value)}" for key, value in flat(settings)),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.configuration.config import check, flat
-from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.metric import BY_TASK, FURTHER
 from fl_lightning.results import opening
@@ -43,16 +43,16 @@ def export(
 ) -> Exported:
     """Writes one client's model, and beside it the file that loads it and predicts raw rows.
 
-    `of_site` does so where the folder is that of a site in a deployment.
+    `of_site` writes the model instead where `run` is a deployed site's folder.
     """
     model = Path(out)
     opening.check_path("run", run)
     loader = _free_loader(model, out, SUFFIXES[format])
     if (run / opening.SITE).is_file():
-        allowed = "of a site's folder safetensors alone"
+        allowed = "a site's folder exports safetensors only"
         check("format", format, format == "safetensors", allowed)
         number = int(client) if client.isdecimal() else -1
-        allowed = "of a site's folder it must be the client's number"
+        allowed = "for a site's folder give the client's number"
         check("client", client, number >= 0, allowed)
         _, facts = of_site(run, number, model)
     else:
@@ -92,14 +92,14 @@ def _check_importable(run: Path) -> None:
                 f"{name} was defined in a script (__main__), which export cannot import: move the "
                 f"class to a file, my_parts.py, and write my_parts.{name} in the run's config.yaml"
             )
-            check("run", str(run), False, allowed)
+            raise BadInput("run", str(run), allowed)
 
 
 def _free_loader(model: Path, out: str, suffix: str = ".safetensors") -> Path:
-    """Returns the `.py` to be written beside the file `model`, which Python can import.
+    """Returns the path of the loader beside `model`.
 
     Raises:
-        BadInput: one of the two exists, or cannot be written.
+        BadInput: a wrong suffix, a file that exists, or a name that hides a module.
     """
     stem = re.sub(r"^(?=\d)|\W", "_", opening.check_out("out", out, suffix).stem)
     imported = {*sys.stdlib_module_names, "torch", "numpy", "safetensors", "onnxruntime"}
@@ -128,6 +128,6 @@ def _with_loader(
         model.unlink(missing_ok=True)
         raise
     head = [line for line in code.splitlines()[:2] if line.startswith("#")]
-    use = f"{loader}: predict(rows) names the class of each raw row"
+    use = f"{loader}: predict(rows) gives the class, of a regression the number, of each raw row"
     lines = [*head, f"from {loader.stem} import predict  # {use}"]
     return Exported(model, loader, facts, lines)

@@ -275,7 +275,7 @@ def _tried_out(
         The words of its `fit`, with a `--name` of its own (a resumed job must find its folder); its
         folder, method and rounds; its config.
     """
-    words = [word for flag in flags for word in flag.typed]
+    words = [word for flag in flags for word in flag.words]
     words += [word for key, value in point.items() for word in (f"--{key}", value)]
     layers, first = layers_of_flags(read_flags(words)[1])
     start = start_of(layers)

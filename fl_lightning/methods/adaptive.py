@@ -9,9 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import PositiveAdamRate, PositiveFloat, ShareBelow1
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import RunContext, Server
+from fl_lightning.core import RunContext, Server, Tensors
+from fl_lightning.methods import LogRange, PositiveAdamRate, PositiveFloat, ShareBelow1, searched
 from fl_lightning.methods.serveroptimizer import ServerOptimizer
 
 STEPS = "server.steps"
@@ -44,7 +43,7 @@ class Adaptive(ServerOptimizer, ABC):
         """The factor of the server's rate in its `step`-th step (1, 2, ...), with `update code`."""
         return 1.0
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """With `update code` a count of steps."""
         counted = {STEPS: torch.zeros((), dtype=torch.int64)} if self.update == "code" else {}
         return super().init_server(run) | counted

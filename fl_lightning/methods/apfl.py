@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import UnitInterval
-from fl_lightning.configuration.search import Range, searched
-from fl_lightning.core import Batch, Client, Payload, Phase, RunContext, Slot
-from fl_lightning.methods.base import Method, check_plain_steps
+from fl_lightning.core import Batch, Client, Payload, Phase, Phases, RunContext, Slot, Tensors
+from fl_lightning.methods import Method, Range, Traits, UnitInterval, check_plain_steps, searched
 
 
 @dataclass(frozen=True)
@@ -29,9 +26,9 @@ class APFL(Method):
             code: in a round's first, and only if it is asked to).
     """
 
-    family = "two models"
-    judge = "after"
-    client_memory = True
+    traits = Traits(
+        family="two models", judge="after", client_memory=True, sample_use="takes steps of its own"
+    )
 
     alpha: UnitInterval = searched(
         0.5, Range(0.1, 0.9), "from nearly the local model to nearly the personal one alone"
@@ -46,11 +43,11 @@ class APFL(Method):
         """The personal model v."""
         return {"personal": Slot()}
 
-    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> Tensors:
         """`alpha`, shape ()."""
         return {"alpha": torch.tensor(self.alpha, dtype=torch.float64)}
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """A step on each batch."""
         return [Phase(step=self.step, by_gradient=True)]
 

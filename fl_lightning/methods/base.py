@@ -3,8 +3,7 @@ difference from FedAvg."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from inspect import isfunction
 from typing import Any, ClassVar, Literal
@@ -14,22 +13,24 @@ from torch import Tensor, nn
 
 from fl_lightning.callbacks.relations import Alone, Relation, SampleCounts, Uniform
 from fl_lightning.configuration.config import check
-from fl_lightning.configuration.ranges import Needs, check_ranges
+from fl_lightning.configuration.ranges import check_ranges
 from fl_lightning.core import (
     Beside,
     Block,
     Client,
     GroupServer,
     Payload,
+    Payloads,
     Phase,
-    Rule,
+    Phases,
     RunContext,
     Server,
     Slot,
+    Tensors,
+    Traits,
 )
+from fl_lightning.core.traits import is_shipped, sees_only_the_mean
 from fl_lightning.methods.common.basics import check_classes
-from fl_lightning.methods.common.beside import declared
-from fl_lightning.methods.common.samples import Phases, private_phases
 
 Scope = Literal["shared", "personal", "uploaded"]
 """shared: sent both ways. personal: never sent. uploaded: sent to the server only."""
@@ -37,6 +38,8 @@ Scope = Literal["shared", "personal", "uploaded"]
 MOST = 1000.0
 """Beyond it (ours) no learning rate of Adam's and no multiple of a batch makes sense, nor fits into
 memory."""
+
+TRAITS = {field.name for field in fields(Traits)}
 
 _LIKE = 0.8
 """How alike a function's name and a hook's may be (difflib's ratio): `recieve` is 0.86, and what
@@ -53,58 +56,21 @@ class Method:
     the server's.
 
     Raises:
-        TypeError: a subclass has a function named nearly as a hook: nobody would call it.
+        TypeError: a subclass has a function named nearly as a hook, which nobody would call, or
+            declares a trait as a class variable.
     """
 
-    family: ClassVar[str] = "your own"
-    """The idea that it belongs to, as `fl-train list methods` groups them."""
-    judge: ClassVar[Literal["before", "after", "global", "finetuned"]] = "global"
-    """Which model is scored by default: the client's before or after its local training, the global
-    one, or its fine-tuned copy."""
-    starts: ClassVar[Literal["own", "server", "both"]] = "server"
-    """What `receive` makes the client's model: its own as it was, what it has received, or
-    something of both."""
-    features: ClassVar[bool] = False
-    """Whether own losses, passes or predictions look at features (what the classifier sees)."""
-    adapts: ClassVar[bool] = False
-    """Whether a client's model is its own even where it has only what the server sent: `personal`,
-    `prepare` or `outputs` look at its data or memory."""
-    classes: ClassVar[bool] = False
-    """Whether it works with classes: a regression, which has none, is refused."""
-    statistics: ClassVar[bool] = False
-    """Whether uploads hold statistics or other tensors that the server aggregates."""
-    several: ClassVar[bool] = True
-    """Whether clients of several architectures can take part, as far as the relation allows it."""
-    changes_download: ClassVar[bool] = False
-    """Whether `broadcast` may leave out blocks that `scope` sends."""
-    changes_upload: ClassVar[bool] = False
-    """Whether `upload` may send another vector than the client's own model, or other blocks than
-    `scope` says."""
-    client_memory: ClassVar[bool] = False
-    """Whether `init_client` gives anything, or hooks ask how many rounds a client has taken part
-    in."""
-    everyone_first: ClassVar[bool] = False
-    """Whether all clients take part in the first round, whatever the participation: a method that
-    begins with what it must know of everybody."""
-    needs: ClassVar[tuple[Needs, ...]] = ()
-    """Rules between its arguments."""
-    newcomers: ClassVar[Rule | None] = None
-    """What a client is given that has been in no round; None: as `scope` and the relation let it
-    (`engine.joining`)."""
+    traits: ClassVar[Traits] = Traits()
+    """What it declares; a variant of another method changes some of that one's by `replace`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        hooks = [
-            name
-            for name, value in vars(Method).items()
-            if isfunction(value) and not name.startswith("_")
-        ]
+        hooks = [name for name, value in vars(Method).items() if isfunction(value)]
         for name, value in vars(cls).items():
-            if (
-                not isfunction(value)
-                or name.startswith("_")
-                or any(hasattr(base, name) for base in cls.__bases__)
-            ):
+            if name in TRAITS and "ClassVar" in str(cls.__annotations__.get(name, ClassVar)):
+                raise TypeError(f"{cls.__name__}.{name}: write traits = Traits({name}=...)")
+            inherited = any(hasattr(base, name) for base in cls.__bases__)
+            if inherited or name.startswith("_") or not isfunction(value):
                 continue
             if like := get_close_matches(name, hooks, 1, _LIKE):
                 raise TypeError(
@@ -113,15 +79,15 @@ class Method:
                 )
 
     def __post_init__(self) -> None:
-        """Raise `BadInput` for an argument that its type, or a rule of `needs`, does not allow
+        """Raise `BadInput` for an argument that its type, or a rule of its traits, does not allow
         (`ranges`)."""
         check_ranges(self, "method")
-        for rule in self.needs:
+        for rule in self.traits.needs:
             rule.check(vars(self), "method")
 
     def check(self, run: RunContext) -> None:
         """Raise `BadInput` where the method cannot work on this run."""
-        if self.classes:
+        if self.traits.classes:
             check_classes(run)
 
     # ---------------------------------------------------------------- the model
@@ -145,16 +111,17 @@ class Method:
         """Who receives whose model: what the default `broadcast` and `aggregate` go by."""
         return SampleCounts()
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """Named tensors that the server keeps in its memory, equal on every rank, with their first
         values."""
         return {}
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    @sees_only_the_mean
+    def broadcast(self, server: Server) -> Payloads:
         """What each client of the cohort is sent (this rank's): the global model, or its own mix by
         the relation."""
         relation = server.run.relation
-        sent: dict[int, Payload] = {}
+        sent: Payloads = {}
         for group in server.groups:
             if relation.is_global:
                 sent |= group.send(dict.fromkeys(group.here, group["model"]))
@@ -162,6 +129,7 @@ class Method:
                 sent |= group.mix_by(relation)
         return sent
 
+    @sees_only_the_mean
     def aggregate(self, server: Server) -> None:
         """The cohort has answered: what the relation learns of it, and the new global model, where
         there is one."""
@@ -173,19 +141,19 @@ class Method:
 
     # ---------------------------------------------------------------- a client: on its home rank
 
-    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> Tensors:
         """Named tensors (on the CPU) that a client keeps in its memory, with their first values
         (`client_memory`)."""
         return {}
 
-    def receive(self, client: Client, payload: Payload) -> Iterable[Phase] | None:
+    def receive(self, client: Client, payload: Payload) -> Phases | None:
         """`payload` has arrived. The client's model is then scored as `before`; a method that must
         train for it yields phases."""
-        if self.starts == "server":
+        if self.traits.starts == "server":
             client.overwrite(payload)
         return None
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Local training. Where this is a generator, what follows a `yield` runs when that phase is
         done (`client.fits[-1]` is what it came to)."""
         return [Phase()]
@@ -197,13 +165,17 @@ class Method:
     def beside(self) -> dict[str, Beside]:
         """What uploads hold in `statistics` and `extra`, by name: what is not declared cannot be
         protected."""
-        return declared(self)
+        return {}
 
-    def private_phases(self) -> Phases | str:
+    def private_phases(self) -> tuple[float | None, ...] | str:
         """Epochs of each phase of a round (None: the federation's length), where all that is kept
         and uploaded follows from the optimiser's steps down the task loss on all of the client's
         samples; else, in words, what else it makes of samples (`optimizer.privacy`)."""
-        return private_phases(self)
+        if not is_shipped(self):
+            return (
+                "is a class of your own whose private_phases does not say what it makes of samples"
+            )
+        return self.traits.sample_use or (None,)
 
     # ----------------------------------------------------------- a client that has been in no round
 
@@ -212,7 +184,7 @@ class Method:
         begins as the global one, or as the mean of all; the tensors of `init_server` have room for
         one client more."""
 
-    def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def newcomer_phases(self, client: Client, payload: Payload) -> Phases:
         """A newcomer's local training."""
         return self.phases(client, payload)
 
@@ -229,7 +201,7 @@ class Method:
         whole = group.group.down_mask[group.layout.is_parameter].all()
         return group["model"] if group.server.run.relation.is_global and whole else None
 
-    def prepare(self, client: Client, vector: Tensor, kind: str) -> dict[str, Tensor]:
+    def prepare(self, client: Client, vector: Tensor, kind: str) -> Tensors:
         """What `outputs` needs beside the model `vector` (D,), which is about to be scored as
         `kind`: made once, it is kept in `client.prepared`."""
         return {}

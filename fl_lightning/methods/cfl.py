@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt
-from fl_lightning.configuration.search import LogRange, Whole, searched
 from fl_lightning.core import Server
+from fl_lightning.methods import LogRange, NonNegativeFloat, NonNegativeInt, Whole, searched
 from fl_lightning.methods.clustered import Clustered
-from fl_lightning.methods.common.clusters import average
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,6 @@ class CFL(Clustered):
         first_round: no split before. 21: the authors' code.
     """
 
-    family = "clusters"
-
     eps1: NonNegativeFloat = searched(
         0.4, LogRange(0.04, 4), "a decade around the authors': it depends on the model"
     )
@@ -49,7 +45,7 @@ class CFL(Clustered):
         for k in cluster[who].unique().tolist():
             leaving = self.leaving(server, who[cluster[who] == k].tolist())
             cluster[leaving] = int(cluster.max()) + 1
-        average(server, cluster, server.run.relation, server.answered)
+        self.average(server, cluster, server.answered)
 
     def leaving(self, server: Server, who: list[int]) -> list[int]:
         """Those of a cluster's clients (who have answered) that leave it now: one of two halves, or

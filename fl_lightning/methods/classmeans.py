@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from fl_lightning.core import (
     Batch,
+    Beside,
     Client,
     Module,
     Objective,
     Payload,
+    Payloads,
     Phase,
+    Phases,
     PureLoss,
     RunContext,
     Server,
     Tensors,
 )
-from fl_lightning.methods.base import Method
-from fl_lightning.methods.common.class_means import class_means, laid_out, merged, no_means, tell
+from fl_lightning.foundation import log
+from fl_lightning.methods import Method, Traits
+from fl_lightning.methods.common.class_means import (
+    class_means,
+    laid_out,
+    last_uploads,
+    no_means,
+    tell,
+)
 
 
 @dataclass(frozen=True)
@@ -30,10 +40,15 @@ class ClassMeans(Method, ABC):
     """Base: after local training clients tell mean features by class; the server sends the means of
     these to all."""
 
-    judge = "after"
-    features = True
-    classes = True
-    statistics = True
+    traits = Traits(
+        family="prototypes and distillation",
+        judge="after",
+        features=True,
+        classes=True,
+        statistics=True,
+        receives_beside="class means of all",
+        sample_use="uploads class means of samples",
+    )
     names: ClassVar[tuple[str, ...]] = ("features",)
     """What is exchanged of every class: its mean feature, and its mean soft prediction."""
     forget: ClassVar[bool] = False
@@ -61,11 +76,11 @@ class ClassMeans(Method, ABC):
         nothing is."""
         return class_means(client)
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """The means of `names`, and which are known."""
         return no_means(run, self.names)
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """With it what is known, class by class."""
         sent, memory = super().broadcast(server), server.memory
         for payload in sent.values() if memory["means.known"].any() else ():
@@ -81,9 +96,19 @@ class ClassMeans(Method, ABC):
         means = laid_out(payload, client.run)
         return Objective(loss=PureLoss(self.loss, means)) if means and self.adds else Objective()
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Local training down `objective`."""
         return [Phase(objective=self.objective(client, payload))]
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        rows = {
+            name: Beside("class_means", f"mean {name} of each class", "rows") for name in self.names
+        }
+        return {
+            "classes": Beside("counts", "which classes the client has", "classes"),
+            "counts": Beside("counts", "samples of each class", "class_counts"),
+        } | rows
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it the means of the client's classes, and how many samples they come from."""
@@ -95,6 +120,22 @@ class ClassMeans(Method, ABC):
         return sent
 
     def aggregate(self, server: Server) -> None:
-        """Weighted means over the clients that told a class."""
+        """Weighted means over the clients that uploaded a class; a line says where none did."""
         super().aggregate(server)
-        server.memory |= merged(server, self.names, uniform=self.uniform, forget=self.forget)
+        uploads, memory = server.statistics.values(), server.memory
+        if server.run.is_main and not any(len(tensors["classes"]) for tensors in uploads):
+            log.say(f"round {server.round}: no client uploaded the mean of any class")
+        last, known = last_uploads(server), memory["means.known"]
+        for name in self.names:
+            means = memory[f"means.{name}"]
+            total = torch.zeros_like(means, dtype=torch.float64)
+            weight = torch.zeros(len(means), dtype=torch.float64)
+            for tensors in last:
+                classes, counts = tensors["classes"].long(), tensors["counts"].double()
+                share = torch.ones_like(counts) if self.uniform else counts
+                total.index_add_(0, classes, share[:, None] * tensors[name].double())
+                weight.index_add_(0, classes, share)
+            now = weight > 0
+            new = (total / weight.clamp_min(1e-30)[:, None]).to(means.dtype)
+            memory[f"means.{name}"] = torch.where(now[:, None], new, means)
+            memory["means.known"] = now if self.forget else now | known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,10 +11,17 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, mean_relation
-from fl_lightning.configuration.ranges import PositiveInt
-from fl_lightning.core import Client, GroupServer, Payload, Rule, RunContext, Server
-from fl_lightning.methods.base import Method
-from fl_lightning.methods.common.clusters import model_of, settle
+from fl_lightning.core import (
+    Client,
+    GroupServer,
+    Payloads,
+    Rule,
+    RunContext,
+    Server,
+    Tensors,
+)
+from fl_lightning.core.relation import Weights
+from fl_lightning.methods import Method, PositiveInt, Traits
 
 
 @dataclass(frozen=True)
@@ -21,23 +29,47 @@ class Clustered(Method, ABC):
     """Base: a client is sent, and scored with, the model of its cluster. In the beginning there is
     one cluster."""
 
-    several = False
-    newcomers = Rule(
-        "cluster of least loss on its samples (without any: the largest), then local training"
+    traits = Traits(
+        family="clusters",
+        several=False,
+        newcomers=Rule(
+            "cluster of least loss on its samples (without any: the largest), then local training"
+        ),
+        receives="the mean of its cluster's models",
     )
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """`cluster` (N,): of every client."""
         return {"cluster": torch.zeros(run.clients, dtype=torch.int64)}
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """The model of the client's cluster."""
         group = server.only
         return group.send({c: model_of(group, c) for c in group.here})
 
     def admit(self, server: Server, client: Client) -> None:
-        """Choose its cluster."""
-        settle(server, client)
+        """Put a newcomer into the cluster whose model has the least loss on its training samples;
+        without any, into that of the most samples."""
+        part, sizes = client.data.train, samples_of_clusters(server)
+        losses = {k: -size for k, size in sizes.items()}
+        if len(part):
+            losses = {k: client.loss(part, centre(server.only, k)) for k in sizes}
+        server.memory["cluster"][client.id] = min(losses, key=lambda k: losses[k])
+
+    def average(self, server: Server, cluster: Tensor, who: Sequence[int]) -> None:
+        """From now on clients are in the clusters `cluster` (N,), int64, and a cluster's model is
+        the mean of the last uploads of its clients among `who`; without any it stays."""
+        group, of, relation = server.only, cluster[list(who)], server.run.relation
+        rows = torch.zeros(1, len(who), len(who), dtype=torch.float64)
+        for k in of.unique().tolist():
+            places = (of == k).nonzero()[:, 0]
+            group[name_of(k)] = group.mean_by(relation, [who[p] for p in places.tolist()])
+            assert group.weighed is not None
+            rows[0, places[:, None], places] = group.weighed.weights[0].to(torch.float64)
+        server.memory["cluster"] = cluster
+        places = [k for k, c in enumerate(who) if c in server.answered]
+        receivers = [who[k] for k in places]
+        group.weighed = Weights(group.group, rows[:, places], receivers, list(who))
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
         """That of the client's cluster."""
@@ -58,3 +90,26 @@ class KClusters(Clustered, ABC):
     def relation(self) -> Relation:
         """The mean."""
         return mean_relation(self.weighting, self.averages)
+
+
+def name_of(cluster: int) -> str:
+    """What the server calls the model of a cluster."""
+    return "model" if cluster == 0 else f"model.{cluster}"
+
+
+def centre(group: GroupServer, cluster: int) -> Tensor:
+    """The model (D,) of a cluster: the initial one until it has another."""
+    name = name_of(cluster)
+    return group[name] if name in group else group.initial  # noqa: SIM401  # it is no dictionary
+
+
+def model_of(group: GroupServer, client: int) -> Tensor:
+    """The model (D,) of the cluster that the client is in."""
+    return centre(group, int(group.server.memory["cluster"][client]))
+
+
+def samples_of_clusters(server: Server) -> dict[int, float]:
+    """Training samples of the clients of each cluster that have uploaded; no empty clusters."""
+    uploaded = sorted(server.run.server.uploaded)
+    sizes = server.memory["cluster"][uploaded].bincount(weights=server.samples(uploaded))
+    return {k: size for k, size in enumerate(sizes.tolist()) if size}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -11,9 +10,20 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.crossfitted import TRIAL, CrossFittedCube
-from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server, Slot
-from fl_lightning.methods.base import Method
+from fl_lightning.core import (
+    Beside,
+    Client,
+    Payload,
+    Payloads,
+    Phase,
+    Phases,
+    Rule,
+    RunContext,
+    Server,
+    Slot,
+    Tensors,
+)
+from fl_lightning.methods import Method, NonNegativeFloat, Traits
 from fl_lightning.methods.common.halves import measured, shrunk, train_halves
 
 
@@ -38,13 +48,16 @@ class CrossKAPC(Method):
             judged as trained. 0.5: our choice, likewise.
     """
 
-    family = "mixing"
-    judge = "after"
-    statistics = client_memory = True
-    several = False
-    server_models = 1
-    inner_products = "updates"
-    newcomers = Rule("FedAvg's model, but of a grouped layer its own; local training")
+    traits = Traits(
+        family="mixing",
+        judge="after",
+        statistics=True,
+        several=False,
+        client_memory=True,
+        newcomers=Rule("FedAvg's model, but of a grouped layer its own; local training"),
+        receives_beside="the share of noise in its step by layer",
+        sample_use="measures its noise and held-out losses on two halves of the samples",
+    )
 
     guard: NonNegativeFloat = 4.0
     exponent: NonNegativeFloat = 0.5
@@ -53,7 +66,7 @@ class CrossKAPC(Method):
         """`start`: what the client received last."""
         return {"start": Slot()}
 
-    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> Tensors:
         """`share` (L,): of noise in the client's step; 0 until the server has told it."""
         return {"share": torch.zeros(len(run.layer_names))}
 
@@ -61,7 +74,7 @@ class CrossKAPC(Method):
         """FedAvg's rows, or those of groups in one layer."""
         return CrossFittedCube(self.guard)
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """FedAvg's model, or the client's own mix; once its share of noise, and whether it is to
         report losses."""
         return cast(CrossFittedCube, server.run.relation).sent(server)
@@ -78,13 +91,28 @@ class CrossKAPC(Method):
         client["start"].copy_(client["model"])
         client.memory["share"] = payload.statistics.get("share", client.memory["share"]).cpu()
 
-    def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Local training; in the first round and where losses are asked for of two halves, whose
         mean is kept."""
         if client.rounds and TRIAL not in payload.statistics:
             yield Phase()
         elif halves := (yield from train_halves(client)):
             client.scratch |= measured(client, halves, TRIAL in payload.statistics)
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {
+            "step": Beside(
+                "step_norms",
+                "squared norms of the client's first step by layer",
+                "nonnegative",
+                once=True,
+            ),
+            "noise": Beside(
+                "noise_norms", "variance of the client's step by layer", "nonnegative", once=True
+            ),
+            "losses": Beside("losses", "the client's losses in a trial of groups", None, once=True),
+        }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model, and beside it what was measured."""

@@ -4,19 +4,38 @@ in Representation Space. NeurIPS 2023.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveShare
-from fl_lightning.configuration.search import LogRange, Range, searched
-from fl_lightning.core import Block, Client, Objective, Payload, Phase, RunContext, Server
-from fl_lightning.methods.base import Method, Scope
-from fl_lightning.methods.common.alignment import MeanPull
-from fl_lightning.methods.common.classifiers import NewClassifier, Shifted, is_personal
+from fl_lightning.core import (
+    Batch,
+    Beside,
+    Block,
+    Client,
+    Module,
+    Objective,
+    Payload,
+    Payloads,
+    Phase,
+    Phases,
+    RunContext,
+    Server,
+    Tensors,
+)
+from fl_lightning.methods import (
+    LogRange,
+    Method,
+    NonNegativeFloat,
+    PositiveShare,
+    Range,
+    Scope,
+    Traits,
+    searched,
+)
+from fl_lightning.methods.common.classifiers import NewClassifier, is_personal
 
 
 @dataclass(frozen=True)
@@ -37,13 +56,17 @@ class DBE(Method):
             complete batch).
     """
 
-    family = "partial sharing"
-    judge = "before"
-    features = True
-    statistics = True
-    several = False
-    changes_upload = True
-    everyone_first = True
+    traits = Traits(
+        family="partial sharing",
+        judge="before",
+        features=True,
+        statistics=True,
+        several=False,
+        changes_upload=True,
+        everyone_first=True,
+        receives_beside="mean feature of all",
+        sample_use="uploads the mean feature of samples",
+    )
 
     kappa: NonNegativeFloat = searched(
         50.0, LogRange(1, 100), "around the authors' script's 50 (their program: 0)"
@@ -60,19 +83,19 @@ class DBE(Method):
         """The vector is never sent."""
         return "personal" if is_personal(block) else "shared"
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """`mean` u, (d,)."""
         head: Any = run.groups[0].head
         return {"mean": torch.zeros(head.personal.numel())}
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """With it u, once it is known."""
         sent = super().broadcast(server)
         for payload in sent.values() if server.round > 1 else ():
             payload.extra["mean"] = server.memory["mean"]
         return sent
 
-    def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """In the first round without m_i, and without u, which is not known yet."""
         u = (
             payload.extra["mean"].to(client["model"])
@@ -86,6 +109,10 @@ class DBE(Method):
             trains=None if client.round > 1 else ~client.mask(is_personal),
         )
         client.scratch["mean"] = pull.running.float().cpu()
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {"mean": Beside("mean_feature", "mean feature of the client's data", once=True)}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model; in the first round u_i in its place."""
@@ -102,3 +129,44 @@ class DBE(Method):
         if server.round == 1:
             means = torch.stack([server.statistics[c]["mean"] for c in server.answered])
             server.memory["mean"] = server.shares(server.answered).float() @ means
+
+
+class MeanPull:
+    """A local loss: the task's + kappa / 2 mean_d (u_i - u)^2, where u_i runs over the features of
+    batches (DBE: Zhang et al., NeurIPS 2023).
+
+    Args:
+        kappa: weight of the distance.
+        momentum: mu of u_i <- (1 - mu) u_i + mu (mean feature of the batch), which begins at 0.
+        u: (d,); None: u_i runs, and nothing is added to the loss.
+        whole: samples of a complete batch. A smaller one neither moves u_i nor adds to the loss:
+            with mu = 1 a round's u_i would be the mean of its remainder, which may be a single
+            sample (the authors drop such batches).
+    """
+
+    def __init__(self, kappa: float, momentum: float, u: Tensor | None, whole: int) -> None:
+        self.kappa, self.momentum, self.u, self.whole = kappa, momentum, u, whole
+        self.running = torch.zeros(())
+        """u_i."""
+
+    def __call__(self, module: Module, batch: Batch) -> Tensor:
+        """Shape (); past batches have no gradient."""
+        task: Tensor = module.task_loss(batch)
+        if len(batch[1]) < self.whole:
+            return task
+        now = (1 - self.momentum) * self.running + self.momentum * module.features.mean(0)
+        self.running = now.detach()
+        return task if self.u is None else task + self.kappa / 2 * (now - self.u).square().mean()
+
+
+class Shifted(nn.Module):
+    """A classifier of features to which a vector `personal` (d,) is added, 0 at first (DBE)."""
+
+    def __init__(self, own: nn.Linear) -> None:
+        super().__init__()
+        self.generic, self.personal = own, nn.Parameter(torch.zeros(own.in_features))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Features (batch, d) to scores."""
+        scores: Tensor = self.generic(z + self.personal)
+        return scores

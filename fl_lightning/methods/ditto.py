@@ -3,15 +3,12 @@ ICML 2021."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Payload, Phase, Slot
-from fl_lightning.methods.base import Method
+from fl_lightning.core import Client, Payload, Phase, Phases, Slot
+from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Traits, searched
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,7 @@ class Ditto(Method):
             code).
     """
 
-    family = "two models"
-    judge = "after"
+    traits = Traits(family="two models", judge="after")
 
     lam: NonNegativeFloat = searched(1.0, LogRange(0.1, 2), "the authors' 0.1, 1 and 2")
     personal_epochs: NonNegativeFloat | None = None
@@ -39,13 +35,17 @@ class Ditto(Method):
         """The personal model v."""
         return {"personal": Slot()}
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """The received model on the task, then the personal one, pulled towards what was
         received."""
         return [
             Phase(),
             Phase("personal", client.proximal(payload, self.lam / 2), epochs=self.personal_epochs),
         ]
+
+    def private_phases(self) -> tuple[float | None, ...]:
+        """Epochs of each phase."""
+        return None, self.personal_epochs
 
     def personal(self, client: Client) -> Tensor:
         """The vector v."""

@@ -4,7 +4,6 @@ Personalized Federated Learning. AAAI 2023.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import pstdev
 from typing import Literal
@@ -12,10 +11,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt, PositiveShare
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Batch, Client, Payload, Phase, Rule, RunContext, Slot
-from fl_lightning.methods.base import Method, check_no_scaling
+from fl_lightning.core import Batch, Client, Payload, Phase, Phases, Rule, RunContext, Slot
+from fl_lightning.methods import (
+    LogRange,
+    Method,
+    NonNegativeFloat,
+    PositiveInt,
+    PositiveShare,
+    Traits,
+    check_no_scaling,
+    searched,
+)
 
 
 @dataclass(frozen=True)
@@ -41,10 +47,13 @@ class FedALA(Method):
             bound.
     """
 
-    family = "mixing"
-    judge = "before"
-    starts = "both"
-    newcomers = Rule("global model, mixed number by number with its own; then local training")
+    traits = Traits(
+        family="mixing",
+        judge="before",
+        starts="both",
+        newcomers=Rule("global model, mixed number by number with its own; then local training"),
+        sample_use="learns its mix on samples, in steps of its own",
+    )
 
     eta: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "a decade around the authors'")
     share: PositiveShare = 0.8
@@ -62,7 +71,7 @@ class FedALA(Method):
         """The weights W, 1 at first: the global model."""
         return {"blend": Slot("ones")}
 
-    def receive(self, client: Client, payload: Payload) -> Iterator[Phase]:
+    def receive(self, client: Client, payload: Payload) -> Phases:
         """Learn W (not in the client's first round: there is no last model), then mix."""
         own, blend, received = client["model"], client["blend"], client.composed(payload)
         top = client.columns(lambda b: b.above < self.layers)

@@ -4,15 +4,19 @@ Heterogeneity in Federated Learning. CVPR 2022.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import adaptive_avg_pool2d, mse_loss
+from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveShare
-from fl_lightning.configuration.search import LogRange, searched
+from fl_lightning.configuration.config import check
 from fl_lightning.core import (
     Batch,
     Client,
@@ -20,12 +24,14 @@ from fl_lightning.core import (
     Objective,
     Payload,
     Phase,
+    Phases,
     PureLoss,
     RunContext,
     Tensors,
 )
-from fl_lightning.methods.base import Method
-from fl_lightning.methods.common.lipschitz import check_block, last_block, stretch_gap, watched
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.methods import LogRange, Method, NonNegativeFloat, PositiveShare, Traits, searched
+from fl_lightning.methods.common.basics import wide
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,10 @@ class FedAlign(Method):
             (ResNet: `layer4`).
     """
 
-    family = "one global model"
+    traits = Traits(
+        family="one global model",
+        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+    )
     mu: NonNegativeFloat = searched(0.45, LogRange(0.05, 4), "a decade around the paper's")
     width: PositiveShare = 0.25
     block: str | None = None
@@ -55,7 +64,7 @@ class FedAlign(Method):
         for group in run.groups if self.mu else ():
             self._try_block(run, group.module)
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Down the task loss and the term."""
         if not self.mu:
             return [Phase()]
@@ -86,3 +95,146 @@ class FedAlign(Method):
 
 _FLOPS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
 """Of the term, forward, for a sample: by the model of a run."""
+
+
+def last_block(model: nn.Module, head: str) -> str:
+    """Dotted name of the last of the network's own modules with parameters that is not, and does
+    not hold, its `head`.
+
+    Of lists of modules that is the last one in it.
+    """
+    names = []
+    for name, module in model.named_children():
+        if any(True for _ in module.parameters()) and not f"{head}.".startswith(f"{name}."):
+            names.append(f"{name}.{len(module) - 1}" if isinstance(module, nn.ModuleList) else name)
+    if not names:
+        raise BadInput(
+            "method.block", None, f"{type(model).__name__} has none before its classifier {head}"
+        )
+    return names[-1]
+
+
+@torch.no_grad()
+def check_block(model: nn.Module, name: str, x: Tensor, width: float) -> float:
+    """Operations of `stretch_gap` for a sample, forward.
+
+    Raises:
+        BadInput: `model` does not call its block `name` on inputs like `x`, or a part of its
+            channels will not do.
+    """
+    blocks, training = dict(model.named_modules()), model.training
+    check("method.block", name, name in blocks, "it must name a module of the model")
+    with watched(blocks[name]) as seen, _ended_by(blocks[name]):
+        model.eval()(x)
+    model.train(training)
+    check("method.block", name, bool(seen), "the model must call it")
+    with FlopCounterMode(display=False) as counter:
+        stretch_gap(blocks[name], *seen[-1], width, name)
+    return float(counter.get_total_flops()) / len(x)
+
+
+@contextlib.contextmanager
+def watched(block: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Within, what goes into `block` and what comes out is noted, without a way back."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    handle = block.register_forward_hook(
+        lambda _, x, out: seen.append((x[0].detach(), out.detach()))
+    )
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+class _Reached(Exception):
+    """The block has been called."""
+
+
+@contextlib.contextmanager
+def _ended_by(block: nn.Module) -> Iterator[None]:
+    """Within, the first call of `block` ends the pass, which then does not count among a
+    client's."""
+
+    def end(*_: object) -> None:
+        raise _Reached
+
+    handle = block.register_forward_hook(end)
+    try:
+        with contextlib.suppress(_Reached):
+            yield
+    finally:
+        handle.remove()
+
+
+def stretch_gap(block: nn.Module, a: Tensor, b: Tensor, width: float, name: str = "") -> Tensor:
+    """Mean squared difference, shape (), of `stretch` of the slimmed block, on its part of `a`, and
+    of the whole."""
+    if a.ndim != b.ndim:
+        raise _unfit(name, f"it makes {b.ndim} axes of {a.ndim}")
+    part = a[:, : kept(a.shape[1], width)]
+    return mse_loss(stretch(part, slimmed(block, part, width, name)), stretch(a, b))
+
+
+def slimmed(block: nn.Module, x: Tensor, width: float, name: str = "") -> Tensor:
+    """What `block` makes of `x`, the first channels of its input, with the first inputs and outputs
+    of all its layers, a share `width` of them. Running statistics are left as they are.
+
+    Raises:
+        BadInput: it cannot be slimmed (groups of channels, flattening): `method.block` `name` is
+            another kind of block.
+    """
+
+    def cut(tensor: Tensor) -> Tensor:
+        for dim in range(min(tensor.ndim, 2)):
+            tensor = tensor.narrow(dim, 0, kept(tensor.shape[dim], width))
+        return tensor
+
+    tensors = {k: cut(p) for k, p in block.named_parameters()} | {
+        k: cut(b).clone() for k, b in block.named_buffers()
+    }
+    try:
+        output: Tensor = functional_call(block, tensors, x)
+    except RuntimeError as error:
+        raise _unfit(name, str(error).splitlines()[0]) from error
+    return output
+
+
+def _unfit(name: str, why: str) -> BadInput:
+    return BadInput(
+        "method.block", name, f"a block whose layers all take a part of their channels: {why}"
+    )
+
+
+def kept(channels: int, width: float) -> int:
+    """How many of the channels are left."""
+    return math.ceil(width * channels)
+
+
+def transmitting(a: Tensor, b: Tensor) -> Tensor:
+    """T = a b^T / (H W) of each sample, (n, c, k), of a block's input `a` (n, c, ...) and output
+    `b` (n, k, ...).
+
+    Images of a larger input are pooled to the output's size.
+    """
+    if a.ndim == 4 and a.shape[2] > b.shape[2]:
+        a = adaptive_avg_pool2d(a, (b.shape[2], b.shape[3]))
+    a, b = (t.flatten(2) if t.ndim > 2 else t[:, :, None] for t in (a, b))
+    return a @ b.transpose(1, 2) / a.shape[2]
+
+
+def stretch(a: Tensor, b: Tensor, iterations: int = 10) -> Tensor:
+    """Spectral norm (n,) of `transmitting`, by power iteration on T T^T from ones."""
+    # squares of products: half precision has no room for them
+    with torch.autocast(a.device.type, enabled=False):
+        return _spectral_norm(transmitting(wide(a), wide(b)), iterations)
+
+
+def _spectral_norm(T: Tensor, iterations: int) -> Tensor:
+    K, tiny = T @ T.transpose(1, 2), torch.finfo(T.dtype).tiny
+    v = torch.ones_like(K[:, :, :1])
+    for _ in range(iterations):
+        m = K @ v
+        size = torch.linalg.vector_norm(m, dim=1, keepdim=True).clamp_min(tiny)
+        v = m / size
+    norm: Tensor = size[:, 0, 0].sqrt()
+    return norm

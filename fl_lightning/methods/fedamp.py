@@ -9,10 +9,15 @@ from typing import Literal
 
 from fl_lightning.callbacks.relations import Attention, Relation
 from fl_lightning.configuration.config import FLOAT32, check
-from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveFloat
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Payload, Phase
-from fl_lightning.methods.base import OwnStatistics
+from fl_lightning.core import Client, Payload, Phase, Phases
+from fl_lightning.methods import (
+    LogRange,
+    NonNegativeFloat,
+    OwnStatistics,
+    PositiveFloat,
+    Traits,
+    searched,
+)
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,7 @@ class FedAMP(OwnStatistics):
             (its model is the initial one) counts for itself alone.
     """
 
-    family = "mixing"
-    judge = "after"
-    starts = "own"
+    traits = Traits(family="mixing", judge="after", starts="own")
 
     lam: NonNegativeFloat = searched(0.05, LogRange(0.005, 0.5), "a decade around the default")
     alpha: PositiveFloat = 0.05
@@ -51,7 +54,7 @@ class FedAMP(OwnStatistics):
         """Attention by distance between models."""
         return Attention(self.alpha, self.sigma, self.sources)
 
-    def phases(self, client: Client, payload: Payload) -> list[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """The client keeps its own model; the mix only pulls, by lam / (2 alpha) on every
         parameter."""
         return [Phase(objective=client.proximal(payload, self.lam / (2 * self.alpha)))]

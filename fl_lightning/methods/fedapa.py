@@ -7,13 +7,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.configuration.ranges import NonNegativeFloat, ShareBelow1
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Block, Payload, Rule, Server
+from fl_lightning.core import (
+    Block,
+    Payloads,
+    RelationInputs,
+    Rule,
+    RunContext,
+    Server,
+    Tensors,
+)
 from fl_lightning.core.vectors import last_received, products
-from fl_lightning.methods.base import Method, Scope
-from fl_lightning.methods.common.stepped_rows import SteppedRows
+from fl_lightning.methods import (
+    LogRange,
+    Method,
+    NonNegativeFloat,
+    Scope,
+    ShareBelow1,
+    Traits,
+    searched,
+)
 
 
 @dataclass(frozen=True)
@@ -31,12 +47,14 @@ class FedAPA(Method):
         classifier: each client's `own` (the authors' code), or `mixed` with the body.
     """
 
-    family = "mixing"
-    judge = "after"
-    several = False
-    newcomers = Rule(
-        "the mean of all, then its own mix by weights that it has moved; local training",
-        remembers=True,
+    traits = Traits(
+        family="mixing",
+        judge="after",
+        several=False,
+        newcomers=Rule(
+            "the mean of all, then its own mix by weights that it has moved; local training",
+            remembers=True,
+        ),
     )
 
     eta: NonNegativeFloat = searched(0.01, LogRange(0.001, 0.1), "a decade around the authors'")
@@ -56,7 +74,7 @@ class FedAPA(Method):
             else "shared"
         )
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """The mix; the models of the cohort that are mixed are kept until the weights have learned
         of it."""
         sent, group = super().broadcast(server), server.only
@@ -74,3 +92,48 @@ class FedAPA(Method):
             relation.descend(
                 server, sources, -products(group, server.answered, sources, server.scratch).sum(0)
             )
+
+
+@dataclass
+class SteppedRows(Relation):
+    """Each client's own weight is set to 1 and its row divided by the sum; others' weights step
+    within [0, 1].
+
+    Args:
+        eta: the step.
+        momentum: of the step, in a client's own rounds.
+    """
+
+    sources = "uploaded"
+    fixed = "its rows step on from those that were mixed by, and changes of them would pile up"
+
+    eta: float
+    momentum: float
+
+    def init_server(self, run: RunContext) -> Tensors:
+        """`weights` (N, N), receivers by sources, at first 0 for others; `weights.moment` (N, N):
+        their momentum."""
+        zeros = torch.zeros(run.clients, run.clients, dtype=torch.float64)
+        return {"weights": zeros, "weights.moment": zeros.clone()}
+
+    def weights(self, inputs: RelationInputs) -> Tensor:
+        """Shape (1, m, n)."""
+        rows = inputs.memory["weights"][torch.tensor(inputs.receivers)][
+            :, torch.tensor(inputs.sources)
+        ]
+        rows[torch.arange(len(rows)), inputs.places] = 1
+        return (rows / rows.sum(1, keepdim=True))[None]
+
+    def descend(self, server: Server, sources: list[int], gradient: Tensor) -> None:
+        """A step of the rows of those who have answered down `gradient` (m, n), from what they were
+        mixed by."""
+        group, memory = server.only, server.memory
+        assert group.weighed is not None
+        places = [group.weighed.receivers.index(c) for c in server.answered]
+        at = (torch.tensor(server.answered)[:, None], torch.tensor(sources))
+        memory["weights.moment"][at] = self.momentum * memory["weights.moment"][at] + gradient
+        memory["weights"][at] = (
+            group.weighed.weights[0, places] - self.eta * memory["weights.moment"][at]
+        )
+        memory["weights"].clamp_(0, 1)
+        server.flops += 4 * gradient.numel()

@@ -3,19 +3,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Objective, Payload, Phase, PureLoss, RunContext, Server
+from fl_lightning.core import (
+    Beside,
+    Client,
+    Module,
+    Objective,
+    Payload,
+    Phase,
+    Phases,
+    PureLoss,
+    RunContext,
+    Server,
+    Tensors,
+)
 from fl_lightning.core.relation import Weights
-from fl_lightning.methods.base import OwnClassifier, check_no_scaling
-from fl_lightning.methods.common.basics import check_batches, fisher
-from fl_lightning.methods.common.class_means import class_means, distance_by_class
+from fl_lightning.methods import (
+    LogRange,
+    NonNegativeFloat,
+    OwnClassifier,
+    PositiveInt,
+    Traits,
+    check_no_scaling,
+    searched,
+)
+from fl_lightning.methods.common.basics import check_batches, wide
+from fl_lightning.methods.common.class_means import by_class, class_means
 
 
 @dataclass(frozen=True)
@@ -37,11 +55,14 @@ class FedAS(OwnClassifier):
             incomplete last one).
     """
 
-    family = "partial sharing"
-    judge = "after"
-    features = True
-    classes = True
-    statistics = True
+    traits = Traits(
+        family="partial sharing",
+        judge="after",
+        features=True,
+        classes=True,
+        statistics=True,
+        sample_use="aligns the body with class means of samples",
+    )
 
     align_epochs: NonNegativeFloat = 1
     align_lr: NonNegativeFloat = searched(
@@ -59,7 +80,7 @@ class FedAS(OwnClassifier):
         if self.align_epochs:
             check_batches(run, align_batch_size=self.align_batch_size)
 
-    def receive(self, client: Client, payload: Payload) -> Iterator[Phase]:
+    def receive(self, client: Client, payload: Payload) -> Phases:
         """The received body, aligned with the old one's class means (in a copy of the client's
         own)."""
         means = (
@@ -75,6 +96,10 @@ class FedAS(OwnClassifier):
                 batch_size=self.align_batch_size,
                 purpose="align",
             )
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {"fisher": Beside("fisher", "trace of the Fisher information", "nonnegative")}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body and t_i."""
@@ -93,3 +118,38 @@ class FedAS(OwnClassifier):
             group.weighed = Weights(
                 group.group, weights.expand(1, len(t), -1), group.answered, group.answered
             )
+
+
+def fisher(client: Client, *, whole: bool) -> Tensor:
+    """Sum over the batches of the client's training data of ||grad||^2 of the mean loss, shape (),
+    float64 (FedAS).
+
+    `whole`: without an incomplete last batch, whose mean over few samples counts like any other's;
+    it stays where there is no other.
+    """
+    total, size = torch.zeros((), dtype=torch.float64), client.run.config.federation.batch_size
+    for batch in client.data.train.batches(size):
+        if not whole or len(batch[1]) >= min(size, len(client.data.train)):
+            total += (
+                client.gradient(client["model"], batch, training=False)[1]
+                .square()
+                .sum()
+                .cpu()
+                .double()
+            )
+    return total
+
+
+def distance_by_class(tensors: Tensors, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Sum over a batch's classes k of the mean of ||z - m_k||^2 / d over its samples of k, shape ()
+    (FedAS).
+
+    Args:
+        tensors: `means` m, (C, d).
+        module: whose features z (batch, d) are pulled.
+        batch: of its inputs and labels.
+    """
+    (x, labels), means = batch, tensors["means"]
+    module.model(x)
+    gap = (wide(module.features) - means[labels]).square().mean(1)
+    return (gap / by_class(labels, len(means))[labels]).sum()

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.methods.base import Method
+from fl_lightning.methods import Method, Traits
 
 
 @dataclass(frozen=True)
 class FedAvg(Method):
     """One global model: the mean of the cohort's models, weighted by training samples."""
 
-    family = "one global model"
+    traits = Traits(family="one global model")

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import ShareBelow1
-from fl_lightning.configuration.search import Range, searched
 from fl_lightning.core import Server
+from fl_lightning.methods import Range, ShareBelow1, searched
 from fl_lightning.methods.serveroptimizer import ServerOptimizer
 
 

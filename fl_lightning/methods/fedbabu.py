@@ -3,13 +3,12 @@ Classification. ICLR 2022."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.core import Client, GroupServer, Payload, Phase, Rule
-from fl_lightning.methods.base import OwnClassifier
+from fl_lightning.core import Client, GroupServer, Payload, Phase, Phases, Rule
+from fl_lightning.methods import OwnClassifier, Traits
 
 
 @dataclass(frozen=True)
@@ -22,16 +21,19 @@ class FedBABU(OwnClassifier):
     The mean is by samples, as FedAvg's (the authors' code: plain).
     """
 
-    family = "partial sharing"
-    judge = "finetuned"
-    newcomers = Rule("global body and first classifier, fine-tuned as a whole")
+    traits = Traits(
+        family="partial sharing",
+        judge="finetuned",
+        still=True,
+        newcomers=Rule("global body and first classifier, fine-tuned as a whole"),
+    )
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """The body; the classifier is left out of the optimiser, whose decay or momentum would move
         it."""
         return [Phase(trains=client.mask(lambda b: not b.head))]
 
-    def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def newcomer_phases(self, client: Client, payload: Payload) -> Phases:
         """The whole model."""
         return [Phase(purpose="finetune")]
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fl_lightning.core import Block
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods import Method, Scope, Traits
 
 
 @dataclass(frozen=True)
 class FedBN(Method):
     """FedAvg on everything but normalisation, which every client keeps for itself."""
 
-    family = "partial sharing"
-    judge = "after"
+    traits = Traits(family="partial sharing", judge="after")
 
     def scope(self, block: Block) -> Scope:
         """Normalisation is found by its type, with its running statistics, and is never sent."""

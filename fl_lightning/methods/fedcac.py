@@ -7,16 +7,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.configuration.ranges import PositiveInt, UnitInterval
-from fl_lightning.configuration.search import Choice, Range, searched
-from fl_lightning.core import Block, Client, Payload, Rule, RunContext, Server
+from fl_lightning.core import (
+    Beside,
+    Block,
+    Client,
+    Layout,
+    Payload,
+    Payloads,
+    Rule,
+    RunContext,
+    Server,
+    Tensors,
+)
 from fl_lightning.core.relation import Weights
-from fl_lightning.methods.base import Method, Scope
-from fl_lightning.methods.common.critical import alike, critical, overlaps, packed, unpacked
+from fl_lightning.methods import (
+    Choice,
+    Method,
+    PositiveInt,
+    Range,
+    Scope,
+    Traits,
+    UnitInterval,
+    searched,
+)
+from fl_lightning.methods.common.basics import packed, unpacked
 
 
 @dataclass(frozen=True)
@@ -41,13 +60,17 @@ class FedCAC(Method):
             becomes of them the paper leaves open.
     """
 
-    family = "mixing"
-    judge = "after"
-    statistics = True
-    several = False
-    newcomers = Rule(
-        "global model; its critical numbers from clients like it; then local training",
-        remembers=True,
+    traits = Traits(
+        family="mixing",
+        judge="after",
+        statistics=True,
+        several=False,
+        newcomers=Rule(
+            "global model; its critical numbers from clients like it; then local training",
+            remembers=True,
+        ),
+        receives="the mean of models, and of those like its own",
+        sample_use="chooses critical numbers by gradients of samples",
     )
 
     tau: UnitInterval = searched(0.5, Range(0.1, 0.9), "around the authors' 0.4 and 0.5")
@@ -64,13 +87,13 @@ class FedCAC(Method):
         """Each client receives a model of its own, which no weights of whole tensors describe."""
         return Alone()
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """`critical` (N, ceil(D / 8)): every mask, eight numbers to a byte; `told`: whose models
         the mean is of."""
         masks = torch.zeros(run.clients, -(-run.groups[0].layout.size // 8), dtype=torch.uint8)
         return {"critical": masks, "told": torch.zeros(0, dtype=torch.int64)}
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """FedAvg's mean, and the mean of those alike where a number is critical."""
         group, memory, uploaders = server.only, server.memory, sorted(server.run.server.uploaded)
         told_masks, receivers = (
@@ -90,6 +113,12 @@ class FedCAC(Method):
                 vectors[c] = shared.copy_(torch.where(mask, shared, mean.to(shared.device)))
         return group.send(vectors)
 
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {
+            "critical": Beside("critical", "a bit for each number that matters to the client", None)
+        }
+
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model, and which of its numbers are critical, a bit each."""
         sent, w = super().upload(client, payload), client["model"]
@@ -103,3 +132,44 @@ class FedCAC(Method):
         masks, answered = server.memory["critical"].clone(), torch.tensor(server.answered)
         masks[answered] = torch.stack([server.statistics[c]["critical"] for c in server.answered])
         server.memory |= {"critical": masks, "told": answered}
+
+
+ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dtype=np.uint8)
+"""Of each byte, how many of its bits are 1."""
+
+
+def critical(layout: Layout, importance: Tensor, share: float) -> Tensor:
+    """The numbers of greatest `importance` (D,), int(share n) of the n in each parameter: a mask
+    (D,)."""
+    mask = torch.zeros(layout.size, dtype=torch.bool, device=importance.device)
+    for block in layout.blocks:
+        if block.kind == "parameter":
+            top = importance[block.start : block.stop].topk(int(share * block.size)).indices
+            mask[block.start + top] = True
+    return mask
+
+
+def overlaps(masks: Tensor) -> Tensor:
+    """O_ij = 1 - |M_i - M_j| / (2 |M_i|), float64 (m, m), of packed masks (m, bytes); an empty mask
+    overlaps none."""
+    bits = masks.numpy()
+    apart = torch.from_numpy(np.stack([ONES[row ^ bits].sum(1, dtype=np.int64) for row in bits]))
+    own = torch.from_numpy(ONES[bits].sum(1, dtype=np.int64))[:, None]
+    return torch.where(own > 0, 1 - apart / (2 * own.clamp_min(1)), 0.0).double()
+
+
+def alike(overlap: Tensor, progress: float) -> Tensor:
+    """Rows (m, m), sums 1: the plain mean of oneself and of those j with O_ij >= mean + progress
+    (max - mean).
+
+    Mean and maximum are over all pairs of different clients. Where all overlaps are equal, all are
+    alike.
+    """
+    others = ~torch.eye(len(overlap), dtype=torch.bool)
+    if len(overlap) == 1:
+        return torch.ones_like(overlap)
+    most = overlap[others].max()
+    # rounding may lift the mean of equal numbers above them
+    mean = overlap[others].mean().clamp_max(most)
+    friends = ((overlap >= mean + progress * (most - mean)) | ~others).double()
+    return friends / friends.sum(1, keepdim=True)

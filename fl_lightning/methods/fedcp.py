@@ -4,13 +4,14 @@ Personalized Federated Learning via Conditional Policy. KDD 2023.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import gumbel_softmax, normalize, softmax
 
-from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import (
     Batch,
     Block,
@@ -19,12 +20,12 @@ from fl_lightning.core import (
     Objective,
     Payload,
     Phase,
+    Phases,
     PureLoss,
     Tensors,
 )
-from fl_lightning.methods.base import Method, Scope
-from fl_lightning.methods.common.basics import mmd
-from fl_lightning.methods.common.classifiers import NewClassifier, Separated, is_personal
+from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Scope, Traits, searched
+from fl_lightning.methods.common.classifiers import InContext, NewClassifier, is_personal
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,13 @@ class FedCP(Method):
             scoring too).
     """
 
-    family = "partial sharing"
-    judge = "before"
-    features = True
-    changes_upload = True
+    traits = Traits(
+        family="partial sharing",
+        judge="before",
+        features=True,
+        changes_upload=True,
+        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+    )
 
     lam: NonNegativeFloat = searched(
         5.0, LogRange(0.5, 50), "a decade around the authors' script's"
@@ -61,7 +65,7 @@ class FedCP(Method):
         """The own classifier is never sent."""
         return "personal" if is_personal(block) else "shared"
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Everything but the global classifier, which is frozen."""
         tensors = {"received": client["model"].clone(), "v": client.bind().head.own_context()}
         return [Phase(objective=Objective(loss=PureLoss(self.loss, tensors)))]
@@ -89,3 +93,53 @@ class FedCP(Method):
                     client["model"][own.start : own.stop], 0.5
                 )
         return sent
+
+
+class Separated(InContext):
+    """h(r z) + g(s z): a gate divides each feature between a personal classifier h and a frozen
+    global one g (FedCP).
+
+    (r, s) is the softmax over the two of gate(z v / ||v||), by feature; the context v is the sum of
+    h's current rows, or the one in use.
+
+    Args:
+        own: what both classifiers begin as.
+        gumbel: in training the softmax has Gumbel noise.
+    """
+
+    def __init__(self, own: nn.Linear, gumbel: bool = False) -> None:
+        super().__init__()
+        d, self.gumbel = own.in_features, gumbel
+        self.personal, self.received = own, copy.deepcopy(own).requires_grad_(False)
+        self.gate = nn.Sequential(nn.Linear(d, 2 * d), nn.LayerNorm(2 * d), nn.ReLU())
+
+    def own_context(self) -> Tensor:
+        """v of the current h, (d,)."""
+        return self.personal.weight.detach().sum(0)
+
+    def shares(self, z: Tensor) -> Tensor:
+        """r and s of features (batch, d): (batch, 2, d)."""
+        v = self.own_context() if self.context is None else self.context
+        rows = self.gate(z * normalize(v, dim=0)).unflatten(1, (2, -1))
+        return gumbel_softmax(rows, dim=1) if self.gumbel and self.training else softmax(rows, 1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Features (batch, d) to scores."""
+        r, s = self.shares(z).unbind(1)
+        scores: Tensor = self.personal(r * z) + self.received(s * z)
+        return scores
+
+
+def mmd(x: Tensor, y: Tensor, widths: Sequence[float] = (10, 15, 20, 50)) -> Tensor:
+    """Squared maximum mean discrepancy of samples `x` (n, d) and `y` (m, d), shape (), of a sum of
+    Gaussian kernels exp(-||a - b||^2 / (2 width)); the mean over all pairs, a sample with itself
+    included (the authors' code of FedCP).
+    """
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        squares = (a[:, None] - b).square().sum(2)
+        return sum(
+            (torch.exp(-squares / (2 * width)) for width in widths), torch.zeros_like(squares)
+        ).mean()
+
+    return kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)

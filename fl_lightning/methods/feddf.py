@@ -7,15 +7,28 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor, nn
 
-from fl_lightning.callbacks.relations import Relation, SampleCounts, Uniform
-from fl_lightning.configuration.ranges import AdamRate, NonNegativeInt, PositiveInt
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import RunContext, Server
+from fl_lightning.callbacks.relations import Relation, mean_relation
+from fl_lightning.core import GroupServer, RunContext, Server
 from fl_lightning.foundation.rng import generator
-from fl_lightning.methods.base import Method, check_no_scaling
-from fl_lightning.methods.common import predictions as public
-from fl_lightning.methods.common.fusion import distilled, scores_of
+from fl_lightning.methods import (
+    AdamRate,
+    LogRange,
+    Method,
+    NonNegativeInt,
+    PositiveInt,
+    Traits,
+    check_no_scaling,
+    searched,
+)
+from fl_lightning.methods.common.predictions import (
+    check_public,
+    class_scores,
+    gap,
+    predicted,
+    public_subset,
+)
 
 
 @dataclass(frozen=True)
@@ -40,8 +53,7 @@ class FedDF(Method):
             (the authors' code).
     """
 
-    family = "prototypes and distillation"
-    classes = True
+    traits = Traits(family="prototypes and distillation", classes=True)
 
     steps: NonNegativeInt = 1000
     samples: PositiveInt | None = None
@@ -54,11 +66,11 @@ class FedDF(Method):
         """Classes are needed, and public data; distilling scales no loss."""
         check_no_scaling(run)
         super().check(run)
-        public.check_public(run, public.drawn(run, self.samples))
+        check_public(run, self.samples)
 
     def relation(self) -> Relation:
         """The mean that is distilled."""
-        return SampleCounts() if self.weighting == "samples" else Uniform()
+        return mean_relation(self.weighting)
 
     def aggregate(self, server: Server) -> None:
         """The means, then a student of all from each."""
@@ -66,10 +78,9 @@ class FedDF(Method):
         run, steps = server.run, min(self.steps, server.run.most_batches or self.steps)
         if not steps:
             return
-        x = public.public_subset(run, server.round, public.drawn(run, self.samples))
-        z = torch.stack(
-            [scores for group in server.groups for scores in scores_of(group, x).values()]
-        )
+        x = public_subset(run, server.round, self.samples)
+        scores = [z for group in server.groups for z in scores_of(group, x).values()]
+        z = torch.stack(scores)
         teacher = z.mean(0).softmax(1) if self.ensemble == "scores" else z.softmax(2).mean(0)
         for group in [group for group in server.groups if group.answered]:
             draws = generator(run.config.seed, "server batches", server.round, group.group.index)
@@ -83,3 +94,89 @@ class FedDF(Method):
                 self.batch_size,
                 draws,
             )
+
+
+CLIP = 5.0
+"""Greatest norm of a step's gradient: the authors' code."""
+
+
+def scores_of(group: GroupServer, x: Tensor) -> dict[int, Tensor]:
+    """Class scores (n, C) on x (n, ...), in evaluation mode, of the models that the server has
+    received in this round.
+
+    By client, ascending, and on every rank: each rank sends x through the models that lie there.
+    """
+    run, module, mine = group.server.run, group.group.module, {}
+    for client in run.at_home(group.answered):
+        vector = run.states[client].received["model"].to(run.device)
+        module.binding.rebind(vector, group.group.first_buffers())
+        with module.cast():
+            mine[client] = predicted(module, x, run.config.evaluation.batch_size).cpu()
+    _count(group, forward=len(x) * len(group.answered))
+    return dict(sorted(run.processes.gather_by_client(mine).items()))
+
+
+def distilled(
+    group: GroupServer,
+    vector: Tensor,
+    x: Tensor,
+    teacher: Tensor,
+    steps: int,
+    lr: float,
+    size: int,
+    draws: torch.Generator,
+) -> Tensor:
+    """A model that began as `vector` (D,) after `steps` steps of Adam on KL(teacher || student), on
+    every rank.
+
+    The student is in evaluation mode as its teachers were: running statistics stay, and where it
+    equals its teachers there is no slope. The learning rate falls from `lr` along a cosine. Rank 0
+    takes the steps for all.
+
+    Args:
+        group: of the architecture.
+        vector: not written to.
+        x: public inputs (n, ...).
+        teacher: probabilities (n, C).
+        steps: batches, each of `size` at most, through orders of x drawn by `draws` one after the
+            other.
+        lr: of the first step.
+        size: of a batch.
+        draws: of the orders.
+    """
+    run, module = group.server.run, group.group.module
+    student = vector.clone()
+    if run.is_main and steps:
+        module.binding.rebind(student, group.group.first_buffers())
+        module.model.eval()
+        trained = [p for p in module.binding.parameters if p.requires_grad]
+        optimizer = torch.optim.Adam(trained, lr)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        for index in _batches(len(x), size, steps, draws):
+            with module.cast():
+                loss = gap(class_scores(module, x[index]), teacher[index], "kl", 1.0)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(trained, CLIP)
+            optimizer.step()
+            schedule.step()
+        optimizer.zero_grad()
+    _count(group, forward=steps * min(size, len(x)), backward=steps * min(size, len(x)))
+    sent = student.cpu() if run.is_main and run.world_size > 1 else None
+    gathered = run.processes.gather_objects(sent)
+    return student if run.is_main else gathered[0].to(run.device)
+
+
+def _batches(count: int, size: int, steps: int, draws: torch.Generator) -> list[Tensor]:
+    """Indices of `steps` batches."""
+    batches: list[Tensor] = []
+    while len(batches) < steps:
+        batches += torch.randperm(count, generator=draws).split(size)
+    return batches[:steps]
+
+
+def _count(group: GroupServer, forward: int, backward: int = 0) -> None:
+    """Count so many samples' passes as operations of the server, where a pass's are known."""
+    cost = group.group.cost
+    if cost is not None:
+        group.server.flops += round(cost.forward * forward + cost.backward * backward)

@@ -6,7 +6,6 @@ ICLR 2021, Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,10 +13,15 @@ import torch
 from torch import Tensor
 
 from fl_lightning.configuration.config import check
-from fl_lightning.configuration.ranges import PositiveFloat
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, GroupServer, Payload, Phase, RunContext, Server, Slot
-from fl_lightning.methods.base import PlainMean
+from fl_lightning.core import Client, GroupServer, Payload, Phase, Phases, RunContext, Server, Slot
+from fl_lightning.methods import (
+    LogRange,
+    PlainMean,
+    PositiveFloat,
+    Traits,
+    searched,
+    sees_only_the_mean,
+)
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,7 @@ class FedDyn(PlainMean):
             the round's uploads, the same without - h / alpha (the authors' code).
     """
 
-    family = "one global model"
-    several = False
+    traits = Traits(family="one global model", several=False)
 
     alpha: PositiveFloat = searched(
         0.01, LogRange(0.001, 0.1), "the paper's grid: 0.001, 0.01, 0.1"
@@ -61,7 +64,7 @@ class FedDyn(PlainMean):
         """The gradient g_i."""
         return {"gradient": Slot("zeros")}
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Steps down the bent loss; then g_i."""
         columns, alpha = client.layout.parameters, self.alpha_of(client)
         received = client["model"][columns].clone()
@@ -78,6 +81,7 @@ class FedDyn(PlainMean):
         share = sum(sizes) / len(sizes) / max(len(client.data.train), 1)
         return self.alpha * share
 
+    @sees_only_the_mean
     def aggregate(self, server: Server) -> None:
         """w = mean - h / alpha; `correction` is h / alpha."""
         if not server.answered:

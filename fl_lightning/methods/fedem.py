@@ -4,26 +4,26 @@ Distributions. NeurIPS 2021.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.configuration.ranges import PositiveInt
 from fl_lightning.core import (
     Client,
     Module,
     Objective,
     Payload,
     Phase,
+    Phases,
     PureLoss,
     Rule,
     RunContext,
     Tensors,
 )
-from fl_lightning.methods.base import Method
-from fl_lightning.methods.common.mixture import Mixture, fitted_weights, mixed, responsibilities
+from fl_lightning.methods import Method, PositiveInt, Traits
+from fl_lightning.methods.common.basics import check_plain_loss, wide
+from fl_lightning.models import another, head_of
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,15 @@ class FedEM(Method):
             the others apart.
     """
 
-    family = "clusters"
-    judge = "before"
-    adapts = True
-    classes = True
-    client_memory = True
-    newcomers = Rule("own weights of the global components, which stay")
+    traits = Traits(
+        family="clusters",
+        judge="before",
+        adapts=True,
+        classes=True,
+        client_memory=True,
+        newcomers=Rule("own weights of the global components, which stay"),
+        sample_use="weighs components by their losses on samples",
+    )
 
     components: PositiveInt = 3
 
@@ -54,11 +57,11 @@ class FedEM(Method):
         """K of them, as one network."""
         return Mixture(model, self.components)
 
-    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> Tensors:
         """`pi` (K,), float64: the client's weights."""
         return {"pi": torch.full((self.components,), 1 / self.components, dtype=torch.float64)}
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """E-step, then a phase on labels that weigh as much as a component is responsible for the
         sample."""
         q, right = responsibilities(client, client.memory["pi"])
@@ -70,7 +73,7 @@ class FedEM(Method):
             )
         ]
 
-    def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def newcomer_phases(self, client: Client, payload: Payload) -> Phases:
         """E-steps alone."""
         client.memory["pi"] = fitted_weights(client)
         return []
@@ -87,3 +90,71 @@ class FedEM(Method):
         each: Tensor = client.module.model.each(x)
         pi = client.memory["pi"]
         return mixed(each, torch.full_like(pi, 1 / len(pi)) if kind == "global" else pi)
+
+
+class Mixture(nn.Module):
+    """`count` networks of one kind: the given one, and others like it that begin with weights of
+    their own.
+
+    Those are drawn from torch's generator in its current state.
+
+    Raises:
+        BadInput: the network has a training step of its own.
+    """
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        super().__init__()
+        check_plain_loss(model, "fedem weighs the losses of samples")
+        self.components = nn.ModuleList([model, *(another(model) for _ in range(count - 1))])
+        self.head = f"components.0.{head_of(model)}"
+
+    def each(self, x: Tensor) -> Tensor:
+        """Log probabilities by component (batch, K, C)."""
+        return wide(torch.stack([component(x) for component in self.components], 1)).log_softmax(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log probabilities (batch, C) of the mixture in which all components weigh the same."""
+        each = self.each(x)
+        return mixed(each, each.new_full(each.shape[1:2], 1 / each.shape[1]))
+
+
+def mixed(each: Tensor, weights: Tensor) -> Tensor:
+    """log sum_k weights_k exp(each_k), (batch, C), of log probabilities (batch, K, C) and weights
+    (K,)."""
+    return (each + weights.to(each).log()[:, None]).logsumexp(1)
+
+
+@torch.no_grad()
+def responsibilities(client: Client, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """How likely each component made each training sample of the client: the E-step.
+
+    Args:
+        client: its model is a `Mixture`; the passes are in evaluation mode.
+        weights: of the components, (K,).
+
+    Returns:
+        q (n, K), rows summing to 1, in proportion to weights_k p_k(y|x); and the labels as one-hot
+        rows (n, C).
+    """
+    model = client.bind().model.eval()
+    posteriors = []
+    for x, y in client.data.train.batches(client.run.config.evaluation.batch_size):
+        each = model.each(x)
+        right = nn.functional.one_hot(y, each.shape[2]).to(each)
+        likelihood = each[torch.arange(len(y), device=y.device), :, y] + weights.to(each).log()
+        posteriors.append((likelihood.softmax(1), right))
+    return torch.cat([q for q, _ in posteriors]), torch.cat([right for _, right in posteriors])
+
+
+def fitted_weights(client: Client, steps: int = 100) -> Tensor:
+    """Weights (K,), float64, of components that stay as they are: so many steps of
+    expectation-maximisation from equal ones, on the client's training samples. 100: ours, they come
+    to rest long before.
+    """
+    count = len(client.memory["pi"])
+    weights = torch.full((count,), 1 / count, dtype=torch.float64)
+    likelihood = responsibilities(client, weights)[0].double().cpu()
+    for _ in range(steps):
+        shares = likelihood * weights
+        weights = (shares / shares.sum(1, keepdim=True)).mean(0)
+    return weights

@@ -4,19 +4,31 @@ Model Optimization. ICLR 2021.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.configuration.ranges import NonNegativeInt, UnitInterval
-from fl_lightning.configuration.search import Whole, searched
-from fl_lightning.core import Client, Payload, Rule, RunContext, Server, Slot
+from fl_lightning.core import (
+    Beside,
+    Client,
+    Payload,
+    Payloads,
+    Rule,
+    RunContext,
+    Server,
+    Slot,
+    Tensors,
+)
 from fl_lightning.core.relation import Weights
-from fl_lightning.methods.base import Method
-from fl_lightning.methods.common import candidates
+from fl_lightning.core.vectors import fetched
+from fl_lightning.data.part import Part
+from fl_lightning.foundation.rng import numpy_rng
+from fl_lightning.methods import Method, NonNegativeInt, Traits, UnitInterval, Whole, searched
 
 
 @dataclass(frozen=True)
@@ -41,16 +53,20 @@ class FedFomo(Method):
             |sum_k a_k|.
     """
 
-    family = "mixing"
-    judge = "after"
-    starts = "both"
-    statistics = True
-    several = False
-    newcomers = Rule(
-        "mean of all, towards who does better on its validation data; then local training",
-        remembers=True,
+    traits = Traits(
+        family="mixing",
+        judge="after",
+        starts="both",
+        statistics=True,
+        several=False,
+        changes_download=True,
+        newcomers=Rule(
+            "mean of all, towards who does better on its validation data; then local training",
+            remembers=True,
+        ),
+        receives_beside="models of other clients",
+        sample_use="weighs models by their losses on validation samples",
     )
-    changes_download = True
 
     models: NonNegativeInt = searched(
         4, Whole(2, 8), "around the authors' readme's 4, up to their code's 8"
@@ -71,28 +87,44 @@ class FedFomo(Method):
         """The server mixes nothing."""
         return Alone()
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """`affinity` (N, N), float64: the identity, and sums of a_j."""
         return {"affinity": torch.eye(run.clients, dtype=torch.float64)}
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """The candidates of each client, and no other model."""
         epsilon = max(self.epsilon - self.epsilon_decay * (server.round - 1), 0.0)
-        return candidates.send_candidates(server, server.memory["affinity"], self.models, epsilon)
+        run, group, sources = server.run, server.only, {}
+        for c in group.cohort:
+            rng = numpy_rng(run.config.seed, "candidates", c, server.round)
+            others = sorted(run.server.uploaded - {c})
+            scores = server.memory["affinity"][c]
+            sources[c] = epsilon_greedy(scores, others, self.models, epsilon, rng)
+        sent = group.send(dict.fromkeys(group.here, group.initial))
+        for c, models in fetched(group, sources).items():
+            sent[c].sent[:], sent[c].further = False, group.send(models)
+        return sent
 
     def receive(self, client: Client, payload: Payload) -> None:
         """Go towards the candidates that do better."""
         start, data = client["previous"], client.data.validation
         models = [*map(client.composed, payload.further.values()), client["model"]]
-        gains = candidates.first_order_gains(
-            client, data, start, models, 1 if self.gains == "code" else 2
-        )
+        gains = first_order_gains(client, data, start, models, 1 if self.gains == "code" else 2)
         client.scratch |= {
             "candidates": torch.tensor([*payload.further, client.id], dtype=torch.int32),
             "gains": gains,
         }
-        client["model"].copy_(candidates.towards(start, models, candidates.positive_shares(gains)))
+        client["model"].copy_(towards(start, models, positive_shares(gains)))
         start.copy_(client["model"])
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {
+            "candidates": Beside("candidates", "whose models the client has tried", "public"),
+            "gains": Beside(
+                "gains", "a relation that the client computes: what each model is worth to it", None
+            ),
+        }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it what each candidate was worth."""
@@ -101,14 +133,61 @@ class FedFomo(Method):
         return sent
 
     def aggregate(self, server: Server) -> None:
-        """Remember it."""
-        gains, who = (
-            candidates.uploaded_gains(server, relative=self.gains == "code"),
-            server.answered,
-        )
-        # no gain: the own model
-        rows = (shares := candidates.positive_shares(gains)) + torch.diag(1 - shares.sum(1))
-        server.only.weighed = Weights(
-            server.only.group, rows[None, who], who, list(range(server.clients))
-        )
+        """Add it up: with `gains code` each client's over |their sum|, so that a round counts as
+        much as any other."""
+        everyone, group = list(range(server.clients)), server.only
+        gains = torch.zeros(server.clients, server.clients, dtype=torch.float64)
+        for c, uploaded in server.statistics.items():
+            gains[c, uploaded["candidates"].long()] = uploaded["gains"]
+        if self.gains == "code":
+            gains = gains / gains.sum(1, keepdim=True).abs().clamp_min(1e-9)
+        shares = positive_shares(gains)
+        rows = shares + torch.diag(1 - shares.sum(1))  # no gain: the own model
+        group.weighed = Weights(group.group, rows[None, server.answered], server.answered, everyone)
         server.memory["affinity"] = server.memory["affinity"] + gains.fill_diagonal_(0.0)
+
+
+def epsilon_greedy(
+    scores: Tensor, among: Sequence[int], count: int, epsilon: float, rng: np.random.Generator
+) -> list[int]:
+    """`count` of `among`, by `scores` (N,): each the best that is left, or with probability
+    `epsilon` any that is."""
+    left = [int(j) for j in rng.permutation(sorted(among))]
+    left.sort(key=lambda j: -float(scores[j]))  # a stable order: ties stay as they were drawn
+    return [
+        left.pop(int(rng.integers(len(left))) if rng.random() < epsilon else 0)
+        for _ in among[:count]
+    ]
+
+
+def first_order_gains(
+    client: Client, part: Part, start: Tensor, models: Sequence[Tensor], norm: int = 2
+) -> Tensor:
+    """(L(start) - L(model)) / ||model - start|| of each of the `models` (D,) on `part`, float64
+    (models,).
+
+    0 where a model is the start, or its loss is not finite. `norm`: 2 for the Euclidean, 1 for the
+    sum of absolutes.
+    """
+    base, columns, gains = client.loss(part, start), client.layout.parameters, []
+    for model in models:
+        away = float((model - start)[columns].norm(norm))
+        gains.append((base - client.loss(part, model)) / away if away else 0.0)
+    client.flops += 3 * client.layout.size * len(models)
+    return torch.tensor(gains, dtype=torch.float64).nan_to_num(0.0, 0.0, 0.0)
+
+
+def positive_shares(gains: Tensor) -> Tensor:
+    """max(gain, 0) over their sum, over the last dimension; all 0 where no gain is above 0."""
+    positive = gains.clamp_min(0.0)
+    return positive / positive.sum(-1, keepdim=True).clamp_min(torch.finfo(gains.dtype).tiny)
+
+
+def towards(start: Tensor, models: Sequence[Tensor], shares: Tensor) -> Tensor:
+    """start + sum of shares (model - start), a new vector (D,); where all shares are 0 it is the
+    start."""
+    moved = start.clone()
+    for model, share in zip(models, shares.tolist(), strict=True):
+        if share:
+            moved += share * (model - start)
+    return moved

@@ -3,24 +3,43 @@ ICML 2021."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn.functional import batch_norm, cross_entropy, kl_div, linear, log_softmax, one_hot
 
-from fl_lightning.configuration.ranges import (
+from fl_lightning.core import (
+    Batch,
+    Beside,
+    Block,
+    Client,
+    GroupServer,
+    Module,
+    Objective,
+    Payload,
+    Payloads,
+    Phase,
+    Phases,
+    RunContext,
+    Server,
+    Tensors,
+)
+from fl_lightning.foundation.rng import generator
+from fl_lightning.methods import (
+    Choice,
+    LogRange,
+    Method,
     NonNegativeFloat,
     PositiveAdamRate,
     PositiveFloat,
     PositiveInt,
     Range,
+    Traits,
+    searched,
 )
-from fl_lightning.configuration.search import Choice, LogRange, searched
-from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server
-from fl_lightning.foundation.rng import generator
-from fl_lightning.methods.base import Method
-from fl_lightning.methods.common.generator import Generator, lesson, teach, tell
 
 
 @dataclass(frozen=True)
@@ -51,11 +70,15 @@ class FedGen(Method):
             code (MNIST).
     """
 
-    family = "prototypes and distillation"
-    features = True
-    classes = True
-    statistics = True
-    several = False
+    traits = Traits(
+        family="prototypes and distillation",
+        features=True,
+        classes=True,
+        statistics=True,
+        several=False,
+        receives_beside="a generator, class counts of all",
+        sample_use="uploads class counts of samples",
+    )
 
     alpha: NonNegativeFloat = searched(
         1.0, LogRange(0.1, 10), "from a tenth of the paper's to the authors' 10"
@@ -74,29 +97,44 @@ class FedGen(Method):
     noise: PositiveInt = 32
     hidden: PositiveInt = 256
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """The generator."""
         return self._generator(run).at_first(generator(run.config.seed, "generator"))
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
-        """With it the generator, once it has been taught."""
-        sent = super().broadcast(server)
-        tell(server, sent)
+    def broadcast(self, server: Server) -> Payloads:
+        """With it the generator and how often classes are, once it has been taught."""
+        sent, memory = super().broadcast(server), server.memory
+        for payload in sent.values() if memory["labels"].any() else ():
+            payload.extra["generator"] = memory["generator"]
+            payload.statistics["labels"] = memory["labels"]
         return sent
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
-        """With what the generator has to say, if anything."""
+    def phases(self, client: Client, payload: Payload) -> Phases:
+        """With what the generator adds to the loss, if it does."""
         if "generator" not in payload.extra or not (self.alpha or self.beta):
             return [Phase()]
-        how = (
-            self.ratio,
-            *(weight * self.decay ** (client.round - 1) for weight in (self.alpha, self.beta)),
-        )
-        return [
-            Phase(
-                objective=Objective(loss=lesson(self._generator(client.run), client, payload, *how))
+        return [Phase(objective=Objective(loss=self.lesson(client, payload)))]
+
+    def lesson(self, client: Client, payload: Payload) -> Callable[[Module, Batch], Tensor]:
+        """The client's local loss: the task's, and what the generator in `payload` adds."""
+        G, fade = self._generator(client.run), self.decay ** (client.round - 1)
+        alpha, beta = self.alpha * fade, self.beta * fade
+        theta = payload.extra["generator"].to(client["model"])
+        prior = payload.statistics["labels"].to(client["model"])
+
+        def loss(module: Module, batch: Batch) -> Tensor:
+            task, size = module.task_loss(batch), len(batch[1])
+            count = max(1, round(self.ratio * size))
+            client.flops += 2 * G.products * (count * (alpha > 0) + size * (beta > 0))
+            return task + learned(
+                G, theta, module, batch[1], prior, (count, self.ratio * alpha), beta
             )
-        ]
+
+        return loss
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {"labels": Beside("counts", "samples of each class", "counts")}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it how many samples the client has of each class."""
@@ -105,22 +143,240 @@ class FedGen(Method):
         return sent
 
     def aggregate(self, server: Server) -> None:
-        """Teach the generator, then FedAvg's mean."""
-        how = (
-            self.teacher == "weighted",
-            self.eta,
-            self.generator_lr,
-            self.generator_steps,
-            self.generator_batch,
-        )
-        teach(server, self._generator(server.run), *how)
+        """The classifiers of those who have answered teach the generator; then FedAvg's mean."""
+        G, who = self._generator(server.run), server.answered
+        labels = torch.stack([server.statistics[c]["labels"] for c in who])
+        draws = generator(server.run.config.seed, "generator", server.round)
+        heads = uploaded_heads(server.only, who)
+        server.memory |= self.taught(G, server.memory, heads, labels, draws)
+        server.flops += 6 * G.products * self.generator_steps * self.generator_batch
         super().aggregate(server)
 
+    def taught(
+        self,
+        G: Generator,
+        memory: Tensors,
+        heads: tuple[Tensor, Tensor],
+        labels: Tensor,
+        draws: torch.Generator,
+    ) -> Tensors:
+        """What the server keeps after the clients' `heads` have taught the generator.
+
+        With `generator code` Adam has a weight decay of 0.01, its rate falls by 0.98 with each
+        call, and classes that have samples are drawn evenly (`labels` are 1 for each) in place of
+        by their samples.
+
+        Args:
+            G: which one.
+            memory: `at_first`, or the last answer.
+            heads: as `uploaded_heads`.
+            labels: samples of each class, (k, C), by client.
+            draws: of classes and noise.
+        """
+        state, prior = {name: memory[name].clone() for name in _STATE}, labels.sum(0).float()
+        shares = labels / prior.clamp_min(1) if self.teacher == "weighted" else None
+        calls = int(state["adam.steps"]) // self.generator_steps
+        count, lr, decay, moving = len(state["adam.first"]), self.generator_lr, 0.0, None
+        if G.code:
+            prior, lr, decay = prior.clamp_max(1), lr * 0.98**calls, 0.01
+            moving = state["generator"][count:].view(2, -1)
+        theta = state["generator"][:count].clone().requires_grad_()
+        optimizer = torch.optim.Adam([theta], lr, weight_decay=decay)
+        optimizer.state[theta] = {key: state[name] for name, key in _STATE.items() if key}
+        for _ in range(self.generator_steps):
+            drawn = G.draw(theta, prior, self.generator_batch, draws, moving)
+            optimizer.zero_grad()
+            (ensemble_loss(drawn, heads, shares) + self.eta * alike(drawn)).backward()
+            optimizer.step()
+        parts = [theta.detach()] if moving is None else [theta.detach(), moving.flatten()]
+        return state | {"generator": torch.cat(parts), "labels": prior}
+
     def _generator(self, run: RunContext) -> Generator:
-        return Generator(
-            run.data.num_classes,
-            run.feature_width,
-            self.noise,
-            self.hidden,
-            self.generator == "code",
-        )
+        sizes = (run.data.num_classes, run.feature_width, self.noise, self.hidden)
+        return Generator(*sizes, self.generator == "code")
+
+
+_STATE = {
+    "generator": "",
+    "adam.steps": "step",
+    "adam.first": "exp_avg",
+    "adam.second": "exp_avg_sq",
+}
+"""What the server keeps, and what torch calls it."""
+
+
+@dataclass(frozen=True)
+class Generator:
+    """G(y, eps): a class and noise to features, by two linear layers with a ReLU between them. All
+    of it is in `theta` (n,), which is given with every call.
+
+    Args:
+        classes: C.
+        features: d.
+        noise: width of eps.
+        hidden: width of the hidden layer.
+        code: as the authors' code has it: uniform noise within [0, 1), where it is normal, and
+            BatchNorm between the hidden layer and its ReLU, whose weight, bias and running
+            statistics are the end of `theta`.
+    """
+
+    classes: int
+    features: int
+    noise: int
+    hidden: int
+    code: bool = False
+
+    def at_first(self, draws: torch.Generator) -> Tensors:
+        """What the server keeps: `generator`, linear layers as torch begins them (uniform within 1
+        / sqrt(inputs)), the steps and moments of Adam, and `labels` (C,), how many samples of each
+        class those have who have taught it."""
+        parts = []
+        for rows, columns in self._shapes():
+            inputs = self.noise + self.classes if rows == self.hidden else self.hidden
+            parts.append(inputs**-0.5 * (2 * torch.rand(rows * columns, generator=draws) - 1))
+        moments = sum(map(len, parts))
+        if self.code:  # weight and bias, which Adam moves, mean and variance
+            moments += 2 * self.hidden
+            parts += [torch.full((self.hidden,), value) for value in (1.0, 0.0, 0.0, 1.0)]
+        return {
+            "generator": torch.cat(parts),
+            "adam.steps": torch.zeros(()),
+            "adam.first": torch.zeros(moments),
+            "adam.second": torch.zeros(moments),
+            "labels": torch.zeros(self.classes),
+        }
+
+    def _shapes(self) -> list[tuple[int, int]]:
+        h, d = self.hidden, self.features
+        return [(h, self.noise + self.classes), (h, 1), (d, h), (d, 1)]
+
+    def __call__(
+        self, theta: Tensor, y: Tensor, eps: Tensor, moving: Tensor | None = None
+    ) -> Tensor:
+        """Features (batch, d) of classes `y` (batch,) and noise `eps` (batch, noise).
+
+        With `moving` (2, hidden), running means and variances, BatchNorm is in training: it
+        normalises by the batch, and moves them in place. Without, it normalises by those in
+        `theta`.
+        """
+        sizes = [r * c for r, c in self._shapes()]
+        parts = theta.split([*sizes, len(theta) - sum(sizes)])
+        W, b, V, c = (part.view(shape) for part, shape in zip(parts, self._shapes(), strict=False))
+        h = linear(torch.cat([eps, one_hot(y, self.classes).to(eps)], 1), W, b[:, 0])
+        if self.code:
+            weight, bias, *still = parts[-1].view(-1, self.hidden)
+            mean, variance = still if moving is None else moving
+            h = batch_norm(h, mean, variance, weight, bias, training=moving is not None)
+        return linear(h.relu(), V, c[:, 0])
+
+    @property
+    def products(self) -> int:
+        """Multiply-adds of one pass of a sample."""
+        return self.hidden * (self.noise + self.classes + self.features)
+
+    def draw(
+        self,
+        theta: Tensor,
+        prior: Tensor,
+        count: int,
+        draws: torch.Generator | None = None,
+        moving: Tensor | None = None,
+    ) -> Drawn:
+        """Features, their classes, which are drawn by `prior` (C,), and their noise; `draws` None:
+        the step's own."""
+        y = torch.multinomial(prior, count, replacement=True, generator=draws)
+        return self.given(theta, y, draws, moving)
+
+    def given(
+        self,
+        theta: Tensor,
+        y: Tensor,
+        draws: torch.Generator | None = None,
+        moving: Tensor | None = None,
+    ) -> Drawn:
+        """Features of the classes `y`."""
+        noise = torch.rand if self.code else torch.randn
+        eps = noise(len(y), self.noise, generator=draws, dtype=theta.dtype, device=theta.device)
+        return Drawn(self(theta, y, eps, moving), y, eps)
+
+
+class Drawn(NamedTuple):
+    """What has been generated."""
+
+    features: Tensor
+    """(n, d)."""
+    y: Tensor
+    """Classes, (n,)."""
+    eps: Tensor
+    """Noise, (n, noise)."""
+
+
+def alike(drawn: Drawn) -> Tensor:
+    """exp(-mean over pairs of (mean squared distance of noise) (mean distance of features)), shape
+    (): the diversity loss of FedGen's authors, 1 where all features are equal.
+    """
+    far = (drawn.features[:, None] - drawn.features).abs().mean(2)
+    return torch.exp(-((drawn.eps[:, None] - drawn.eps).square().mean(2) * far).mean())
+
+
+def uploaded_heads(group: GroupServer, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Weights (k, C, d) and biases (k, C) of the classifiers, one linear layer each, that `clients`
+    uploaded last."""
+    blocks = {b.name.rpartition(".")[2]: b for b in group.layout.blocks if b.head}
+    vectors = [group.vector(c).float().cpu() for c in clients]
+
+    def stacked(block: Block) -> Tensor:
+        return torch.stack([v[block.start : block.stop].view(block.shape) for v in vectors])
+
+    W = stacked(blocks["weight"])
+    return W, stacked(blocks["bias"]) if "bias" in blocks else W.new_zeros(W.shape[:2])
+
+
+def ensemble_loss(drawn: Drawn, heads: tuple[Tensor, Tensor], shares: Tensor | None) -> Tensor:
+    """How little the clients' classifiers take what is `drawn` for its classes, shape ().
+
+    Args:
+        drawn: generated.
+        heads: weights (k, C, d) and biases (k, C) of the clients.
+        shares: (k, C), each client's share of the samples of a class: the mean cross entropy,
+            weighed so. None: the cross entropy of the mean scores.
+    """
+    (weights, biases), y = heads, drawn.y
+    scores = torch.einsum("bd,kcd->kbc", drawn.features, weights) + biases[:, None]
+    if shares is None:
+        return cross_entropy(scores.mean(0), y)
+    each = torch.stack([cross_entropy(s, y, reduction="none") for s in scores])
+    return (shares[:, y] * each).sum(0).mean()
+
+
+def learned(
+    G: Generator,
+    theta: Tensor,
+    module: Module,
+    y: Tensor,
+    prior: Tensor,
+    drawn: tuple[int, float],
+    beta: float,
+) -> Tensor:
+    """What the generator adds to a client's loss, shape ().
+
+    Args:
+        G: which one.
+        theta: what it is now.
+        module: the client's, after its pass on a batch; its classifier is one linear layer.
+        y: the classes of the batch.
+        prior: how often each class is drawn, (C,).
+        drawn: how many features, and the weight of the classifier's cross entropy on them.
+        beta: weight of KL(classifier on features generated for `y` || model on the batch); the
+            first is constant.
+    """
+    head, (count, alpha) = module.head, drawn
+    total = theta.new_zeros(())
+    if alpha:
+        made = G.draw(theta, prior, count)
+        total = total + alpha * cross_entropy(linear(made.features, head.weight, head.bias), made.y)
+    if beta:
+        teacher = linear(G.given(theta, y).features, head.weight, head.bias).detach().softmax(1)
+        student = log_softmax(linear(module.features, head.weight, head.bias), 1)
+        total = total + beta * kl_div(student, teacher, reduction="batchmean")
+    return total

@@ -4,17 +4,26 @@ through Federated Learning with Data-Free Hyper-Knowledge Distillation. ICLR 202
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveFloat, Range, UnitInterval
-from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Batch, Client, Module, RunContext, Tensors
 from fl_lightning.foundation.extras import require
+from fl_lightning.methods import (
+    LogRange,
+    NonNegativeFloat,
+    PositiveFloat,
+    Range,
+    UnitInterval,
+    searched,
+)
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common import class_means
+from fl_lightning.methods.common.basics import norms, wide
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,6 @@ class FedHKD(ClassMeans):
             samples of any client.
     """
 
-    family = "prototypes and distillation"
     names = ("features", "predictions")
     forget = True
 
@@ -73,11 +81,7 @@ class FedHKD(ClassMeans):
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
         """And both terms (its Eq. 11)."""
         task: Tensor = module.task_loss(batch)
-        terms = (
-            [class_means.classifier_gap(module, means, self.temperature, self.lam)]
-            if self.lam
-            else []
-        )
+        terms = [classifier_gap(module, means, self.temperature, self.lam)] if self.lam else []
         if self.gamma:
             terms.append(
                 self.gamma * class_means.distance_to_means(module.features, batch[1], means, "norm")
@@ -92,19 +96,92 @@ class FedHKD(ClassMeans):
         )
         if self.sigma:
             draws = client.generator("hyper-knowledge noise")
-            features = class_means.noisy(features, counts, self.sigma, self.zeta, draws)
+            features = noisy(features, counts, self.sigma, self.zeta, draws)
         return features, predictions, counts * (counts >= self.nu * counts.sum())
 
     def bounded(self, features: Tensor) -> Tensor:
         """Features of samples (batch, d) brought within zeta: without that the sensitivity is not 2
         zeta / N."""
-        return (
-            class_means.within(features, self.zeta, self.bound)
-            if self.sigma and self.clip
-            else features
-        )
+        if not (self.sigma and self.clip):
+            return features
+        if self.bound == "coordinate":
+            return features.clamp(-self.zeta, self.zeta)
+        norm: Tensor = features.norm(dim=1, keepdim=True)
+        return features * (self.zeta / norm.clamp_min(1e-12)).clamp_max(1.0)
 
     def summary(self, run: RunContext) -> dict[str, Any]:
-        """The privacy report."""
-        safe = self.sigma > 0 and self.clip
-        return class_means.privacy_report(run, self.sigma, self.bound, self.delta, safe=safe)
+        """The privacy report, at `privacy_delta`, for one round (`..._round`) and for the run.
+
+        `privacy_epsilon` is that of a class's whole mean feature; with `bound: coordinate`
+        `privacy_epsilon_coordinate` is that of one of its coordinates, the others left aside (the
+        paper's count). `privacy_covers` says so in words, and what the client uploads beside it
+        without protection. Without noise or without a bound epsilon is infinite; nothing is
+        reported where a callback accounts for the whole upload.
+        """
+        if any(getattr(callback, "accounts", False) for callback in run.callbacks):
+            return {}
+        width, safe = run.feature_width, self.sigma > 0 and self.clip
+        noises = {"": noise_multiplier(self.sigma, width, self.bound)}
+        covers = f"one sample's part in its class's mean feature, all {width} coordinates"
+        if self.bound == "coordinate":
+            noises["_coordinate"] = self.sigma
+            covers = (
+                "one sample's part in its class's mean feature: privacy_epsilon all "
+                f"{width} coordinates, privacy_epsilon_coordinate a single one of them"
+            )
+        beside = "the model, the mean predictions and the class counts that the client uploads"
+        covers = f"{covers}; not {beside} beside it"
+        report: dict[str, Any] = {"privacy_delta": self.delta}
+        for rounds, name in ((1, "_round"), (run.rounds, "")):
+            for part, noise in noises.items():
+                epsilon = gaussian_epsilon(noise, rounds, self.delta) if safe else math.inf
+                report[f"privacy_epsilon{part}{name}"] = epsilon
+        report["privacy_covers"] = covers if safe else "nothing: no noise, or no bound"
+        return report
+
+
+def classifier_gap(module: Module, means: Tensors, temperature: float, lam: float) -> Tensor:
+    """lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over known classes, shape () (FedHKD, Eq. 11).
+
+    G is the classifier.
+    """
+    G, known = module.head, means["known"]
+    H = means["features"].to(module.features.dtype)
+    # a call of G would count as the batch's features
+    scores = torch.nn.functional.linear(H, G.weight, G.bias)
+    soft = (wide(scores)[:, : module.num_classes] / temperature).softmax(1)
+    gap: Tensor = lam * (norms(soft - means["predictions"]) * known).sum() / module.num_classes
+    return gap
+
+
+def noisy(
+    features: Tensor, counts: Tensor, sigma: float, zeta: float, draws: torch.Generator
+) -> Tensor:
+    """Mean `features` (C, d) with Gaussian noise of sigma times the class's sensitivity 2 zeta / N
+    on each number."""
+    scale = 2 * zeta * sigma / counts.clamp_min(1)
+    noise = torch.randn(features.shape, generator=draws, dtype=features.dtype)
+    return features + scale[:, None] * noise
+
+
+def noise_multiplier(sigma: float, width: int, bound: Literal["norm", "coordinate"]) -> float:
+    """The noise on a class's mean feature over its L2 sensitivity, when one of the class's N
+    samples is replaced.
+
+    Noise has the standard deviation sigma 2 zeta / N on each of the `width` coordinates. The mean
+    moves by at most 2 zeta / N where norms are bounded by zeta, by 2 zeta sqrt(width) / N where
+    coordinates are. A sample is in one class only, so classes do not add up.
+    """
+    return sigma if bound == "norm" else sigma / math.sqrt(width)
+
+
+def gaussian_epsilon(sigma: float, rounds: int, delta: float) -> float:
+    """Epsilon at `delta` of the Gaussian mechanism with noise multiplier `sigma`, composed `rounds`
+    times.
+
+    The composition is the Gaussian mechanism with sigma / sqrt(rounds), whose epsilon is known in
+    closed form.
+    """
+    from dp_accounting import get_epsilon_gaussian
+
+    return float(get_epsilon_gaussian(sigma / math.sqrt(rounds), delta))

@@ -3,24 +3,61 @@ workshop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Relation
-from fl_lightning.configuration.ranges import (
+from fl_lightning.callbacks.relations import Alone, Relation
+from fl_lightning.core import (
+    Batch,
+    Beside,
+    Client,
+    Module,
+    Objective,
+    Payload,
+    Payloads,
+    Phase,
+    Phases,
+    PureLoss,
+    RelationView,
+    Rule,
+    RunContext,
+    Server,
+    Tensors,
+)
+from fl_lightning.core.beside import Values
+from fl_lightning.data import ResidentPart
+from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.methods import (
+    LogRange,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Traits,
+    WithoutModels,
+    searched,
 )
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Module, Payload, Phase, Rule, RunContext, Server, Tensors
-from fl_lightning.methods.base import WithoutModels
-from fl_lightning.methods.common import predictions as public
 from fl_lightning.methods.common.basics import check_batches
+from fl_lightning.methods.common.predictions import (
+    check_public,
+    class_scores,
+    gap,
+    predicted,
+    public_subset,
+)
+
+LAYER = "predictions"
+"""What a teacher's row is drawn as, in place of a layer."""
+
+
+class Teachers(Alone):
+    """Everybody keeps their own model; the rows by which the server mixes predictions are the
+    method's."""
+
+    fixed = ""
 
 
 @dataclass(frozen=True)
@@ -43,15 +80,19 @@ class FedMD(WithoutModels):
         lam: weight of the loss; with SGD a factor on the learning rate. 1: the authors' code.
     """
 
-    family = "prototypes and distillation"
-    judge = "after"
-    starts = "own"
-    statistics = True
-    classes = True
-    newcomers = Rule(
-        "own training, after distilling all predictions on public data",
-        gives=False,
-        unlabelled=True,
+    traits = Traits(
+        family="prototypes and distillation",
+        judge="after",
+        starts="own",
+        classes=True,
+        statistics=True,
+        newcomers=Rule(
+            "own training, after distilling all predictions on public data",
+            gives=False,
+            unlabelled=True,
+        ),
+        receives_beside="a mix of predictions",
+        sample_use="uploads class scores",
     )
 
     samples: PositiveInt = 5000
@@ -64,50 +105,102 @@ class FedMD(WithoutModels):
     def check(self, run: RunContext) -> None:
         """Public data are needed, in batches that the network can train on."""
         super().check(run)
-        public.check_public(run, public.drawn(run, self.samples))
+        check_public(run, self.samples)
         check_batches(run, batch_size=self.batch_size, samples=self.samples)
 
     def relation(self) -> Relation:
         """Nobody receives a model; rows weigh whose predictions teach whom."""
-        return public.Teachers()
+        return Teachers()
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
-        """What was told last, and how it is weighed."""
-        return public.no_predictions(run)
+    def init_server(self, run: RunContext) -> Tensors:
+        """The last uploads, `public.predictions` (m, |D_r|, C); from whom, `public.told` (m,);
+        `public.rows` (N, m): how each client's teacher weighs them."""
+        return {
+            "public.predictions": torch.zeros(0, 0, run.data.num_classes),
+            "public.told": torch.zeros(0, dtype=torch.int64),
+            "public.rows": torch.zeros(run.clients, 0, dtype=torch.float64),
+        }
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
-        """Every client its teacher."""
-        sent = super().broadcast(server)
-        public.teach(server, sent)
+    def broadcast(self, server: Server) -> Payloads:
+        """Every client its teacher (|D_r|, C), once a client has uploaded predictions."""
+        sent, memory, cohort = super().broadcast(server), server.memory, server.cohort
+        P, rows = memory["public.predictions"], memory["public.rows"]
+        # a newcomer's teacher is the mean of all
+        rows = torch.cat([rows, rows.new_full((1, rows.shape[1]), 1 / max(rows.shape[1], 1))])
+        for client, payload in sent.items() if len(P) else ():
+            payload.extra["teacher"] = (rows[client].to(P.dtype) @ P.flatten(1)).view(P.shape[1:])
+        server.flops += 2 * len(cohort) * P.numel()
+        senders = memory["public.told"].tolist()
+        shown = rows[cohort].float() if senders else torch.eye(len(cohort))
+        server.view = RelationView(shown[:, None].numpy(), cohort, [LAYER], senders or cohort)
         return sent
 
-    def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Towards the teacher on the inputs that it has seen, those of the round before; then local
         training."""
         if "teacher" in payload.extra and self.epochs and self.lam:
-            yield public.distilling(
-                client, payload, self.samples, self.gap, self.epochs, self.batch_size
+            x = public_subset(client.run, client.round - 1, self.samples)
+            yield Phase(
+                objective=Objective(loss=PureLoss(self.gap)),
+                part=ResidentPart(x, payload.extra["teacher"].to(x.device), None),
+                epochs=self.epochs,
+                batch_size=self.batch_size,
+                purpose="distil",
+                scores="distilled",
             )
         yield Phase()
 
-    def gap(self, _: Tensors, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def gap(self, _: Tensors, module: Module, batch: Batch) -> Tensor:
         """lam times the loss between the bound model on public x and the teacher's predictions
         there, shape ()."""
-        return self.lam * public.gap(
-            public.class_scores(module, batch[0]), batch[1], self.loss, self.temperature
-        )
+        scores = class_scores(module, batch[0])
+        return self.lam * gap(scores, batch[1], self.loss, self.temperature)
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        values: Values = "shares" if self.loss == "kl" else "real"
+        return {"predictions": Beside("predictions", "class scores of public samples", values)}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Predictions on the round's public subset."""
-        sent, z = super().upload(client, payload), public.predicted(client, self.samples)
+        sent, run = super().upload(client, payload), client.run
+        x = public_subset(run, client.round, self.samples)
+        z = predicted(client.bind(), x, run.config.evaluation.batch_size)
         sent.extra["predictions"] = (z / self.temperature).softmax(1) if self.loss == "kl" else z
         return sent
 
     def aggregate(self, server: Server) -> None:
-        """Keep what was told, and weigh it."""
-        public.keep(server, self.weigh, distributions=self.loss == "kl")
+        """Keep the predictions that were uploaded (a transform may have dropped some), and the rows
+        by which `weigh` weighs them.
+
+        Raises:
+            RunFailed: a weight is not finite, or makes a teacher that is no distribution where the
+                predictions are.
+        """
+        uploads = {c: t["predictions"] for c, t in server.statistics.items() if "predictions" in t}
+        senders = list(uploads)
+        P = torch.zeros(0, 0, server.run.data.num_classes)
+        rows = torch.empty(server.clients, 0)
+        if senders:
+            P = torch.stack(list(uploads.values()))
+            rows = self.weigh(server, P.double(), senders)
+        everyone, relation = range(server.clients), server.run.relation
+        rows = relation.as_mixed(rows[None], everyone, senders, server.round)[0]
+        fine = bool(rows.isfinite().all())
+        if fine and self.loss == "kl" and (rows < 0).any():
+            fine = bool(((rows @ P.double().flatten(1)) >= 0).all())
+        if not fine:
+            raise RunFailed(
+                "the coefficients have left the simplex too far; use method.projection simplex"
+            )
+        server.memory |= {
+            "public.predictions": P,
+            "public.told": torch.tensor(senders, dtype=torch.int64),
+            "public.rows": rows,
+        }
 
     def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
         """Rows (N, m), float64, sums 1: every client's weights of the predictions P (m, |D_r|, C)
-        of `told`."""
-        return public.uniform(server.clients, uploaders)
+        of `uploaders`; equal ones."""
+        shape = (server.clients, len(uploaders))
+        return torch.full(shape, 1.0 / len(uploaders), dtype=torch.float64)

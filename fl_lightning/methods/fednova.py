@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts
 from fl_lightning.configuration.config import check
-from fl_lightning.core import Client, Payload, RelationInputs, RunContext, Server
-from fl_lightning.methods.base import Method, check_no_scaling, move_on
+from fl_lightning.core import Beside, Client, Payload, RelationInputs, RunContext, Server
+from fl_lightning.methods import Method, Traits, check_no_scaling, move_on
 
 
 class Normalised(SampleCounts):
@@ -50,9 +50,7 @@ class FedNova(Method):
     than their samples.
     """
 
-    family = "one global model"
-    several = False
-    statistics = True
+    traits = Traits(family="one global model", statistics=True, several=False)
 
     def check(self, run: RunContext) -> None:
         """How far a step moves the model must follow from the learning rate."""
@@ -68,6 +66,10 @@ class FedNova(Method):
     def relation(self) -> Relation:
         """The normalised mean."""
         return Normalised()
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {"steps": Beside("steps", "local steps", "public")}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With the model a_i, one number."""

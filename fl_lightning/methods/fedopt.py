@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import ShareBelow1
 from fl_lightning.core import Server
+from fl_lightning.methods import ShareBelow1
 from fl_lightning.methods.adaptive import Adaptive
 
 

@@ -4,23 +4,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fl_lightning.callbacks.propagation import Propagation, told_basis
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.configuration.ranges import (
+from fl_lightning.core import Beside, Client, Payload, Phase, Phases
+from fl_lightning.methods import (
+    LogRange,
     Needs,
     NonNegativeFloat,
     NonNegativeInt,
+    OwnStatistics,
     PositiveFloat,
     PositiveInt,
     Range,
+    Traits,
+    searched,
 )
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Payload, Phase
-from fl_lightning.methods.base import OwnStatistics
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,16 @@ class FEDORA(OwnStatistics):
             and one's own.
     """
 
-    family = "mixing"
-    judge = "after"
-    starts = "own"
-    needs = (
-        Needs("lam", 1.0, "selection", ("constant",), "it belongs to method.selection constant"),
+    traits = Traits(
+        family="mixing",
+        judge="after",
+        starts="own",
+        needs=(
+            Needs(
+                "lam", 1.0, "selection", ("constant",), "it belongs to method.selection constant"
+            ),
+        ),
+        sample_use="measures its relation on samples",
     )
 
     alpha: Annotated[float, Range(0, 1e15)] = searched(
@@ -79,7 +85,7 @@ class FEDORA(OwnStatistics):
         graph = (self.neighbours, self.steps, chosen, self.similarity, self.sources)
         return Propagation(self.alpha, self.directions, self.sharpness, *graph)
 
-    def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Every parameter pulled by `coefficient`."""
         yield Phase(objective=client.proximal(payload, self.coefficient(client, payload)))
 
@@ -93,6 +99,12 @@ class FEDORA(OwnStatistics):
         )
         code = 0.0 if gain < 0 else 0.5 * math.exp(min(gain / 2, 50.0))
         return max(self.epsilon, gain) if self.selection == "paper" else code
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        words = "a basis of the client's samples, from which the server computes the relation"
+        basis = {"basis": Beside("basis", words, None, once=True)}
+        return basis if self.similarity == "subspace" else {}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """A client tells the basis of its data once, with its first upload."""

@@ -4,28 +4,35 @@ Collaboration. ICLR 2023.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts
-from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveFloat, ShareBelow1
-from fl_lightning.configuration.search import LogRange, searched
+from fl_lightning.callbacks.simplex import simplex_minimum
 from fl_lightning.core import (
     Batch,
+    Beside,
     Client,
     Module,
     Payload,
+    Payloads,
     Phase,
+    Phases,
+    RelationInputs,
     Rule,
     RunContext,
     Server,
     Tensors,
 )
+from fl_lightning.core.layout import copy_columns
+from fl_lightning.foundation.device import wide
+from fl_lightning.methods import LogRange, NonNegativeFloat, PositiveFloat, ShareBelow1, searched
 from fl_lightning.methods.classmeans import ClassMeans
-from fl_lightning.methods.common import collaboration
-from fl_lightning.methods.common.class_means import distance_to_means
+from fl_lightning.methods.common.class_means import class_means, distance_to_means
+from fl_lightning.results.record import RelationView
 
 
 @dataclass(frozen=True)
@@ -48,10 +55,13 @@ class FedPAC(ClassMeans):
         least: smaller a_ij count as 0. 0: paper (the authors' code: 0.001).
     """
 
-    family = "partial sharing"
-    several = False
-    newcomers = Rule(
-        "global body under its own mix of classifiers, then local training", remembers=True
+    traits = replace(
+        ClassMeans.traits,
+        family="partial sharing",
+        several=False,
+        newcomers=Rule(
+            "global body under its own mix of classifiers, then local training", remembers=True
+        ),
     )
 
     lam: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "a decade around the paper's")
@@ -66,21 +76,21 @@ class FedPAC(ClassMeans):
 
     def relation(self) -> Relation:
         """Whose classifiers are mixed."""
-        return collaboration.Collaboration(self.least)
+        return Collaboration(self.least)
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """With it the moments of every client's features."""
-        return super().init_server(run) | collaboration.no_moments(run)
+        return super().init_server(run) | no_moments(run)
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """The mean body under the client's mix of classifiers."""
         sent = super().broadcast(server)
-        collaboration.under_mean_body(server, sent)
+        under_mean_body(server, sent)
         return sent
 
-    def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Moments of what has been received, then the classifier, then the body."""
-        client.scratch |= collaboration.feature_moments(client)
+        client.scratch |= feature_moments(client)
         head = client.mask(lambda b: b.head)
         yield Phase(trains=head, epochs=self.head_epochs, lr=self.head_lr, purpose="head")
         yield Phase(trains=~head, objective=self.objective(client, payload))
@@ -90,6 +100,16 @@ class FedPAC(ClassMeans):
         0."""
         task: Tensor = module.task_loss(batch)
         return task + self.lam * distance_to_means(module.features, batch[1], means, "squared")
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        moments = {
+            "moments.means": Beside(
+                "class_means", "mean features of each class times the class's share", "rows"
+            ),
+            "moments.V": Beside("variance", "variance of features", "nonnegative"),
+        }
+        return super().beside() | moments
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it the moments, of the classes that are told."""
@@ -104,4 +124,89 @@ class FedPAC(ClassMeans):
         """The mean body, and what is known of classes and clients."""
         super().aggregate(server)
         server["model"] = server.only.mean_by(SampleCounts())
-        server.memory.update(collaboration.lay_out(server.memory, server.statistics))
+        server.memory.update(lay_out(server.memory, server.statistics))
+
+
+MEANS, VARIANCE = "moments.means", "moments.V"
+
+
+def no_moments(run: RunContext) -> Tensors:
+    """What the server keeps at first: H_i, `moments.means` (N, C, d), and V_i, `moments.V` (N,)."""
+    shape = (run.clients, run.data.num_classes, run.feature_width)
+    return {MEANS: torch.zeros(shape), VARIANCE: torch.zeros(run.clients)}
+
+
+def feature_moments(client: Client) -> Tensors:
+    """H (C, d), where H_k is p_k times the mean feature of class k, and V, shape (), of the
+    client's model and data.
+
+    V = (mean ||z||^2 - ||H||^2) / n; the squares of all classes' H_k are summed.
+    """
+    device = client.run.device
+    squares = torch.zeros((), dtype=wide(device), device=device)
+
+    def noted(z: Tensor) -> Tensor:
+        squares.add_(z.to(squares.dtype).square().sum())
+        return z
+
+    means, _, counts = class_means(client, bounded=noted)
+    n = counts.sum()
+    H = means * (counts / n)[:, None]
+    return {MEANS: H, VARIANCE: ((squares.cpu() / n - H.double().square().sum()) / n).float()}
+
+
+def lay_out(memory: Tensors, uploads: Mapping[int, Tensors]) -> Tensors:
+    """What the server keeps of moments after the clients' `uploads` (rows of `classes`)."""
+    means, variance = memory[MEANS].clone(), memory[VARIANCE].clone()
+    for client, tensors in uploads.items():
+        means[client] = 0
+        means[client, tensors["classes"].long()] = tensors[MEANS].to(means)
+        variance[client] = tensors[VARIANCE]
+    return {MEANS: means, VARIANCE: variance}
+
+
+def collaborators(H: Tensor, V: Tensor, i: int) -> Tensor:
+    """Client i's weights (n,) on all: argmin of a^T (diag V + D) a on the simplex, D_jl = <H_i -
+    H_j, H_i - H_l>.
+
+    `H` (n, C d) and `V` (n,) in float64.
+    """
+    apart = H[i] - H
+    return simplex_minimum(torch.diag(V.clamp_min(0)) + apart @ apart.T)
+
+
+def under_mean_body(server: Server, sent: Mapping[int, Payload]) -> None:
+    """Put the server's body under the mixed classifiers that are to be `sent`, and show who has
+    whose classifier."""
+    group, layout = server.only, server.only.layout
+    for payload in sent.values():
+        copy_columns(
+            payload.vector, group["model"], layout.segments(layout.mask(lambda b: not b.head))
+        )
+    if (mixed := group.weighed) is not None:
+        rows = mixed.weights.transpose(0, 1).float().numpy()
+        server.view = RelationView(rows, mixed.receivers, [layout.head], mixed.sources)
+
+
+@dataclass
+class Collaboration(Relation):
+    """Every client's mix of the classifiers of all that have uploaded, by `collaborators`.
+
+    Args:
+        least: smaller weights count as 0.
+    """
+
+    least: float = 0.0
+    sources = "uploaded"
+
+    def weights(self, inputs: RelationInputs) -> Tensor:
+        """Weights (1, m, n); a client that has uploaded none keeps its own."""
+        H, V = (inputs.memory[name][inputs.sources].double() for name in (MEANS, VARIANCE))
+        H = H.flatten(1)
+        rows = torch.eye(len(inputs.sources), dtype=torch.float64)[inputs.places]
+        for row, i in zip(rows, inputs.places.tolist(), strict=True):
+            if H[i].any():
+                weights = collaborators(H, V, i)
+                weights = weights * (weights >= min(self.least, float(weights.max())))
+                row.copy_(weights / weights.sum())
+        return rows[None]

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.methods.base import OwnClassifier
+from fl_lightning.methods import OwnClassifier, Traits
 
 
 @dataclass(frozen=True)
 class FedPer(OwnClassifier):
     """FedAvg on the body of the model; every client keeps a classifier of its own."""
 
-    family = "partial sharing"
-    judge = "after"
+    traits = Traits(family="partial sharing", judge="after")

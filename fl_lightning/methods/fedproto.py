@@ -6,14 +6,13 @@ AAAI 2022.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Client, Rule
+from fl_lightning.methods import LogRange, NonNegativeFloat, searched
 from fl_lightning.methods.prototypes import Prototypes
 
 
@@ -37,7 +36,10 @@ class FedProto(Prototypes):
             (the authors' code).
     """
 
-    newcomers = Rule("own training, towards the class means of all", gives=False)
+    traits = replace(
+        Prototypes.traits,
+        newcomers=Rule("own training, towards the class means of all", gives=False),
+    )
 
     lam: NonNegativeFloat = searched(
         1.0, LogRange(0.05, 10), "FedHKD's 0.05 for it to ten times the authors' 1"

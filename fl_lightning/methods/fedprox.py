@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Payload, Phase
-from fl_lightning.methods.base import Method
+from fl_lightning.core import Client, Payload, Phase, Phases
+from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Traits, searched
 
 
 @dataclass(frozen=True)
@@ -23,11 +21,11 @@ class FedProx(Method):
             {0.001, ..., 1}.
     """
 
-    family = "one global model"
+    traits = Traits(family="one global model")
     mu: NonNegativeFloat = searched(
         0.01, LogRange(0.001, 1), "the authors' grid: 0.001, 0.01, 0.1, 0.5, 1"
     )
 
-    def phases(self, client: Client, payload: Payload) -> list[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Pulled by mu/2 on every parameter."""
         return [Phase(objective=client.proximal(payload, self.mu / 2))]

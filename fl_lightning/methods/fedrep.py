@@ -4,13 +4,11 @@ Personalized Federated Learning. ICML 2021.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fl_lightning.configuration.config import check
-from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.core import Client, Payload, Phase, RunContext
-from fl_lightning.methods.base import OwnClassifier
+from fl_lightning.core import Client, Payload, Phase, Phases, RunContext
+from fl_lightning.methods import NonNegativeFloat, OwnClassifier, Traits
 
 
 @dataclass(frozen=True)
@@ -26,8 +24,7 @@ class FedRep(OwnClassifier):
             The body trains as long as the federation's configuration says.
     """
 
-    family = "partial sharing"
-    judge = "after"
+    traits = Traits(family="partial sharing", judge="after")
 
     head_epochs: NonNegativeFloat = 10
 
@@ -42,7 +39,7 @@ class FedRep(OwnClassifier):
                 "fedrep trains body and classifier apart: it must have both",
             )
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Classifier, then body."""
         head = client.mask(lambda b: b.head)
         body = Phase(trains=~head)
@@ -51,3 +48,7 @@ class FedRep(OwnClassifier):
             if self.head_epochs
             else [body]
         )
+
+    def private_phases(self) -> tuple[float | None, ...]:
+        """Epochs of each phase."""
+        return (self.head_epochs, None) if self.head_epochs else (None,)

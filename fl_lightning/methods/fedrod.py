@@ -3,7 +3,7 @@ Classification. ICLR 2022."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +19,13 @@ from fl_lightning.core import (
     Objective,
     Payload,
     Phase,
+    Phases,
     PureLoss,
     Tensors,
 )
-from fl_lightning.methods.base import Method, Scope
-from fl_lightning.methods.common.two_heads import TwoHeads
+from fl_lightning.methods import Method, Scope, Traits
+from fl_lightning.methods.common.basics import check_plain_loss
+from fl_lightning.models import head_of
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,13 @@ class FedRoD(Method):
     samples of each class. Scored: g + h; as `global`: g.
     """
 
-    family = "two models"
-    judge = "after"
-    features = True
-    classes = True
+    traits = Traits(
+        family="two models",
+        judge="after",
+        features=True,
+        classes=True,
+        sample_use="balances its loss by class counts of samples",
+    )
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """With a personal classifier."""
@@ -49,7 +54,7 @@ class FedRoD(Method):
         """The personal classifier is never sent."""
         return "personal" if block.name.startswith("personal.") else "shared"
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Down both losses at once: none reaches what the other trains."""
         counts = client.class_counts.to(client.run.device, client.run.dtype)
         # log n_y, but for a constant
@@ -74,3 +79,25 @@ class FedRoD(Method):
     def global_model(self, group: GroupServer, client: int) -> Tensor:
         """Body and generic classifier, by which alone it is scored."""
         return group["model"]
+
+
+class TwoHeads(nn.Module):
+    """A network, and a second classifier `personal` like its own on the same features, zero at
+    first.
+
+    Raises:
+        BadInput: the network has a training step of its own.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        check_plain_loss(model, "fedrod has a loss for each of two classifiers")
+        self.model, self.head = model, f"model.{head_of(model)}"
+        self.personal = copy.deepcopy(self.get_submodule(self.head))
+        for p in self.personal.parameters():
+            nn.init.zeros_(p)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The generic classifier's scores."""
+        scores: Tensor = self.model(x)
+        return scores

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fl_lightning.core import Block, RunContext
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods import Method, Scope, Traits
 from fl_lightning.methods.common.adapters import check_adapters, is_a
 
 
@@ -21,8 +21,7 @@ class FedSALoRA(Method):
     The classifier stays at home as in the authors' configuration for GLUE. The mean is by samples.
     """
 
-    family = "partial sharing"
-    judge = "after"
+    traits = Traits(family="partial sharing", judge="after")
 
     def check(self, run: RunContext) -> None:
         """There must be adapters."""

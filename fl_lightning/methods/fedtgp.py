@@ -4,17 +4,18 @@ Contrastive Learning for Data and Model Heterogeneity in Federated Learning. AAA
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy, linear, one_hot
 
-from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Rule, RunContext, Server
+from fl_lightning.core import Rule, RunContext, Server, Tensors
 from fl_lightning.foundation.rng import generator
+from fl_lightning.methods import LogRange, NonNegativeFloat, PositiveFloat, PositiveInt, searched
 from fl_lightning.methods.common.class_means import last_uploads
-from fl_lightning.methods.common.trained_prototypes import learn, untrained
 from fl_lightning.methods.prototypes import Prototypes
 
 
@@ -37,7 +38,11 @@ class FedTGP(Prototypes):
         server_lr: of the server's SGD. null: the clients' own, as in the authors' code.
     """
 
-    newcomers = Rule("own training, towards the trained prototypes", gives=False)
+    traits = replace(
+        Prototypes.traits,
+        newcomers=Rule("own training, towards the trained prototypes", gives=False),
+        receives_beside="prototypes that the server has learned",
+    )
 
     lam: NonNegativeFloat = searched(
         10.0, LogRange(0.1, 100), "two decades around the authors' 1 and 10"
@@ -52,7 +57,7 @@ class FedTGP(Prototypes):
         """The plain mean, as in the authors' code; nothing of it is sent."""
         return True
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """With it what is learned."""
         memory = super().init_server(run)
         return memory | untrained(
@@ -63,3 +68,85 @@ class FedTGP(Prototypes):
         """Note which classes are known; then learn their prototypes from what clients told."""
         super().aggregate(server)
         learn(server, last_uploads(server), self.threshold, self.server_epochs, self.server_lr)
+
+
+LEARNED = ("embedding", "inner", "inner_bias", "outer", "outer_bias")
+"""What the server learns: an embedding of each class (C, d), and two linear layers with a ReLU
+between them."""
+
+
+def prototypes(theta: Tensors) -> Tensor:
+    """The global prototypes (C, d) that `theta` (tensors by `LEARNED`) gives."""
+    hidden = linear(theta["embedding"], theta["inner"], theta["inner_bias"]).relu()
+    return linear(hidden, theta["outer"], theta["outer_bias"])
+
+
+def adaptive_margin(uploaded: Tensor, classes: Tensor, most: float) -> float:
+    """Greatest distance of a class's mean upload to its nearest other; `most` at most, and where
+    there is one class.
+
+    `uploaded` (n, d) are class means of clients, of `classes` (n,).
+    """
+    centres = torch.stack([uploaded[classes == c].mean(0) for c in classes.unique()])
+    gaps = torch.cdist(centres, centres).fill_diagonal_(torch.inf).min(1).values
+    return min(float(gaps.max()), most)
+
+
+def margin_loss(known: Tensor, uploaded: Tensor, classes: Tensor, margin: float) -> Tensor:
+    """Cross entropy of minus the distances of `uploaded` (n, d), of `classes` (n,), to the
+    prototypes `known` (C, d), of which the own class's counts as longer by `margin`, shape ()."""
+    distance = torch.cdist(uploaded, known, compute_mode="donot_use_mm_for_euclid_dist")
+    return cross_entropy(-(distance + margin * one_hot(classes, len(known))), classes)
+
+
+def untrained(means: Tensor, draws: torch.Generator) -> Tensors:
+    """What the server begins with, as torch does: a normal embedding, and layers uniform within 1 /
+    sqrt(d).
+
+    `means` (C, d): of the type and width that it is to have.
+    """
+    d = means.shape[1]
+    theta = [torch.randn(means.shape, generator=draws)]
+    theta += [
+        (2 * torch.rand(shape, generator=draws) - 1) / d**0.5
+        for shape in ((d, d), (d,), (d, d), (d,))
+    ]
+    return {f"prototypes.{name}": t.to(means) for name, t in zip(LEARNED, theta, strict=True)}
+
+
+def learn(
+    server: Server,
+    uploads: Sequence[Tensors],
+    most: float,
+    epochs: int,
+    lr: float | None,
+) -> None:
+    """Train the prototypes by SGD on clients' class means, and make them `means.features`; without
+    any they stay.
+
+    Args:
+        server: in aggregation.
+        uploads: `classes` and `features` of each client; batches are as large as the clients'.
+        most: the greatest margin.
+        epochs: passes over the uploads.
+        lr: None: the clients'.
+    """
+    memory, config = server.memory, server.run.config
+    if not any(len(one["classes"]) for one in uploads):
+        return
+    classes = torch.cat([one["classes"].long() for one in uploads])
+    means = torch.cat([one["features"] for one in uploads]).to(memory["means.features"])
+    margin = adaptive_margin(means, classes, most)
+    theta = {name: memory[f"prototypes.{name}"].clone().requires_grad_() for name in LEARNED}
+    optimizer = torch.optim.SGD(theta.values(), lr or config.optimizer.lr)
+    draws = generator(config.seed, "prototypes", server.round)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(classes), generator=draws).split(
+            config.federation.batch_size
+        ):
+            optimizer.zero_grad()
+            margin_loss(prototypes(theta), means[batch], classes[batch], margin).backward()
+            optimizer.step()
+            server.flops += 3 * theta["embedding"].numel() * (4 * means.shape[1] + 3 * len(batch))
+    memory |= {f"prototypes.{name}": t.detach() for name, t in theta.items()}
+    memory["means.features"] = prototypes(theta).detach()

@@ -9,9 +9,7 @@ from typing import Literal
 
 from fl_lightning.callbacks.graphs import Laplacian
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.methods.base import OwnStatistics
+from fl_lightning.methods import LogRange, NonNegativeFloat, OwnStatistics, Traits, searched
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,7 @@ class FedU(OwnStatistics):
         graph: a_kl: `random`, the authors' code on MNIST, or `complete`, all 1.
     """
 
-    family = "mixing"
-    judge = "before"
+    traits = Traits(family="mixing", judge="before")
 
     gamma: NonNegativeFloat = searched(
         0.02, LogRange(0.00075, 0.1), "from the code's; beyond, ten clients overshoot"

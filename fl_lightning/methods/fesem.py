@@ -4,19 +4,16 @@ for Better Personalization. World Wide Web 2023 (Xie et al., arXiv:2005.01026).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
 
-from fl_lightning.configuration.ranges import PositiveInt
-from fl_lightning.configuration.search import Whole, searched
-from fl_lightning.core import Client, Rule, RunContext, Server
+from fl_lightning.core import Client, Rule, RunContext, Server, Tensors
 from fl_lightning.core.vectors import distances
 from fl_lightning.foundation.rng import numpy_rng
-from fl_lightning.methods.clustered import KClusters
-from fl_lightning.methods.common.clusters import average, centre, settle
+from fl_lightning.methods import PositiveInt, Whole, searched
+from fl_lightning.methods.clustered import KClusters, centre, name_of, samples_of_clusters
 
 
 @dataclass(frozen=True)
@@ -35,17 +32,20 @@ class FeSEM(KClusters):
         weighting: of the mean: `uniform` (the paper), or by `samples`.
     """
 
-    family = "clusters"
-    averages = "known"
-    newcomers = Rule(
-        "cluster nearest to the model it trains (without labels: the largest), then local training",
-        remembers=True,
+    traits = replace(
+        KClusters.traits,
+        newcomers=Rule(
+            "cluster nearest to the model it trains (without labels: the largest), then local "
+            "training",
+            remembers=True,
+        ),
     )
+    averages = "known"
 
     clusters: PositiveInt = searched(4, Whole(2, 4), "the paper tries 2 to 4")
     distance: Literal["model", "head"] = "model"
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """`cluster` (N,): of every client; equally many in each, at random."""
         dealt = numpy_rng(run.config.seed, "clusters").permutation(run.clients) % self.clusters
         return {"cluster": torch.from_numpy(dealt).to(torch.int64)}
@@ -60,8 +60,15 @@ class FeSEM(KClusters):
             )
             centres = [centre(group, k) for k in range(self.clusters)]
             cluster[who] = distances(group, who, centres, blocks).argmin(1)
-        average(server, cluster, server.run.relation, who)
+        self.average(server, cluster, who)
 
     def admit(self, server: Server, client: Client) -> None:
-        """It begins between the centres, where it can train."""
-        settle(server, client, self.clusters if len(client.data.train) else None)
+        """Where it can train, in a cluster of its own at the mean of all, by samples."""
+        if not len(client.data.train):
+            return super().admit(server, client)
+        group, sizes = server.only, samples_of_clusters(server)
+        model = 0 * group.initial
+        for k, size in sizes.items():
+            model = model + size / sum(sizes.values()) * centre(group, k)
+        group[name_of(self.clusters)] = model
+        server.memory["cluster"][client.id] = self.clusters

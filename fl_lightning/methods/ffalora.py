@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.core import Block, Client, GroupServer, Payload, Phase, RunContext
+from fl_lightning.core import Block, Client, GroupServer, Payload, Phase, Phases, RunContext
 from fl_lightning.core.newcomer import GLOBAL
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods import Method, Scope, Traits
 from fl_lightning.methods.common.adapters import check_adapters, is_a
 
 
@@ -22,9 +21,7 @@ class FFALoRA(Method):
     Neither trained nor sent, A is everybody's, drawn from the run's seed. The mean is by samples.
     """
 
-    family = "one global model"
-    judge = "global"
-    newcomers = GLOBAL
+    traits = Traits(family="one global model", judge="global", still=True, newcomers=GLOBAL)
 
     def check(self, run: RunContext) -> None:
         """There must be adapters."""
@@ -35,7 +32,7 @@ class FFALoRA(Method):
         """A is never sent: everybody has it."""
         return "personal" if is_a(block) else "shared"
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """All but A, which is left out of the optimiser, whose decay or momentum would move it."""
         return [Phase(trains=client.mask(lambda b: not is_a(b)))]
 

@@ -3,16 +3,28 @@ CVPR 2023."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
 
-from fl_lightning.configuration.ranges import PositiveFloat
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Batch, Client, Module, Objective, Payload, RunContext, Server, Tensors
-from fl_lightning.methods.base import Method
+from fl_lightning.core import (
+    Batch,
+    Client,
+    Module,
+    Objective,
+    Payload,
+    Payloads,
+    RunContext,
+    Server,
+    Tensors,
+)
+from fl_lightning.methods import LogRange, Method, PositiveFloat, searched
 from fl_lightning.methods.classmeans import ClassMeans
-from fl_lightning.methods.common.cluster_prototypes import cluster_losses, cluster_prototypes
+from fl_lightning.methods.common.basics import wide
 
 
 @dataclass(frozen=True)
@@ -28,8 +40,11 @@ class FPL(ClassMeans):
         tau: temperature of the contrast. 0.02: the authors' code.
     """
 
-    family = "prototypes and distillation"
-    judge = "global"  # type: ignore[assignment]
+    traits = replace(
+        ClassMeans.traits,
+        judge="global",
+        receives_beside="class means of clusters of clients",
+    )
 
     tau: PositiveFloat = searched(0.02, LogRange(0.01, 1), "the authors' to plain cosines")
 
@@ -38,13 +53,13 @@ class FPL(ClassMeans):
         """Always."""
         return True
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """Cluster prototypes (K, d) and their classes (K,), none at first."""
         memory = super().init_server(run)
         prototypes, classes = cluster_prototypes([], memory["means.features"])
         return {"clusters.prototypes": prototypes, "clusters.classes": classes}
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """With it the prototypes, once there are any."""
         sent, memory = Method.broadcast(self, server), server.memory
         for payload in sent.values() if len(memory["clusters.classes"]) else ():
@@ -84,3 +99,76 @@ class FPL(ClassMeans):
             server.statistics.values(), memory["clusters.prototypes"]
         )
         memory |= {"clusters.prototypes": prototypes, "clusters.classes": classes}
+
+
+def linked(points: Tensor) -> Tensor:
+    """The clusters (n,), 0 and up, of `points` (n, d), each of which is linked to the one of
+    greatest cosine."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    unit = normalize(points.double())
+    group = torch.arange(len(points))
+    nearest = (unit @ unit.T).fill_diagonal_(-torch.inf).argmax(1) if len(points) > 1 else group
+    links = coo_array((np.ones(len(points)), (group, nearest)), (len(points), len(points)))
+    return torch.from_numpy(connected_components(links, directed=False)[1]).long()
+
+
+def means(points: Tensor, clusters: Tensor) -> Tensor:
+    """The mean point of each of the `clusters` (n,) of `points` (n, d): (k, d)."""
+    return torch.stack([points[clusters == k].mean(0) for k in range(int(clusters.max()) + 1)])
+
+
+def finch(points: Tensor) -> Tensor:
+    """The coarsest partition (n,) of `points` (n, d) with more than one cluster, or the first, if
+    that has one.
+
+    Clusters are linked by their means in the same way, again and again.
+    """
+    clusters = linked(points)
+    while int(clusters.max()):
+        merged = linked(means(points, clusters))[clusters]
+        if not 0 < int(merged.max()) < int(clusters.max()):
+            break
+        clusters = merged
+    return clusters
+
+
+def cluster_prototypes(uploads: Iterable[Tensors], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean uploads of each cluster (K, d), of the type of `like` (C, d), and their classes (K,),
+    ascending.
+
+    Each of `uploads` has `classes` and `features`, a row for each.
+    """
+    uploads = list(uploads)
+    y = torch.cat([torch.empty(0, dtype=torch.int64), *(u["classes"].long() for u in uploads)])
+    points = torch.cat([like[:0], *(u["features"].to(like) for u in uploads)])
+    parts = [means(points[y == k], finch(points[y == k])) for k in y.unique()]
+    classes = [torch.full((len(part),), int(k)) for part, k in zip(parts, y.unique(), strict=True)]
+    return torch.cat([like[:0], *parts]), torch.cat([torch.empty(0, dtype=torch.int64), *classes])
+
+
+def cluster_losses(
+    features: Tensor, labels: Tensor, known: Tensor, classes: Tensor, tau: float
+) -> Tensor:
+    """-log of the own class's share of e^(cos(z, p) / tau) over all prototypes p, + the mean
+    squared distance of z to the mean of the own class's; the sum over a batch's samples of known
+    classes, over the size of the batch, shape ().
+
+    Args:
+        features: z, (batch, d).
+        labels: (batch,).
+        known: prototypes (K, d).
+        classes: theirs, (K,).
+        tau: temperature.
+    """
+    z = wide(features)
+    own = labels[:, None] == classes
+    here = own.any(1)
+    if not here.any():
+        return z.sum() * 0
+    z, own = z[here], own[here]
+    scores = cosine_similarity(z[:, None], known, 2) / tau
+    contrast = scores.logsumexp(1) - scores.masked_fill(~own, -torch.inf).logsumexp(1)
+    centre = own.to(known) @ known / own.sum(1, keepdim=True)
+    return (contrast + (z - centre).square().mean(1)).sum() / len(labels)

@@ -4,7 +4,6 @@ Personalized Feature Information for Personalized Federated Learning. ICCV 2023.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import (
     Batch,
     Block,
@@ -23,12 +20,13 @@ from fl_lightning.core import (
     Objective,
     Payload,
     Phase,
+    Phases,
     PureLoss,
     Tensors,
 )
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Scope, Traits, searched
 from fl_lightning.methods.common.basics import norms
-from fl_lightning.methods.common.classifiers import Conditioned, NewClassifier, is_personal
+from fl_lightning.methods.common.classifiers import InContext, NewClassifier, is_personal
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,13 @@ class GPFL(Method):
             new one).
     """
 
-    family = "partial sharing"
-    judge = "before"
-    features = True
-    classes = True
+    traits = Traits(
+        family="partial sharing",
+        judge="before",
+        features=True,
+        classes=True,
+        sample_use="conditions its loss on class shares of samples",
+    )
 
     lam: NonNegativeFloat = searched(
         0.01, LogRange(1e-4, 0.1), "the authors' scripts: 1e-4 and 0.01"
@@ -68,7 +69,7 @@ class GPFL(Method):
         """The own classifier is never sent."""
         return "personal" if is_personal(block) else "shared"
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """All losses at once, under the conditions of the round's beginning."""
         e = client.bind().head.embedding.weight.detach()[: client.module.num_classes].clone()
         loss = PureLoss(self.loss, {"e": e, "g": e.mean(0), "q": self._shares(client) @ e})
@@ -102,3 +103,30 @@ class GPFL(Method):
     def _shares(self, client: Client) -> Tensor:
         counts = client.class_counts
         return (counts / counts.sum().clamp_min(1)).to(client.run.device, client.run.dtype)
+
+
+class Conditioned(InContext):
+    """A classifier of features as they are under a condition, and an embedding of each class
+    (GPFL).
+
+    The context is the condition; without one, the mean embedding.
+    """
+
+    def __init__(self, own: nn.Linear) -> None:
+        super().__init__()
+        d = own.in_features
+        self.personal, self.embedding = own, nn.Embedding(own.out_features, d)
+        self.gamma, self.beta = (
+            nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.LayerNorm(d)) for _ in range(2)
+        )
+
+    def under(self, z: Tensor, condition: Tensor) -> Tensor:
+        """ReLU((gamma(k) + 1) z + beta(k)) of features (batch, d) and a condition k (d,)."""
+        conditioned: Tensor = ((self.gamma(condition) + 1) * z + self.beta(condition)).relu()
+        return conditioned
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Features (batch, d) to scores."""
+        condition = self.embedding.weight.mean(0) if self.context is None else self.context
+        scores: Tensor = self.personal(self.under(z, condition))
+        return scores

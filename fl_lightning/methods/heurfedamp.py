@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from fl_lightning.callbacks.graphs import CosineAttention
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.configuration.ranges import PositiveFloat, UnitInterval
-from fl_lightning.configuration.search import LogRange, Range, searched
+from fl_lightning.methods import LogRange, PositiveFloat, Range, UnitInterval, searched
 from fl_lightning.methods.fedamp import FedAMP
 
 
@@ -26,8 +25,6 @@ class HeurFedAMP(FedAMP):
         self_weight: xi_ii. 0.5: our choice, since FedAMP's default is never below it; the paper's
             is not known.
     """
-
-    family = "mixing"
 
     sigma: PositiveFloat = searched(10.0, LogRange(1, 100), "a decade around the default")
     self_weight: UnitInterval = searched(

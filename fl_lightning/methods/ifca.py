@@ -3,16 +3,14 @@ NeurIPS 2020."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from fl_lightning.configuration.ranges import PositiveInt
-from fl_lightning.configuration.search import Whole, searched
-from fl_lightning.core import Client, Payload, Server
+from fl_lightning.core import Beside, Client, Payload, Payloads, Server
 from fl_lightning.foundation.rng import key
-from fl_lightning.methods.clustered import KClusters
-from fl_lightning.methods.common.clusters import average, name_of
+from fl_lightning.methods import PositiveInt, Whole, searched
+from fl_lightning.methods.clustered import KClusters, name_of
 
 
 @dataclass(frozen=True)
@@ -30,12 +28,16 @@ class IFCA(KClusters):
             FedAvg.
     """
 
-    family = "clusters"
-    statistics = True
+    traits = replace(
+        KClusters.traits,
+        statistics=True,
+        receives_beside="the models of all clusters",
+        sample_use="chooses its cluster by losses on samples",
+    )
 
     clusters: PositiveInt = searched(4, Whole(2, 6), "around the paper's 4")
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """All models."""
         group, seed = server.only, server.run.config.seed
         sent = group.send(dict.fromkeys(group.here, group["model"]))
@@ -61,6 +63,12 @@ class IFCA(KClusters):
         )
         client["model"].copy_(models[client.scratch["cluster"]])
 
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {
+            "cluster": Beside("cluster", "which of the global models suits the client best", None)
+        }
+
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it whose model that was."""
         sent = super().upload(client, payload)
@@ -72,4 +80,4 @@ class IFCA(KClusters):
         cluster = server.memory["cluster"].clone()
         for c, statistics in server.statistics.items():
             cluster[c] = statistics["cluster"]
-        average(server, cluster, server.run.relation, server.answered)
+        self.average(server, cluster, server.answered)

@@ -6,14 +6,13 @@ The journal extension (KAPC+BLS) is the same method with layer selection hung on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fl_lightning.callbacks.cube import CubeSettings, LearnedCube
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.configuration.ranges import Needs
-from fl_lightning.core import Block, Client, Payload, Phase
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.core import Block, Client, Payload, Phase, Phases
+from fl_lightning.methods import Method, Needs, Scope, Traits
 
 
 @dataclass(frozen=True)
@@ -35,20 +34,26 @@ class KAPC(Method, CubeSettings):
         classifier: `coached` (paper), or `own`: the classifier is neither sent nor coached.
     """
 
-    family = "mixing"
-    judge = "after"
-    needs = (
-        Needs(
-            "rho",
-            None,
-            "solver",
-            ("exact",),
-            "the published step has no rho of its own: null, or solver exact",
+    traits = Traits(
+        family="mixing",
+        judge="after",
+        needs=(
+            Needs(
+                "rho",
+                None,
+                "solver",
+                ("exact",),
+                "the published step has no rho of its own: null, or solver exact",
+            ),
         ),
     )
 
     start: Literal["own", "server"] = "own"
     classifier: Literal["coached", "own"] = "coached"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "traits", replace(self.traits, starts=self.start))
 
     def relation(self) -> Relation:
         """The learned cube."""
@@ -61,11 +66,6 @@ class KAPC(Method, CubeSettings):
             return "personal"
         return "uploaded" if block.normalisation else "shared"
 
-    @property
-    def starts(self) -> Literal["own", "server"]:  # type: ignore[override]
-        """`start`."""
-        return self.start
-
-    def phases(self, client: Client, payload: Payload) -> list[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Coached by lam on every layer that was received."""
         return [Phase(objective=client.proximal(payload, self.lam))]

@@ -4,17 +4,23 @@ Memorization. ICML 2022."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fl_lightning.configuration.config import check
-from fl_lightning.configuration.ranges import PositiveFloat, PositiveInt, UnitInterval
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Rule, RunContext
-from fl_lightning.methods.base import Method
+from fl_lightning.core import Client, Rule, RunContext, Tensors
+from fl_lightning.methods import (
+    LogRange,
+    Method,
+    PositiveFloat,
+    PositiveInt,
+    Traits,
+    UnitInterval,
+    searched,
+)
 from fl_lightning.methods.common.basics import wide
-from fl_lightning.methods.common.neighbours import Kernel, vote
 
 GRID = torch.linspace(0, 1, 11)
 """What `lam: null` chooses from."""
@@ -40,12 +46,15 @@ class KNNPer(Method):
             authors' code), or `exponential`, exp(-delta / s).
     """
 
-    family = "one global model"
-    judge = "before"
-    adapts = True
-    features = True
-    classes = True
-    newcomers = Rule("global model, and the vote of its own samples", "nothing")
+    traits = Traits(
+        family="one global model",
+        judge="before",
+        features=True,
+        adapts=True,
+        classes=True,
+        newcomers=Rule("global model, and the vote of its own samples", "nothing"),
+        sample_use="predicts from stored features of samples",
+    )
 
     lam: UnitInterval | None = None
     k: PositiveInt = 7
@@ -62,7 +71,7 @@ class KNNPer(Method):
         )
         check("data.validation", run.config.data.validation, fine, allowed)
 
-    def prepare(self, client: Client, vector: Tensor, kind: str) -> dict[str, Tensor]:
+    def prepare(self, client: Client, vector: Tensor, kind: str) -> Tensors:
         """Features and labels of the client's training samples, and its `lam`; nothing where there
         are none."""
         if kind == "global" or self.lam == 0 or not len(client.data.train):
@@ -78,7 +87,7 @@ class KNNPer(Method):
             else torch.tensor(self.lam)
         }
 
-    def _best(self, client: Client, vector: Tensor, store: dict[str, Tensor]) -> Tensor:
+    def _best(self, client: Client, vector: Tensor, store: Tensors) -> Tensor:
         """The lam of the grid, shape (), by which most validation samples are right; the least of
         several."""
         right = torch.zeros(len(GRID))
@@ -88,7 +97,7 @@ class KNNPer(Method):
             right += torch.tensor([float((mixture.argmax(1) == y).sum()) for mixture in mixtures])
         return GRID[right.argmax()]
 
-    def _mixed(self, z: Tensor, scores: Tensor, store: dict[str, Tensor]) -> Tensor:
+    def _mixed(self, z: Tensor, scores: Tensor, store: Tensors) -> Tensor:
         """The mixture's probabilities (batch, C) at features z (batch, d)."""
         own = wide(scores).softmax(1)
         near = vote(
@@ -107,3 +116,35 @@ class KNNPer(Method):
         return (
             mixture.clamp_min(torch.finfo(mixture.dtype).tiny).log() if client.prepared else scores
         )
+
+
+Kernel = Literal["gaussian", "exponential"]
+"""Of the distance delta of features of width d: exp(-delta^2 / (d s)), or exp(-delta / s)."""
+
+
+def vote(
+    z: Tensor, known: Tensor, labels: Tensor, classes: int, k: int, scale: float, kernel: Kernel
+) -> Tensor:
+    """Shares of classes among the k known samples nearest to each feature, weighted by the kernel.
+
+    Args:
+        z: features (m, d).
+        known: features (n, d) of the samples that vote, n at least 1.
+        labels: theirs (n,).
+        classes: C.
+        k: how many vote; all, where there are fewer.
+        scale: s of the kernel.
+        kernel: which.
+
+    Returns:
+        Shape (m, C), rows summing to 1, also where all weights would underflow.
+    """
+    exact = "donot_use_mm_for_euclid_dist"  # the other way is off by rounding where distances are 0
+    near = torch.cdist(wide(z), wide(known), compute_mode=exact).topk(
+        min(k, len(known)), largest=False
+    )
+    energy = (
+        near.values.square() / (z.shape[1] * scale) if kernel == "gaussian" else near.values / scale
+    )
+    shares = energy.new_zeros(len(z), classes)
+    return shares.scatter_add_(1, labels[near.indices], (-energy).softmax(1))

@@ -6,17 +6,17 @@ NeurIPS 2021.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.simplex import to_simplex
-from fl_lightning.configuration.ranges import Needs, NonNegativeFloat, PositiveInt
-from fl_lightning.configuration.search import Range, searched
-from fl_lightning.core import RunContext, Server
-from fl_lightning.methods.common.predictions import code_step, paper_step, put_back, sum_to_one
+from fl_lightning.core import RunContext, Server, Tensors
+from fl_lightning.methods import Needs, NonNegativeFloat, PositiveInt, Range, searched
+from fl_lightning.methods.common.predictions import sum_to_one
 from fl_lightning.methods.fedmd import FedMD
 
 
@@ -40,21 +40,23 @@ class KTPFL(FedMD):
             simplex).
     """
 
-    family = "prototypes and distillation"
-    needs = (
-        Needs(
-            "loss",
-            "kl",
-            "update",
-            ("code",),
-            "the paper's update compares probabilities: kl, or update code",
-        ),
-        Needs(
-            "divergence",
-            "mean",
-            "update",
-            ("paper",),
-            "the code's update has no KL: mean, or update paper",
+    traits = replace(
+        FedMD.traits,
+        needs=(
+            Needs(
+                "loss",
+                "kl",
+                "update",
+                ("code",),
+                "the paper's update compares probabilities: kl, or update code",
+            ),
+            Needs(
+                "divergence",
+                "mean",
+                "update",
+                ("paper",),
+                "the code's update has no KL: mean, or update paper",
+            ),
         ),
     )
 
@@ -66,7 +68,7 @@ class KTPFL(FedMD):
     update: Literal["paper", "code"] = "paper"
     projection: Literal["simplex", "none"] = "simplex"
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """And `coefficients` (N, N), float64: row n weighs whose predictions teach client n. They
         start at 1/N."""
         uniform = torch.full((run.clients, run.clients), 1.0 / run.clients, dtype=torch.float64)
@@ -98,3 +100,50 @@ class KTPFL(FedMD):
             part = code_step(part, P, self.rho, self.step)
         server.memory["coefficients"] = c = put_back(c, here, part, mass)
         return sum_to_one(c[:, here])[0]
+
+
+def kl_gradient(c: Tensor, P: Tensor) -> Tensor:
+    """Gradient by c (m, m) of sum_n KL(sum_j c_nj P_j || P_n), mean over the samples of P (m, D,
+    C); (m, m)."""
+    floor = torch.finfo(P.dtype).tiny
+    teachers = torch.einsum("nj,jdk->ndk", c, P)
+    ratio = teachers.clamp_min(floor).log() - P.clamp_min(floor).log()
+    return (ratio + 1).flatten(1) @ P.flatten(1).T / P.shape[1]
+
+
+def paper_step(
+    c: Tensor, P: Tensor, shares: Tensor, lam: float, rho: float, step: float, prior: float
+) -> Tensor:
+    """KT-pFL Eq. 7: c - step lam (D_n / D) grad_n KL - 2 step rho (c - prior), (m, m); `shares` D_n
+    / D (m,)."""
+    pull = 2 * rho * (c - prior)
+    return c - step * (lam * shares[:, None] * kl_gradient(c, P) + pull)
+
+
+def code_step(c: Tensor, P: Tensor, rho: float, size: float) -> Tensor:
+    """The authors' code: a scaled step down MSE(P_n, sum_j c_nj P_j) + rho MSE(c_n, 1/m), then
+    softmax(5 row), (m, m).
+
+    A row's step is multiplied by a power of 5, of -5 to 5, that brings its mean into [size, 5
+    size).
+    """
+    flat = P.flatten(1)
+    G = flat @ flat.T
+    gradient = 2 * (c @ G - G) / flat.shape[1] + 2 * rho * (c - 1.0 / len(c)) / len(c)
+    mean = gradient.abs().mean(1, keepdim=True)
+    power = torch.ceil(torch.log(size / mean.clamp_min(1e-300)) / np.log(5.0)).clamp(-5, 5)
+    scale = torch.where(mean > 1e-15, 5.0**power, torch.zeros_like(mean)) * (size > 0)
+    return torch.softmax(5 * (c - scale * gradient), dim=1)
+
+
+def put_back(c: Tensor, here: Tensor, part: Tensor, mass: Tensor) -> Tensor:
+    """`c` (N, N) with the rows `part` (m, m), which sum to 1, of the clients `here` (m,) scaled to
+    the `mass` they had.
+
+    A row whose weight had all gone to others gets m / N of it back: else it would stay there for
+    ever.
+    """
+    fair = len(here) / len(c)
+    c[here] = torch.where(mass > 1e-12, c[here], c[here] * (1 - fair))
+    c[here[:, None], here] = part * torch.where(mass > 1e-12, mass, torch.full_like(mass, fair))
+    return c

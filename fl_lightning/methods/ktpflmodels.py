@@ -9,10 +9,8 @@ from typing import Literal
 
 from fl_lightning.callbacks.cube import CubeSettings, LearnedMatrix
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Payload, Phase
-from fl_lightning.methods.base import Method
+from fl_lightning.core import Client, Payload, Phase, Phases
+from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Traits, searched
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,7 @@ class KTPFLModels(Method):
         lam: of a pull lam ||w_n - sum_m c_nm w_m||^2 in local training. 0: none.
     """
 
-    family = "mixing"
-    judge = "after"
+    traits = Traits(family="mixing", judge="after")
 
     rho: NonNegativeFloat = searched(
         0.7, LogRange(0.07, 7), "a decade around the default: its unit is not the paper's"
@@ -52,6 +49,6 @@ class KTPFLModels(Method):
             )
         )
 
-    def phases(self, client: Client, payload: Payload) -> list[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Pulled by lam on every parameter."""
         return [Phase(objective=client.proximal(payload, self.lam))]

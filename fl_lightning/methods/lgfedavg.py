@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fl_lightning.callbacks.relations import Relation, mean_relation
-from fl_lightning.configuration.ranges import NonNegativeInt
-from fl_lightning.configuration.search import Whole, searched
 from fl_lightning.core import Block
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods import Method, NonNegativeInt, Scope, Traits, Whole, searched
 
 
 @dataclass(frozen=True)
@@ -28,8 +26,7 @@ class LGFedAvg(Method):
         weighting: of the mean: by `samples` (the paper), or `uniform` (the authors' code).
     """
 
-    family = "partial sharing"
-    judge = "before"
+    traits = Traits(family="partial sharing", judge="before")
 
     layers: NonNegativeInt = searched(
         2, Whole(1, 3), "the authors' scripts: 2 and 3; 1 is the classifier alone"

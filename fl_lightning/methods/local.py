@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.configuration.ranges import PositiveFloat
-from fl_lightning.core import Client, Payload, Phase
-from fl_lightning.methods.base import WithoutModels
+from fl_lightning.core import Client, Payload, Phase, Phases
+from fl_lightning.methods import PositiveFloat, Traits, WithoutModels
 
 
 @dataclass(frozen=True)
@@ -19,11 +18,9 @@ class Local(WithoutModels):
             on CIFAR, beside 50 rounds of 5.
     """
 
-    family = "training alone"
+    traits = Traits(family="training alone", judge="after")
     epochs: PositiveFloat | None = None
 
-    judge = "after"
-
-    def phases(self, client: Client, payload: Payload) -> list[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Until `epochs` are spent."""
         return [Phase(budget=self.epochs)]

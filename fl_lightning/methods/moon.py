@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, cross_entropy
 
-from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
-from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import (
     Batch,
     Client,
@@ -16,13 +15,21 @@ from fl_lightning.core import (
     Objective,
     Payload,
     Phase,
+    Phases,
     PureLoss,
     Slot,
     Tensors,
 )
-from fl_lightning.methods.base import Method
-from fl_lightning.methods.common.basics import contrast
-from fl_lightning.methods.common.classifiers import NewClassifier, Projected
+from fl_lightning.methods import (
+    LogRange,
+    Method,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Traits,
+    searched,
+)
+from fl_lightning.methods.common.classifiers import NewClassifier
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,11 @@ class MOON(Method):
             train.
     """
 
-    family = "one global model"
-    features = True
+    traits = Traits(
+        family="one global model",
+        features=True,
+        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+    )
 
     mu: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "the paper's 1 and 5 lie within")
     tau: PositiveFloat = 0.5
@@ -70,7 +80,7 @@ class MOON(Method):
             client["last"].copy_(client["model"] if client.rounds else client.composed(payload))
         client.overwrite(payload)
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Down the task loss and the contrast."""
         if not self.mu:
             return [Phase()]
@@ -83,3 +93,25 @@ class MOON(Method):
         task = module.task_loss(batch)
         near, far = (module.under(models[name], batch[0])[0] for name in ("received", "last"))
         return task + self.mu * contrast(module.features, near, far, self.tau)
+
+
+class Projected(nn.Sequential):
+    """A projection of features to `width` numbers, linear, ReLU and linear, and a new classifier of
+    them, `out`."""
+
+    def __init__(self, own: nn.Linear, width: int) -> None:
+        super().__init__()
+        self.first, self.relu = nn.Linear(own.in_features, own.in_features), nn.ReLU()
+        self.second, self.out = (
+            nn.Linear(own.in_features, width),
+            nn.Linear(width, own.out_features),
+        )
+
+
+def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
+    """Mean -log(e^(cos(z, near) / tau) / (e^(cos(z, near) / tau) + e^(cos(z, far) / tau))) of
+    features (n, d), shape () (MOON).
+    """
+    # at once: equal ones leave no trace in z's gradient
+    cosines = cosine_similarity(z, torch.stack([near, far]), 2).T
+    return cross_entropy(cosines / tau, torch.zeros(len(z), dtype=torch.int64, device=z.device))

@@ -6,17 +6,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fl_lightning.configuration.config import check
-from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server
+from fl_lightning.core import (
+    Beside,
+    Client,
+    Payload,
+    Payloads,
+    Phases,
+    Rule,
+    RunContext,
+    Server,
+    Tensors,
+)
 from fl_lightning.data import units
 from fl_lightning.foundation.rng import key, numpy_rng
-from fl_lightning.methods.base import WithoutModels
+from fl_lightning.methods import Traits, WithoutModels
 from fl_lightning.models.mlp import MLP
 
 PENALTIES = (0.3, 3.0, 30.0, 300.0, 1e4)
@@ -50,12 +59,16 @@ class PartialPooling(WithoutModels):
     The model that is configured gives way to a linear one.
     """
 
-    family = "two models"
-    judge = "after"
-    client_memory = True
-    statistics = True
-    several = False
-    newcomers = Rule("shared weights and its own deviation", gives=False)
+    traits = Traits(
+        family="two models",
+        judge="after",
+        statistics=True,
+        several=False,
+        client_memory=True,
+        newcomers=Rule("shared weights and its own deviation", gives=False),
+        receives_beside="weights of linear models that all share",
+        sample_use="uploads moments of samples",
+    )
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """A linear model of what the first layer sees."""
@@ -77,23 +90,23 @@ class PartialPooling(WithoutModels):
         width = math.prod(run.data.input_shape) + 1
         return len(CANDIDATES), FOLDS + 1, run.data.num_classes, width
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """The shared weights of every fit, and the candidate with the least loss."""
         shared = torch.zeros(self._shape(run), dtype=torch.float64)
         return {"pooling.shared": shared, "pooling.best": torch.tensor(FIRST)}
 
-    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> Tensors:
         """The client's weights of every fit."""
         return {"pooling.own": torch.zeros(self._shape(run), dtype=torch.float64)}
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """The shared weights, and which candidate is the best."""
         sent = super().broadcast(server)
         for payload in sent.values():
             payload.extra |= {name: server.memory[f"pooling.{name}"] for name in ("shared", "best")}
         return sent
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """A step of the joint fit, which leaves the model that is scored."""
         shared, best = payload.extra["shared"].cpu(), int(payload.extra["best"])
         fits = Fits(client)
@@ -105,6 +118,14 @@ class PartialPooling(WithoutModels):
         client["model"][weight.start : weight.stop] = final[:, :-1].flatten()
         client["model"][bias.start : bias.stop] = final[:, -1]
         return []
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what is uploaded."""
+        return {
+            "hessians": Beside("moments", "second moments of the client's features", None),
+            "targets": Beside("moments", "moments of its features and targets", None),
+            "losses": Beside("losses", "the client's losses on samples set apart", None),
+        }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Moments and held-out losses."""
@@ -176,9 +197,10 @@ class Fits:
     def step(self, own: Tensor, shared: Tensor) -> Tensor:
         """The client's next weights (candidates, fits, outputs, features)."""
         pull = self._pull(own) + self.penalty[:, None, None] * shared
-        return pull @ self.inverse
+        step: Tensor = pull @ self.inverse
+        return step
 
-    def uploaded(self, own: Tensor) -> dict[str, Tensor]:
+    def uploaded(self, own: Tensor) -> Tensors:
         """What the server adds up: of the minimum as a function of the shared weights the Hessian
         and target, and each candidate's loss on the parts that a fit went without."""
         shrunk = self.inverse * self.penalty[:, None, None]

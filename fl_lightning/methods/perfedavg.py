@@ -4,7 +4,6 @@ Guarantees: A Model-Agnostic Meta-Learning Approach. NeurIPS 2020.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -12,10 +11,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Batch, Client, Payload, Phase, Rule, RunContext
-from fl_lightning.methods.base import PlainMean, check_plain_steps
+from fl_lightning.core import Batch, Client, Payload, Phase, Phases, Rule, RunContext
+from fl_lightning.methods import (
+    LogRange,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PlainMean,
+    PositiveFloat,
+    Traits,
+    check_plain_steps,
+    searched,
+)
 
 
 @dataclass(frozen=True)
@@ -37,10 +43,13 @@ class PerFedAvg(PlainMean):
         adapt_steps: own steps before a model is scored. 1: paper.
     """
 
-    family = "one global model"
-    judge = "before"
-    adapts = True
-    newcomers = Rule("global model, and its own step from it", "nothing")
+    traits = Traits(
+        family="one global model",
+        judge="before",
+        adapts=True,
+        newcomers=Rule("global model, and its own step from it", "nothing"),
+        sample_use="takes steps of its own",
+    )
 
     alpha: NonNegativeFloat = searched(
         0.01, LogRange(0.001, 0.1), "a decade around the default (pFedMe: to 0.03)"
@@ -53,7 +62,7 @@ class PerFedAvg(PlainMean):
         """Its steps are its own."""
         check_plain_steps(run)
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """A step on each batch."""
         return [
             Phase(step=partial(self.step, client.generator("further batches")), by_gradient=True)

@@ -4,7 +4,7 @@ Personalized Federated Learning. NeurIPS 2021.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fl_lightning.methods.feddf import FedDF
 
@@ -18,5 +18,4 @@ class PFedDF(FedDF):
     local training. Arguments are FedDF's.
     """
 
-    family = "prototypes and distillation"
-    judge = "finetuned"
+    traits = replace(FedDF.traits, judge="finetuned")

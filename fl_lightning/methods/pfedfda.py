@@ -3,23 +3,34 @@ NeurIPS 2024."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from fl_lightning.configuration.ranges import NonNegativeFloat, UnitInterval
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server
-from fl_lightning.methods.base import OwnClassifier
-from fl_lightning.methods.common.gaussians import (
-    LEAST,
-    Gaussians,
-    adapted,
-    check_classifier,
-    first_gaussians,
-    headed,
+from fl_lightning.configuration.config import check
+from fl_lightning.core import (
+    Beside,
+    Client,
+    Payload,
+    Payloads,
+    Phase,
+    Phases,
+    Rule,
+    RunContext,
+    Server,
+    Tensors,
+)
+from fl_lightning.foundation.rng import generator
+from fl_lightning.methods import (
+    LogRange,
+    NonNegativeFloat,
+    OwnClassifier,
+    Traits,
+    UnitInterval,
+    searched,
 )
 
 NAMES = ("means", "covariance")
@@ -48,13 +59,20 @@ class PFedFDA(OwnClassifier):
             the server alone.
     """
 
-    family = "prototypes and distillation"
-    judge = "before"
-    adapts = True
-    features = True
-    statistics = True
-    several = False
-    newcomers = Rule("global body under a classifier of Gaussians, adapted to its own", "nothing")
+    traits = Traits(
+        family="prototypes and distillation",
+        judge="before",
+        features=True,
+        adapts=True,
+        classes=True,
+        statistics=True,
+        several=False,
+        newcomers=Rule(
+            "global body under a classifier of Gaussians, adapted to its own", "nothing"
+        ),
+        receives_beside="Gaussians of all",
+        sample_use="estimates Gaussians of samples' features",
+    )
 
     ridge: NonNegativeFloat = searched(
         1.0, LogRange(0.1, 10), "around the authors'; far below, it blows up"
@@ -62,44 +80,186 @@ class PFedFDA(OwnClassifier):
     beta: UnitInterval | None = None
 
     def check(self, run: RunContext) -> None:
-        """Of what the discriminant takes the place."""
-        check_classifier(run)
+        """The classifier must be linear, with a bias and a row for each class."""
+        super().check(run)
+        group, shape = run.groups[0], (run.data.num_classes, run.feature_width)
+        fine = [tuple(p.shape) for p in group.head.parameters()] == [shape, shape[:1]]
+        allowed = f"{run.method_name} needs a classifier with a bias, and one row for each class"
+        check("model", group.name, fine, allowed)
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
-        """The Gaussians, drawn at first."""
-        return first_gaussians(run)
+    def init_server(self, run: RunContext) -> Tensors:
+        """`gaussian.means` (C, d), drawn evenly from [0, 1), and `gaussian.covariance` (d, d), I:
+        the authors' code."""
+        width, draws = run.feature_width, generator(run.config.seed, "class means")
+        means = torch.rand(run.data.num_classes, width, generator=draws)
+        return {"gaussian.means": means, "gaussian.covariance": torch.eye(width)}
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """With it the Gaussians; the first ones follow from the seed, and are not sent."""
         sent, uploaded = super().broadcast(server), server.run.server.uploaded
         for payload in sent.values() if uploaded else ():
             payload.extra |= {name: server.memory[f"gaussian.{name}"] for name in NAMES}
         return sent
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """The body, under the classifier of the received Gaussians."""
         headed(client, client["model"], Gaussians.of(client.run.server.memory))
         return [Phase(trains=client.mask(lambda b: not b.head))]
 
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {
+            "means": Beside("gaussians", "mean feature of each class"),
+            "covariance": Beside("gaussians", "covariance of features", "covariance"),
+        }
+
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body, and the mixed Gaussians of its features."""
-        sent, estimated = (
-            super().upload(client, payload),
-            adapted(client, client["model"], self.ridge, self.beta),
-        )
+        sent, estimated = super().upload(client, payload), self.adapted(client, client["model"])
         sent.extra |= {name: getattr(estimated, name).float() for name in NAMES}
         return sent
 
     def aggregate(self, server: Server) -> None:
         """Means by samples of both."""
         super().aggregate(server)
+        who = server.answered
         for name in NAMES:
-            uploaded = torch.stack([server.statistics[c][name] for c in server.answered]).double()
-            server.memory[f"gaussian.{name}"] = torch.tensordot(
-                server.shares(server.answered), uploaded, 1
-            ).float()
+            uploaded = torch.stack([server.statistics[c][name] for c in who]).double()
+            mean = torch.tensordot(server.shares(who), uploaded, 1)
+            server.memory[f"gaussian.{name}"] = mean.float()
 
     def personal(self, client: Client) -> Tensor:
         """A copy with the classifier of Gaussians that are mixed for its body."""
         vector = client["model"].clone()
-        return headed(client, vector, adapted(client, vector, self.ridge, self.beta, least=LEAST))
+        return headed(client, vector, self.adapted(client, vector, LEAST))
+
+    def adapted(self, client: Client, vector: Tensor, least: int = 1) -> Gaussians:
+        """The server's Gaussians, moved by `beta` towards those of the features of the client's
+        training data under `vector` (D,); without any they stay as they are.
+
+        `least`: a class with fewer samples keeps the server's mean; its samples still count for the
+        covariance.
+        """
+        known = Gaussians.of(client.run.server.memory)
+        passes = list(client.passes(client.data.train, vector))
+        if not passes:
+            return known
+        z, y = (torch.cat([one[k] for one in passes]).cpu() for k in (0, 2))
+        z = z.double()
+        if self.beta is None:
+            beta = trusted(z, y, known, prior_of(client), self.ridge)
+        else:
+            beta = torch.full((2,), self.beta, dtype=torch.float64)
+        own, counts = estimated(z, y, known, self.ridge), y.bincount(minlength=len(known.means))
+        means = torch.where(counts[:, None] >= least, own.means, known.means)
+        return known.towards(Gaussians(means, own.covariance), beta)
+
+
+SHRINK = 1e-4
+"""Of covariances towards their mean variance before they are inverted, and added to class shares:
+the authors' code."""
+
+
+LEAST = 3
+"""Samples from which on a class is scored by its own mean: the authors' code."""
+
+
+STEPS = 10
+"""Of L-BFGS at most: the authors' code."""
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """Means (C, d) and covariance (d, d)."""
+
+    means: Tensor
+    covariance: Tensor
+
+    @classmethod
+    def of(cls, memory: Tensors) -> Gaussians:
+        """Those that the server keeps."""
+        return cls(memory["gaussian.means"].double(), memory["gaussian.covariance"].double())
+
+    def towards(self, own: Gaussians, beta: Tensor) -> Gaussians:
+        """beta own + (1 - beta) self, with `beta` (2,): of the means, and of the covariance."""
+        means = beta[0] * own.means + (1 - beta[0]) * self.means
+        return Gaussians(means, beta[1] * own.covariance + (1 - beta[1]) * self.covariance)
+
+    def classifier(self, prior: Tensor) -> tuple[Tensor, Tensor]:
+        """Linear discriminant analysis with class shares `prior` (C,): weight (C, d) and bias (C,).
+
+        W = means S^-1 and b = -diag(W means^T) / 2 + log prior, where S is the covariance, shrunk
+        by `SHRINK`.
+        """
+        S, eye = self.covariance, torch.eye(len(self.covariance), dtype=torch.float64)
+        S = (1 - SHRINK) * S + SHRINK * S.trace() / len(S) * eye
+        weight = torch.linalg.solve(S, self.means.T).T
+        return weight, -0.5 * (weight * self.means).sum(1) + prior.log()
+
+
+def prior_of(client: Client) -> Tensor:
+    """Class shares of the client's training samples, (C,), with `SHRINK` added to each."""
+    counts = client.class_counts.double()
+    shares = counts / counts.sum().clamp_min(1) + SHRINK
+    return shares / shares.sum()
+
+
+def headed(client: Client, vector: Tensor, gaussians: Gaussians) -> Tensor:
+    """`vector` (D,), with the classifier of `gaussians` and the client's class shares written into
+    its head."""
+    weight, bias = gaussians.classifier(prior_of(client))
+    for block in client.layout.blocks:
+        if block.head:
+            part = weight if len(block.shape) == 2 else bias
+            vector[block.start : block.stop] = part.reshape(-1).to(vector)
+    return vector
+
+
+def estimated(z: Tensor, y: Tensor, known: Gaussians, ridge: float) -> Gaussians:
+    """Of features z (n, d) with labels y (n,): class means and pooled covariance, scatter / (n - 1)
+    + ridge I.
+
+    A class without samples has the mean that is `known`.
+    """
+    counts = y.bincount(minlength=len(known.means))
+    sums = torch.zeros_like(known.means).index_add_(0, y, z)
+    means = torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None], known.means)
+    away, eye = z - means[y], torch.eye(z.shape[1], dtype=torch.float64)
+    return Gaussians(means, away.T @ away / max(len(z) - 1, 1) + ridge * eye)
+
+
+def trusted(z: Tensor, y: Tensor, known: Gaussians, prior: Tensor, ridge: float) -> Tensor:
+    """How far own estimates are trusted, beta (2,) in [0, 1]: by L-BFGS from 1/2 on the cross
+    entropy of two folds.
+
+    Each fold is scored by Gaussians between `known` and the other fold's. Without a class of two
+    samples it is 0.
+    """
+    from scipy.optimize import minimize
+
+    folds = [(estimated(z[fit], y[fit], known, ridge), z[test], y[test]) for fit, test in halves(y)]
+    if not folds:
+        return torch.zeros(2, dtype=torch.float64)
+
+    def value(beta: np.ndarray) -> tuple[float, np.ndarray]:
+        leaf = torch.tensor(beta, dtype=torch.float64, requires_grad=True)
+        with torch.enable_grad():
+            total = torch.zeros((), dtype=torch.float64)
+            for own, x, labels in folds:
+                weight, bias = known.towards(own, leaf).classifier(prior)
+                total = total + cross_entropy(x @ weight.T + bias, labels)
+        [slope] = torch.autograd.grad(total, leaf)
+        return float(total.detach()), slope.numpy()
+
+    limits, options = [(0, 1), (0, 1)], {"maxiter": STEPS}
+    found = minimize(value, [0.5, 0.5], jac=True, method="L-BFGS-B", bounds=limits, options=options)
+    return torch.from_numpy(np.asarray(found.x, dtype=np.float64))
+
+
+def halves(y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Two folds of samples with labels y (n,), (index to fit, index to try): every second sample of
+    each class that has two at least; no folds where none has.
+    """
+    order = y.argsort(stable=True)
+    order = order[y.bincount()[y[order]] >= 2]
+    return [(order[k::2], order[1 - k :: 2]) for k in (0, 1)] if len(order) else []

@@ -3,30 +3,31 @@ Graphs. ICML 2023."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.graphs import CollaborationGraph
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import FLOAT32
-from fl_lightning.configuration.ranges import NonNegativeFloat, Range
-from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import (
     Batch,
     Client,
+    GroupServer,
     Module,
     Objective,
     Payload,
+    Payloads,
     Phase,
+    Phases,
     PureLoss,
     Server,
     Tensors,
 )
-from fl_lightning.methods.base import Method
-from fl_lightning.methods.common.alignment import alignment, mean_directions
+from fl_lightning.core.vectors import distances
+from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Range, Traits, searched
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,13 @@ class PFedGraph(Method):
             again: the last cohort's).
     """
 
-    family = "mixing"
-    judge = "after"
-    several = False
+    traits = Traits(
+        family="mixing",
+        judge="after",
+        several=False,
+        receives_beside="its own mix beside its model",
+        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+    )
 
     alpha: NonNegativeFloat = searched(0.8, LogRange(0.08, 8), "a decade around the authors'")
     lam: Annotated[float, Range(-FLOAT32, FLOAT32)] = searched(
@@ -65,7 +70,7 @@ class PFedGraph(Method):
         """The collaboration graph."""
         return CollaborationGraph(self.alpha, self.near, self.sources)
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """The mix, and from the second round on the direction u_i."""
         sent = super().broadcast(server)
         if self.lam and server.run.server.uploaded:
@@ -75,7 +80,7 @@ class PFedGraph(Method):
                 }
         return sent
 
-    def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Drawn to u_i, where there is one."""
         if not payload.further:
             yield Phase()
@@ -91,3 +96,24 @@ class PFedGraph(Method):
         """The task loss less lam times the cosine with the `direction` u_i, shape ()."""
         task: Tensor = module.task_loss(batch)
         return task - self.lam * alignment(module, tensors["direction"])
+
+
+def mean_directions(group: GroupServer) -> dict[int, Tensor]:
+    """Of each receiver here sum_j r_ij w_j / ||w_j|| (D,), r the weights that its model was just
+    mixed with."""
+    mixed, is_parameter = group.weighed, group.layout.is_parameter
+    assert mixed is not None
+    squares = distances(group, mixed.sources, [torch.zeros_like(group.initial)], is_parameter)[:, 0]
+    weights = mixed.weights[0] / squares.sqrt().clamp_min(1e-30)
+    scale = weights.sum(1)
+    mixes = group.mix((weights / scale[:, None])[None], mixed.receivers, mixed.sources, fresh=True)
+    return {c: vector * scale[mixed.receivers.index(c)].to(vector) for c, vector in mixes.items()}
+
+
+def alignment(module: Module, direction: Tensor) -> Tensor:
+    """<w, direction> / ||w|| over the parameters w of the bound model, shape ()."""
+    parameters = dict(module.model.named_parameters())
+    pairs = [(parameters[b.name], b) for b in module.layout.blocks if b.kind == "parameter"]
+    inner = torch.stack([(p.flatten() * direction[b.start : b.stop]).sum() for p, b in pairs]).sum()
+    square = torch.stack([p.square().sum() for p, _ in pairs]).sum()
+    return inner / square.clamp_min(1e-30).sqrt()

@@ -3,23 +3,34 @@ ICML 2021."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.configuration.ranges import (
+from fl_lightning.core import (
+    Client,
+    GroupServer,
+    Payload,
+    Payloads,
+    Phases,
+    Rule,
+    RunContext,
+    Server,
+    Tensors,
+)
+from fl_lightning.methods import (
+    LogRange,
     NonNegativeFloat,
     NonNegativeInt,
+    OwnStatistics,
     PositiveFloat,
     PositiveInt,
     ShareBelow1,
+    Traits,
+    searched,
 )
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, GroupServer, Payload, Phase, Rule, RunContext, Server
-from fl_lightning.methods.base import OwnStatistics
 from fl_lightning.methods.common.hypernetwork import Hypernetwork, first_hypernetwork, fit_embedding
 
 
@@ -46,9 +57,14 @@ class PFedHN(OwnStatistics):
         clip: greatest norm of its gradient. 50: the authors' code.
     """
 
-    family = "hypernetwork"
-    several = False
-    newcomers = Rule("model made of an own embedding, which is fitted under the fixed hypernetwork")
+    traits = Traits(
+        family="hypernetwork",
+        several=False,
+        newcomers=Rule(
+            "model made of an own embedding, which is fitted under the fixed hypernetwork"
+        ),
+        receives="a model that the server's hypernetwork makes",
+    )
 
     embedding: PositiveInt | None = None
     hidden: PositiveInt = 100
@@ -65,13 +81,13 @@ class PFedHN(OwnStatistics):
         """Nobody's model is mixed: a hypernetwork replaces the relation."""
         return Alone()
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """The hypernetwork's parameters, embeddings among them, and their momenta."""
         return first_hypernetwork(
             run, self.embedding, self.hidden, self.hidden_layers, last_relu=self.last_relu
         )
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """Every client its own model."""
         return server.only.send({c: self.global_model(server.only, c) for c in server.only.here})
 
@@ -89,7 +105,7 @@ class PFedHN(OwnStatistics):
             network.descend(network(torch.tensor(client)), -change, optimizer, self.clip)
         server.flops += 2 * network.products * (len(server.cohort) + 3 * len(server.answered))
 
-    def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def newcomer_phases(self, client: Client, payload: Payload) -> Phases:
         """The embedding alone steps, from the mean of all, as often as there were rounds."""
         return fit_embedding(
             client, self.hyper_lr, self.hyper_momentum, self.hyper_decay, self.clip

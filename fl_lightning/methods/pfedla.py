@@ -3,14 +3,26 @@ CVPR 2022."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Payload, Rule, Server
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.callbacks.relations import Relation
+from fl_lightning.core import Payloads, RelationInputs, Rule, RunContext, Server, Tensors
 from fl_lightning.core.vectors import last_received, products
-from fl_lightning.methods.base import OwnStatistics
-from fl_lightning.methods.common.layer_rows import LayerRows
+from fl_lightning.foundation.rng import key
+from fl_lightning.methods import (
+    LogRange,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OwnStatistics,
+    PositiveInt,
+    Traits,
+    searched,
+)
+from fl_lightning.methods.common.hypernetwork import Hypernetwork
 
 
 @dataclass(frozen=True)
@@ -33,13 +45,15 @@ class PFedLA(OwnStatistics):
             (HeurpFedLA's K). 0: pFedLA.
     """
 
-    family = "hypernetwork"
-    judge = "before"
-    several = False
-    newcomers = Rule(
-        "own mix by layer, of a network of its own; then local training", remembers=True
+    traits = Traits(
+        family="hypernetwork",
+        judge="before",
+        several=False,
+        changes_download=True,
+        newcomers=Rule(
+            "own mix by layer, of a network of its own; then local training", remembers=True
+        ),
     )
-    changes_download = True
 
     embedding: PositiveInt = 100
     hidden: PositiveInt = 100
@@ -52,7 +66,7 @@ class PFedLA(OwnStatistics):
         """Rows that the networks make."""
         return LayerRows(self.embedding, self.hidden, self.local_layers)
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """The mix; what is mixed is kept until the networks have learned of it."""
         sent, group = super().broadcast(server), server.only
         server.scratch |= {
@@ -70,3 +84,86 @@ class PFedLA(OwnStatistics):
         sources = group.weighed.sources
         nearer = products(group, server.answered, sources, server.scratch)
         relation.descend(server, sources, -nearer, self.hyper_lr)
+
+
+@dataclass
+class LayerRows(Relation):
+    """alpha_i^l = relu(h_l(v_i)) over their sum, with the embedding v_i and the layers of client
+    i's own network.
+
+    A row that is 0 everywhere is one's own. Clients that have not uploaded yet do not count, unless
+    in the cohort.
+
+    Args:
+        embedding: numbers of v_i.
+        hidden: width of the network's three hidden layers.
+        local_layers: so many layers, those in which a client's own weight is greatest, are its own
+            alone.
+    """
+
+    per_layer = True
+    sources = "known"
+
+    embedding: int
+    hidden: int
+    local_layers: int
+
+    def flops(self, layers: int, receivers: int, sources: int) -> int:
+        """A pass of each receiver's network, its last layer for all sources."""
+        return 2 * receivers * self.hidden * (self.embedding + 2 * self.hidden + layers * sources)
+
+    def init_server(self, run: RunContext) -> Tensors:
+        """Every client's network. Weights of its last layer begin as U(0, 1), so that rows begin
+        near the mean."""
+        tensors: Tensors = {}
+        for c in range(run.clients):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(key(run.config.seed, "hypernetwork", c))
+                network = Hypernetwork(
+                    1, len(run.layer_names) * run.clients, self.embedding, self.hidden, 2
+                )
+                last = network[-1]
+                assert isinstance(last, nn.Linear)
+                nn.init.uniform_(last.weight)
+                nn.init.zeros_(last.bias)
+            tensors |= network.tensors(f"rows.{c}")
+        return tensors
+
+    def network(self, memory: Tensors, client: int) -> Hypernetwork:
+        """The client's."""
+        return Hypernetwork.of(memory, f"rows.{client}")
+
+    def rows(
+        self, network: Hypernetwork, clients: int, client: int, sources: Sequence[int]
+    ) -> Tensor:
+        """Weights (L, n) of `sources` in what a client receives, as functions of its network's
+        parameters."""
+        made = network(torch.tensor(0)).view(-1, clients)[:, torch.tensor(sources)].relu()
+        own, total = torch.tensor(sources) == client, made.sum(1, keepdim=True)
+        rows = torch.where(
+            total > 0, made / total.clamp_min(torch.finfo(made.dtype).tiny), own.to(made)
+        )
+        local = torch.zeros(len(rows), 1, dtype=torch.bool)
+        local[rows[:, own].flatten().topk(min(self.local_layers, len(rows))).indices] = True
+        return torch.where(local, own.to(rows), rows)
+
+    @torch.no_grad()
+    def weights(self, inputs: RelationInputs) -> Tensor:
+        """Shape (L, m, n)."""
+        of = (
+            (self.network(inputs.memory, c), inputs.clients, c, inputs.sources)
+            for c in inputs.receivers
+        )
+        rows = torch.stack([self.rows(*each) for each in of], 1).double()
+        return rows / rows.sum(2, keepdim=True)
+
+    def descend(self, server: Server, sources: Sequence[int], gradients: Tensor, lr: float) -> None:
+        """A step of each network down the `gradients` (L, m, n) by the rows of those who have
+        answered."""
+        for client, gradient in zip(server.answered, gradients.unbind(1), strict=True):
+            network = self.network(server.memory, client)
+            optimizer = torch.optim.SGD(network.parameters(), lr)
+            network.descend(
+                self.rows(network, server.clients, client, sources), gradient, optimizer
+            )
+            server.flops += 6 * network.products

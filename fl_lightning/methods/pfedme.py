@@ -3,15 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt
-from fl_lightning.configuration.search import Choice, LogRange, searched
-from fl_lightning.core import Batch, Client, Payload, Phase, RunContext, Server, Slot
-from fl_lightning.methods.base import PlainMean, check_plain_steps, move_on
+from fl_lightning.core import Batch, Client, Payload, Phase, Phases, RunContext, Server, Slot
+from fl_lightning.methods import (
+    Choice,
+    LogRange,
+    NonNegativeFloat,
+    PlainMean,
+    PositiveInt,
+    Traits,
+    check_plain_steps,
+    move_on,
+    searched,
+    sees_only_the_mean,
+)
 
 
 @dataclass(frozen=True)
@@ -33,8 +41,7 @@ class PFedMe(PlainMean):
             authors' code weighs by samples). 1: the authors' readme.
     """
 
-    family = "two models"
-    judge = "after"
+    traits = Traits(family="two models", judge="after", sample_use="takes steps of its own")
 
     lam: NonNegativeFloat = searched(
         15.0, LogRange(1, 20), "around the authors' 15; the steps on theta converge"
@@ -55,7 +62,7 @@ class PFedMe(PlainMean):
         """The personalised model theta."""
         return {"personal": Slot()}
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """A step on each batch."""
         return [Phase(step=self.step, by_gradient=True)]
 
@@ -71,6 +78,7 @@ class PFedMe(PlainMean):
         w[columns.stop :] = theta[columns.stop :]
         return loss
 
+    @sees_only_the_mean
     def aggregate(self, server: Server) -> None:
         """The server's step."""
         old = [group["model"] for group in server.groups]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import NonNegativeFloat
 from fl_lightning.core import Batch, Client, Module, RunContext, Tensors
-from fl_lightning.methods.base import WithoutModels
+from fl_lightning.methods import NonNegativeFloat, WithoutModels
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.basics import wide
 from fl_lightning.methods.common.class_means import distance_to_means, no_uploads
@@ -29,8 +28,7 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
     Arguments as of `fedproto`.
     """
 
-    family = "prototypes and distillation"
-    starts = "own"
+    traits = replace(ClassMeans.traits, starts="own")
 
     lam: NonNegativeFloat = 1.0
     distance: Literal["means", "norm", "squared"] = "means"
@@ -47,7 +45,7 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
         """The pull."""
         return self.lam > 0
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """With it what clients told last, where not all take part in each round."""
         whole = run.config.federation.participation == 1
         return super().init_server(run) | ({} if whole else no_uploads(run))

@@ -4,17 +4,32 @@ Averaging for Federated Learning. ICML 2020.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
 from fl_lightning.callbacks.base import Aggregator
 from fl_lightning.configuration.config import check
-from fl_lightning.configuration.ranges import PositiveFloat
-from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server, Slot
-from fl_lightning.methods.base import PlainMean, check_no_scaling, move_on
+from fl_lightning.core import (
+    Client,
+    Objective,
+    Payload,
+    Payloads,
+    Phase,
+    Phases,
+    RunContext,
+    Server,
+    Slot,
+)
+from fl_lightning.methods import (
+    LogRange,
+    PlainMean,
+    PositiveFloat,
+    Traits,
+    check_no_scaling,
+    move_on,
+    searched,
+)
 
 
 @dataclass(frozen=True)
@@ -32,8 +47,9 @@ class SCAFFOLD(PlainMean):
             FedAvg's.
     """
 
-    family = "one global model"
-    several = False
+    traits = Traits(
+        family="one global model", several=False, receives_beside="the mean control variate"
+    )
 
     server_lr: PositiveFloat = searched(1.0, LogRange(0.1, 2), "around the paper's 1")
 
@@ -60,7 +76,7 @@ class SCAFFOLD(PlainMean):
         """The control variate c_i. What the server last received of it is its last change."""
         return {"control": Slot("zeros", exchanged=True)}
 
-    def broadcast(self, server: Server) -> dict[int, Payload]:
+    def broadcast(self, server: Server) -> Payloads:
         """The global model and c."""
         if "control" not in server.only:
             server["control"] = torch.zeros_like(server.only.initial)
@@ -70,7 +86,7 @@ class SCAFFOLD(PlainMean):
             for c, payload in sent.items()
         }
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Steps down f + <c - c_i, w>."""
         return [Phase(objective=Objective(linear=payload.vectors["control"] - client["control"]))]
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fl_lightning.callbacks.measured import MeasuredCube
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.configuration.ranges import NonNegativeFloat, UnitInterval
-from fl_lightning.configuration.search import Range, searched
-from fl_lightning.core import Client, Payload, Phase, Rule
-from fl_lightning.methods.base import OwnStatistics
+from fl_lightning.core import Beside, Client, Payload, Phase, Phases, Rule
+from fl_lightning.methods import (
+    NonNegativeFloat,
+    OwnStatistics,
+    Range,
+    Traits,
+    UnitInterval,
+    searched,
+)
 from fl_lightning.methods.common.halves import noise_of, step_of, train_halves
 
 
@@ -32,12 +36,17 @@ class SelfKAPC(OwnStatistics):
             choice, likewise.
     """
 
-    family = "mixing"
-    judge = "after"
-    statistics = client_memory = True
-    several = False
-    newcomers = Rule(
-        "the mean of all, then its own mix by its measured noise; local training", remembers=True
+    traits = Traits(
+        family="mixing",
+        judge="after",
+        statistics=True,
+        several=False,
+        client_memory=True,
+        newcomers=Rule(
+            "the mean of all, then its own mix by its measured noise; local training",
+            remembers=True,
+        ),
+        sample_use="measures its noise on two halves of the samples",
     )
 
     kappa: NonNegativeFloat = searched(1.5, Range(1, 3), "the plateau on validation data: 1.5 to 3")
@@ -47,7 +56,7 @@ class SelfKAPC(OwnStatistics):
         """Rows by the measured rule."""
         return MeasuredCube(self.kappa, self.keep)
 
-    def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
+    def phases(self, client: Client, payload: Payload) -> Phases:
         """Local training; in the first round of two halves, of which the mean is kept."""
         start = client["model"].clone()
         if client.rounds:
@@ -55,6 +64,17 @@ class SelfKAPC(OwnStatistics):
         elif halves := (yield from train_halves(client)):
             client.scratch["noise"] = noise_of(client, halves)
         client.scratch["step"] = step_of(client, start)
+
+    def beside(self) -> dict[str, Beside]:
+        """Declares what `upload` adds to the model."""
+        return {
+            "step": Beside(
+                "step_norms", "squared norms of the client's step by layer", "nonnegative"
+            ),
+            "noise": Beside(
+                "noise_norms", "variance of the client's step by layer", "nonnegative", once=True
+            ),
+        }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it squared norms by layer: of the step, and in the first round of the noise."""

@@ -9,10 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import PositiveFloat
-from fl_lightning.configuration.search import LogRange, searched
 from fl_lightning.core import Server
-from fl_lightning.methods.base import Method
+from fl_lightning.methods import (
+    LogRange,
+    Method,
+    PositiveFloat,
+    Traits,
+    searched,
+    sees_only_the_mean,
+)
 
 
 @dataclass(frozen=True)
@@ -20,8 +25,7 @@ class ServerOptimizer(Method, ABC):
     """Base: FedAvg, but the server moves by `step`. Running statistics are the plain mean, as in
     FedAvg."""
 
-    family = "one global model"
-    several = False
+    traits = Traits(family="one global model", several=False)
 
     server_lr: PositiveFloat = searched(1.0, LogRange(0.01, 10), "decades around FedAvg's 1")
 
@@ -29,6 +33,7 @@ class ServerOptimizer(Method, ABC):
     def step(self, server: Server, change: Tensor) -> Tensor:
         """How far the parameters go, (P,), for the cohort's mean `change` of them, (P,)."""
 
+    @sees_only_the_mean
     def aggregate(self, server: Server) -> None:
         """w <- w + server_lr * step."""
         if not server.answered:

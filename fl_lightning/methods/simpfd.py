@@ -7,11 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import PositiveInt
 from fl_lightning.core import Server
-from fl_lightning.methods.common.predictions import cosines, shifted
+from fl_lightning.methods import PositiveInt
+from fl_lightning.methods.common.predictions import cosines, sum_to_one
 from fl_lightning.methods.fedmd import FedMD
 
 
@@ -23,7 +24,6 @@ class SimPFD(FedMD):
     Arguments are FedMD's (samples 3000, loss kl: KT-pFL).
     """
 
-    family = "prototypes and distillation"
     samples: PositiveInt = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
 
@@ -34,3 +34,11 @@ class SimPFD(FedMD):
         rows[uploaders] = shifted(cosines(P))
         server.flops += 2 * len(uploaders) * P.numel()
         return rows
+
+
+def shifted(S: Tensor) -> Tensor:
+    """Rows of `S` (m, m) less their least entry, divided by their sum; uniform where all are equal
+    (to rounding)."""
+    R = S - S.min(1, keepdim=True).values
+    R = torch.where(R < 1e-12, torch.zeros_like(R), R)
+    return sum_to_one(R)[0]

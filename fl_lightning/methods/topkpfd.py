@@ -7,12 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import PositiveInt
-from fl_lightning.configuration.search import Whole, searched
 from fl_lightning.core import Server
-from fl_lightning.methods.common.predictions import cosines, nearest
+from fl_lightning.methods import PositiveInt, Whole, searched
+from fl_lightning.methods.common.predictions import cosines
 from fl_lightning.methods.fedmd import FedMD
 
 
@@ -27,7 +27,6 @@ class TopKPFD(FedMD):
         k: how many. 5: paper (its code keeps about half of all clients).
     """
 
-    family = "prototypes and distillation"
     samples: PositiveInt = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
     k: PositiveInt = searched(
@@ -41,3 +40,14 @@ class TopKPFD(FedMD):
         rows[uploaders] = nearest(cosines(P), self.k)
         server.flops += 2 * len(uploaders) * P.numel()
         return rows
+
+
+def nearest(S: Tensor, k: int) -> Tensor:
+    """Rows with 1/k at the `k` greatest entries of `S` (m, m), oneself first; ties to the lower
+    number."""
+    k = min(k, len(S))
+    others = S.clone().fill_diagonal_(2.0)  # above any cosine
+    order = torch.sort(others.round(decimals=12), dim=1, descending=True, stable=True).indices[
+        :, :k
+    ]
+    return torch.zeros_like(S).scatter(1, order, 1.0 / k)

@@ -101,13 +101,21 @@ def another(model: nn.Module) -> nn.Module:
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
             elif next(module.parameters(recurse=False), None) is not None:
-                allowed = "the method draws several first models, and a"
+                requirement = "the method draws several first models, and a"
                 raise BadInput(
-                    "model", name, f"{allowed} {type(module).__name__} has no reset_parameters()"
+                    "model",
+                    name,
+                    f"{requirement} {type(module).__name__} has no reset_parameters()",
                 )
-    pairs = list(zip(twin.parameters(), model.parameters(), strict=True))
-    known = not any(isinstance(first, FakeTensor) for _, first in pairs)
-    if known and all(torch.equal(own.to(first.dtype), first.cpu()) for own, first in pairs):
+    pairs = list(
+        zip(
+            twin.parameters(),
+            model.parameters(),
+            strict=True,
+        )
+    )
+    is_real = not any(isinstance(first, FakeTensor) for _, first in pairs)
+    if is_real and all(torch.equal(tensor.to(first.dtype), first.cpu()) for tensor, first in pairs):
         raise BadInput(
             "model",
             name,
@@ -167,10 +175,10 @@ def head_of(model: nn.Module) -> str:
         return sources[0]
     last = last_linear(model)
     listed = ", ".join(sources)
-    allowed = (
+    requirement = (
         f"its scores come from {listed}: name one of them as its classifier, in an attribute `head`"
     )
-    check("model", name, not sources or last in sources, allowed)
+    check("model", name, not sources or last in sources, requirement)
     if last is None:
         raise BadInput(
             "model",
@@ -246,11 +254,11 @@ def _try_out(
     except Exception:
         return
     if (other := _misfit(output, shape)) is not None:
-        allowed = (
+        requirement = (
             " (torchvision: aux_logits false), or make it a LightningModule whose training_step "
             "takes the rest"
         )
-        raise BadInput("model", class_path, f"while it trains it gives {other}{allowed}")
+        raise BadInput("model", class_path, f"while it trains it gives {other}{requirement}")
 
 
 def _misfit(output: Any, shape: tuple[int, ...]) -> str | None:

@@ -30,16 +30,22 @@ class AlexNet(nn.Module):
         super().__init__()
         # The strided convolution rounds up, each of the three poolings down.
         sides = [(side + 1) // 2 // 8 for side in input_shape[1:]]
-        fine = len(input_shape) == 3 and min(sides, default=0) >= 1
+        valid = len(input_shape) == 3 and min(sides, default=0) >= 1
         check(
             "model",
             "AlexNet",
-            fine,
+            valid,
             f"it needs images of at least 15x15 pixels, not {(*input_shape,)}",
         )
         check("model.init_args.width", width, width >= 1, "it must be at least 1")
         check("model.init_args.dropout", dropout, 0 <= dropout < 1, "it must lie in [0, 1)")
-        self.conv1 = nn.Conv2d(input_shape[0], 64, 3, stride=2, padding=1)
+        self.conv1 = nn.Conv2d(
+            input_shape[0],
+            64,
+            3,
+            stride=2,
+            padding=1,
+        )
         self.conv2 = nn.Conv2d(64, 192, 3, padding=1)
         self.conv3 = nn.Conv2d(192, 384, 3, padding=1)
         self.conv4 = nn.Conv2d(384, 256, 3, padding=1)

@@ -20,7 +20,13 @@ def inputs(
     if text is not None:
         low = torch.zeros(n, *shape, dtype=torch.int64)
         return (
-            low if draws is None else torch.randint(text.vocabulary, (n, *shape), generator=draws)
+            low
+            if draws is None
+            else torch.randint(
+                text.vocabulary,
+                (n, *shape),
+                generator=draws,
+            )
         )
     return torch.zeros(n, *shape) if draws is None else torch.randn(n, *shape, generator=draws)
 
@@ -46,8 +52,8 @@ def check_sizes(name: str, *sizes: int) -> None:
 def check_heads(heads: int, width: int) -> None:
     """Raise `BadInput` unless attention of that `width` can be split among its `heads`."""
     check_sizes("width", width)
-    fine = heads >= 1 and width % heads == 0
-    check("model.heads", heads, fine, f"the width {width} must be a multiple of it")
+    valid = heads >= 1 and width % heads == 0
+    check("model.heads", heads, valid, f"the width {width} must be a multiple of it")
 
 
 class SelfAttention(nn.Module):
@@ -62,13 +68,23 @@ class SelfAttention(nn.Module):
         causal: no position sees those behind it.
     """
 
-    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        causal: bool = False,
+    ) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
+        self.heads = heads
+        self.causal = causal
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
         for part in (self.query, self.key, self.value):
             # Xavier's of (3d, d)
-            nn.init.uniform_(part.weight, -((6 / (4 * width)) ** 0.5), (6 / (4 * width)) ** 0.5)
+            nn.init.uniform_(
+                part.weight,
+                -((6 / (4 * width)) ** 0.5),
+                (6 / (4 * width)) ** 0.5,
+            )
         for part in (self.query, self.key, self.value, self.out):
             nn.init.zeros_(part.bias)
 

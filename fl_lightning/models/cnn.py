@@ -48,7 +48,7 @@ class CNN(nn.Module):
         check_sizes("hidden", *hidden)
         check_sizes("channels", *channels)
         sides = [_pooled(_pooled(side, padding), padding) for side in input_shape[1:]]
-        allowed = (
+        requirement = (
             f"its two 5x5 convolutions need larger images than {(*input_shape,)}; padding 2 takes "
             f"4x4 pixels"
         )
@@ -56,7 +56,7 @@ class CNN(nn.Module):
             "model.init_args.padding",
             padding,
             len(input_shape) == 3 and min(sides, default=0) >= 1,
-            allowed,
+            requirement,
         )
         first, second = channels
         self.conv1 = nn.Conv2d(input_shape[0], first, 5, padding=padding)
@@ -89,8 +89,19 @@ class CNN5(CNN):
         padding: of the two convolutions.
     """
 
-    def __init__(self, input_shape: Sequence[int], num_classes: int, padding: int = 0) -> None:
-        super().__init__(input_shape, num_classes, (16, 32), padding, (120, 84))
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        num_classes: int,
+        padding: int = 0,
+    ) -> None:
+        super().__init__(
+            input_shape,
+            num_classes,
+            (16, 32),
+            padding,
+            (120, 84),
+        )
 
 
 def _pooled(side: int, padding: int) -> int:

@@ -34,12 +34,12 @@ class CNN1D(nn.Module):
         width: int = 5,
     ) -> None:
         super().__init__()
-        fine = len(input_shape) == 2 and input_shape[1] >= 2 ** len(channels)
+        valid = len(input_shape) == 2 and input_shape[1] >= 2 ** len(channels)
         least = f"{2 ** len(channels)} or more"
-        allowed = (
+        requirement = (
             f"samples of shape {(*input_shape,)} are no windows (channels, samples) of {least}"
         )
-        check("model", "cnn1d", fine, allowed)
+        check("model", "cnn1d", valid, requirement)
         check("model.init_args.width", width, width >= 1, "it must be at least 1")
         check_sizes("channels", *channels)
         sizes = pairwise([input_shape[0], *channels])

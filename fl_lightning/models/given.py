@@ -30,7 +30,8 @@ def keep(model: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
         BadInput: it is no `nn.Module`, or cannot be written (a class that is defined within a
             function).
     """
-    name, buffer = type(model).__name__, io.BytesIO()
+    name = type(model).__name__
+    buffer = io.BytesIO()
     check(
         "model",
         name,

@@ -29,14 +29,19 @@ def trace(model: nn.Module, forward: Callable[[], Any]) -> Any:
     normalisations and scales at most. Weights that no module is called for count by their own
     names.
     """
-    made: dict[Any, str] = {}
+    producers: dict[Any, str] = {}
     hooks = []
     for name, module in _weighted(model).items():
 
-        def note(_: nn.Module, inputs: Any, outputs: Any, name: str = name) -> None:
+        def note(
+            _: nn.Module,
+            inputs: Any,
+            outputs: Any,
+            name: str = name,
+        ) -> None:
             for tensor in tree_leaves(outputs):
                 if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
-                    made.setdefault(tensor.grad_fn, name)
+                    producers.setdefault(tensor.grad_fn, name)
 
         hooks.append(module.register_forward_hook(note))
     frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
@@ -50,7 +55,7 @@ def trace(model: nn.Module, forward: Callable[[], Any]) -> Any:
             hook.remove()
         for parameter in frozen:
             parameter.requires_grad_(False)
-    sources = _sources(scores, made, model) if isinstance(scores, Tensor) else []
+    sources = _sources(scores, producers, model) if isinstance(scores, Tensor) else []
     setattr(model, TRACED, sources)
     return scores.detach() if isinstance(scores, Tensor) else scores
 
@@ -70,7 +75,11 @@ def _weighted(model: nn.Module) -> dict[str, nn.Module]:
     return weighted
 
 
-def _sources(scores: Tensor, made: dict[Any, str], model: nn.Module) -> list[str]:
+def _sources(
+    scores: Tensor,
+    made: dict[Any, str],
+    model: nn.Module,
+) -> list[str]:
     """Names of the modules in `made`, by what they have made, and of the weights, that `scores`
     come from first."""
     weights = {id(p): name for name, p in model.named_parameters()}
@@ -95,7 +104,11 @@ def _sources(scores: Tensor, made: dict[Any, str], model: nn.Module) -> list[str
     return list(sources)
 
 
-def _weights_alone(node: Any, made: dict[Any, str], weights: dict[int, str]) -> list[str]:
+def _weights_alone(
+    node: Any,
+    made: dict[Any, str],
+    weights: dict[int, str],
+) -> list[str]:
     """Names of the matrices that `node` is computed from; none where anything but weights is in
     it."""
     names = []

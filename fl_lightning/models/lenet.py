@@ -19,5 +19,16 @@ class LeNet(CNN):
         padding: of the two convolutions. 0: KT-pFL's code; it wants 16x16 pixels, 2 takes 4x4.
     """
 
-    def __init__(self, input_shape: Sequence[int], num_classes: int, padding: int = 0) -> None:
-        super().__init__(input_shape, num_classes, (6, 16), padding, (120, 84))
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        num_classes: int,
+        padding: int = 0,
+    ) -> None:
+        super().__init__(
+            input_shape,
+            num_classes,
+            (6, 16),
+            padding,
+            (120, 84),
+        )

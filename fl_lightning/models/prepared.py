@@ -36,20 +36,23 @@ def read_weights(model: nn.Module, file: str, head: str) -> None:
     except (OSError, SafetensorError, ValueError) as error:
         why = str(error).partition("\n")[0]
         raise BadInput("model.weights", file, f"it is no file of tensors ({why})") from None
-    own = model.state_dict()
-    loose = {name for name in {*own, *tensors} if name == head or name.startswith(f"{head}.")}
+    state = model.state_dict()
+    loose = {name for name in {*state, *tensors} if name == head or name.startswith(f"{head}.")}
     # some libraries do not write it
-    loose |= {name for name in own if name.endswith("num_batches_tracked")}
+    loose |= {name for name in state if name.endswith("num_batches_tracked")}
 
     def alike(name: str) -> bool:
-        return name in own and name in tensors and own[name].shape == tensors[name].shape
+        return name in state and name in tensors and state[name].shape == tensors[name].shape
 
-    unknown, absent = sorted({*tensors} - {*own} - loose), sorted({*own} - {*tensors} - loose)
-    odd = sorted(name for name in {*own} & {*tensors} - loose if not alike(name))
+    unknown = sorted({*tensors} - {*state} - loose)
+    absent = sorted({*state} - {*tensors} - loose)
+    unlike = sorted(name for name in {*state} & {*tensors} - loose if not alike(name))
     check("model.weights", file, not absent, f"it lacks {_some(absent)}, which the model has")
     check("model.weights", file, not unknown, f"it holds {_some(unknown)}, which the model has not")
-    shapes = [f"{n} of shape {tuple(tensors[n].shape)}, not {tuple(own[n].shape)}" for n in odd]
-    check("model.weights", file, not odd, f"it holds {_some(shapes)}")
+    shapes = [
+        f"{n} of shape {tuple(tensors[n].shape)}, not {tuple(state[n].shape)}" for n in unlike
+    ]
+    check("model.weights", file, not unlike, f"it holds {_some(shapes)}")
     model.load_state_dict(
         {name: tensor for name, tensor in tensors.items() if alike(name)}, strict=False
     )
@@ -60,7 +63,11 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def adapt(model: nn.Module, values: Mapping[str, Any], head: str) -> None:
+def adapt(
+    model: nn.Module,
+    values: Mapping[str, Any],
+    head: str,
+) -> None:
     """Freeze `model` but for adapters that are put into it, and its classifier `head` where they
     say so.
 
@@ -86,12 +93,20 @@ def adapt(model: nn.Module, values: Mapping[str, Any], head: str) -> None:
     try:
         inject_adapter_in_model(lora, model)
     except ValueError as error:  # of a module of a kind that it does not know
-        raise BadInput("model.adapters.targets", named, str(error).partition("\n")[0]) from None
+        raise BadInput(
+            "model.adapters.targets",
+            named,
+            str(error).partition("\n")[0],
+        ) from None
     if config.head:
         model.get_submodule(head).requires_grad_(True)
 
 
-def targets_of(model: nn.Module, named: list[str] | None, head: str) -> list[str]:
+def targets_of(
+    model: nn.Module,
+    named: list[str] | None,
+    head: str,
+) -> list[str]:
     """Dotted names of the modules that get adapters (`AdaptersConfig.targets`).
 
     Raises:

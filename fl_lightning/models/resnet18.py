@@ -41,12 +41,20 @@ class ResNet18(ResNet):
             raise BadInput(
                 "model.init_args.representation", representation, "it must be at least 1, or null"
             )
-        super().__init__(BasicBlock, [2, 2, 2, 2], num_classes=num_classes)
+        super().__init__(
+            BasicBlock,
+            [2, 2, 2, 2],
+            num_classes=num_classes,
+        )
         if stem == "3x3":
             self.conv1 = self._stem(input_shape[0], kernel_size=3, stride=1)
             self.maxpool = nn.Identity()
         elif input_shape[0] != 3:
-            self.conv1 = self._stem(input_shape[0], kernel_size=7, stride=2)
+            self.conv1 = self._stem(
+                input_shape[0],
+                kernel_size=7,
+                stride=2,
+            )
 
         if representation is not None:
             self.fc = nn.Linear(512, representation)
@@ -60,6 +68,13 @@ class ResNet18(ResNet):
 
     @staticmethod
     def _stem(channels: int, kernel_size: int, stride: int) -> nn.Conv2d:
-        conv = nn.Conv2d(channels, 64, kernel_size, stride, padding=kernel_size // 2, bias=False)
+        conv = nn.Conv2d(
+            channels,
+            64,
+            kernel_size,
+            stride,
+            padding=kernel_size // 2,
+            bias=False,
+        )
         nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
         return conv

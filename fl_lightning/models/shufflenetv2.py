@@ -47,9 +47,20 @@ class ShuffleNetV2(Torchvision):
             stem in ("stride2", "stride1"),
             "choose stride2 or stride1",
         )
-        super().__init__([4, 8, 4], [24, 116, 232, 464, 1024], num_classes=representation or 1)
+        super().__init__(
+            [4, 8, 4],
+            [24, 116, 232, 464, 1024],
+            num_classes=representation or 1,
+        )
         if input_shape[0] != 3:
-            self.conv1[0] = nn.Conv2d(input_shape[0], 24, 3, stride=2, padding=1, bias=False)
+            self.conv1[0] = nn.Conv2d(
+                input_shape[0],
+                24,
+                3,
+                stride=2,
+                padding=1,
+                bias=False,
+            )
         if stem == "stride1":
             self.conv1[0].stride = (1, 1)
             self.maxpool = nn.Identity()

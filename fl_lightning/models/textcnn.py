@@ -43,9 +43,9 @@ class TextCNN(nn.Module):
             not per_position,
             "it gives a text one label; next tokens want transformer or lstm",
         )
-        fine = bool(widths) and min(widths) >= 1 and max(widths) <= input_shape[0]
+        valid = bool(widths) and min(widths) >= 1 and max(widths) <= input_shape[0]
         check(
-            "model.widths", list(widths), fine, f"from 1 to the {input_shape[0]} tokens of a text"
+            "model.widths", list(widths), valid, f"from 1 to the {input_shape[0]} tokens of a text"
         )
         self.tokens = nn.Embedding(vocabulary, embedding)
         self.convs = nn.ModuleList(nn.Conv1d(embedding, channels, width) for width in widths)

@@ -15,13 +15,13 @@ class _Block(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(width), SelfAttention(width, heads, causal=True)
-        self.norm2, self.up, self.down = (
-            nn.LayerNorm(width),
-            nn.Linear(width, 4 * width),
-            nn.Linear(4 * width, width),
-        )
-        self.gelu, self.dropout = nn.GELU(), nn.Dropout(dropout)
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = SelfAttention(width, heads, causal=True)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        self.gelu = nn.GELU()
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.dropout(self.attention.attended(self.norm1(x)))

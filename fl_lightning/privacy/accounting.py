@@ -60,7 +60,12 @@ def sampling_rate(samples: int, batch_size: int) -> float:
     return min(1.0, batch_size / samples) if samples else 0.0
 
 
-def epsilon(mechanisms: Sequence[Mechanism], delta: float, *, replace_one: bool = False) -> float:
+def epsilon(
+    mechanisms: Sequence[Mechanism],
+    delta: float,
+    *,
+    replace_one: bool = False,
+) -> float:
     """Epsilon at `delta` of all messages together; infinite where one has no noise, or next to
     none.
 
@@ -83,7 +88,11 @@ def epsilon(mechanisms: Sequence[Mechanism], delta: float, *, replace_one: bool 
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(mechanisms: tuple[Mechanism, ...], delta: float, replace_one: bool) -> float:
+def _epsilon(
+    mechanisms: tuple[Mechanism, ...],
+    delta: float,
+    replace_one: bool,
+) -> float:
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 
@@ -111,9 +120,9 @@ def _epsilon(mechanisms: tuple[Mechanism, ...], delta: float, replace_one: bool)
         accountant = PLDAccountant(relation.ADD_OR_REMOVE_ONE, step)
         accountant.compose(_event(mechanisms, 1.0))
         sampled = float(accountant.get_epsilon(delta))
-        if step <= (fine := _grid(sampled)):
+        if step <= (valid := _grid(sampled)):
             return sampled
-        step = fine
+        step = valid
 
 
 def _grid(size: float) -> float:
@@ -130,7 +139,11 @@ def _event(mechanisms: Sequence[Mechanism], half: float) -> Any:
         if m.sampled < 1:
             event = dp.PoissonSampledDpEvent(m.sampled, event)
         if m.cohort[0]:
-            event = dp.SampledWithoutReplacementDpEvent(m.cohort[1], m.cohort[0], event)
+            event = dp.SampledWithoutReplacementDpEvent(
+                m.cohort[1],
+                m.cohort[0],
+                event,
+            )
         parts.append(dp.SelfComposedDpEvent(event, m.times))
     return dp.ComposedDpEvent(parts)
 
@@ -154,9 +167,9 @@ def calibrated(
     import dp_accounting as dp
     from dp_accounting.pld import PLDAccountant
 
-    allowed = f"no noise up to {MOST_NOISE:g} clips keeps epsilon so small at delta {delta:g}"
+    requirement = f"no noise up to {MOST_NOISE:g} clips keeps epsilon so small at delta {delta:g}"
     if not target > 0 or epsilon(make(MOST_NOISE), delta) > target:
-        raise BadInput(key, target, allowed)
+        raise BadInput(key, target, requirement)
     sampled = any(m.sampled < 1 for m in make(1.0))
     step = _grid(target) if sampled else max(FINEST, SHARE * target)
     least = 1.0
@@ -177,12 +190,16 @@ def calibrated(
     return float(noise)
 
 
-def check_delta(key: str, delta: float, samples: int) -> None:
+def check_delta(
+    key: str,
+    delta: float,
+    samples: int,
+) -> None:
     """Raise `BadInput` unless `delta` lies above 0 and below one over the training samples of all
     clients."""
-    allowed = (
+    requirement = (
         f"it must lie in (0, {1 / samples:.3g}), one over the {samples} training samples: a delta "
         f"above that lets"
     )
     if not 0 < delta < 1 / samples:
-        raise BadInput(key, delta, f"{allowed} a mechanism publish a whole sample")
+        raise BadInput(key, delta, f"{requirement} a mechanism publish a whole sample")

@@ -17,7 +17,12 @@ LARGEST = 50.0
 """Beyond it (ours) no number of guesses reaches."""
 
 
-def lower_bound(canaries: int, guesses: int, right: int, delta: float) -> float:
+def lower_bound(
+    canaries: int,
+    guesses: int,
+    right: int,
+    delta: float,
+) -> float:
     """The largest epsilon that `right` of `guesses` refute with confidence `CONFIDENCE`; 0: none.
 
     Raises:
@@ -25,17 +30,33 @@ def lower_bound(canaries: int, guesses: int, right: int, delta: float) -> float:
     """
     if not 0 <= right <= guesses <= canaries:
         raise ValueError(f"{right} right of {guesses} guesses about {canaries} canaries")
-    low, high = 0.0, LARGEST
+    low = 0.0
+    high = LARGEST
     if _chance(canaries, guesses, right, 0.0, delta) > 1 - CONFIDENCE:
         return 0.0
     while high - low > 1e-4:
         middle = (low + high) / 2
-        refuted = _chance(canaries, guesses, right, middle, delta) <= 1 - CONFIDENCE
+        refuted = (
+            _chance(
+                canaries,
+                guesses,
+                right,
+                middle,
+                delta,
+            )
+            <= 1 - CONFIDENCE
+        )
         low, high = (middle, high) if refuted else (low, middle)
     return low
 
 
-def _chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
+def _chance(
+    m: int,
+    r: int,
+    v: int,
+    epsilon: float,
+    delta: float,
+) -> float:
     """How probable v or more right guesses are at most, P[B >= v] + 2 m delta max_i P[v > B >= v -
     i] / i."""
     from scipy.stats import binom

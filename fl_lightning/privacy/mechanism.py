@@ -59,9 +59,17 @@ def clipped(x: Tensor, clip: float) -> Tensor:
     return x if norm <= clip else torch.zeros_like(x)
 
 
-def noisy(x: Tensor, noise: Noise, draws: torch.Generator) -> Tensor:
+def noisy(
+    x: Tensor,
+    noise: Noise,
+    draws: torch.Generator,
+) -> Tensor:
     """`x` (n,) within its clip, with noise."""
-    normal = torch.randn(x.shape, generator=draws, dtype=torch.float32)
+    normal = torch.randn(
+        x.shape,
+        generator=draws,
+        dtype=torch.float32,
+    )
     return clipped(x, noise.clip) + (noise.multiplier * noise.clip * normal).to(x)
 
 
@@ -74,14 +82,15 @@ def protect(
         BadInput: it holds what the method does not declare, or other blocks than its `scope` says.
     """
     sent: set[str] = set()
-    own = f"callbacks.localprivacy refuses {client.run.method_name}"
+    key = f"callbacks.localprivacy refuses {client.run.method_name}"
     if payload.sent.any():
-        allowed = (
+        requirement = (
             "it sends other blocks than its scope says, and which they are may tell of the data"
         )
         if payload.sent.tobytes() != client.group.up_mask.tobytes():
-            raise BadInput(own, client.round, allowed)
-        noise, normal = noises[MODEL], draws(MODEL)
+            raise BadInput(key, client.round, requirement)
+        noise = noises[MODEL]
+        normal = draws(MODEL)
         payload.vector = moved(
             client, payload, client.reference, lambda change: noisy(change, noise, normal)
         )
@@ -89,7 +98,15 @@ def protect(
     segments = client.layout.segments(client.layout.is_parameter)
     for slot, vector in payload.vectors.items():
         fresh = torch.zeros_like(vector)
-        _scatter(fresh, segments, noisy(_gather(vector, segments), noises[slot], draws(slot)))
+        _scatter(
+            fresh,
+            segments,
+            noisy(
+                _gather(vector, segments),
+                noises[slot],
+                draws(slot),
+            ),
+        )
         payload.vectors[slot] = fresh
         sent.add(slot)
     return sent | _beside(client, payload, noises, draws)
@@ -102,13 +119,22 @@ def moved(
     travel is as known."""
     layout = client.layout
     segments = layout.segments(payload.sent)
-    vector, base = known.clone(), _gather(known, segments)
-    _scatter(vector, segments, base + protects(_gather(payload.vector, segments) - base))
+    vector = known.clone()
+    base = _gather(known, segments)
+    _scatter(
+        vector,
+        segments,
+        base + protects(_gather(payload.vector, segments) - base),
+    )
     client.flops += 6 * len(base)  # difference, square and sum, scaling, noise, sum
     return repaired(layout, payload.sent, vector)
 
 
-def repaired(layout: Layout, sent: np.ndarray, vector: Tensor) -> Tensor:
+def repaired(
+    layout: Layout,
+    sent: np.ndarray,
+    vector: Tensor,
+) -> Tensor:
     """`vector` (D,), whose variances among the blocks `sent` (bool [B]) are brought to 0 or more,
     in place."""
     for block, travels in zip(layout.blocks, sent, strict=True):
@@ -121,8 +147,16 @@ def _gather(vector: Tensor, segments: list[Segment]) -> Tensor:
     return torch.cat([vector[s.start : s.stop] for s in segments])
 
 
-def _scatter(vector: Tensor, segments: list[Segment], values: Tensor) -> None:
-    for s, part in zip(segments, values.split([s.stop - s.start for s in segments]), strict=True):
+def _scatter(
+    vector: Tensor,
+    segments: list[Segment],
+    values: Tensor,
+) -> None:
+    for s, part in zip(
+        segments,
+        values.split([s.stop - s.start for s in segments]),
+        strict=True,
+    ):
         vector[s.start : s.stop] = part
 
 
@@ -134,9 +168,9 @@ def _beside(
 ) -> set[str]:
     declared = client.run.method.beside()
     places = {name: part for part in (payload.statistics, payload.extra) for name in part}
-    if strange := [name for name in places if name not in declared]:
-        allowed = f"its upload holds {strange[0]}, which its `beside` does not declare"
-        raise BadInput("callbacks.localprivacy", client.run.method_name, allowed)
+    if undeclared := [name for name in places if name not in declared]:
+        requirement = f"its upload holds {undeclared[0]}, which its `beside` does not declare"
+        raise BadInput("callbacks.localprivacy", client.run.method_name, requirement)
     entries = {
         name: declared[name]
         for name in declared
@@ -151,7 +185,11 @@ def _beside(
     fresh: dict[str, Tensor] = {}
     for kind in dict.fromkeys(b.kind for n, b in entries.items() if n in dense):
         names = [n for n in dense if entries[n].kind == kind]
-        vector = noisy(torch.cat([dense[n].flatten() for n in names]), noises[kind], draws(kind))
+        vector = noisy(
+            torch.cat([dense[n].flatten() for n in names]),
+            noises[kind],
+            draws(kind),
+        )
         client.flops += 5 * len(vector)
         parts = vector.split([dense[n].numel() for n in names])
         fresh |= {
@@ -163,8 +201,8 @@ def _beside(
         old = places[name][name]
         if entry.values == "classes":
             if counts is None:
-                allowed = "its `beside` names classes, and no class_counts"
-                raise BadInput("callbacks.localprivacy", client.run.method_name, allowed)
+                requirement = "its `beside` names classes, and no class_counts"
+                raise BadInput("callbacks.localprivacy", client.run.method_name, requirement)
             new = counts.nonzero()[:, 0]
         elif entry.values in ("rows", "class_counts") and counts is not None:
             new = fresh[name][counts > 0]
@@ -174,7 +212,12 @@ def _beside(
     return {b.kind for b in entries.values()}
 
 
-def _dense(x: Tensor, entry: Beside, classes: Tensor | None, client: Client) -> Tensor:
+def _dense(
+    x: Tensor,
+    entry: Beside,
+    classes: Tensor | None,
+    client: Client,
+) -> Tensor:
     """`x` in at least 32 bits; what has a row for each class that the client has gets one for every
     class."""
     x = x.detach().cpu().to(torch.promote_types(x.dtype, torch.float32))
@@ -186,7 +229,11 @@ def _dense(x: Tensor, entry: Beside, classes: Tensor | None, client: Client) -> 
             client.run.method_name,
             "its `beside` names rows, and no classes",
         )
-    table = torch.zeros(client.run.data.num_classes, *x.shape[1:], dtype=x.dtype)
+    table = torch.zeros(
+        client.run.data.num_classes,
+        *x.shape[1:],
+        dtype=x.dtype,
+    )
     table[classes.cpu()] = x
     return table
 

@@ -36,12 +36,18 @@ class Private:
     draws: Callable[[str, int], torch.Generator]
 
 
-def sampled(part: Part, batch_size: int, draws: torch.Generator) -> Batch | None:
+def sampled(
+    part: Part,
+    batch_size: int,
+    draws: torch.Generator,
+) -> Batch | None:
     """A batch of `part` of `batch_size` samples on average, by Poisson sampling; None: nobody was
     drawn."""
-    drawn = torch.rand(len(part), generator=draws, dtype=torch.float64) < sampling_rate(
-        len(part), batch_size
-    )
+    drawn = torch.rand(
+        len(part),
+        generator=draws,
+        dtype=torch.float64,
+    ) < sampling_rate(len(part), batch_size)
     index = drawn.nonzero()[:, 0]
     augment = draws if part.augmented else None
     return (
@@ -49,7 +55,11 @@ def sampled(part: Part, batch_size: int, draws: torch.Generator) -> Batch | None
     )
 
 
-def clipped_sum(module: Module, batch: Batch, clip: float) -> tuple[list[Tensor], Tensor]:
+def clipped_sum(
+    module: Module,
+    batch: Batch,
+    clip: float,
+) -> tuple[list[Tensor], Tensor]:
     """The sum over the samples of `batch` of their gradients, each scaled down to norm `clip`, by
     parameter that trains now; a gradient that is not finite counts as 0. And the samples' mean
     loss, shape ()."""
@@ -57,12 +67,25 @@ def clipped_sum(module: Module, batch: Batch, clip: float) -> tuple[list[Tensor]
     named = zip(blocks, module.binding.parameters, strict=True)
     trained = {b.name: p.detach() for b, p in named if p.requires_grad}
 
-    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return module.metric.loss(functional_call(module.model, parameters, (x[None],)), y[None])
+    def loss(
+        parameters: dict[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+    ) -> Tensor:
+        return module.metric.loss(
+            functional_call(
+                module.model,
+                parameters,
+                (x[None],),
+            ),
+            y[None],
+        )
 
-    gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")(
-        trained, *batch
-    )
+    gradients, losses = vmap(
+        grad_and_value(loss),
+        in_dims=(None, 0, 0),
+        randomness="different",
+    )(trained, *batch)
     parts = list(gradients.values())
     norms = torch.stack([g.flatten(1).square().sum(1) for g in parts]).sum(0).sqrt()
     scale = (clip / norms).clamp_max(1)  # 0 / 0 where all of a gradient is 0
@@ -71,7 +94,11 @@ def clipped_sum(module: Module, batch: Batch, clip: float) -> tuple[list[Tensor]
     return [(scale @ g.flatten(1)).view(g.shape[1:]) for g in finite], losses.mean()
 
 
-def noised(sums: list[Tensor], size: float, draws: torch.Generator) -> list[Tensor]:
+def noised(
+    sums: list[Tensor],
+    size: float,
+    draws: torch.Generator,
+) -> list[Tensor]:
     """The sums, each number with Gaussian noise of standard deviation `size`."""
     return [
         s + (size * torch.randn(s.shape, generator=draws, dtype=torch.float32)).to(s) for s in sums

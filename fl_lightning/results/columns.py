@@ -14,11 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from fl_lightning.foundation.metric import BY_TASK, FURTHER, MODELS, ONE_CLASS, Metric
+from fl_lightning.foundation.metric import BY_TASK, FURTHER, MODELS, Metric
 
 JUDGE = "judge"
 """The model of a column that speaks of the run's judge, whichever kind that is."""
-_METRICS = (*BY_TASK.values(), *FURTHER.values())
 
 
 @dataclass(frozen=True)
@@ -94,58 +93,38 @@ def _of_score(metric: Metric) -> Iterable[Column]:
     better: Literal["max", "min"] = "max" if metric.rises else "min"
 
     def of(name: str, doc: str, model: str | None = None, viewed: str = "") -> Column:
-        return Column(
-            name, metric.name, f"{metric.words}: {doc}", better, metric.name, model, viewed
-        )
+        meaning = f"{metric.words}: {doc}"
+        return Column(name, metric.name, meaning, better, metric.name, model, viewed)
+
+    def by_judge(what: str, doc: str) -> Column:
+        return of(metric.of(what), f"{doc}by the run's judge", JUDGE, f"own_judge_{what}")
 
     yield of(metric.name, "of the client's final model, or of a newcomer's after it has trained")
     yield of(metric.by("received"), "of the model that a newcomer is given, before it trains")
-    yield of(metric.of("mean"), "mean over clients, by the run's judge", JUDGE, "own_judge_mean")
+    yield by_judge("mean", "mean over clients, ")
     for kind, words in MODELS.items():
         yield of(metric.by(kind), words, kind, kind)
-        yield of(
-            metric.on_global_test(kind),
-            f"{words}, on the test set of all",
-            kind,
-            f"global_test_{kind}",
-        )
+        everyone, doc = metric.on_global_test(kind), f"{words}, on the test set of all"
+        yield of(everyone, doc, kind, f"global_test_{kind}")
     if metric in FURTHER.values():
         doc = "clients that the mean is over: it is defined for those alone"
-        viewed = "own_judge_clients"
-        yield replace(of(metric.of("clients"), doc, JUDGE, viewed), better=None)
+        column = of(metric.of("clients"), doc, JUDGE, "own_judge_clients")
+        yield replace(column, better=None)
         return
-    yield of(
-        metric.of("weighted"),
-        "mean weighted by test samples, by the run's judge",
-        JUDGE,
-        "own_judge_weighted",
-    )
-    yield of(
-        metric.of("validation"),
-        "mean on validation data, by the run's judge",
-        JUDGE,
-        "own_judge_validation",
-    )
+    yield by_judge("weighted", "mean weighted by test samples, ")
+    yield by_judge("validation", "mean on validation data, ")
     yield of(metric.by("validation"), "of the client on validation data, by the run's judge", JUDGE)
     worst, std = metric.of("worst"), metric.of("std")
-    column = of(
-        worst,
-        "mean of the worst tenth of the clients, by the run's judge",
-        JUDGE,
-        f"own_judge_{worst}",
-    )
-    yield replace(column, section="fairness")
-    yield replace(
-        of(std, "spread, by the run's judge", JUDGE, f"own_judge_{std}"),
-        section="fairness",
-        better="min",
-    )
+    column = by_judge("worst", "mean of the worst tenth of the clients, ")
+    yield replace(column, section="fairness", viewed=f"own_judge_{worst}")
+    column = replace(by_judge("std", "spread, "), section="fairness", better="min")
+    yield replace(column, viewed=f"own_judge_{std}")
 
 
 def _of_the_end(metric: Metric) -> Iterable[Column]:
     """The keys of `summary.json` of one metric."""
     mean, clients = metric.of("mean"), metric.of("clients")
-    ways: dict[str, str] = {
+    ways = {
         f"final_{mean}": "mean over all clients of their final models",
         f"final_{metric.of('worst')}": "the same of the worst tenth of the clients",
         f"final_{metric.of('std')}": "their spread",
@@ -155,211 +134,154 @@ def _of_the_end(metric: Metric) -> Iterable[Column]:
         metric.of("mean_best"): "mean over clients of each one's best round",
     }
     if metric in FURTHER.values():
-        ways = {
-            f"final_{mean}": ways[f"final_{mean}"],
-            f"final_{clients}": "clients that the final mean is over",
-        }
-    better: Literal["max", "min"] = "max" if metric.rises else "min"
+        ways = {f"final_{mean}": ways[f"final_{mean}"]}
+        ways[f"final_{clients}"] = "clients that the final mean is over"
+    senses = {f"final_{clients}": None, f"final_{metric.of('std')}": "min"}
     for name, doc in ways.items():
         meaning = f"{metric.words}: {doc}, by the run's judge"
-        sense = (
-            None if name.endswith(clients) else better if metric.of("std") not in name else "min"
-        )
-        yield Column(name, "final", meaning, sense, metric.name, JUDGE, f"own_judge_{name}")
+        better: Any = senses.get(name, "max" if metric.rises else "min")
+        yield Column(name, "final", meaning, better, metric.name, JUDGE, f"own_judge_{name}")
 
 
-for _metric in _METRICS:
-    COLUMNS.declare(*_of_score(_metric), *_of_the_end(_metric))
-
-COLUMNS.declare(
-    Column("upload_bytes", "communication", "bytes uploaded in the round"),
-    Column(
-        "upload_parameter_bytes", "communication", "bytes uploaded in the round: parameters alone"
-    ),
-    Column("download_bytes", "communication", "bytes downloaded in the round"),
-    Column(
-        "download_parameter_bytes",
-        "communication",
-        "bytes downloaded in the round: parameters alone",
-    ),
-    Column("layers_uploaded", "communication", "layers whose own parameters were uploaded"),
-    Column("layers_downloaded", "communication", "layers whose own parameters were downloaded"),
-    Column("channel_s", "communication", "modelled seconds of the round over the channel"),
-    Column(
-        "channel_download_s", "communication", "modelled seconds of the slowest client's download"
-    ),
-    Column(
-        "channel_compute_s",
-        "communication",
-        "modelled seconds of the slowest client's local training",
-    ),
-    Column("channel_upload_s", "communication", "modelled seconds of the slowest client's upload"),
-    Column(
-        "flops_forward", "cost", "operations of the cohort's training: passes through the model"
-    ),
-    Column("flops_backward", "cost", "operations of the cohort's training: passes back"),
-    Column("flops_extra", "cost", "operations of clients in hooks and for a method's own weights"),
-    Column("flops_penalty", "cost", "operations of the proximal term: 5 for each number and step"),
-    Column("flops_server", "cost", "operations of the server: Gram matrices, mixing, the relation"),
-    Column("seconds", "cost", "seconds of the round, of the slowest process"),
-    Column("seconds_client", "cost", "seconds of the round in which clients train"),
-    Column("seconds_server", "cost", "seconds of the round in which server mixes"),
-    Column("seconds_evaluation", "cost", "seconds of the round in which models are scored"),
-    Column("memory_mib", "cost", "peak memory of all processes together, MiB"),
-    Column("memory_server_mib", "cost", "memory that the server's models and tensors take, MiB"),
-    Column("memory_device_mib", "cost", "peak memory of torch on GPUs, over all processes, MiB"),
-    Column("train_loss", "training", "mean loss of local training, proximal term included", "min"),
-    Column("coaching_loss", "training", "mean of the proximal term alone", "min"),
-    Column(
-        "objective",
-        "training",
-        "KAPC's objective F (AAAI, Eq. 7 and 8, without their m_i / m)",
-        "min",
-    ),
-    Column("objective_coaching", "training", "second sum of F: the proximal terms", "min"),
-    Column(
-        "objective_relation",
-        "training",
-        "third sum of F: the relation's distance from its prior",
-        "min",
-    ),
-    Column(
-        "gradient_norm",
-        "training",
-        "norm of the client's parameter change over learning rate times steps",
-        "min",
-    ),
-    Column(
-        "gradient_norm_relation",
-        "training",
-        "norm of F's gradient by the cohort's rows (AAAI, Eq. 12)",
-        "min",
-    ),
-    Column(
-        "gradient_norm_models_proxy",
-        "training",
-        "stands for the norm of F's gradient by the models",
-        "min",
-    ),
-    Column(
-        "adapter_error",
-        "training",
-        "what averaging adapters' A and B apart errs about B A, relative (Frobenius), mean over "
-        "layers",
-        "min",
-    ),
-    Column("clients_failed", "clients", "clients of the cohort that were left out after a failure"),
-    Column(
-        "rand_index",
-        "relation",
-        "adjusted Rand index of true groups and those of the relation's rows",
-    ),
-    Column("round", "run", "number of the round, from 1"),
-    Column("client", "run", "number of the client, from 0"),
-    Column("name", "run", "name of the client, where clients have names"),
-    Column("model", "run", "kind of model that the client's final score is of"),
-    Column(
-        ONE_CLASS,
-        "final",
-        "share of the largest class in the client's test part, of clients whose final model "
-        "predicts one class alone",
-    ),
-    Column("loss", "training", "mean task loss of a newcomer on its test part", "min"),
-    Column("train_samples", "data", "training samples of the client"),
-    Column("test_samples", "data", "test samples of the client"),
-    Column(
-        "samples_per_class",
-        "newcomers",
-        "labelled samples of each class that were asked for (regression: in all)",
-    ),
-    Column("samples", "newcomers", "labelled samples that there were"),
-    Column("rule", "newcomers", "how the method comes to a newcomer's model"),
-    Column("stage", "failures", "where the client failed"),
-    Column("reason", "failures", "why"),
-    Column("outcome", "failures", "what became of the client: retried, skipped or not judged"),
-    Column(
-        "jensen_shannon",
-        "data",
-        "mean Jensen-Shannon distance of the client's label mix from the others', 0..1",
-    ),
-    Column("hellinger", "data", "the same by Hellinger's distance"),
-    Column(
-        "feature_shift",
-        "data",
-        "mean distance of the client's inputs from the others', standard deviations",
-    ),
-    Column("feature_shift_within", "data", "the same of inputs of one class"),
-    Column(
-        "privacy_epsilon",
-        "privacy",
-        "epsilon so far, of the client with the largest",
-        "min",
-        viewed="epsilon",
-    ),
-    Column(
-        "noise_share_*",
-        "other",
-        "share of a client's step in this layer that is noise of few samples, mean",
-    ),
-    Column(
-        "groups_separation",
-        "relation",
-        "how far apart the cosines of clients' steps are that tell groups, d'",
-    ),
-    Column(
-        "groups_z_*", "relation", "gain of groups in a layer by held-out losses, in standard errors"
-    ),
-    Column("class_*", "data", "training samples of this class"),
-    *(
-        Column(f"{begin}*", section, doc, better="min" if section == "training" else None)
-        for section, doc, begins in (
-            ("communication", "", ("upload_", "download_", "layers_", "channel_")),
-            ("cost", "", ("flops_", "seconds", "memory_")),
-            ("training", "", ("objective_", "gradient_norm_")),
-            ("privacy", "what the method's noise promises", ("privacy_",)),
-            ("clients", "", ("clients_",)),
-            (
-                "data",
-                "how unlike the clients' data are: mean over pairs, or a Gini coefficient",
-                ("heterogeneity_",),
-            ),
-            (
-                "newcomers",
-                "mean over held-out clients, by labelled samples of each class",
-                ("newcomer_",),
-            ),
-        )
-        for begin in begins
-    ),
-    Column("method", "run", "the method"),
-    Column("rounds", "run", "rounds that were run"),
-    Column("clients", "run", "clients that took part, without those that were held out"),
-    Column("world_size", "run", "processes"),
-    Column("version", "run", "of fl_lightning"),
-    Column("judge", "run", "kind of model that the run's own judge scores"),
-    Column("final_model", "final", "what clients are left with: personal, global, finetuned"),
-    Column("final_kinds", "final", "of how many clients which kind of model was scored at the end"),
-    Column("best_round", "final", "the round of the best mean"),
-    Column("best_checkpoint_round", "final", "the round that `--checkpoint best` takes"),
-    Column("mean_best_clients", "final", "clients that the mean of best rounds is over"),
-    Column("validation_round", "final", "the round that is best on validation data"),
-    Column(
-        "least_test_class",
-        "run",
-        "test samples of the rarest class of a client's test part, least over clients",
-    ),
-    Column("held_out_clients", "run", "numbers of the held-out clients in the split of all"),
-    Column("wall_seconds", "cost", "seconds of the round loop, with those before a resume"),
-    Column("made_up_data", "run", "whether `--smoke` had to make up data"),
-    Column("wandb", "run", "where the W&B run is"),
-    *(Column(f"{begin}*", "final", "by kind of model") for begin in ("best_", "last_", "final_")),
-    *(
-        Column(
-            f"total_{begin}*", "communication", "sum over the rounds of this column of metrics.csv"
-        )
-        for begin in ("upload_", "download_", "channel_")
-    ),
+_DECLARED: dict[str, dict[str, str]] = {
+    "communication": {
+        "upload_bytes": "bytes uploaded in the round",
+        "upload_parameter_bytes": "bytes uploaded in the round: parameters alone",
+        "download_bytes": "bytes downloaded in the round",
+        "download_parameter_bytes": "bytes downloaded in the round: parameters alone",
+        "layers_uploaded": "layers whose own parameters were uploaded",
+        "layers_downloaded": "layers whose own parameters were downloaded",
+        "channel_s": "modelled seconds of the round over the channel",
+        "channel_download_s": "modelled seconds of the slowest client's download",
+        "channel_compute_s": "modelled seconds of the slowest client's local training",
+        "channel_upload_s": "modelled seconds of the slowest client's upload",
+        "upload_*": "",
+        "download_*": "",
+        "layers_*": "",
+        "channel_*": "",
+        "total_upload_*": "sum over the rounds of this column of metrics.csv",
+        "total_download_*": "sum over the rounds of this column of metrics.csv",
+        "total_channel_*": "sum over the rounds of this column of metrics.csv",
+    },
+    "cost": {
+        "flops_forward": "operations of the cohort's training: passes through the model",
+        "flops_backward": "operations of the cohort's training: passes back",
+        "flops_extra": "operations of clients in hooks and for a method's own weights",
+        "flops_penalty": "operations of the proximal term: 5 for each number and step",
+        "flops_server": "operations of the server: Gram matrices, mixing, the relation",
+        "seconds": "seconds of the round, of the slowest process",
+        "seconds_client": "seconds of the round in which clients train",
+        "seconds_server": "seconds of the round in which server mixes",
+        "seconds_evaluation": "seconds of the round in which models are scored",
+        "memory_mib": "peak memory of all processes together, MiB",
+        "memory_server_mib": "memory that the server's models and tensors take, MiB",
+        "memory_device_mib": "peak memory of torch on GPUs, over all processes, MiB",
+        "flops_*": "",
+        "seconds*": "",
+        "memory_*": "",
+        "wall_seconds": "seconds of the round loop, with those before a resume",
+    },
+    "training": {
+        "train_loss": "mean loss of local training, proximal term included",
+        "coaching_loss": "mean of the proximal term alone",
+        "objective": "KAPC's objective F (AAAI, Eq. 7 and 8, without their m_i / m)",
+        "objective_coaching": "second sum of F: the proximal terms",
+        "objective_relation": "third sum of F: the relation's distance from its prior",
+        "gradient_norm": "norm of the client's parameter change over learning rate times steps",
+        "gradient_norm_relation": "norm of F's gradient by the cohort's rows (AAAI, Eq. 12)",
+        "gradient_norm_models_proxy": "stands for the norm of F's gradient by the models",
+        "adapter_error": "what averaging adapters' A and B apart errs about B A, relative "
+        "(Frobenius), mean over layers",
+        "loss": "mean task loss of a newcomer on its test part",
+        "objective_*": "",
+        "gradient_norm_*": "",
+    },
+    "clients": {
+        "clients_failed": "clients of the cohort that were left out after a failure",
+        "clients_*": "",
+    },
+    "relation": {
+        "rand_index": "adjusted Rand index of true groups and those of the relation's rows",
+        "groups_separation": "how far apart the cosines of clients' steps are that tell groups, d'",
+        "groups_z_*": "gain of groups in a layer by held-out losses, in standard errors",
+    },
+    "run": {
+        "round": "number of the round, from 1",
+        "client": "number of the client, from 0",
+        "name": "name of the client, where clients have names",
+        "model": "kind of model that the client's final score is of",
+        "method": "the method",
+        "rounds": "rounds that were run",
+        "clients": "clients that took part, without those that were held out",
+        "world_size": "processes",
+        "version": "of fl_lightning",
+        "judge": "kind of model that the run's own judge scores",
+        "least_test_class": "test samples of the rarest class of a client's test part, least "
+        "over clients",
+        "held_out_clients": "numbers of the held-out clients in the split of all",
+        "made_up_data": "whether `--smoke` had to make up data",
+        "wandb": "where the W&B run is",
+    },
+    "final": {
+        "largest_class_share": "share of the largest class in the client's test part, of clients "
+        "whose final model predicts one class alone",
+        "final_model": "what clients are left with: personal, global, finetuned",
+        "final_kinds": "of how many clients which kind of model was scored at the end",
+        "best_round": "the round of the best mean",
+        "best_checkpoint_round": "the round that `--checkpoint best` takes",
+        "mean_best_clients": "clients that the mean of best rounds is over",
+        "validation_round": "the round that is best on validation data",
+        "best_*": "by kind of model",
+        "last_*": "by kind of model",
+        "final_*": "by kind of model",
+    },
+    "data": {
+        "train_samples": "training samples of the client",
+        "test_samples": "test samples of the client",
+        "jensen_shannon": "mean Jensen-Shannon distance of the client's label mix from the "
+        "others', 0..1",
+        "hellinger": "the same by Hellinger's distance",
+        "feature_shift": "mean distance of the client's inputs from the others', standard "
+        "deviations",
+        "feature_shift_within": "the same of inputs of one class",
+        "class_*": "training samples of this class",
+        "heterogeneity_*": "how unlike the clients' data are: mean over pairs, or a Gini "
+        "coefficient",
+    },
+    "newcomers": {
+        "samples_per_class": "labelled samples of each class that were asked for (regression: in"
+        " all)",
+        "samples": "labelled samples that there were",
+        "rule": "how the method comes to a newcomer's model",
+        "newcomer_*": "mean over held-out clients, by labelled samples of each class",
+    },
+    "failures": {
+        "stage": "where the client failed",
+        "reason": "why",
+        "outcome": "what became of the client: retried, skipped or not judged",
+    },
+    "privacy": {
+        "privacy_epsilon": "epsilon so far, of the client with the largest",
+        "privacy_*": "what the method's noise promises",
+    },
+    "other": {
+        "noise_share_*": "share of a client's step in this layer that is noise of few "
+        "samples, mean",
+    },
+}
+"""Columns of no metric, and what they mean, by section."""
+_LESS_IS_BETTER = (
+    *("train_loss", "coaching_loss", "objective", "objective_coaching", "objective_relation"),
+    *("gradient_norm", "gradient_norm_relation", "gradient_norm_models_proxy", "adapter_error"),
+    *("loss", "privacy_epsilon", "objective_*", "gradient_norm_*"),
 )
+for _metric in (*BY_TASK.values(), *FURTHER.values()):
+    COLUMNS.declare(*_of_score(_metric), *_of_the_end(_metric))
+for _section, _docs in _DECLARED.items():
+    for _name, _doc in _docs.items():
+        _viewed = "epsilon" if _name == "privacy_epsilon" else ""
+        _better: Any = "min" if _name in _LESS_IS_BETTER else None
+        COLUMNS.declare(Column(_name, _section, _doc, _better, viewed=_viewed))
 
 
 def shown(column: str) -> str:

@@ -61,8 +61,7 @@ UNREADABLE = (
 """What reading a damaged table, npz or JSON file may raise."""
 NEVER = "they never took part"
 """Why final models of clients are of another kind than the judge's."""
-# the last: of older versions
-_OF_THE_END = ("summary.json", "final.csv", "newcomers.csv", "relative.json")
+_OF_THE_END = ("summary.json", "final.csv", "newcomers.csv")
 
 
 @dataclass
@@ -213,23 +212,17 @@ class RunFolder:
         """
         path = self.relation_file(round)
         try:
-            with path.open("rb") as file, np.load(file) as arrays:
-                receivers, layers, sources = (
-                    arrays[name].tolist() for name in ("receivers", "layers", "sources")
-                )
-                view = RelationView(arrays["rows"], receivers, layers, sources)
-            fits = view.rows.shape == (len(receivers), len(layers), len(sources))
+            arrays = _arrays(path)
+            lists = [arrays[name].tolist() for name in ("receivers", "layers", "sources")]
+            view = RelationView(arrays["rows"], *lists)
+            if view.rows.shape == tuple(map(len, lists)):
+                return view
         except FileNotFoundError:
             raise
         except UNREADABLE:
-            fits = False
-        if not fits:
-            raise Damaged(
-                "run",
-                str(self.path),
-                f"{path.relative_to(self.path)} is damaged: restore it, or delete it",
-            )
-        return view
+            pass
+        damaged = f"{path.relative_to(self.path)} is damaged: restore it, or delete it"
+        raise Damaged("run", str(self.path), damaged)
 
     def intact_relation(self, round: int) -> RelationView | None:
         """The relation of `round`; None if its file cannot be read, or holds nothing."""
@@ -257,11 +250,9 @@ class RunFolder:
 
     def read_traffic(self, round: int) -> Traffic:
         """What `write_traffic` kept for `round`; FileNotFoundError if there is nothing."""
-        with self.traffic_file(round).open("rb") as file, np.load(file) as arrays:
-            clients, layers, kinds = (
-                arrays[name].tolist() for name in ("clients", "layers", "kinds")
-            )
-            return Traffic(arrays["bytes"], arrays["sent"], clients, layers, kinds)
+        arrays = _arrays(self.traffic_file(round))
+        lists = [arrays[name].tolist() for name in ("clients", "layers", "kinds")]
+        return Traffic(arrays["bytes"], arrays["sent"], *lists)
 
     def relation_rounds(self) -> list[int]:
         """The rounds whose relation is kept, in order."""
@@ -313,26 +304,22 @@ class RunFolder:
         Returns whether it was written: not if a run that is `resumed` began with other numbers of
         samples.
         """
+        sizes = enumerate(zip(train, test, strict=True))
         rows: list[Row] = [
             {"client": c, "train_samples": own, "test_samples": judged}
-            for c, (own, judged) in enumerate(zip(train, test, strict=True))
+            for c, (own, judged) in sizes
         ]
-        for row, counts in zip(
-            rows, () if classes is None else classes.tolist(), strict=classes is not None
-        ):
-            row |= dict(
-                zip(class_columns(names or list(map(str, range(len(counts))))), counts, strict=True)
-            )
+        if classes is not None:
+            columns = class_columns(names or [str(k) for k in range(classes.shape[1])])
+            for row, counts in zip(rows, classes.tolist(), strict=True):
+                row |= dict(zip(columns, counts, strict=True))
         before: list[Row] = []
         # a power cut may have left a part of it, which says what it says
         with contextlib.suppress(Damaged):
             before = self.read("split") if resumed else []
-        if any(
-            old.get(key, n) != n
-            for old, row in zip(before, rows, strict=False)
-            for key, n in row.items()
-        ):
-            return False
+        for old, row in zip(before, rows, strict=False):
+            if any(old.get(key, n) != n for key, n in row.items()):
+                return False
         # Each start writes it anew.
         CsvTable(self.path / "split.csv").write([self._named(row) for row in rows], durable=False)
         return True
@@ -409,23 +396,16 @@ def final_kinds(summary: Mapping[str, Any]) -> dict[str, int]:
     """Of how many clients which kind of model was scored at the end; empty if the run has not
     ended."""
     kinds = summary.get("final_kinds")
-    known = kinds.items() if isinstance(kinds, dict) else ()
-    return {
-        kind: number for kind, number in known if kind in metrics.MODELS and isinstance(number, int)
-    }
+    numbers = kinds if isinstance(kinds, dict) else {}
+    return {kind: n for kind, n in numbers.items() if kind in metrics.MODELS and type(n) is int}
 
 
 def final_kind(summary: Mapping[str, Any]) -> str | None:
     """Of which kind the final models are; clients that never took part may have another. None: it
     is not known."""
-    kinds = final_kinds(summary)
-    if not kinds:
-        return None
-    return (
-        str(summary["judge"])
-        if summary.get("judge") in kinds
-        else max(kinds, key=lambda kind: kinds[kind])
-    )
+    kinds, judge = final_kinds(summary), summary.get("judge")
+    most = max(kinds, key=lambda kind: kinds[kind], default=None)
+    return str(judge) if judge in kinds else most
 
 
 def final_words(summary: Mapping[str, Any]) -> str:
@@ -442,6 +422,11 @@ def final_words(summary: Mapping[str, Any]) -> str:
 def _rounds(folder: Path) -> list[int]:
     numbers = (file.stem.removeprefix("round-") for file in folder.glob("round-*.npz"))
     return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    with path.open("rb") as file, np.load(file) as arrays:
+        return dict(arrays)
 
 
 def save_arrays(path: Path, **arrays: Any) -> None:

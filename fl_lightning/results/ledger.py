@@ -38,34 +38,29 @@ def read_ledger(folder: RunFolder) -> tuple[Ledger | None, list[int]]:
     damaged: list[int] = []
     shares: list[np.ndarray] = []
     layers: list[str] = []
-    kinds: dict[str, tuple[int, int]] = {}
+    kinds: dict[str, np.ndarray] = {}
     for number in folder.traffic_rounds():
         try:
             traffic = folder.read_traffic(number)
-            sizes, sent = (
-                np.asarray(traffic.bytes, dtype=np.int64),
-                np.asarray(traffic.sent, dtype=bool),
-            )
-            clients, count = len(sent), len(traffic.layers)
-            fits = sent.shape == (clients, 2, count) and sizes.shape == (
-                clients,
-                2,
-                count + 1,
-                len(traffic.kinds),
-            )
-            if not fits or not clients or traffic.layers != (layers or traffic.layers):
-                raise ValueError(
-                    "its arrays do not fit together, or it has other layers than the rounds before"
-                )
+            sizes = np.asarray(traffic.bytes, dtype=np.int64)
+            sent = np.asarray(traffic.sent, dtype=bool)
         except UNREADABLE:
+            damaged.append(number)
+            continue
+        clients, count = len(sent), len(traffic.layers)
+        shape = (clients, 2, count + 1, len(traffic.kinds))
+        same_layers = traffic.layers == (layers or traffic.layers)
+        if not clients or sent.shape != (clients, 2, count) or sizes.shape != shape:
+            same_layers = False
+        if not same_layers:
             damaged.append(number)
             continue
         rounds.append(number)
         shares.append(sent.mean(axis=0))
         layers = traffic.layers
-        for kind, (down, up) in zip(traffic.kinds, sizes.sum(axis=(0, 2)).T.tolist(), strict=True):
-            before = kinds.get(str(kind), (0, 0))
-            kinds[str(kind)] = (before[0] + down, before[1] + up)
+        for kind, both in zip(traffic.kinds, sizes.sum(axis=(0, 2)).T, strict=True):
+            kinds[str(kind)] = kinds.get(str(kind), 0) + both
     if not rounds:
         return None, damaged
-    return Ledger(rounds, layers, np.stack(shares, axis=-1), kinds), damaged
+    totals = {kind: (int(down), int(up)) for kind, (down, up) in kinds.items()}
+    return Ledger(rounds, layers, np.stack(shares, axis=-1), totals), damaged

@@ -104,9 +104,9 @@ def check_path(key: str, path: Path) -> None:
 def check_out(
     key: str, given: str, suffix: str = "", mark: str | None = None, what: str = ""
 ) -> Path:
-    """The file `given`, which may be written: its folder is there, it ends with `suffix`, and (with
-    `mark`) it is new or has this mark near its beginning. `BadInput` otherwise; of a file without
-    the mark, that it is no `what`."""
+    """Returns the path `given` if it can be written: its folder exists, the suffix fits, and it is
+    new or begins with `mark`. `BadInput` otherwise; of a file without the mark, that it is no
+    `what`."""
     path = Path(given)
     check(key, given, path.parent.is_dir(), f"there is no folder {path.parent}")
     check(key, given, not suffix or path.suffix == suffix, f"it must end with {suffix}")
@@ -220,8 +220,7 @@ def goes_on(folder: Path, line: str | None) -> str:
 
 
 def make(start: Start, stem: str) -> Path:
-    """Make the run folder (rank 0 only; other ranks learn from it which one it is) and return
-    it."""
+    """Makes the run folder on rank 0; elsewhere returns its path, which the launcher has named."""
     out = Path(start.out)
     if launcher.rank() > 0:
         return out / (start.name or stem)
@@ -244,10 +243,9 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 def saved_of(start: Start) -> Layer | None:
-    """Returns the settings of the run that is to be resumed; None where none is, or is there."""
-    if not start.resume or start.name is None:
-        return None
-    return saved_layer(Path(start.out) / start.name)
+    """Returns the settings of the run to resume; None where nothing is resumed, or the run does not
+    exist yet."""
+    return saved_layer(Path(start.out) / start.name) if start.resume and start.name else None
 
 
 def saved_layer(folder: Path) -> Layer | None:
@@ -256,7 +254,7 @@ def saved_layer(folder: Path) -> Layer | None:
     file = folder / CONFIG
     if not file.is_file():
         return None
-    return read_config(str(file))[-1]
+    return read_config(str(file))[-1]  # it has no base: one layer
 
 
 def config_of(folder: Path, layers: list[Layer] | None = None) -> Config:
@@ -278,7 +276,7 @@ def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = Fal
     """Raise `BadInput` unless `config` may go on with the run in `folder`, whose config.yaml holds
     `saved`.
 
-    `accept`: own code may have changed.
+    `accept`: allows changed own code.
     """
     before, after = (dict(flat(to_settings(c))) for c in (resolve([saved]), config))
     for key in dict.fromkeys([*before, *after]):
@@ -291,7 +289,7 @@ def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = Fal
                 f"the run began with {began}; on resume only {', '.join(MAY_CHANGE)} may change"
             )
             raise BadInput(_flag_of(key), value, allowed)
-    # numpy: not where a command line is only checked
+    # it imports numpy, which a mere check of the command line does not need
     from fl_lightning.results.folder import RunFolder
 
     done = max((int(row["round"]) for row in RunFolder(folder).read("metrics")), default=0)

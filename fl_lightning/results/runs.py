@@ -66,13 +66,12 @@ def same_but_seed(runs: list[RunResult]) -> list[int]:
     """A number for each run, from 0: equal where runs differ in nothing but their seed (and where
     data lie)."""
     groups: dict[str, int] = {}
-    settings = [
-        {k: v for k, v in flat(run.config) if k != "seed" and k not in MACHINE} for run in runs
-    ]
-    settings = [
-        values | {"data.root": _own_data(run)} for values, run in zip(settings, runs, strict=True)
-    ]
-    return [groups.setdefault(repr(sorted(values.items())), len(groups)) for values in settings]
+    numbers = []
+    for run in runs:
+        keys = {k: v for k, v in flat(run.config) if k != "seed" and k not in MACHINE}
+        settings = repr(sorted((keys | {"data.root": _own_data(run)}).items()))
+        numbers.append(groups.setdefault(settings, len(groups)))
+    return numbers
 
 
 def seeds_apart(runs: list[RunResult]) -> list[list[int]]:
@@ -136,44 +135,33 @@ def differing(runs: list[RunResult]) -> Iterator[tuple[str, list[Any]]]:
 def differing_keys(runs: list[RunResult]) -> list[str]:
     """The keys, but those of `MACHINE`, that are known to differ: earlier versions did not have all
     of them."""
-    known = [
-        (key, [value for value in values if value is not ABSENT]) for key, values in differing(runs)
-    ]
-    return [
-        key
-        for key, values in known
-        if any(value != values[0] for value in values) and key not in MACHINE
-    ]
+    known = []
+    for key, values in differing(runs):
+        named = [value for value in values if value is not ABSENT]
+        if key not in MACHINE and any(value != named[0] for value in named):
+            known.append(key)
+    return known
 
 
 def labels(runs: list[RunResult]) -> list[str]:
     """Each run's method, the arguments in which runs of that method differ, its callbacks' too, and
     the callbacks that not all runs have."""
-    alike: dict[str, list[RunResult]] = defaultdict(list)
-    for run in runs:
-        alike[method_of(run)].append(run)
-    names = {
-        name: [key for key in differing_keys(those) if _is_argument(key)]
-        for name, those in alike.items()
+    callbacks = [[c for c in run.config.get("callbacks") or {} if c not in QUIET] for run in runs]
+    shared = set(callbacks[0]).intersection(*callbacks) if runs else set()
+    names = [method_of(run) for run in runs]
+    keys_of = {
+        name: differing_keys([run for run, other in zip(runs, names, strict=True) if other == name])
+        for name in set(names)
     }
-    callbacks_of = [
-        [name for name in run.config.get("callbacks") or {} if name not in QUIET] for run in runs
-    ]
-    shared = set.intersection(*map(set, callbacks_of)) if callbacks_of else set()
     labelled = []
-    for run, callbacks in zip(runs, callbacks_of, strict=True):
-        keys = [
-            key
-            for key in names[method_of(run)]
-            if key.startswith("method.") or key.split(".")[1] in callbacks
-        ]
-        shown = [
-            key.replace(".init_args.", ".").removeprefix("method.").removeprefix("callbacks.")
-            for key in keys
-        ]
-        arguments = [f"{name}={run.setting(key)}" for name, key in zip(shown, keys, strict=True)]
-        own = [f"+{name}" for name in callbacks if name not in shared]
-        labelled.append(" ".join([method_of(run), *arguments, *own]))
+    for run, name, own in zip(runs, names, callbacks, strict=True):
+        words = [name]
+        for key in keys_of[name]:
+            group, part = (*key.split("."), "")[:2]
+            if key.startswith("method.init_args.") or (group == "callbacks" and part in own):
+                short = key.replace(".init_args.", ".").removeprefix(f"{group}.")
+                words.append(f"{short}={run.setting(key)}")
+        labelled.append(" ".join([*words, *(f"+{c}" for c in own if c not in shared)]))
     return labelled
 
 
@@ -185,13 +173,6 @@ def _own_data(run: RunResult) -> str:
         root.name
         if root.suffix or run.setting("data.source") in ("arrays", "images", "table")
         else ""
-    )
-
-
-def _is_argument(key: str) -> bool:
-    """Whether a dotted key is an argument of a method or of a callback that changes numbers."""
-    return key.startswith("method.init_args.") or (
-        key.startswith("callbacks.") and key.split(".")[1] not in QUIET
     )
 
 
@@ -300,9 +281,9 @@ def damage(run: RunResult) -> str | None:
 def _names(paths: list[Path]) -> list[str]:
     """Folder names, with their parents' where that is needed to tell them apart."""
     short = [path.resolve().name for path in paths]
-    long = [f"{path.resolve().parent.name}/{name}" for path, name in zip(paths, short, strict=True)]
     names = [
-        name if short.count(name) == 1 else longer for name, longer in zip(short, long, strict=True)
+        name if short.count(name) == 1 else f"{path.resolve().parent.name}/{name}"
+        for path, name in zip(paths, short, strict=True)
     ]
     return [
         name if names.count(name) == 1 else f"{name} ({names[:at].count(name) + 1})"

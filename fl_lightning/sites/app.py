@@ -11,12 +11,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from fl_lightning import __version__
-from fl_lightning.configuration.config import check
+from fl_lightning.configuration.config import check, flat
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.files import write_whole
 
@@ -60,15 +60,7 @@ def write(
     Raises:
         BadInput: Flower would not send one of the files.
     """
-    ends = {file: _shipped(file) for file in ("flower.py", "relay.py")}
-    inside = {
-        file: text.replace("fl_lightning.sites.relay", f"{PACKAGE}.relay")
-        for file, text in ends.items()
-    }
-    inside |= {
-        "__init__.py": '"""A federation of fl_lightning as a Flower app."""\n',
-        "config.yaml": config,
-    }
+    inside = {"__init__.py": "", "flower.py": _shipped("app_flower.txt"), "config.yaml": config}
     files = {f"{PACKAGE}/{file}": text.encode() for file, text in inside.items()}
     files |= {f"{PACKAGE}/source/{path}": text for path, text in source.items()}
     for path in source:
@@ -104,24 +96,19 @@ def fingerprint(app: Path, config: Config) -> str:
     """
     from fl_lightning.sites.data import of_sites
 
-    digest = hashlib.sha256(__version__.encode())
     transforms = {name: [c.class_path, c.init_args] for name, c in of_sites(config).items()}
-    digest.update(json.dumps(transforms, sort_keys=True).encode() if transforms else b"")
     try:
         settings = yaml.safe_load((app / "config.yaml").read_text(encoding="utf-8"))
-        digest.update(json.dumps(_kept(settings), sort_keys=True).encode())
-        digest.update((app / "facts.json").read_bytes())
+        decisive = {
+            key: value
+            for key, value in flat(settings)
+            if not any(f"{key}.".startswith(f"{free}.") for free in FREE)
+        }
+        text = json.dumps([__version__, transforms, decisive], sort_keys=True)
+        digest = hashlib.sha256(text.encode() + (app / "facts.json").read_bytes())
         for file in sorted((app / "source").rglob("*.py")):
             digest.update(file.relative_to(app).as_posix().encode() + file.read_bytes())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise BadInput(
-            "app", str(app), f"it is no app that fl-train deploy wrote: {error}"
-        ) from None
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        allowed = f"it is no app that fl-train deploy wrote: {error}"
+        raise BadInput("app", str(app), allowed) from None
     return digest.hexdigest()
-
-
-def _kept(settings: Any, path: str = "") -> Any:
-    if not isinstance(settings, dict):
-        return settings
-    names = {name: f"{path}.{name}".strip(".") for name in settings}
-    return {name: _kept(settings[name], key) for name, key in names.items() if key not in FREE}

@@ -2,14 +2,13 @@
 engine's.
 
 Only step 3 of `Federation.round`, the visits, and the scores of what sites alone can score are
-other than in a simulation: a `RemoteWorker` and a `RemoteEvaluator` send messages in place of
-training and scoring.
+other than in a simulation: `RemoteVisits` sends messages in place of training and scoring.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ from fl_lightning import __version__
 from fl_lightning.callbacks.base import Callback, Transform
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.core import Client, Payload
-from fl_lightning.engine.evaluation import Evaluator
+from fl_lightning.core.run import ModelGroup
+from fl_lightning.engine.evaluation import unjudged
 from fl_lightning.engine.federation import Federation
-from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import ClientResult, Results, Timer
 from fl_lightning.engine.worker import Worker
 from fl_lightning.foundation.errors import BadClient, BadInput
@@ -36,27 +35,31 @@ from fl_lightning.sites.site import Located, digest_of, located, visits_of
 from fl_lightning.storage.state import MODEL, ClientState
 
 
-class RemotePool(Pool):
-    """What the server last received of every site. The client's own vectors are NaN: they never
-    arrive.
+class RemoteVisits:
+    """Sends each client of a cohort what is its, and takes in what comes back: sites train, and
+    score every model on their own test data."""
 
-    Where it has a copy of its own (`keeps_received`), that begins with the first values, as in a
-    simulation.
-    """
+    def __init__(self, worker: Worker, exchange: Exchange) -> None:
+        self.run, self.pool, self.evaluator = worker.run, worker.pool, worker.evaluator
+        self.transforms, self.observers = worker.transforms, worker.observers
+        self.exchange = exchange
+        self.forms: dict[int, defaultdict[str, Counter[tuple[tuple[int, ...], torch.dtype]]]] = {
+            group.index: defaultdict(Counter) for group in self.run.groups
+        }
+        """By the model's group: shapes and types of what has come beside vectors."""
 
-    def _fresh(self, client: int) -> ClientState:
-        state, layout = super()._fresh(client), self.run.group_of(client).layout
-        for vector in state.vectors.values():
-            vector.copy_(wire.empty(layout, vector))
-        return state
+    def state(self, client: int) -> ClientState:
+        """What the server last received of a site. The client's own vectors are NaN: they never
+        arrive.
 
-
-class RemoteWorker(Worker):
-    """Sends each client of a cohort what is its, and takes in what comes back."""
-
-    exchange: Exchange
-    forms: dict[int, defaultdict[str, Counter[tuple[tuple[int, ...], torch.dtype]]]]
-    """By the model's group: shapes and types of what has come beside vectors."""
+        Where it has a copy of its own (`keeps_received`), that begins with the first values, as in
+        a simulation.
+        """
+        if client not in self.run.states:
+            layout = self.run.group_of(client).layout
+            for vector in self.pool.state(client).vectors.values():
+                vector.copy_(wire.empty(layout, vector))
+        return self.run.states[client]
 
     def visits(
         self, t: int, cohort: list[int], downloads: dict[int, Payload], scored: bool, timer: Timer
@@ -67,8 +70,7 @@ class RemoteWorker(Worker):
             BadClient: one failed, and the run does not go on without it
                 (`federation.on_bad_client`).
         """
-        results, evaluator = Results(), self.evaluator
-        assert isinstance(evaluator, RemoteEvaluator)
+        results = Results()
         for c in cohort:
             self._select(t, c, downloads[c])
         left = list(cohort)
@@ -76,23 +78,17 @@ class RemoteWorker(Worker):
         for attempt in range(1, attempts + 1):
             messages: dict[int, bytes] = {}
             for c in left:
-                described, tensors = wire.of_payload(downloads[c])
-                header, more = evaluator.context(c, with_models=False)
-                header |= {"kind": "visit", "round": t, "scored": scored, "payload": described}
-                messages[c] = self.exchange.pack(header, tensors | more, c)
+                message = self.context(c, with_models=False)
+                message |= {"kind": "visit", "round": t, "scored": scored}
+                message["payload"] = wire.of_payload(downloads[c])
+                messages[c] = self.exchange.pack(message, c)
             answers = self.exchange.ask(t, "visit", messages, attempt)
-            for c in left:
-                self._learn_forms(c, answers.get(c))
-            failed = [
-                f
-                for c in left
-                if (f := self._take(t, c, answers.get(c), downloads[c], results)) is not None
-            ]
-            for failure in failed:
+            failures = self._taken(t, answers, downloads, results)
+            for failure in failures:
                 if not self.run.tolerant:
                     raise failure
                 results.failures.append((failure, "retried" if attempt < attempts else "skipped"))
-            left = [failure.client for failure in failed]
+            left = [failure.client for failure in failures]
             if not left:
                 break
         timer.lap("client")
@@ -101,117 +97,114 @@ class RemoteWorker(Worker):
     def _select(self, t: int, c: int, download: Payload) -> None:
         """Let transforms change what is about to be sent."""
         if self.transforms:
-            client = Client(self.run, self.run.group_of(c), c, t, self.pool.state(c))
+            client = Client(self.run, self.run.group_of(c), c, t, self.state(c))
             client.payload = download
             for transform in self.transforms:
                 transform.on_download(client, download)
 
-    def _learn_forms(self, c: int, answer: Any) -> None:
-        """Count the shapes of what a site has sent beside its vectors: most sites are right."""
-        forms = self.forms[self.run.group_of(c).index]
-        for name, tensor in answer[1].items() if answer is not None else ():
-            forms[name.partition(".")[2]][tuple(tensor.shape), tensor.dtype] += 1
+    def _taken(
+        self,
+        t: int,
+        answers: Mapping[int, wire.Message | None],
+        downloads: Mapping[int, Payload],
+        results: Results,
+    ) -> list[BadClient]:
+        """Put answers where the server looks for them; the failures of the others."""
+        failures: list[BadClient] = []
+        uploads: dict[int, tuple[wire.Message, Payload]] = {}
+        for c, content in answers.items():
+            group = self.run.group_of(c)
+            with self.exchange.naming(t, c, "upload", failures):
+                answer = self.exchange.read(t, c, content)
+                upload = wire.to_payload(answer.get("payload"), group.layout, group.initial)
+                uploads[c] = answer, upload
+                for name, tensor in (upload.statistics | upload.extra).items():
+                    self.forms[group.index][name][tuple(tensor.shape), tensor.dtype] += 1
+        for c, (answer, upload) in uploads.items():
+            with self.exchange.naming(t, c, "upload", failures):
+                self._check(c, upload)
+                kept = {
+                    name: tensor
+                    for transform in self.transforms
+                    for name, tensor in transform.init_client(self.run).items()
+                }
+                memory = wire.check_memory(kept, answer.get("memory"))
+                result = ClientResult(c, wire.values_of(answer))
+                result.uncounted = str(answer.get("uncounted", ""))
+                result.traffic = np.array((downloads[c].by_layer, upload.by_layer))
+                result.sent = np.array((downloads[c].layers_sent, upload.layers_sent))
+                result.statistics = upload.statistics | upload.extra
+                results.clients[c] = result
+                self._keep(c, upload, memory)
+        return sorted(failures, key=lambda failure: failure.client)
 
-    def _take(
-        self, t: int, c: int, answer: Any, sent: Payload, results: Results
-    ) -> BadClient | None:
-        """Put one client's answer where the server looks for it; the failure, where there is no
-        answer to take."""
-        try:
-            header, upload, kept = self._upload(t, c, answer)
-            values = wire.values_of(header)
-        except wire.Unreadable as error:
-            return self.exchange.refused(t, c, "upload", error)
-        except BadClient as failure:
-            return failure
-        state, layout = self.pool.state(c), self.run.group_of(c).layout
-        state.received[MODEL].copy_(_over(state.received[MODEL], upload, layout))
-        for slot, vector in upload.vectors.items():
-            state.received[slot].copy_(vector)
-        state.memory |= kept
-        state.rounds += 1
-        result = ClientResult(c, values, uncounted=str(header.get("uncounted", "")))
-        result.traffic = np.array((sent.by_layer, upload.by_layer))
-        result.sent = np.array((sent.layers_sent, upload.layers_sent))
-        result.statistics = upload.statistics | upload.extra
-        results.clients[c] = result
-        self.client_ended(c)
-        return None
-
-    def _upload(self, t: int, c: int, answer: Any) -> tuple[wire.Header, Payload, wire.Tensors]:
-        header, tensors = self.exchange.read(t, c, answer)
-        group = self.run.group_of(c)
-        upload = wire.to_payload(header.get("payload", {}), tensors, group.layout, group.initial)
-        slots = {name for name, slot in self.run.method.slots().items() if slot.exchanged}
-        if (
-            not set(upload.vectors) <= slots
-            or (upload.sent & ~group.up_mask).any()
-            or upload.further
-        ):
+    def _check(self, c: int, upload: Payload) -> None:
+        """Raise `Unreadable` for an upload that the method does not make."""
+        run, group = self.run, self.run.group_of(c)
+        slots = {name for name, slot in run.method.slots().items() if slot.exchanged}
+        more = (upload.sent & ~group.up_mask).any() or upload.further
+        if more or not set(upload.vectors) <= slots:
             raise wire.Unreadable("it holds what the method does not upload")
-        changes = self.run.method.changes_upload or any(
-            transform.changes_upload for transform in self.transforms
-        )
+        parts: list[Any] = [run.method.traits, *self.transforms]
+        whole = np.array_equal(upload.sent, group.up_mask)
         if set(upload.vectors) != slots or not (
-            changes or np.array_equal(upload.sent, group.up_mask)
+            whole or any(part.changes_upload for part in parts)
         ):
             raise wire.Unreadable("blocks or vectors are missing that the method uploads")
-        beside = upload.statistics | upload.extra
-        wire.check_beside(
-            beside, self.run.method.beside(), self.run.data.num_classes, self.forms[group.index]
-        )
+        beside, forms = upload.statistics | upload.extra, self.forms[group.index]
+        wire.check_beside(beside, run.method.beside(), run.data.num_classes, forms)
         wire.check_finite(upload)
-        known = {
-            name: x
-            for transform in self.transforms
-            for name, x in transform.init_client(self.run).items()
-        }
-        return header, upload, wire.check_memory(known, tensors)
 
+    def _keep(self, c: int, upload: Payload, memory: Mapping[str, Tensor]) -> None:
+        """Keep an upload as what the server last received."""
+        state, layout = self.state(c), self.run.group_of(c).layout
+        columns = wire.columns(upload.vector, layout, upload.sent)
+        wire.fill(state.received[MODEL], layout, upload.sent, columns)
+        for slot, vector in upload.vectors.items():
+            state.received[slot].copy_(vector)
+        state.memory |= memory
+        state.rounds += 1
+        for observer in self.observers:
+            observer.on_client_end(self.run, c)
 
-class RemoteEvaluator(Evaluator):
-    """Has sites score what they alone can: every model is scored on a client's own test data."""
+    # ---------------------------------------------------------------- scores
 
-    exchange: Exchange
-    _finals: dict[int, dict[str, Any]]
-
-    def context(self, c: int, with_models: bool) -> tuple[wire.Header, wire.Tensors]:
+    def context(self, c: int, with_models: bool) -> wire.Message:
         """What the server has for a client now: whether there is a global model, and with
         `with_models` that model."""
-        run, group = self.run, self.run.group_of(c)
-        header: wire.Header = {"has_global": self.has_global, "uploaded": c in run.server.uploaded}
-        header["visits"] = visits_of(run, c)  # that the site's state must have behind it
-        tensors: wire.Tensors = {}
-        model = self.global_model(c) if with_models else None
+        run, group, evaluator = self.run, self.run.group_of(c), self.evaluator
+        # and how many visits the site's state must have behind it
+        message: wire.Message = {
+            "has_global": evaluator.has_global,
+            "uploaded": c in run.server.uploaded,
+            "visits": visits_of(run, c),
+        }
+        model = evaluator.global_model(c) if with_models else None
         if model is not None:
-            header["global"], tensors["global"] = _places(model, group)
+            message["global"] = _places(model, group)
         elif with_models and run.relation.is_global:
-            header["shared"] = np.flatnonzero(group.down_mask).tolist()
-            tensors["shared"] = wire.columns(group.vectors[MODEL], group.layout, group.down_mask)
-        return header, tensors
+            message["shared"] = {
+                "sent": np.flatnonzero(group.down_mask).tolist(),
+                "model": wire.columns(group.vectors[MODEL], group.layout, group.down_mask),
+            }
+        return message
 
-    def after_aggregation(self, t: int, results: Results) -> None:
+    def scores(self, t: int, results: Results) -> None:
         """Scores of models that exist only now, by one more message to each client of the round."""
-        if not ((self.has_global and self.wants("global")) or self.wants("finetuned")):
+        evaluator = self.evaluator
+        has_global = evaluator.has_global and evaluator.wants("global")
+        if not (has_global or evaluator.wants("finetuned")):
             return
         for c, values in self._ask(
             t, "score", list(results.clients), results, wire.values_of
         ).items():
             results.clients[c].values |= values
 
-    def everyone(self) -> dict[str, Any]:
-        """The final models of all clients, by their sites."""
-        results = Results()
-        self._finals = self._ask(
-            self.run.server.round, "final", range(self.run.clients), results, wire.final_of
-        )
-        self._lost = {failure.client: failure for failure, _ in results.failures}
-        return super().everyone()
-
-    def _final_scores(self, id: int) -> dict[str, Any]:
-        if id in self._lost:
-            raise self._lost[id]
-        return self._finals[id]
+    def finals(self) -> dict[int, dict[str, Any]]:
+        """Kinds and scores of the final models of all clients, by their sites."""
+        run, results = self.run, Results()
+        finals = self._ask(run.server.round, "final", range(run.clients), results, wire.final_of)
+        return finals | {failure.client: unjudged(failure) for failure, _ in results.failures}
 
     def _ask(
         self,
@@ -219,51 +212,37 @@ class RemoteEvaluator(Evaluator):
         kind: str,
         clients: Sequence[int],
         results: Results,
-        read: Callable[[wire.Header], dict[str, Any]],
+        read: Callable[[wire.Message], dict[str, Any]],
     ) -> dict[int, dict[str, Any]]:
         """What `read` finds in the answers of those who have answered."""
         messages = {}
         for c in clients:
-            header, tensors = self.context(c, with_models=True)
-            messages[c] = self.exchange.pack(header | {"kind": kind, "round": t}, tensors, c)
+            message = self.context(c, with_models=True) | {"kind": kind, "round": t}
+            messages[c] = self.exchange.pack(message, c)
         answers, taken = self.exchange.ask(t, kind, messages, 1), {}
+        failures: list[BadClient] = []
         for c in clients:
-            try:
-                taken[c] = read(self.exchange.read(t, c, answers.get(c))[0])
-            except (BadClient, wire.Unreadable) as error:
-                failure = (
-                    error
-                    if isinstance(error, BadClient)
-                    else self.exchange.refused(t, c, "evaluation", error)
-                )
-                if not self.run.tolerant:
-                    raise failure from None
-                results.failures.append((failure, "not judged"))
+            with self.exchange.naming(t, c, "evaluation", failures):
+                taken[c] = read(self.exchange.read(t, c, answers.get(c)))
+        for failure in failures:
+            if not self.run.tolerant:
+                raise failure
+            results.failures.append((failure, "not judged"))
         return taken
 
 
-def _places(model: Tensor, group: Any) -> tuple[dict[str, list[int]], Tensor]:
-    """Of a server's model for a client: which blocks are sent, and which are the client's own, and
-    the former."""
+def _places(model: Tensor, group: ModelGroup) -> wire.Message:
+    """A server's model for a client: the blocks that are sent, and which are the client's own."""
     sent, own = group.down_mask.copy(), []
     for k, block in enumerate(group.layout.blocks):
         numbers = model[block.start : block.stop]
         if bool(numbers.isnan().all()) and block.size:
             own.append(k)
             sent[k] = False
-        elif not sent[k] and not torch.equal(numbers, group.initial[block.start : block.stop]):
+        elif not torch.equal(numbers, group.initial[block.start : block.stop]):
             sent[k] = True
-    return {"sent": np.flatnonzero(sent).tolist(), "own": own}, wire.columns(
-        model, group.layout, sent
-    )
-
-
-def _over(old: Tensor, upload: Payload, layout: Any) -> Tensor:
-    """What the server has received of a client so far, with this upload in it."""
-    new = old.clone()
-    return wire.fill(
-        new, layout, upload.sent, wire.columns(upload.vector, layout, upload.sent), "it"
-    )
+    columns = wire.columns(model, group.layout, sent)
+    return {"sent": np.flatnonzero(sent).tolist(), "own": own, "model": columns}
 
 
 # ---------------------------------------------------------------- putting it together
@@ -302,18 +281,11 @@ def federation_of(
 
 def remote(fed: Federation, exchange: Exchange) -> Federation:
     """`fed` with its visits and scores made by sites."""
-    old, run = fed.worker, fed.run
-    pool = RemotePool(run, old.trainers)
-    evaluator = RemoteEvaluator(run, old.trainers, old.guard, fed.reducer)
-    worker = RemoteWorker(
-        run, pool, old.trainers, old.guard, evaluator, old.transforms, old.observers
-    )
-    worker.exchange = evaluator.exchange = exchange
-    worker.forms = {group.index: defaultdict(Counter) for group in run.groups}
+    run = fed.run
     exchange.method = run.method_name
     vectors = 1 + sum(slot.exchanged for slot in run.method.slots().values())
     exchange.most = MOST_BEYOND + 2 * vectors * max(group.initial.nbytes for group in run.groups)
-    return Federation(run, pool, worker, evaluator, fed.reducer)
+    return Federation(fed.worker, RemoteVisits(fed.worker, exchange))
 
 
 def check_deployable(config: Config, callbacks: Sequence[Callback]) -> None:

@@ -1,12 +1,15 @@
-"""The data of a federation where each site has its own: what all know of them, and what asks for
-more is refused."""
+"""The data of a federation of sites: facts that all of them know, a site's own samples, and errors
+for hooks that ask for more."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,21 +17,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.config import Component, Config, check
-from fl_lightning.data import FederatedData
+from fl_lightning.configuration.config import Component, Config, DataConfig, check
+from fl_lightning.data import FederatedData, prepare, table
 from fl_lightning.data import arrays as npz
+from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.federated import AsRead
+from fl_lightning.data.named import composed
 from fl_lightning.data.part import Samples
 from fl_lightning.data.source import Reading
+from fl_lightning.exporting import plain
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.files import atomic_write, write_whole
 from fl_lightning.foundation.metric import Task
 
 PARTS = ("train", "validation", "test")
+PUBLIC = "public"
+PART = "part"
+"""The column of a site's table that says to which of these a row belongs."""
+Parts = dict[str, tuple[np.ndarray, np.ndarray]]
+"""Samples and labels by part."""
 
 
 class NotHere(RunFailed):
-    """A hook has asked for what does not travel: `what`."""
+    """A hook has asked for `what`, which does not travel."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} does not travel")
@@ -36,17 +47,12 @@ class NotHere(RunFailed):
 
 
 class Unfit(BadInput):
-    """A site's data do not fit the federation. `sentence` is what the centre learns of it: it holds
-    none of them."""
-
-    def __init__(self, key: str, value: object, allowed: str, sentence: str) -> None:
-        super().__init__(key, value, allowed)
-        self.sentence = sentence
+    """A site's data do not fit the federation. The centre learns what is wrong (`allowed`), which
+    holds none of them."""
 
 
 class Withheld(dict[str, Tensor]):
-    """The server's memory as a site has it: nothing, and to ask for something is an error, not an
-    empty answer."""
+    """The server's memory at a site: reading it is an error."""
 
     def get(self, name: object, default: Any = None) -> NoReturn:
         """Raises `NotHere`."""
@@ -56,7 +62,7 @@ class Withheld(dict[str, Tensor]):
 
 
 class OwnOnly(Sequence[Any]):
-    """A list over all clients of which some values are here; to ask for another's is an error."""
+    """A list over all clients with some values; reading another's is an error."""
 
     def __init__(self, what: str, values: Mapping[int, Any], size: int) -> None:
         self.what, self.values, self.size = what, dict(values), size
@@ -73,10 +79,13 @@ class OwnOnly(Sequence[Any]):
         return (self[client] for client in range(self.size))
 
 
+# ---------------------------------------------------------------- facts
+
+
 @dataclass(frozen=True)
 class Facts:
-    """What the centre and all sites know of the data, from the data of the configuration: no
-    sample, no count."""
+    """Facts about the configuration's data that the app tells the centre and all sites: no sample,
+    no count."""
 
     input_shape: list[int]
     strides: list[int]
@@ -85,13 +94,19 @@ class Facts:
     class_names: list[str]
     task: Task
     mean: list[Any]
-    """Of each channel or feature of the configuration's training data; every site normalises by
-    it."""
+    """Of each channel or feature of the training data; every site normalises by it and by `std`."""
     std: list[Any]
     public: bool
-    """Whether the method's public samples travel with a site's own data file."""
+    """Whether the method works on public samples, which travel with a site's data file."""
     client_names: list[str] = field(default_factory=list)
     """Of the clients that take part, in order; empty: they have numbers alone."""
+    columns: list[tuple[str, list[str] | None]] | None = None
+    """Of a table's features: names, and the values of one-hot columns."""
+    fills: list[float] | None = None
+    """What `data.impute` puts into an empty cell of each feature; None: each site fits its own, or
+    none is needed."""
+    scale: list[list[float]] | None = None
+    """Centre, spread, slope and shift of each feature by `data.scale`."""
 
     @classmethod
     def of(cls, data: FederatedData) -> Facts:
@@ -100,48 +115,81 @@ class Facts:
         Raises:
             BadInput: a site could not hold such data in a file of its own.
         """
-        check(
-            "data.source",
-            "texts",
-            data.text is None,
-            "sites hold images, series or vectors, no texts yet",
-        )
-        fits = data.reading.preprocessing
-        # it is fitted on the training samples of all clients, which no end has
-        if fits is not None:
-            key = "impute" if fits.data.impute is not None else "scale"
-            value = getattr(fits.data, key)
-            allowed = (
-                "preprocess the data and set null: in a deployment nobody has all samples to fit "
-                "it on"
-            )
-            raise BadInput(f"data.{key}", value, allowed)
-        read, shape = AsRead.of(data), list(data.input_shape)
-        mean, std = read.mean.tolist(), read.std.tolist()
-        names = data.client_names
+        allowed = "sites hold tables, images, series or vectors, no texts yet"
+        check("data.source", "texts", data.text is None, allowed)
+        read, reading = AsRead.of(data), data.reading
+        columns = fills = scale = None
+        if reading.columns is not None:
+            names, values = reading.columns.names, reading.columns.values
+            check("data.columns", PART, PART not in names, "sites' files need this name: rename it")
+            columns = [(name, values.get(name)) for name in names]
+        fits = reading.preprocessing
+        if fits is not None and not fits.own:
+            fills, scale = fits.affine(0)
         return cls(
-            shape,
+            list(data.input_shape),
             list(read.strides),
             data.class_names,
             data.task,
-            mean,
-            std,
+            read.mean.tolist(),
+            read.std.tolist(),
             read.public is not None,
-            names,
+            data.client_names,
+            columns,
+            fills,
+            scale,
         )
 
+    def reading(self, data: DataConfig) -> Reading:
+        """How a site's raw samples become inputs."""
+        columns = None
+        if self.columns is not None:
+            values = {name: words for name, words in self.columns if words is not None}
+            columns = Columns([name for name, _ in self.columns], values)
+        fits: Preprocessing | None = None
+        if self.fills is not None:
+            fits = Declared(data, columns, self)
+        elif data.impute is not None or data.scale is not None:
+            fits = Preprocessing(data, columns, self.input_shape[0])
+        return Reading(list(self.client_names), columns, preprocessing=fits)
+
     def write(self, file: Path) -> None:
-        """As JSON: the numbers of 32 bits come back as they were."""
+        """Write JSON; floats come back as they were."""
         write_whole(file, json.dumps(asdict(self), indent=1))
 
     @classmethod
     def read(cls, file: Path) -> Facts:
-        """What `write` wrote."""
+        """The facts that `write` wrote."""
         return cls(**json.loads(file.read_text(encoding="utf-8")))
 
 
+class Declared(Preprocessing):
+    """The imputer and the scaler that the app declares."""
+
+    def __init__(self, data: DataConfig, columns: Columns | None, facts: Facts) -> None:
+        super().__init__(data, columns, facts.input_shape[0])
+        self.facts = facts
+
+    def affine(self, who: int) -> tuple[list[float], list[list[float]]]:
+        """The declared numbers."""
+        return self.facts.fills or [], self.facts.scale or []
+
+    def transformed(self, who: int, name: str, raw: np.ndarray) -> np.ndarray:
+        """Samples (n, features), imputed and scaled."""
+        empty = None if self.data.impute is None else self.facts.fills
+        about = {"input": "table", "empty": empty, "scale": self.facts.scale}
+        return plain.scaled(about | UNCHANGED, torch.from_numpy(raw)).numpy()
+
+
+UNCHANGED = {"mean": [0.0], "std": [1.0]}
+"""A normalisation that changes nothing."""
+
+
+# ---------------------------------------------------------------- the data of one end
+
+
 class OwnData(FederatedData):
-    """The data of one site, or none: those of other clients are elsewhere."""
+    """The data of one site, or of the centre, which has none."""
 
     holds_all = False
 
@@ -165,46 +213,40 @@ class OwnData(FederatedData):
 
 
 def at_site(facts: Facts, config: Config, client: int, file: Path) -> OwnData:
-    """What the site of `client` has: its samples in the npz `file`, and the public ones where there
-    are any.
+    """The data of the site of `client`: the samples in `file`.
 
     Raises:
-        BadInput: they cannot be read, or do not fit the federation.
+        Unfit: they cannot be read, or do not fit the federation.
     """
-    try:
-        parts, public = npz.site(str(file), facts.task)
-    except BadInput as error:
-        raise Unfit(error.key, error.value, error.allowed, "its data cannot be read") from None
 
-    def fits(holds: bool, allowed: str, sentence: str) -> None:
+    def fits(holds: bool, wrong: str) -> None:
         if not holds:
-            raise Unfit("data", str(file), allowed, sentence)
+            raise Unfit("data", str(file), wrong)
 
-    fits(bool(parts), "it holds no x_train", "its data cannot be read")
+    try:
+        parts, public = _read(facts, config.data, file)
+    except (BadInput, ValueError) as error:
+        raise Unfit("data", str(file), "its data cannot be read") from error
+    fits(bool(parts), "its data cannot be read")
+    classes = len(facts.class_names) if facts.task == "classification" else math.inf
     for name, (x, y) in parts.items():
-        shapes = (
-            f"x_{name} has samples of shape {x.shape[1:]}, the federation's are "
-            f"{tuple(facts.input_shape)}"
-        )
-        fits(
-            list(x.shape[1:]) == facts.input_shape,
-            shapes,
-            "its samples have another shape than the federation's",
-        )
-        known = facts.task == "regression" or not len(y) or int(y.max()) < len(facts.class_names)
-        beyond = f"y_{name} has classes beyond the {len(facts.class_names)} of the federation"
-        fits(known, beyond, "its data have classes that the federation does not know")
-        fits(
-            bool(len(y)) or name == "validation",
-            f"it holds no x_{name}",
-            f"it has no samples for {name}",
-        )
-    fits(
-        public is not None or not facts.public,
-        "the method wants x_public in it, too",
-        "it has no public samples",
-    )
-    data = _data(facts, config, parts, {client}, config.clients, public)
+        same = list(x.shape[1:]) == facts.input_shape
+        fits(same, "its samples have another shape than the federation's")
+        known = y.max(initial=0) < classes
+        fits(known, "its data have classes that the federation does not know")
+        fits(bool(len(y)) or name == "validation", f"it has no samples for {name}")
+    fits(public is not None or not facts.public, "it has no public samples")
+    reading = facts.reading(config.data)
+    steps = reading.preprocessing
+    if steps is not None:
+        try:
+            if facts.fills is None:
+                steps.fit(client, "this site", parts["train"][0])
+            for name, (x, y) in parts.items():
+                parts[name] = steps.transformed(client, "this site", x), y
+        except (BadInput, ValueError) as error:
+            raise Unfit("data", str(file), "its data cannot be imputed or scaled") from error
+    data = _data(facts, config, reading, parts, {client}, public)
     sizes = {part: {client: len(parts[part][1])} for part in PARTS}
     return _known(data, sizes, config.clients)
 
@@ -212,55 +254,93 @@ def at_site(facts: Facts, config: Config, client: int, file: Path) -> OwnData:
 def at_center(
     facts: Facts, config: Config, sizes: Mapping[str, Mapping[int, int]], public: Path | None
 ) -> OwnData:
-    """What the centre has: how many samples of each part every site told it (`sizes`), and the
+    """The data of the centre: how many samples of each part every site told it (`sizes`), and the
     public samples."""
-    nothing = {
-        part: (np.zeros((0, *facts.input_shape), np.float32), np.zeros(0, np.int64))
-        for part in PARTS
-    }
-    known = None if public is None else npz.site(str(public), facts.task)[1]
-    allowed = "the method works on public samples at the centre: an npz with x_public"
-    check("public", str(public), known is not None or not facts.public, allowed)
-    return _known(
-        _data(facts, config, nothing, set(), config.clients, known), sizes, config.clients
-    )
+    nothing = np.zeros((0, *facts.input_shape), np.float32), np.zeros(0, np.int64)
+    samples = None if public is None else _read(facts, config.data, public)[1]
+    allowed = "the method works on public samples at the centre: a file with x_public"
+    check("public", str(public), samples is not None or not facts.public, allowed)
+    reading, parts = facts.reading(config.data), dict.fromkeys(PARTS, nothing)
+    data = _data(facts, config, reading, parts, set(), samples)
+    return _known(data, sizes, config.clients)
+
+
+def _read(facts: Facts, data: DataConfig, file: Path) -> tuple[Parts, np.ndarray | None]:
+    """Raw samples and labels in `file` by part, and raw public samples.
+
+    Raises:
+        BadInput, ValueError: they cannot be read.
+    """
+    if file.suffix != ".csv" or facts.columns is None:
+        return npz.site(str(file), facts.task)
+    cells = table.read(replace(data, root=str(file)))
+    label = data.label_column
+    for column in (PART, label):
+        check("data", str(file), column in cells, f"it has no column {column!r}")
+    about = {"input": "table", "columns": facts.columns, "shape": facts.input_shape}
+    rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+    raw, part_of = plain.raw(about, rows).numpy(), np.array(cells[PART])
+    for part in {*cells[PART]} - {*PARTS, PUBLIC}:
+        allowed = f"{', '.join(PARTS)} or {PUBLIC}"
+        check("data", str(file), False, f"its column {PART} holds {part!r}, not {allowed}")
+    if data.impute is None and not np.isfinite(raw).all():
+        check("data", str(file), False, "a cell is empty, and data.impute is null")
+    places = {name: place for place, name in enumerate(facts.class_names)}
+    parts: Parts = {}
+    for part in PARTS:
+        index = np.flatnonzero(part_of == part)
+        words = [composed(cells[label][k]) for k in index]
+        if facts.task == "regression":
+            labels = np.array([float(word) for word in words], np.float32)
+        else:
+            # an unknown class is one beyond those that there are
+            labels = np.array([places.get(word, len(places)) for word in words], np.int64)
+        parts[part] = raw[index], labels
+    public = raw[part_of == PUBLIC]
+    return parts, public if len(public) else None
 
 
 def _data(
     facts: Facts,
     config: Config,
-    parts: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    reading: Reading,
+    parts: Parts,
     own: set[int],
-    clients: int,
     public: np.ndarray | None,
 ) -> OwnData:
+    """The data of an end. `public`: raw samples."""
     mean, std = (torch.tensor(numbers, dtype=torch.float32) for numbers in (facts.mean, facts.std))
 
-    def samples(*names: str) -> Samples:
-        x, y = (np.concatenate([parts[name][k] for name in names]) for k in range(2))
+    def samples(x: np.ndarray, y: np.ndarray) -> Samples:
         return Samples(laid_out(torch.from_numpy(x), facts.strides), torch.from_numpy(y), mean, std)
 
-    train = len(parts["train"][1])
-    ends = {"train": (0, train), "validation": (train, train + len(parts["validation"][1]))}
-    ends["test"] = (0, len(parts["test"][1]))
+    (x, y), (x_validation, y_validation) = parts["train"], parts["validation"]
+    trained = samples(np.concatenate([x, x_validation]), np.concatenate([y, y_validation]))
+    ends = {
+        "train": (0, len(y)),
+        "validation": (len(y), len(trained.labels)),
+        "test": (0, len(parts["test"][1])),
+    }
     shares = tuple(
-        [np.arange(*ends[p] if c in own else (0, 0)) for c in range(clients)] for p in PARTS
+        [np.arange(*ends[part] if c in own else (0, 0)) for c in range(config.clients)]
+        for part in PARTS
     )
     pool = None
     if public is not None:
-        raw = laid_out(torch.from_numpy(public), facts.strides)
-        pool = Samples(raw, torch.zeros(0, dtype=torch.int64), mean, std)
+        if reading.preprocessing is not None:
+            public = reading.preprocessing.transformed(0, "all clients", public)
+        pool = samples(public, np.zeros(0, np.int64))
     data = OwnData(
-        samples("train", "validation"),
-        samples("test"),
+        trained,
+        samples(*parts["test"]),
         shares,  # type: ignore[arg-type]
         list(facts.class_names),
-        [0.0] * clients,
+        [0.0] * config.clients,
         config.data.augment,
         config.data.resident,
         task=facts.task,
         public=pool,
-        reading=Reading(client_names=list(facts.client_names)),
+        reading=reading,
     )
     data.own = frozenset(own)
     return data
@@ -275,6 +355,7 @@ def laid_out(samples: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def _known(data: OwnData, sizes: Mapping[str, Mapping[int, int]], clients: int) -> OwnData:
+    """`data`, where reading counts of other clients is an error."""
     counts = {client: data.class_counts[client] for client in data.own}
     data.class_counts = OwnOnly("class_counts", counts, clients)  # type: ignore[assignment]
     data.train_sizes, data.validation_sizes, data.test_sizes = (  # type: ignore[assignment]
@@ -283,33 +364,78 @@ def _known(data: OwnData, sizes: Mapping[str, Mapping[int, int]], clients: int) 
     return data
 
 
-def write_sites(data: FederatedData, folder: Path) -> list[Path]:
-    """The data of a configuration as the files of so many sites, to rehearse with: `site-0.npz`,
-    and `public.npz`.
+# ---------------------------------------------------------------- files to rehearse with
+
+
+def write_sites(config: Config, data: FederatedData, folder: Path) -> list[Path]:
+    """Write the `data` of a configuration as one file for each client, `site-0.npz` or of a table
+    `site-0.csv`, and the public samples.
 
     Raises:
-        BadInput: the clients' samples are turned, or drift: a file does not say that.
+        BadInput: the clients' samples are turned, or drift, which a file cannot say.
     """
+    facts = Facts.of(data)
+    if data.reading.preprocessing is not None:
+        clients, seed = config.federation.clients, config.seed
+        data = prepare(config.data, clients, seed, config.smoke, fit=False)
     read = AsRead.of(data)
-    check(
-        "data.partition",
-        "rotated or planted",
-        read.plain,
-        "a rehearsal needs samples that are not turned",
-    )
-    public = {} if read.public is None else {"x_public": read.public.numpy()}
-    files = []
-    for client, parts in enumerate(read.parts):
-        named: dict[str, np.ndarray] = {"raw": np.ones(1), **public}
-        for part, (x, y) in parts.items():
-            named |= {f"x_{part}": x.numpy(), f"y_{part}": y.numpy()}
-        files.append(folder / f"site-{client}.npz")
-        with atomic_write(files[-1]) as aside, aside.open("wb") as out:
-            np.savez(out, **named)  # type: ignore[arg-type]
+    allowed = "a rehearsal needs samples that are not turned"
+    check("data.partition", "rotated or planted", read.plain, allowed)
+    public = {} if read.public is None else {PUBLIC: (read.public, torch.zeros(0))}
+    sites = [parts | public for parts in read.parts]
+    write: Callable[..., None] = partial(_write_table, facts, config.data.label_column)
+    suffix = "csv"
+    if facts.columns is None:
+        write, suffix = _write_arrays, "npz"
+    files = [folder / f"site-{client}.{suffix}" for client in range(len(sites))]
+    for file, parts in zip(files, sites, strict=True):
+        with atomic_write(file) as aside:
+            write(aside, parts)
     if public:
-        with atomic_write(folder / "public.npz") as aside, aside.open("wb") as out:
-            np.savez(out, raw=np.ones(1), **public)  # type: ignore[arg-type]
+        with atomic_write(folder / f"public.{suffix}") as aside:
+            write(aside, public)
     return files
+
+
+def _write_arrays(file: Path, parts: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    arrays = {"raw": np.ones(1)}
+    for part, (x, y) in parts.items():
+        arrays[f"x_{part}"] = x.numpy()
+        if part != PUBLIC:
+            arrays[f"y_{part}"] = y.numpy()
+    with file.open("wb") as out:
+        np.savez(out, **arrays)  # type: ignore[arg-type]
+
+
+def _write_table(
+    facts: Facts, label: str, file: Path, parts: Mapping[str, tuple[Tensor, Tensor]]
+) -> None:
+    """Write samples as the table had them: numbers with 32 bits, words, and empty cells."""
+    columns = facts.columns or []
+    text = io.StringIO()
+    rows = csv.writer(text)
+    rows.writerow([*(name for name, _ in columns), label, PART])
+    for part, (x, y) in parts.items():
+        for k, features in enumerate(x.tolist()):
+            word = "" if part == PUBLIC else y[k].item()
+            if facts.task == "classification" and part != PUBLIC:
+                word = facts.class_names[int(word)]
+            rows.writerow([*_cells(columns, features), word, part])
+    file.write_text(text.getvalue(), encoding="utf-8")
+
+
+def _cells(
+    columns: Sequence[tuple[str, list[str] | None]], features: Sequence[float]
+) -> Iterator[str]:
+    """The cells of a sample's features."""
+    rest = iter(features)
+    for _, words in columns:
+        if words is None:
+            number = next(rest)
+            yield "" if math.isnan(number) else repr(number)
+        else:
+            places = [word for word in words if next(rest)]
+            yield "".join(places)
 
 
 def of_sites(config: Config) -> dict[str, Component]:

@@ -86,7 +86,7 @@ def deploy(
         files = app.write(folder, folder.name, to_yaml(config), Facts.of(data), source)
         if sites is not None:
             with whole_folder(Path(sites)):
-                site_files = write_sites(data, Path(sites))
+                site_files = write_sites(config, data, Path(sites))
     return Deployed(folder, files, site_files, notes)
 
 

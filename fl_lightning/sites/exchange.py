@@ -7,8 +7,9 @@ bytes again.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -77,7 +78,7 @@ class Exchange:
     """Clients whose site cannot take part, and why."""
     _address: dict[int, int] = field(default_factory=dict)
     _client_at: dict[int, int] = field(default_factory=dict)
-    _hellos: dict[int, wire.Header] = field(default_factory=dict)
+    _hellos: dict[int, wire.Message] = field(default_factory=dict)
     _greeted: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By address: when it is said hello again, and how long after that again."""
     _second: set[int] = field(default_factory=set)
@@ -90,10 +91,10 @@ class Exchange:
         own = str(self._hellos.get(client, {}).get("name") or "")
         return f"site {client} ({own})" if own else f"site {client}"
 
-    def pack(self, header: Mapping[str, Any], tensors: wire.Tensors, client: int | None) -> bytes:
+    def pack(self, message: wire.Message, client: int | None) -> bytes:
         """A message to `client` (None: to whom it may be)."""
         common = {"run": self.run_id, "fingerprint": self.fingerprint, "client": client}
-        return wire.pack({**header, **common}, tensors)
+        return wire.pack(message | common)
 
     # ---------------------------------------------------------------- who is there
 
@@ -107,13 +108,13 @@ class Exchange:
         """
         deadline = time.monotonic() + self.limits.gather
         while missing := [c for c in range(clients) if c not in self._hellos and c not in self.out]:
-            self._greet()
-            self._listen({})
             if time.monotonic() > deadline:
                 names = ", ".join(map(str, missing))
                 why = f"no site for client {names} after {self.limits.gather:.0f} s"
                 self._go_on_without(why, f"{why}; is it started?")
                 self.out |= dict.fromkeys(missing, "it was not there before the first round")
+            self._greet()
+            self._listen({})
             self.transport.pause()
         if len(self.out) == clients:
             raise RunFailed("no site can take part")
@@ -162,14 +163,13 @@ class Exchange:
             if address in self._client_at or now < due:
                 continue
             self._greeted[address] = now + wait, 2 * wait
-            header = {"kind": "hello", "round": 0}
-            self._push(address, self.pack(header, {}, None), "hello")
+            self._push(address, self.pack({"kind": "hello", "round": 0}, None), "hello")
 
-    def _welcome(self, address: int, header: wire.Header) -> None:
+    def _welcome(self, address: int, message: wire.Message) -> None:
         """A site has told who it is."""
-        client, sizes = header.get("site"), header.get("sizes")
+        client, sizes = message.get("site"), message.get("sizes")
         if type(client) is not int or client < 0:
-            why = header.get(
+            why = message.get(
                 "unreadable", "it did not say which client it is: client=K in its node config"
             )
             self._go_on_without(f"the site at {address} cannot take part: {why}")
@@ -184,16 +184,16 @@ class Exchange:
                 self._go_on_without(f"{line}; the first is kept while it is there", line)
             return
         self._client_at[address] = client
-        if "failed" in header:
-            return self._leave_out(client, _two_words(header["failed"])[1])
+        if "failed" in message:
+            return self._leave_out(client, _two_words(message["failed"])[1])
         counts = (
-            sizes if isinstance(sizes, list) and {"version", "initial"} <= header.keys() else []
+            sizes if isinstance(sizes, list) and {"version", "initial"} <= message.keys() else []
         )
         if len(counts) != 3 or not all(type(n) is int and n >= 0 for n in counts):
             return self._leave_out(
                 client, "it did not tell its version, its first weights and how many samples it has"
             )
-        self._address[client], self._hellos[client] = address, header
+        self._address[client], self._hellos[client] = address, message
         log.note(
             f"{self.name(client)} is there: {counts[0]} samples for training, {counts[2]} for test"
         )
@@ -201,7 +201,7 @@ class Exchange:
     # ---------------------------------------------------------------- asking
 
     def ask(self, t: int, kind: str, messages: Mapping[int, bytes], attempt: int) -> dict[int, Any]:
-        """The answer of each client to its message, unpacked; None where there is none in time."""
+        """The answer of each client to its message; None where there is none in time."""
         key = (t, kind, attempt)
         answers: dict[int, Any] = {}
         again, deadline = self.limits.again, time.monotonic() + self.limits.visit
@@ -242,17 +242,17 @@ class Exchange:
             if what != "hello":
                 self.bytes_received += content if isinstance(content, int) else len(content)
             try:
-                header, tensors = wire.unpack(content, self.most)
+                message = wire.unpack(content, self.most)
             except wire.Unreadable as error:
-                header, tensors = {"unreadable": str(error)}, {}
+                message = {"unreadable": str(error)}
             if what == "hello":
-                self._welcome(address, header)
+                self._welcome(address, message)
             elif what in waiting and client not in waiting[what]:
-                waiting[what][client] = (header, tensors)
+                waiting[what][client] = message
         return lost
 
-    def read(self, t: int, c: int, answer: Any) -> tuple[wire.Header, wire.Tensors]:
-        """Header and tensors of an answer that is one.
+    def read(self, t: int, c: int, answer: wire.Message | None) -> wire.Message:
+        """An answer that is one.
 
         Raises:
             BadClient: there is none, or the site says that it failed.
@@ -261,28 +261,31 @@ class Exchange:
         if answer is None:
             absent = f"it did not answer within {self.limits.visit:.0f} s"
             raise BadClient(c, t, "download", f"{self.name(c)}: {self.out.get(c, absent)}")
-        header, tensors = answer
-        if "unreadable" in header:
-            raise self.refused(t, c, "upload", header["unreadable"])
-        if "refused" in header:
-            what, hook = _two_words(header["refused"])
-            raise BadInput(
-                "method",
-                self.method,
-                f"{hook} reads {what}, which does not travel: it cannot be deployed",
-            )
-        if "failed" in header:
-            at, reason = _two_words(header["failed"])
+        if "unreadable" in answer:
+            raise wire.Unreadable(answer["unreadable"])
+        if "refused" in answer:
+            what, hook = _two_words(answer["refused"])
+            allowed = f"{hook} reads {what}, which does not travel: it cannot be deployed"
+            raise BadInput("method", self.method, allowed)
+        if "failed" in answer:
+            at, reason = _two_words(answer["failed"])
             raise BadClient(c, t, at, f"{self.name(c)}: {reason}")
-        if (header.get("run"), header.get("round"), header.get("client")) != (self.run_id, t, c):
+        if (answer.get("run"), answer.get("round"), answer.get("client")) != (self.run_id, t, c):
             raise BadClient(
                 c, t, "upload", f"{self.name(c)} answered another message than round {t}'s"
             )
-        return header, tensors
+        return answer
 
-    def refused(self, t: int, c: int, stage: str, why: object) -> BadClient:
-        """The failure of a site that sent what cannot be used."""
-        return BadClient(c, t, stage, f"{self.name(c)} sent what is refused: {why}")
+    @contextlib.contextmanager
+    def naming(self, t: int, c: int, stage: str, failures: list[BadClient]) -> Iterator[None]:
+        """Within this, an answer that cannot be used becomes one of `failures`."""
+        try:
+            yield
+        except wire.Unreadable as error:
+            why = f"{self.name(c)} sent what is refused: {error}"
+            failures.append(BadClient(c, t, stage, why))
+        except BadClient as failure:
+            failures.append(failure)
 
 
 def _two_words(given: Any) -> tuple[str, str]:

@@ -1,156 +1,156 @@
-"""Flower's two ends: a ServerApp and a ClientApp that carry bytes, and nothing else.
+"""Flower's two ends of a deployment: a ServerApp and a ClientApp.
 
-The only file that imports flwr, and the only other that it imports is `relay`: `fl-train deploy`
-copies both into the app's folder, so that an environment with flwr alone can run them. The
-federation is computed by processes of `fl-train`'s own environment: one at the centre, which this
-ServerApp starts and talks to through pipes, and one at each site, which the ClientApp finds at a
-socket and starts where there is none. They stay from message to message; Flower makes a new process
-for every message that a ClientApp gets.
+The only file beside `superexec` that imports flwr. A message is one array of bytes, which Flower
+cuts into objects of its store.
 """
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import threading
-from typing import IO, Any
+import contextlib
+import resource
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fl_lightning.sites.relay import (
-    COMMAND,
-    HERE,
-    answered,
-    memory_for,
-    node_of,
-    python_of,
-    read_frame,
-    write_frame,
-)
+from fl_lightning.foundation.exits import guarded
+from fl_lightning.sites import ends
+from fl_lightning.sites.exchange import Come
 
-LAST_LINES = 5.0
-"""Seconds for the last lines of a centre that has ended: a process that it has left behind may hold
-the pipe."""
-PLAIN = "bytes"
-"""How the array is serialized, as Flower asks: not at all."""
+PAUSE = 0.2
+"""Seconds between two looks for answers: a SuperNode looks for messages every 3 seconds."""
+SLACK = 2**28
+"""Bytes for other work of the process while it takes in an answer: threads, connections (ours)."""
+
+
+def server_app(app: Path) -> ServerApp:
+    """The ServerApp of the app in the folder `app`; errors are one line in the stream."""
+    server = ServerApp()
+
+    @server.main()
+    def run(grid: Grid, context: Context) -> None:
+        settings = context.run_config
+        transport = GridTransport(grid, str(settings["name"]))
+        if code := guarded(lambda: ends.center(app, settings, transport)):
+            raise RuntimeError(f"the run has ended with exit code {code}")
+
+    return server
+
+
+def client_app(app: Path) -> ClientApp:
+    """The ClientApp of the app in the folder `app`."""
+    client = ClientApp()
+
+    @client.train()
+    def answer(message: Message, context: Context) -> Message:
+        node = node_of(context.node_config, context.run_config)
+        run = str(message.content["about"]["run"])
+        return Message(records(ends.answer(app, run, node, body_of(message))), reply_to=message)
+
+    return client
 
 
 def records(body: bytes) -> RecordDict:
-    """Bytes as Flower carries them: an array in pieces, addressed by their content."""
-    return RecordDict({"body": ArrayRecord({"bytes": Array("uint8", (len(body),), PLAIN, body)})})
+    """Bytes as Flower carries them."""
+    return RecordDict({"body": ArrayRecord({"bytes": Array("uint8", (len(body),), "bytes", body)})})
 
 
 def body_of(message: Message) -> bytes:
-    """What `records` was given. Nothing is decoded: what the array says of its type and shape is
-    not looked at."""
+    """The bytes of a message. The array's type and shape are not looked at."""
     return message.content["body"]["bytes"].data
 
 
-# ---------------------------------------------------------------- the centre
+def node_of(node: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """A node's configuration; nodes of Flower's simulation engine have their data in the run's
+    `sites`."""
+    config = dict(node)
+    if "client" not in config and "partition-id" in config and run.get("sites"):
+        client = int(config["partition-id"])
+        folder = Path(str(run["sites"])) / f"site-{client}"
+        files = [str(file) for file in folder.parent.glob(f"{folder.name}.*")]
+        config |= {"client": client, "data": "".join(files[:1]), "folder": str(folder)}
+    return config
 
-server = ServerApp()
 
+class GridTransport:
+    """Sends messages through Flower's grid. `run` names the run's folder at the sites."""
 
-@server.main()
-def center(grid: Grid, context: Context) -> None:
-    """Start the centre's process, and carry its messages until it ends."""
-    config = context.run_config
-    command = [python_of(config), *COMMAND, "center", "--app", str(HERE)]
-    for key in ("out", "name", "public", "gather", "visit", "again"):
-        if config.get(key) not in (None, ""):
-            command += [f"--{key}", str(config[key])]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdin is not None and process.stdout is not None
-    teller = threading.Thread(target=tell, args=(process.stderr,), daemon=True)
-    teller.start()
-    try:
-        serve(grid, process.stdout, process.stdin)
-    finally:
-        process.stdin.close()  # the centre ends where it reads nothing more
+    def __init__(self, grid: Grid, run: str) -> None:
+        self.grid, self.run = grid, run
+        self.waiting: list[str] = []
+        self.unsent: list[str] = []
+
+    def addresses(self) -> list[int]:
+        """Ids of the connected nodes."""
+        return list(self.grid.get_node_ids())
+
+    def push(self, address: int, message: bytes, ttl: float) -> str:
+        """Send; returns Flower's id of the message."""
+        content = records(message)
+        content["about"] = ConfigRecord({"run": self.run})
+        sent = Message(content, dst_node_id=address, message_type="train", ttl=ttl)
         try:
-            code = process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)
-            code = process.wait()
-        teller.join(LAST_LINES)
-    if code:
-        raise RuntimeError(f"the centre's process ended with exit code {code}")
-
-
-def tell(lines: IO[bytes]) -> None:
-    """Print what the centre prints (each round with its scores): of its ServerApp's prints Flower
-    makes the stream."""
-    for line in lines:
-        print(line.decode(errors="replace").rstrip(), flush=True)
-
-
-def serve(grid: Grid, source: IO[bytes], out: IO[bytes]) -> None:
-    """Do what the centre asks for, frame by frame."""
-    waiting: list[str] = []
-    while True:
-        try:
-            wish, body = read_frame(source)
-        except EOFError:
-            return
-        if wish["op"] == "addresses":
-            write_frame(out, {"addresses": [str(node) for node in grid.get_node_ids()]})
-        elif wish["op"] == "push":
-            content = records(body)
-            content["about"] = ConfigRecord({"run": wish["run"]})
-            node, ttl = int(wish["address"]), float(wish["ttl"])
-            message = Message(
-                content, dst_node_id=node, message_type="train", group_id=wish["group"], ttl=ttl
-            )
-            names = list(grid.push_messages([message]))
-            waiting += names
-            write_frame(out, {"name": names[0] if names else ""})
+            [name] = self.grid.push_messages([sent])
+        except Exception:  # a busy SuperLink has given up an object of it
+            name = f"unsent {time.monotonic_ns()}"
+            self.unsent.append(name)
         else:
-            answers, body = pulled(grid, waiting, int(wish["most"]))
-            write_frame(out, {"answers": answers}, body)
+            self.waiting.append(name)
+        return name
 
+    def pull(self, most: int) -> list[tuple[str, Come]]:
+        """Answers that have come, until they have more than `most` bytes together."""
+        answers: list[tuple[str, Come]] = [(name, None) for name in self.unsent]
+        self.unsent = []
+        taken = 0
+        for name in list(self.waiting):
+            if taken > most:
+                break
+            for content in self._replies(name, most):
+                self.waiting.remove(name)
+                answers.append((name, content))
+                taken += len(content) if isinstance(content, bytes) else 0
+        return answers
 
-def pulled(grid: Grid, waiting: list[str], most: int) -> tuple[list[list[Any]], bytes]:
-    """What has come, one answer at a time: of each the message's name, its length (None: an error;
-    -1: it does not fit into memory) and whether it is among the bytes. What has come leaves
-    `waiting`."""
-    answers: list[list[Any]] = []
-    bodies: list[bytes] = []
-    for name in list(waiting):
-        if sum(map(len, bodies)) > most:
-            break  # the others at the next look: so many bytes lie here at once
+    def _replies(self, name: str, most: int) -> list[Come]:
+        """The answer to one message, if it has come: its bytes, or its length if it is too long."""
         try:
             # Flower takes in a whole answer before anybody may look at its length
             with memory_for(4 * most):
-                replies = list(grid.pull_messages([name]))
+                replies = list(self.grid.pull_messages([name]))
         except MemoryError:
-            waiting.remove(name)
-            answers.append([name, -1, False])
-            continue
-        for reply in replies:
-            waiting.remove(name)
-            try:
-                content = None if reply.has_error() else body_of(reply)
-            except Exception:  # whatever a hostile site has made of it
-                content = b""
-            taken = content is not None and len(content) <= most
-            answers.append([name, None if content is None else len(content), taken])
-            bodies.append(content if content is not None and taken else b"")
-    return answers, b"".join(bodies)
+            return [-1]
+        except Exception:  # it may come at the next look
+            return []
+        if not replies or replies[0].has_error():
+            return [None for _ in replies]
+        try:
+            body = body_of(replies[0])
+        except Exception:  # a hostile site may have sent any records
+            body = b""
+        return [body if len(body) <= most else len(body)]
+
+    def pause(self) -> None:
+        """Wait a moment."""
+        time.sleep(PAUSE)
 
 
-# ---------------------------------------------------------------- a site
-
-client = ClientApp()
-
-
-@client.train()
-def site(message: Message, context: Context) -> Message:
-    """Carry one message to the site's process, and its answer back."""
-    config = node_of(context.node_config, context.run_config)
-    run = str(message.content["about"]["run"])
-    answer = answered(body_of(message), run, config)
-    return Message(records(answer), reply_to=message)
+@contextlib.contextmanager
+def memory_for(count: int) -> Iterator[None]:
+    """Raise `MemoryError` where this process takes `count` bytes and `SLACK` more within the block.
+    Linux."""
+    status = Path("/proc/self/status")
+    lines = status.read_text(encoding="utf-8").splitlines() if status.is_file() else []
+    now = [1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:")]
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    if now:
+        resource.setrlimit(resource.RLIMIT_DATA, (min([now[0] + count + SLACK, *limits]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

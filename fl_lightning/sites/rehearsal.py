@@ -28,8 +28,31 @@ from fl_lightning.sites.site import Site
 TABLES = ("metrics", "clients", "final")
 OF_THE_MACHINE = ("seconds", "memory")
 """Columns that begin so tell of machines, not of what was computed."""
-LIMITS = 10.0, 10.0, 1.0
+MARK = "rehearsal"
+"""Name of the run, and fingerprint."""
+LIMITS = 600.0, 600.0, 1.0
 """Seconds of patience in one process."""
+
+
+@dataclass
+class LocalSite:
+    """Makes the site of a client anew for each message, as a ClientApp does."""
+
+    fabric: Fabric
+    config: Config
+    folder: Path
+    facts: Facts
+    client: int
+    file: Path
+    fingerprint: str = MARK
+    site: Site | None = None
+    """That of the last message."""
+
+    def __call__(self, message: bytes) -> bytes:
+        """The answer to a message."""
+        data = at_site(self.facts, self.config, self.client, self.file)
+        self.site = Site(self.fabric, self.config, self.folder, data, self.client, self.fingerprint)
+        return self.site.answer(message)
 
 
 @dataclass
@@ -70,24 +93,20 @@ def rehearse(
     """
     config = with_loop(config)
     data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
-    facts, files = Facts.of(data), write_sites(data, folder / "data")
+    facts, files = Facts.of(data), write_sites(config, data, folder / "data")
     center = folder / "center"
     center.mkdir()
-    public = folder / "data" / "public.npz" if facts.public else None
+    public = files[0].with_stem("public") if facts.public else None
 
     def put_together(
         fabric: Fabric, config: Config, out: Path, callbacks: Sequence[Callback]
     ) -> Federation:
         sites = []
         for client, file in enumerate(files):
-            own = folder / f"site-{client}"
-            own.mkdir()
-            sites.append(
-                Site(fabric, config, own, at_site(facts, config, client, file), client, "rehearsal")
-            )
-        exchange = Exchange(
-            transport([site.answer for site in sites]), "rehearsal", "rehearsal", Limits(*LIMITS)
-        )
+            state = folder / f"site-{client}"
+            state.mkdir()
+            sites.append(LocalSite(fabric, config, state, facts, client, file))
+        exchange = Exchange(transport(sites), MARK, MARK, Limits(*LIMITS))
         return federation_of(exchange, facts, public, fabric, config, out, callbacks)
 
     launch(config, partial(fit_on_rank, put_together=put_together), center, False)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xxhash
 from lightning.fabric import Fabric
 from torch import Tensor
@@ -36,12 +35,14 @@ from fl_lightning.foundation.files import write_whole
 from fl_lightning.methods.base import Method
 from fl_lightning.run import assemble, instantiate, written
 from fl_lightning.sites import wire
-from fl_lightning.sites.data import NotHere, OwnData, Withheld, of_sites, with_loop
+from fl_lightning.sites.data import NotHere, OwnData, Unfit, Withheld, of_sites, with_loop
 from fl_lightning.storage import manifest as disk
 from fl_lightning.storage.state import MODEL, spent_by
 
 BROUGHT = "received.safetensors"
 """In a site's folder: the last message that brought the server's models, for exports."""
+ABOUT = ("kind", "run", "round", "client")
+"""Of a message's header: an answer repeats it."""
 FAILED = "its site could not go on; the traceback is in failure.txt in the site's folder"
 """What leaves the site of an error: its text could hold a label or a path."""
 NOT_FINITE = "is not finite; lower optimizer.lr"
@@ -75,19 +76,20 @@ class Outbox(Transform):
         self.payload = payload
 
 
-class SiteEvaluator(Evaluator):
-    """Scores at the site: what the server has for its client comes with the message."""
+class Brought:
+    """What the server has for the site's client: it comes with the message."""
 
-    has_global = False
-    brought: Tensor | None = None
+    whole = False
+    model: Tensor | None = None
 
-    def global_model(self, client: int) -> Tensor | None:
+    def of(self, client: int) -> Tensor | None:
         """What the message brought."""
-        return self.brought
+        return self.model
 
 
 class Site:
-    """The client `client`, which `data` belongs to; its state and answers are kept in `folder`."""
+    """The site of `client`, which `data` belongs to, for one message; its state and answers are
+    kept in `folder`."""
 
     def __init__(
         self,
@@ -99,13 +101,8 @@ class Site:
         fingerprint: str,
         name: str = "",
     ) -> None:
-        self.client, self.name, self.data, self.fingerprint, self.folder = (
-            client,
-            name,
-            data,
-            fingerprint,
-            folder,
-        )
+        self.client, self.name, self.data = client, name, data
+        self.fingerprint, self.folder = fingerprint, folder
         sizes = data.train_sizes, data.validation_sizes, data.test_sizes
         self.sizes = [size[client] for size in sizes]
         # a client that failed is left as it was
@@ -131,19 +128,20 @@ class Site:
             restore(self.fed.run, folder / "checkpoints")
             self.checkpoint.on_fit_start(self.fed.run)
             if (folder / BROUGHT).is_file():
-                self._bring(*wire.unpack((folder / BROUGHT).read_bytes()))
+                self._bring(wire.unpack((folder / BROUGHT).read_bytes()))
 
     def _settle(self) -> None:
         """Have the federation be this client's alone: no server memory, scores of what messages
         bring."""
         fed, run = self.fed, self.fed.run
         run.server.memory = Withheld()
-        old = fed.evaluator
-        self.evaluator = SiteEvaluator(run, old.trainers, old.guard, fed.reducer)
-        fed.evaluator = fed.worker.evaluator = self.evaluator
+        worker, self.brought = fed.worker, Brought()
+        self.evaluator = Evaluator(run, worker.trainers, worker.guard, self.brought)
         self.group = run.group_of(self.client)
         self.outbox = Outbox()
-        fed.worker.transforms = [*map(Uploading, self.transforms), self.outbox]
+        transforms = [*map(Uploading, self.transforms), self.outbox]
+        worker = replace(worker, evaluator=self.evaluator, transforms=transforms)
+        self.fed = fed = Federation(worker)
         choose_executors(run, fed.worker.trainers)
         count_costs(run, fed.worker.trainers)
 
@@ -156,51 +154,47 @@ class Site:
 
     def answer(self, content: bytes) -> bytes:
         """The answer to a message; an error becomes an answer, too, in one fixed sentence."""
-        about: dict[str, Any] = {}
+        about: wire.Message = {}
         stage = "download"
         try:
-            header, tensors = wire.unpack(content)
-            about = {key: header[key] for key in ("kind", "run", "round", "client")}
-            self._check(header)
-            if header["kind"] == "hello":
-                return wire.pack(about | self._hello(), {})
+            message = wire.unpack(content)
+            about = {key: message[key] for key in ABOUT}
+            self._check(message)
+            if message["kind"] == "hello":
+                return wire.pack(about | self._hello())
             if self.refused is not None:
                 raise self.refused
-            again = self._answered(header, content)
+            again = self._answered(message, content)
             if again is not None:
                 return again
-            self._agree(header)
-            stage = "training" if header["kind"] == "visit" else "evaluation"
-            reply = getattr(self, f"_{header['kind']}")(header, tensors)
-            made = wire.pack(about | reply[0], reply[1])
-            self._keep(header, content, made)
+            self._agree(message)
+            stage = "training" if message["kind"] == "visit" else "evaluation"
+            work = {"visit": self._visit, "score": self._score, "final": self._final}
+            made = wire.pack(about | work[message["kind"]](message))
+            self._keep(message, content, made)
             return made
         except NotHere as error:
             known = located(error)
-            return wire.pack(about | {"refused": [known.what, known.hook]}, {})
+            return wire.pack(about | {"refused": [known.what, known.hook]})
         except BadClient as failure:
             fixed = failure.reason if failure.reason.endswith(NOT_FINITE) else FAILED
-            return wire.pack(about | {"failed": [failure.stage, fixed]}, {})
+            stage, why = failure.stage, fixed
         except wire.Unreadable as error:
-            return wire.pack(
-                about | {"failed": ["download", f"the site refused the message: {error}"]}, {}
-            )
+            stage, why = "download", f"the site refused the message: {error}"
         except Exception:
-            with (self.folder / "failure.txt").open("a", encoding="utf-8") as file:
-                file.write(
-                    f"client {self.client}, message {about}\n{redact(traceback.format_exc())}\n"
-                )
-            return wire.pack(about | {"failed": [stage, FAILED]}, {})
+            keep_traceback(self.folder)
+            why = FAILED
+        return wire.pack(about | {"failed": [stage, why]})
 
-    def _check(self, header: wire.Header) -> None:
-        if header["kind"] not in ("hello", "visit", "score", "final"):
+    def _check(self, message: wire.Message) -> None:
+        if message["kind"] not in ("hello", "visit", "score", "final"):
             raise wire.Unreadable("its kind is unknown")
-        if header["kind"] != "hello" and header["fingerprint"] != self.fingerprint:
+        if message["kind"] != "hello" and message["fingerprint"] != self.fingerprint:
             raise wire.Unreadable("it is of another configuration than this site's")
-        if header["client"] not in (self.client, None):
-            raise wire.Unreadable(f"it is for client {header['client']}")
+        if message["client"] not in (self.client, None):
+            raise wire.Unreadable(f"it is for client {message['client']}")
 
-    def _hello(self) -> wire.Header:
+    def _hello(self) -> wire.Message:
         facts = {
             "site": self.client,
             "name": self.name,
@@ -212,110 +206,82 @@ class Site:
             return facts | {"initial": "", "at": 0}
         return facts | {"initial": digest_of(self.fed), "at": self.round}
 
-    def _agree(self, header: wire.Header) -> None:
+    def _agree(self, message: wire.Message) -> None:
         """Go back to the state that the centre counts on: an answer that it has refused, or never
         had, does not count.
 
         Raises:
             Unreadable: the site does not have that state.
         """
-        run, own, known, answered = (
-            self.fed.run,
-            visits_of(self.fed.run, self.client),
-            header["visits"],
-            self.round,
-        )
-        if header["round"] < answered or own == known:
+        run, folder, answered = self.fed.run, self.folder / "checkpoints", self.round
+        visits, counted = visits_of(run, self.client), message["visits"]
+        if message["round"] < answered or visits == counted:
             return
-        folder, saved, spent = (
-            self.folder / "checkpoints",
-            None,
-            spent_by(run.states.get(self.client)),
-        )
-        if known and own > known:
-            manifests = {
-                t: m for t in disk.rounds(folder) if (m := disk.intact(folder, t)) is not None
-            }
-            turns = {
-                t: m["clients"].get(str(self.client), {}).get("turns", 0)
-                for t, m in manifests.items()
-            }
-            saved = next((t for t, count in turns.items() if count == known), None)
-        if saved is not None:
+        if not counted:
+            self.fed.pool.restore(self.client, None)
+        else:
+            entries = {t: m["clients"] for t, m in disk.manifests(folder).items()}
+            turns = {t: e.get(str(self.client), {}).get("turns") for t, e in entries.items()}
+            saved = next((t for t, count in turns.items() if count == counted), None)
+            if visits < counted or saved is None:
+                raise wire.Unreadable(
+                    f"the site has its state after {visits} visits, the centre has {counted}"
+                )
+            spent = spent_by(run.states.get(self.client))
             restore(run, folder, saved)
             run.states[self.client].memory |= spent
             self.checkpoint.on_fit_start(run)
-        elif known:
-            raise wire.Unreadable(
-                f"the site has its state after {own} visits, the centre has {known}"
-            )
-        else:
-            self.fed.pool.restore(self.client, None)
         run.server.round = answered  # what was answered is answered
         self.checkpoint.save(run)
 
-    def _visit(
-        self, header: wire.Header, tensors: wire.Tensors
-    ) -> tuple[wire.Header, wire.Tensors]:
+    def _visit(self, message: wire.Message) -> wire.Message:
         """Train: the upload, and the columns of the client's row."""
-        run, t, c = self.fed.run, header["round"], self.client
+        run, t, c = self.fed.run, message["round"], self.client
         if t <= self.round:
             raise wire.Unreadable(
                 f"it is of round {t}, and the site has answered round {self.round}"
             )
-        self._bring(header, tensors)
-        payload = wire.to_payload(header["payload"], tensors, self.group.layout, self.group.initial)
-        with self._after(t - 1):
-            results = self.fed.worker.visits(t, [c], {c: payload}, header["scored"], Timer())
-            if results.failures:
-                raise results.failures[0][0]
+        self._bring(message)
+        payload = wire.to_payload(message["payload"], self.group.layout, self.group.initial)
+        run.server.round = t - 1
+        results = self.fed.worker.visits(t, [c], {c: payload}, message["scored"], Timer())
+        if results.failures:
+            raise results.failures[0][0]
         result, upload = results.clients[c], self.outbox.payload
         assert upload is not None
         numbers([result.values])
-        described, sent = wire.of_payload(upload)
         memory = run.states[c].memory
         kept = [name for transform in self.transforms for name in transform.init_client(run)]
-        sent |= {f"{wire.MEMORY}{name}": memory[name] for name in kept}
-        self.outbox.payload = None
-        self.fed.pool.forget()
+        answer = {
+            "values": result.values,
+            "uncounted": result.uncounted,
+            "payload": wire.of_payload(upload),
+            "memory": {name: memory[name] for name in kept},
+        }
         run.server.round = t
         run.server.uploaded.add(c)
-        return {"values": result.values, "uncounted": result.uncounted, "payload": described}, sent
+        return answer
 
-    def _score(
-        self, header: wire.Header, tensors: wire.Tensors
-    ) -> tuple[wire.Header, wire.Tensors]:
+    def _score(self, message: wire.Message) -> wire.Message:
         """Scores of models that exist only now."""
-        self._bring(header, tensors)
+        self._bring(message)
         results = Results({self.client: ClientResult(self.client, {})})
-        with self._after(header["round"] - 1):
-            self.evaluator.after_aggregation(header["round"], results)
+        self.fed.run.server.round = message["round"] - 1
+        self.evaluator.after_aggregation(message["round"], results)
         if results.failures:
             raise results.failures[0][0]
         values = results.clients[self.client].values
         numbers([values])
-        return {"values": values}, {}
+        return {"values": values}
 
-    def _final(
-        self, header: wire.Header, tensors: wire.Tensors
-    ) -> tuple[wire.Header, wire.Tensors]:
+    def _final(self, message: wire.Message) -> wire.Message:
         """Kind and scores of the client's final model."""
-        self._bring(header, tensors)
-        t = header["round"]
-        with self._after(t), self.evaluator.guard.naming(t, self.client, self.evaluator):
-            scores = self.evaluator._final_scores(self.client)
+        self._bring(message)
+        t = self.fed.run.server.round = message["round"]
+        with self.evaluator.guard.naming(t, self.client, self.evaluator):
+            scores = self.evaluator.final_scores(self.client)
         numbers([scores, scores["further"]])
-        return {"scores": scores}, {}
-
-    @contextlib.contextmanager
-    def _after(self, round: int) -> Iterator[None]:
-        """A block in which the server has ended `round`."""
-        server = self.fed.run.server
-        before, server.round = server.round, round
-        try:
-            yield
-        finally:
-            server.round = before
+        return {"scores": scores}
 
     def export(self, out: Path) -> dict[str, Any]:
         """Write the client's final model, as far as it is known now, to `out`; its kind, round and
@@ -323,73 +289,91 @@ class Site:
         kind, vector, buffers = self.evaluator.final_model(self.client)
         return {"kind": kind, **written(self.fed, self.client, vector, buffers, out)}
 
-    def _bring(self, header: wire.Header, tensors: wire.Tensors) -> None:
-        """What the server has for the client now, where the message holds it."""
-        run, group = self.fed.run, self.group
-        self.evaluator.has_global = bool(header["has_global"])
-        run.server.uploaded = {self.client} if header["uploaded"] else set()
-        if "shared" in header:
-            blocks = _mask(header["shared"], len(group.layout.blocks))
-            group.vectors[MODEL] = wire.fill(
-                group.initial.clone(), group.layout, blocks, tensors["shared"], "it"
-            )
-        if "global" in header:
-            self.evaluator.brought = self._whole(header["global"], tensors["global"])
-
-    def _whole(self, places: Mapping[str, list[int]], given: Tensor) -> Tensor:
-        """The server's model for this client: what was sent, the client's own where it has that,
-        and first values."""
-        group, state = self.group, self.fed.run.states.get(self.client)
-        sent, own = (_mask(places[key], len(group.layout.blocks)) for key in ("sent", "own"))
-        vector = group.initial.clone()
-        if state is not None:
-            wire.fill(
-                vector,
-                group.layout,
-                own,
-                wire.columns(state.vectors[MODEL], group.layout, own),
-                "it",
-            )
-        return wire.fill(vector, group.layout, sent, given, "it")
+    def _bring(self, message: wire.Message) -> None:
+        """Take over what the message holds of the server's models for the client."""
+        run, group, layout = self.fed.run, self.group, self.group.layout
+        self.brought.whole = bool(message["has_global"])
+        run.server.uploaded = {self.client} if message["uploaded"] else set()
+        if shared := message.get("shared"):
+            blocks = wire.mask(shared["sent"], len(layout.blocks))
+            group.vectors[MODEL] = wire.fill(group.initial.clone(), layout, blocks, shared["model"])
+        if model := message.get("global"):
+            sent, own = (wire.mask(model[key], len(layout.blocks)) for key in ("sent", "own"))
+            vector, state = group.initial.clone(), run.states.get(self.client)
+            if state is not None:
+                columns = wire.columns(state.vectors[MODEL], layout, own)
+                wire.fill(vector, layout, own, columns)
+            self.brought.model = wire.fill(vector, layout, sent, model["model"])
 
     # ---------------------------------------------------------------- what was answered
 
     def _file(self, round: int) -> Path:
         return self.folder / "answers" / f"round-{round:05d}.safetensors"
 
-    def _answered(self, header: wire.Header, content: bytes) -> bytes | None:
+    def _answered(self, message: wire.Message, content: bytes) -> bytes | None:
         """The stored answer to a visit that has been answered; None: there is none.
 
         Raises:
             Unreadable: that round was answered, to another message.
         """
-        if header["kind"] != "visit" or header["round"] != self.round:
+        if message["kind"] != "visit" or message["round"] != self.round:
             return None
         file = self._file(self.round)
         digest = file.with_suffix(".xxh3")
         if not (file.is_file() and digest.is_file()):
             return None
-        message, stored = digest.read_text(encoding="utf-8").split()
         made = file.read_bytes()
-        if message != xxhash.xxh3_128_hexdigest(content) or stored != xxhash.xxh3_128_hexdigest(
-            made
-        ):
+        if digest.read_text(encoding="utf-8").split() != _digests(content, made):
             raise wire.Unreadable(f"round {self.round} has been answered, to another message")
         return made
 
-    def _keep(self, header: wire.Header, content: bytes, made: bytes) -> None:
+    def _keep(self, message: wire.Message, content: bytes, made: bytes) -> None:
         """Have the answer and then the client's state on the disk."""
-        if header["kind"] != "visit":
+        if message["kind"] != "visit":
             write_whole(self.folder / BROUGHT, content)
             return
-        file = self._file(header["round"])
+        file = self._file(message["round"])
         write_whole(file, made)
-        digests = (xxhash.xxh3_128_hexdigest(content), xxhash.xxh3_128_hexdigest(made))
-        write_whole(file.with_suffix(".xxh3"), " ".join(digests).encode())
+        write_whole(file.with_suffix(".xxh3"), " ".join(_digests(content, made)))
         self.checkpoint.save(self.fed.run)  # from here on the stored answer counts
         for old in file.parent.glob("round-*"):
             if old.stem < file.stem:
                 old.unlink()
+
+
+def answered(
+    content: bytes,
+    client: int,
+    name: str,
+    folder: Path,
+    with_site: Callable[[Callable[[Site], bytes]], bytes],
+) -> bytes:
+    """The answer of a site that `with_site` makes of its folder and data, or why it cannot be
+    made."""
+    try:
+        return with_site(lambda site: site.answer(content))
+    except Unfit as error:
+        why = error.allowed
+    except Exception:
+        why = FAILED
+    keep_traceback(folder)
+    return unable(content, client, name, why)
+
+
+def unable(content: bytes, client: Any, name: str, why: str) -> bytes:
+    """The answer of a site that cannot take part."""
+    about: wire.Message = {}
+    with contextlib.suppress(wire.Unreadable, KeyError):
+        message = wire.unpack(content)
+        about = {key: message[key] for key in ABOUT}
+    return wire.pack(about | {"failed": ["data", why], "site": client, "name": name})
+
+
+def keep_traceback(folder: Path) -> None:
+    """Add the current error to `failure.txt`: its text could hold a label or a path, and stays at
+    the site."""
+    with (folder / "failure.txt").open("a", encoding="utf-8") as file:
+        file.write(f"{redact(traceback.format_exc())}\n")
 
 
 class Located(NotHere):
@@ -426,7 +410,5 @@ def digest_of(fed: Federation) -> str:
     ).hex()
 
 
-def _mask(places: Sequence[int], size: int) -> np.ndarray:
-    mask = np.zeros(size, dtype=bool)
-    mask[list(places)] = True
-    return mask
+def _digests(*contents: bytes) -> list[str]:
+    return [xxhash.xxh3_128_hexdigest(content) for content in contents]

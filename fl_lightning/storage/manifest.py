@@ -201,11 +201,17 @@ def rounds(folder: Path) -> list[int]:
     return sorted((int(name[1]) for name in names if name), reverse=True)
 
 
-def best(manifests: Iterable[Manifest]) -> int | None:
+def manifests(folder: Path) -> dict[int, Manifest]:
+    """Return the intact manifests by round, the newest first."""
+    by_round = {t: intact(folder, t) for t in rounds(folder)}
+    return {t: manifest for t, manifest in by_round.items() if manifest is not None}
+
+
+def best(saved: Iterable[Manifest]) -> int | None:
     """The round of the greatest score, the first of equals."""
     scored = [
         (m["score"], -m["round"])
-        for m in manifests
+        for m in saved
         if m["score"] is not None and not math.isnan(m["score"])
     ]
     return -max(scored)[1] if scored else None

@@ -58,16 +58,20 @@ class StoragePolicy:
             masks: for each architecture, the blocks that travel to clients, bool [B].
         """
         uploads, downloads, memory = (
-            any(getattr(part, name, False) for part in (method, *callbacks))
+            any(
+                getattr(getattr(part, "traits", part), name, False) for part in (method, *callbacks)
+            )
             for name in ("changes_upload", "changes_download", "client_memory")
         )
-        from_server = method.starts == "server"
+        from_server = method.traits.starts == "server"
         slots = method.slots()
         starts_from_server = from_server and not slots and all(mask.all() for mask in masks)
         optimizer = config.optimizer.keep_state
         forgets = starts_from_server and relation.is_global and relation.sources == "cohort"
         keeps = not forgets or memory or uploads or optimizer
-        judge = method.judge if config.evaluation.judge == "auto" else config.evaluation.judge
+        judge = (
+            method.traits.judge if config.evaluation.judge == "auto" else config.evaluation.judge
+        )
         mixed = from_server and not relation.is_global and any(mask.any() for mask in masks)
         return cls(
             keeps_clients=keeps or judge == "after",
@@ -76,7 +80,7 @@ class StoragePolicy:
             starts_from_server=starts_from_server,
             overwritten=starts_from_server and not downloads,
             for_judge=judge == "after" and not keeps,
-            keeps_start=judge == "before" and (mixed or method.starts == "both"),
+            keeps_start=judge == "before" and (mixed or method.traits.starts == "both"),
             one_download=relation.is_global,
             exchanged=sum(slot.exchanged for slot in slots.values()),
         )

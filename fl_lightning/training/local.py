@@ -17,7 +17,7 @@ from fl_lightning.foundation.device import seed, seed_all
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.privacy.steps import Private, clipped_sum, noised, sampled
 from fl_lightning.training.module import ClientModule, Skipped
-from fl_lightning.training.optimizers import FastSGD, LocalOptimizer, step_sizes
+from fl_lightning.training.optimizers import LocalOptimizer, step_sizes
 from fl_lightning.training.schedule import BatchSchedule, batches, order_key
 
 OTHER_DRAWS = 0x5DEECE66D
@@ -90,8 +90,6 @@ def train_private(
     """As `local.train`, on Poisson samples of `part` and down noisy sums of clipped gradients over
     the batch's expected size. The objective's terms look at no sample, and are added as they
     are."""
-    # `OptimizerConfig.validate` and `callbacks.stepprivacy` see to it
-    assert isinstance(optimizer, FastSGD)
     module.model.train()
     expected = min(schedule.batch_size, len(part))
     losses, terms, samples = list[Tensor](), list[Tensor](), 0

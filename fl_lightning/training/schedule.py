@@ -3,15 +3,18 @@ epoch)."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from fl_lightning.configuration.config import FederationConfig
 from fl_lightning.core.phase import Batch
 from fl_lightning.data import Part
 from fl_lightning.data.sampling import batch_sizes
+from fl_lightning.foundation import log
 from fl_lightning.foundation.rng import generator, key, keys
 
 
@@ -129,3 +132,50 @@ def stream(part: Part, schedule: BatchSchedule) -> Iterator[Batch]:
     """All batches of the stretch."""
     for epoch, first, count in schedule.pieces(len(part)):
         yield from batches(part, schedule, epoch, first, count)
+
+
+@dataclass
+class Last:
+    """Of a training step. No attribute of the module: to set one takes longer than to add up a
+    small model's loss."""
+
+    coaching: Tensor | None = None
+    """The coaching term (detached), None where there is none."""
+    batch_idx: int = 0
+    """The number of its batch in the epoch; 0 outside of training."""
+    epoch: int | None = None
+    """Epochs of local training before it, those of earlier rounds included; None: no local step is
+    taken."""
+    per_epoch: int = 1
+    """Batches of an epoch of the client."""
+    per_round: int = 1
+    """Steps of the client in a round."""
+    rounds: int = 1
+    """Of the run."""
+    read: str | None = None
+    """What a model has read of these numbers last."""
+    lines: set[str] = field(default_factory=set)
+    """Those that the user has had."""
+
+    def at(self, epoch: int, per_epoch: int, per_round: int) -> None:
+        """From now on local steps of this epoch are taken."""
+        self.epoch, self.per_epoch, self.per_round = epoch, per_epoch, per_round
+
+    def outside(self) -> None:
+        """From now on no local step is taken."""
+        self.batch_idx, self.epoch = 0, None
+
+    @contextlib.contextmanager
+    def trial(self) -> Iterator[None]:
+        """Within, a first local step is tried."""
+        self.at(0, 1, 1)
+        try:
+            yield
+        finally:
+            self.outside()
+
+    def say(self, line: str) -> None:
+        """Print a line, once."""
+        if line not in self.lines:
+            self.lines.add(line)
+            log.say(line)

@@ -3,20 +3,18 @@ client has trained, and a refusal of everything else."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from lightning import LightningModule
 from lightning.pytorch.loggers.logger import DummyLogger
-from torch import Tensor, nn
+from torch import nn
 
-from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput
+from fl_lightning.training.schedule import Last
 
 INSTEAD = {
     "self.optimizers()": "there is no optimiser to step by hand: set the keys of `optimizer`",
@@ -29,53 +27,6 @@ INSTEAD = {
     "self.trainer.local_rank": "use self.device",
 }
 """What there is in place of a method or attribute that is refused."""
-
-
-@dataclass
-class Last:
-    """Of a training step. No attribute of the module: to set one takes longer than to add up a
-    small model's loss."""
-
-    coaching: Tensor | None = None
-    """The coaching term (detached), None where there is none."""
-    batch_idx: int = 0
-    """The number of its batch in the epoch; 0 outside of training."""
-    epoch: int | None = None
-    """Epochs of local training before it, those of earlier rounds included; None: no local step is
-    taken."""
-    per_epoch: int = 1
-    """Batches of an epoch of the client."""
-    per_round: int = 1
-    """Steps of the client in a round."""
-    rounds: int = 1
-    """Of the run."""
-    read: str | None = None
-    """What a model has read of these numbers last."""
-    lines: set[str] = field(default_factory=set)
-    """Those that the user has had."""
-
-    def at(self, epoch: int, per_epoch: int, per_round: int) -> None:
-        """From now on local steps of this epoch are taken."""
-        self.epoch, self.per_epoch, self.per_round = epoch, per_epoch, per_round
-
-    def outside(self) -> None:
-        """From now on no local step is taken."""
-        self.batch_idx, self.epoch = 0, None
-
-    @contextlib.contextmanager
-    def trial(self) -> Iterator[None]:
-        """Within, a first local step is tried."""
-        self.at(0, 1, 1)
-        try:
-            yield
-        finally:
-            self.outside()
-
-    def say(self, line: str) -> None:
-        """Print a line, once."""
-        if line not in self.lines:
-            self.lines.add(line)
-            log.say(line)
 
 
 class StandIn:
@@ -114,11 +65,7 @@ class StandIn:
         last = self._counted("trainer.estimated_stepping_batches")[1]
         return last.rounds * last.per_round
 
-    @property
-    def max_steps(self) -> int:
-        """The same."""
-        last = self._counted("trainer.max_steps")[1]
-        return last.rounds * last.per_round
+    max_steps = estimated_stepping_batches
 
     @property
     def max_epochs(self) -> int:

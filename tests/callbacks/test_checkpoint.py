@@ -17,9 +17,10 @@ import xxhash
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Observer, Transform, client_memory
+from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
-from fl_lightning.core import ModelGroup, RunContext, Slot
+from fl_lightning.core import ModelGroup, RunContext, Slot, Traits
+from fl_lightning.core.client import client_memory
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.base import Method
@@ -173,19 +174,6 @@ def test_only_what_changed_is_written(make_run: Make, tmp_path: Path) -> None:
     assert written == sum(state.rounds for state in after.states.values()) == 3 * 2
 
 
-def test_the_best_can_be_asked_for(make_run: Make, tmp_path: Path) -> None:
-    saved(make_run(net="norm"), Checkpoint(keep=1), [0.1, 0.8, 0.3, 0.2])
-    again = make_run(net="norm")
-    assert restore(again, tmp_path / "checkpoints", "best") == 2
-    assert restore(again, tmp_path / "checkpoints") == 4
-
-
-def test_rounds_between_checkpoints(make_run: Make, tmp_path: Path) -> None:
-    """The last round is saved whatever its number."""
-    saved(make_run(net="norm", rounds=4), Checkpoint(every=3, keep=9), [None] * 4)
-    assert rounds(tmp_path) == [3, 4]
-
-
 def test_rounds_that_take_no_time_are_saved_every_ten_seconds(
     make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,7 +254,9 @@ def test_a_best_round_is_saved_early_where_that_is_cheap(
     """Rounds of 0.5 s, saved in 1/32 s: what is better than all that is saved waits for 20/32 s,
     the rest for 10 s; of three runs that share a process for 60/32 s."""
     run, now = make_run(net="norm", rounds=9), [0.0]
-    run.runs_in_process = lambda: runs
+    others = [Checkpoint() for _ in range(runs)]
+    for other in others:
+        other.on_fit_start(run)
     monkeypatch.setattr("fl_lightning.callbacks.checkpoint.time.monotonic", lambda: now[0])
     monkeypatch.setattr(RunFolder, "flush", lambda *_: now.__setitem__(0, now[0] + 1 / 32))
     saver = Checkpoint(keep=99)
@@ -321,7 +311,7 @@ def test_a_better_round_that_was_not_saved_is_told(
 class Slots(Method):
     """More vectors than a model, one of them exchanged, and memory of its own on both sides."""
 
-    client_memory = True
+    traits = Traits(client_memory=True)
 
     def slots(self) -> dict[str, Slot]:
         return {"control": Slot("zeros", exchanged=True), "personal": Slot()}

@@ -16,7 +16,6 @@ from fl_lightning.callbacks.cube import (
     LearnedCube,
     exact,
     gradient,
-    normalised,
     to_simplex,
 )
 from fl_lightning.core.mixing import Gram
@@ -72,14 +71,6 @@ def test_gradient_is_autograds(on_simplex: bool) -> None:
     assert (got - expected).abs().max() <= 1e-10
 
 
-def test_gram_is_the_plain_product_and_keeps_small_distances() -> None:
-    W = models(drift=1e-6)
-    gram = gram_of(W)
-    torch.testing.assert_close(gram.full, W @ W.transpose(1, 2))
-    expected = torch.cdist(W, W).square()
-    torch.testing.assert_close(gram.distances, expected, rtol=1e-6, atol=1e-16)
-
-
 def test_one_step_from_the_identity() -> None:
     """r_ii = 1 - eta beta (1 - 1/N), r_ij = eta beta / N: the data term has no gradient there (card
     1.35, INV4)."""
@@ -119,14 +110,6 @@ def test_projection_is_the_nearest_point() -> None:
                 candidates.append(x)
         best = min(candidates, key=lambda x: ((x - point) ** 2).sum())
         np.testing.assert_allclose(answer, best, atol=1e-12)
-
-
-@pytest.mark.parametrize("projection", ["simplex", "clamp", "divide"])
-def test_every_projection_leaves_rows_of_sum_one(projection: str) -> None:
-    R = torch.rand(2, 5, 5, dtype=torch.float64) + 0.1
-    torch.testing.assert_close(
-        normalised(R, projection).sum(-1), torch.ones(2, 5, dtype=torch.float64)
-    )
 
 
 @pytest.mark.parametrize("rho", [1e-3, 0.1, 1.0, 30.0])

@@ -89,13 +89,12 @@ def run_of() -> SimpleNamespace:
 
 
 def test_gain_over_local_and_share_harmed(tmp_path: Path) -> None:
-    gain = exhibits.Gain(alone(tmp_path), run_of())  # type: ignore[arg-type]
-    assert gain.of({0: 0.75, 1: 0.25, 2: 0.2}) == {
+    scores = exhibits.scores_alone(alone(tmp_path), run_of())  # type: ignore[arg-type]
+    assert exhibits.gain({0: 0.75, 1: 0.25, 2: 0.2}, scores, ACCURACY) == {
         "gain/over_local": pytest.approx(0.0),
         "gain/share_harmed": pytest.approx(1 / 3),
     }
-    assert gain.of({0: 0.75}) == {"gain/over_local": 0.25, "gain/share_harmed": 0.0}
-    assert gain.of({}) == {}
+    assert exhibits.gain({}, scores, ACCURACY) == {}
 
 
 @pytest.mark.parametrize(
@@ -110,9 +109,9 @@ def test_gain_refuses_another_split_and_another_method(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(BadInput, match=rf"loggers\.wandb\.local: .*{words}"):
-        exhibits.Gain(alone(tmp_path, **changes), run_of())  # type: ignore[arg-type]
+        exhibits.scores_alone(alone(tmp_path, **changes), run_of())  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="finished run of training alone"):
-        exhibits.Gain(str(tmp_path / "nowhere"), run_of())  # type: ignore[arg-type]
+        exhibits.scores_alone(str(tmp_path / "nowhere"), run_of())  # type: ignore[arg-type]
 
 
 def test_the_newest_checkpoint_is_one_file(fit: Callable[..., Path], tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from fl_lightning.callbacks.attack import Attack
 from fl_lightning.callbacks.heatmaps import Heatmaps
 from fl_lightning.cli import main
 from fl_lightning.drawing.heatmap import save_png
-from fl_lightning.drawing.relation import draw_split
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.results.folder import RunFolder
@@ -97,13 +96,6 @@ def test_which_clients_are_drawn(tmp_path, chosen, receivers, drawn) -> None:
     drawing.on_round_end(run_of(tmp_path), made)
     assert list(made.images) == [*(f"relation/client-{c:03d}" for c in drawn), "relation/overview"]
     assert not (tmp_path / "figures").exists()
-
-
-def test_every_third_round_and_the_last(tmp_path) -> None:
-    made = [record(round, [0, 1]) for round in (1, 2, 3, 4)]
-    for one in made:
-        Heatmaps(every=3).on_round_end(run_of(tmp_path), one)
-    assert [bool(one.images) for one in made] == [False, False, True, True]
 
 
 def test_unless_told_otherwise_six_rounds_are_drawn_and_the_split_once(tmp_path) -> None:
@@ -196,16 +188,6 @@ def test_without_matplotlib_one_line_says_so_and_the_run_goes_on(
         "callbacks.heatmaps: no pictures, it needs matplotlib, which is not installed: "
     )
     assert "pip install" in line and line.endswith("; without this line: --callbacks.heatmaps null")
-
-
-def test_the_split_shows_each_clients_classes() -> None:
-    few, many = (
-        draw_split(counts) for counts in (np.array([[4, 0], [0, 4]]), np.ones((3, 2), int))
-    )
-    yellow = np.array([0xFD, 0xE7, 0x24])
-    cells = [(image == yellow).all(axis=-1).sum() for image in (few, many)]
-    # two cells of four, all of six: axes are equally large
-    assert 0.8 < cells[0] / (cells[1] / 2) < 1.2
 
 
 def test_a_resumed_run_draws_what_was_missed(tmp_path) -> None:

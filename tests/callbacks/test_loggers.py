@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from fl_lightning.callbacks import connection, exhibits, loggers
-from fl_lightning.callbacks.checkpoint import Checkpoint
 from fl_lightning.callbacks.heatmaps import Heatmaps
 from fl_lightning.callbacks.loggers import TensorBoard, WandB
 from fl_lightning.configuration.config import (
@@ -24,7 +23,6 @@ from fl_lightning.configuration.config import (
 )
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.metric import ACCURACY
-from fl_lightning.results.columns import spread
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.record import RelationView, RoundRecord
 
@@ -144,11 +142,6 @@ def test_tensorboard_begun_again_before_a_first_checkpoint_has_no_doubles(tmp_pa
     first.on_close(run_of(tmp_path))
     log(TensorBoard(), run_of(tmp_path), [1, 2])
     assert [e.step for e in read_events(tmp_path).Scalars("accuracy/own_judge_mean")] == [1, 2]
-
-
-def test_tensorboard_speaks_on_rank_0_alone(tmp_path) -> None:
-    log(TensorBoard(), run_of(tmp_path, is_main=False), [1])
-    assert not (tmp_path / "tensorboard").exists()
 
 
 def test_tensorboard_holds_the_settings_as_text_and_as_hyperparameters(tmp_path) -> None:
@@ -332,25 +325,6 @@ def test_a_long_run_with_many_pictures_stays_below_a_thousand_files(
     assert sizes[0] > 4
     assert sizes[-1] > 5  # the last round has its pictures and its table
     assert [line for line in capsys.readouterr().err.splitlines() if "700 of 1000 rounds" in line]
-
-
-def test_tables_of_the_relation_are_those_of_checkpoints_and_ten_more(tmp_path) -> None:
-    run, saver = run_of(tmp_path, rounds=1000), Checkpoint()
-    run.callbacks = [saver]
-
-    def due(saved: Collection[int]) -> list[int]:
-        tables, found = exhibits.Tables(), []
-        for t in range(1, 1001):
-            saver.saved = t if t in saved else saver.saved
-            found += [t] * tables.due(run, t)
-        return found
-
-    few = spread(1000, 10)
-    assert due([]) == few
-    assert due([7, 500]) == sorted([*few, 7, 500])
-    assert 100 <= len(due(range(1, 1001))) <= 110
-    run.callbacks = []
-    assert due([7]) == few  # without checkpoints
 
 
 class Counting:
@@ -555,13 +529,6 @@ def test_other_ranks_and_disabled_do_nothing(mode, tmp_path) -> None:
     log(WandB(mode=mode), run_of(tmp_path, is_main=False), [1])
     assert "wandb" not in log(WandB(mode="disabled"), run_of(tmp_path), [1])
     assert not list(tmp_path.iterdir())
-
-
-def test_a_mode_that_does_not_exist_is_named() -> None:
-    with pytest.raises(
-        BadInput, match=r"loggers\.wandb\.mode: 'on' .* auto, online, offline, disabled"
-    ):
-        WandB(mode="on")  # type: ignore[arg-type]
 
 
 def test_a_listening_socket_answers_and_a_closed_one_does_not() -> None:

@@ -168,16 +168,6 @@ def test_a_resumed_run_counts_what_was_before(tmp_path, capsys) -> None:
     assert "3.0 MiB up" in said.out
 
 
-def test_a_run_that_failed_has_no_table(tmp_path, capsys) -> None:
-    show(run_of(tmp_path), Progress(), {1: 0.5}, ended=False)
-    assert capsys.readouterr().out == ""
-
-
-def test_other_ranks_say_nothing(tmp_path, capsys) -> None:
-    show(run_of(tmp_path, is_main=False), Progress(), {1: 0.5})
-    assert capsys.readouterr() == ("", "")
-
-
 def test_a_terminal_gets_a_bar_that_moves_with_the_clients(tmp_path) -> None:
     progress, run = Progress(), run_of(tmp_path)
     screen = io.StringIO()
@@ -213,18 +203,6 @@ def test_a_channel_has_a_line(tmp_path, capsys) -> None:
         "11.50 s over the channel (download 3.00, compute 0.50, upload 8.00; the slowest client of "
         "each round)"
     )
-    assert line in capsys.readouterr().out.splitlines()
-
-
-def test_unseen_clients_have_a_line(tmp_path, capsys) -> None:
-    run, progress = run_of(tmp_path), Progress()
-    progress.on_round_end(run, record(1, 0.5))
-    scores = {"newcomer_mean_accuracy_0": 0.5, "newcomer_mean_accuracy_5": 0.75}
-    progress.on_fit_end(run, summary := {})
-    summary |= {"held_out_clients": [3, 7], "newcomer_rule": "the global model", **scores}
-    progress.on_close(run)
-    held = "2 unseen clients, labelled samples of each class"
-    line = f"{held}: mean accuracy 0.5000 with 0, 0.7500 with 5 (the global model)"
     assert line in capsys.readouterr().out.splitlines()
 
 

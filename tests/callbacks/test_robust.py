@@ -28,7 +28,7 @@ from fl_lightning.data import FederatedData, prepare
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import NO_TARGET
 from fl_lightning.foundation.parallel import Group
-from fl_lightning.methods import Method
+from fl_lightning.methods import Method, Traits
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedper import FedPer
@@ -252,7 +252,7 @@ def test_bad_arguments_are_named(make: Callable[[], Callback]) -> None:
 class Own(FedAvg):
     """Clients go on from their own models."""
 
-    starts = "own"
+    traits = Traits(starts="own")
 
 
 @pytest.mark.parametrize("method", [FedAvg(), Own()], ids=["from the server", "from its own"])

@@ -236,19 +236,6 @@ def test_layers_in_which_ones_own_weight_is_great_are_not_sent(
         LayerSelection().on_download(client, client.payload)
 
 
-def test_layers_that_were_never_uploaded_are_not_sent(
-    make_run: MakeRun, make_client: MakeClient
-) -> None:
-    run = make_run(KAPC(), net="norm", callbacks=[LayerSelection(mu=None)])
-    client = make_client(run, 0)
-    client.memory["selection.received"][:2] = True
-    for rounds, sent in ((0, [True] * 3), (1, [True, True, False])):
-        client.state.rounds = rounds
-        client.payload = Payload(client.layout, client.group.initial, client.group.down_mask.copy())
-        LayerSelection(mu=None).on_download(client, client.payload)
-        assert client.payload.layers_sent.tolist() == sent
-
-
 def test_a_relation_without_layers_is_refused(make_run: MakeRun) -> None:
     run = make_run(FedAvg(), callbacks=[LayerSelection()])
     with pytest.raises(BadInput, match=r"callbacks\.layerselection: 'fedavg' .*layers apart"):

@@ -102,7 +102,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
         ),
         (
             "check-method m.Mine --out o --seed 3",
-            {"method": "m.Mine", "out": "o", "config": ["--seed", "3"]},
+            {"own_method": "m.Mine", "out": "o", "config": ["--seed", "3"]},
         ),
         ("submit --resume", {"config": ["--resume"]}),
     ],

@@ -84,26 +84,6 @@ def test_a_file_that_is_no_archive(contents: bytes, tmp_path: Path) -> None:
         arrays.load(DataConfig(root=str(tmp_path / "a.npz")))
 
 
-def test_a_plain_npy_file_is_refused(tmp_path: Path) -> None:
-    with (tmp_path / "a.npz").open("wb") as file:
-        np.save(file, np.zeros(3))
-    with pytest.raises(BadInput, match="cannot be read"):
-        arrays.load(DataConfig(root=str(tmp_path / "a.npz")))
-
-
-@pytest.mark.parametrize("root", [None, "folder", "missing.npz"])
-def test_no_file(root: str | None) -> None:
-    with pytest.raises(BadInput, match=r"an \.npz file|no such file"):
-        arrays.load(DataConfig(root=root))
-
-
-def test_real_cifar10(fl_data: Path) -> None:
-    source = arrays.load(DataConfig(root=str(fl_data / "cifar10_10pct.npz")))
-    assert (len(source.train.labels), len(source.test.labels)) == (5000, 1000)
-    assert len(source.class_names) == 10
-    assert source.train.read(np.array([7])).shape == (1, 3, 32, 32)
-
-
 def test_what_is_no_archive_is_said_so(tmp_path: Path) -> None:
     """And not answered with numpy's advice to load it unsafely."""
     file = tmp_path / "x.csv"

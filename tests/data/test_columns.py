@@ -247,14 +247,6 @@ def test_a_column_that_a_silo_never_has_is_named(tmp_path: Path) -> None:
         prepare(replace(config, fitted="own"), 3, 0)
 
 
-@pytest.mark.parametrize("change", [{"one_hot": ["x"]}, {"impute": "mean"}, {"scale": "standard"}])
-def test_images_have_no_columns(change: dict[str, Any]) -> None:
-    with pytest.raises(
-        BadInput, match=r"data\.(one_hot|impute|scale): .*(no columns of a table|no vectors)"
-    ):
-        prepare(replace(DataConfig(), **change), 5, 0)
-
-
 def test_smoke_without_the_table(tmp_path: Path) -> None:
     config = replace(table(tmp_path), root=str(tmp_path / "absent.csv"), columns=None, fitted="own")
     assert prepare(config, 3, 0, smoke=True).made_up

@@ -14,17 +14,3 @@ def test_all_digits_split_alike_in_every_run() -> None:
     assert np.array_equal(one.test.read(everything), two.test.read(everything))
     shares = [np.bincount(pool.labels) / len(pool.labels) for pool in (one.train, one.test)]
     assert np.abs(shares[0] - shares[1]).max() < 0.003
-
-
-def test_images_are_the_real_ones() -> None:
-    from sklearn.datasets import load_digits
-
-    source = digits.load(DataConfig())
-    images = source.train.read(np.arange(3))
-    assert images.shape == (3, 1, 8, 8)
-    # The order of the original is kept: each of ours is found there, further on each time, with its
-    # label.
-    original = load_digits()
-    places = [int(np.flatnonzero((original.images == image[0]).all((1, 2)))[0]) for image in images]
-    assert places == sorted(places)
-    assert original.target[places].tolist() == source.train.labels[:3].tolist()

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning import Run
-from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import FederatedData, owntest, prepare, windows
 from fl_lightning.data.load import load
@@ -130,28 +128,6 @@ def test_a_rare_class_gets_its_test_positives(tmp_path: Path, seed: int) -> None
     assert min(least) == 2 > without.least_test_class
     for client in range(3):
         assert not {*rows(data, client, "train")} & {*rows(data, client, "test")}
-
-
-@pytest.mark.parametrize("method", ["local", "fedavg"])
-def test_all_methods_of_a_seed_have_the_same_folds(tmp_path: Path, method: str) -> None:
-    config = table(tmp_path)
-    flags = (
-        f"--data.root {config.root} --data.label_column ill --data.group_column site "
-        f"--data.partition natural"
-    )
-    flags += (
-        f" --federation.clients 3 --data.folds 3 --seed 2 --method {method} --federation.rounds 1"
-    )
-    flags += (
-        f" --federation.local_epochs 1 --loggers null --callbacks null --out {tmp_path} --name "
-        f"{method}"
-    )
-    assert main(["fit", "--model", "mlp", *flags.split()]) == 0
-    rows_ = Run(tmp_path / method).rows("split")
-    data = prepare(replace(config, folds=3), 3, 2)
-    assert [(row["train_samples"], row["test_samples"]) for row in rows_] == [
-        (a, b) for a, b in zip(data.train_sizes, data.test_sizes, strict=True)
-    ]
 
 
 def test_a_partition_seed_keeps_the_clients(tmp_path: Path) -> None:

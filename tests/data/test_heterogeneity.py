@@ -125,7 +125,8 @@ def test_a_run_leaves_it_in_its_folder_its_summary_and_the_report(fit: Callable[
     rows = folder.read("heterogeneity")
     assert [row["client"] for row in rows] == [0, 1, 2, 3]
     assert rows[1]["hellinger"] == pytest.approx(held_mean(folder, "hellinger", 1), rel=1e-5)
-    from fl_lightning.lab.report import load, render
+    from fl_lightning.lab.report.page import render
+    from fl_lightning.results.runs import load
 
     page = render(load([folder.path]))
     said = np.mean([row["jensen_shannon"] for row in rows])

@@ -37,19 +37,6 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
     assert read[:, 1, 0, 0].tolist() == [20, 20, 30, 30]
 
 
-def test_class_folders_alone_are_split(tmp_path: Path) -> None:
-    source = images.load(DataConfig(root=str(fill(tmp_path, {"a": 1, "b": 2}, count=10))))
-    assert np.bincount(source.train.labels).tolist() == [8, 8]
-    assert np.bincount(source.test.labels).tolist() == [2, 2]
-
-
-def test_grey_files_become_colour(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    for number in range(5):
-        Image.new("L", (8, 8), 77).save(tmp_path / "a" / f"{number}.png")
-    assert (images.load(DataConfig(root=str(tmp_path))).train.read(np.arange(2)) == 77).all()
-
-
 def test_bad_folders_are_one_line(tmp_path: Path) -> None:
     for root in (None, str(tmp_path / "none")):
         with pytest.raises(BadInput, match="a folder with train/CLASS"):

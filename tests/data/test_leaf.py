@@ -71,15 +71,6 @@ def test_one_folder_is_split_within_each_user(tmp_path: Path) -> None:
     assert len(source.train.labels) == 24
 
 
-def test_features_that_make_no_square(tmp_path: Path) -> None:
-    write(tmp_path, "train", {"a": ([[0.5, 1, 2], [3, 4, 5]], [0, 1])})
-    write(tmp_path, "test", {"a": ([[6, 7, 8]], [1])})
-    assert leaf.load(DataConfig(source="leaf", root=str(tmp_path))).train.read_all().tolist() == [
-        [0.5, 1, 2],
-        [3, 4, 5],
-    ]
-
-
 LINES = ["the quick ", "he quick b", "e quick br", " quick bro"]
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.configuration.names import PARTITIONS
 from fl_lightning.data import partition
 from fl_lightning.foundation.errors import BadInput
 
@@ -38,10 +37,6 @@ def deal(
 def mixes(shares: list[np.ndarray], labels: np.ndarray) -> np.ndarray:
     counts = np.stack([np.bincount(labels[share], minlength=10) for share in shares])
     return counts / counts.sum(1, keepdims=True)
-
-
-def test_every_listed_partition_exists() -> None:
-    assert set(PARTITIONS) == {*partition.BUILT_IN, partition.NATURAL}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -79,12 +74,6 @@ def test_train_and_test_share_one_class_mix(kind: dict[str, Any], alpha: float) 
     large = np.array([len(share) >= 50 for share in test])
     assert large.any()
     assert difference[large].max() < 0.05
-
-
-def test_smaller_alpha_is_less_alike() -> None:
-    skew = [np.square(mixes(deal(alpha=alpha)[0], TRAIN)).sum(1).mean() for alpha in (0.05, 1, 100)]
-    assert skew[0] > 0.5 > skew[1] > skew[2]
-    assert skew[2] == pytest.approx(0.1, abs=0.01)
 
 
 FLOWERS = {
@@ -314,16 +303,6 @@ def test_natural_gives_each_client_a_group() -> None:
     refused(3, without, r"data\.client_test: .*'c' has no test", min_samples=2)
 
 
-def test_iid_sizes_differ_by_one_at_most() -> None:
-    train, test = deal(7, partition="iid")
-    assert {len(share) for share in train} == {857, 858}
-    assert {len(share) for share in test} == {142, 143}
-
-
-def test_angles() -> None:
-    assert partition.angles(4) == [0, 90, 180, 270]
-
-
 def test_least_leaves_enough_for_training() -> None:
     assert partition.least(DataConfig(min_samples=10)) == 10
     assert partition.least(DataConfig(min_samples=10, validation=0.5)) == 20
@@ -348,14 +327,6 @@ def test_hold_out_keeps_each_clients_class_mix() -> None:
         assert len(out) == max(1, int(0.2 * len(whole) + 1e-9))
         expected = 0.2 * np.bincount(TRAIN[whole], minlength=10)
         assert np.abs(np.bincount(TRAIN[out], minlength=10) - expected).max() <= 1
-
-
-def test_no_validation() -> None:
-    train, held = partition.hold_out(
-        [np.arange(3), np.arange(3, 5)], np.zeros(5, int), 0, np.random.default_rng(0)
-    )
-    assert [len(share) for share in held] == [0, 0]
-    assert [len(share) for share in train] == [3, 2]
 
 
 def test_too_many_clients_says_the_most_there_can_be() -> None:

@@ -58,12 +58,6 @@ def test_images_of_a_group_are_turned_alike() -> None:
             assert torch.equal(y, same)
 
 
-def test_the_source_keeps_its_labels() -> None:
-    before = whole(prepare(PLAIN, 4, 0).client(1).train)[1]
-    prepare(replace(PLAIN, planted="labels"), 4, 0)
-    assert torch.equal(whole(prepare(PLAIN, 4, 0).client(1).train)[1], before)
-
-
 def test_pooled_test_samples_are_moved_too() -> None:
     config = replace(PLAIN, client_test=0.25)
     plain, moved = prepare(config, 4, 0), prepare(replace(config, planted="labels"), 4, 0)

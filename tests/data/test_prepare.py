@@ -85,24 +85,6 @@ def test_vectors(tmp_path: Path) -> None:
             prepare(DataConfig(root=path, **change), 3, 0)  # type: ignore[arg-type]
 
 
-def test_an_npz_file_overrides_any_source(fl_data: Path) -> None:
-    data = prepare(
-        DataConfig(source="mnist", root=str(fl_data / "cifar10_10pct.npz"), alpha=0.3), 10, 0
-    )
-    assert data.input_shape == (3, 32, 32)
-    assert sum(data.train_sizes) == 5000
-
-
-def test_real_mnist(fl_data: Path) -> None:
-    data = prepare(DataConfig(source="mnist", root=str(fl_data), fraction=0.1), 10, 0)
-    assert data.input_shape == (1, 28, 28)
-    assert sum(data.train_sizes) == 6000
-    x, _ = everything(data)
-    assert x.mean() == pytest.approx(0, abs=1e-4)
-    # The well-known statistics of MNIST, here of a tenth of it.
-    assert float(-x.min()) == pytest.approx(0.1307 / 0.3081, abs=0.01)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -217,12 +199,6 @@ def test_fedoras_splits(fl_data: Path) -> None:
         prepare(config, 36, 0)
 
 
-def test_smoke_takes_real_data_where_they_are(fl_data: Path) -> None:
-    data = prepare(DataConfig(source="mnist", root=str(fl_data)), 4, 0, smoke=True)
-    assert not data.made_up
-    assert sum(data.train_sizes) <= 4 * 70
-
-
 def test_smoke_still_refuses_a_bad_file(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"no zip")
     with pytest.raises(BadInput, match="cannot be read"):
@@ -293,10 +269,3 @@ def test_scored_on_validation_data_nothing_else_changes_and_no_test_sample_is_re
     assert data.train_sizes == usual.train_sizes and len(everything(data)[1]) > 0
     if config.pooled:  # the clients' own test parts are of both pools, and are left alone
         assert sum(read) == len(real.train.labels) + len(real.test.labels) - held_out
-
-
-def test_scored_on_validation_data_there_must_be_some() -> None:
-    with pytest.raises(
-        BadInput, match=r"data\.score_on: 'validation' .* needs data\.validation above 0"
-    ):
-        DataConfig(score_on="validation").validate()

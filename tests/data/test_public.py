@@ -36,13 +36,6 @@ def rows(images: torch.Tensor) -> list[bytes]:
     return sorted(image.numpy().tobytes() for image in images)
 
 
-def test_there_are_none_unless_they_are_asked_for() -> None:
-    data = prepare(DataConfig(), 10, 0)
-    assert data.public_size == 0
-    with pytest.raises(BadInput, match=r"data\.public: None .*held_back"):
-        data.public()
-
-
 def test_what_is_held_back_and_what_clients_hold_make_up_the_training_set(tmp_path: Path) -> None:
     root = arrays(tmp_path)
     raw = np.load(root)["x_train"].astype(np.float32)
@@ -197,19 +190,6 @@ def test_bad_files_name_the_key(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match=message) as caught:
             prepare(DataConfig(root=root, partition="iid", public=str(other)), 2, 0)
         assert caught.value.key == "data.public"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"public": "held_back", "public_samples": 0}, "at least 1"),
-        ({"public_samples": 5}, r"needs data\.public"),
-        ({"public_root": "x"}, r"needs data\.public"),
-    ],
-)
-def test_settings_that_cannot_work(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        DataConfig(**options).validate()
 
 
 @pytest.mark.parametrize("source", ["digits", "mnist", "arrays"])

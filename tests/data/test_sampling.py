@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fl_lightning.data.sampling import apportion, split, stratified
+from fl_lightning.data.sampling import apportion, stratified
 
 
 def test_apportion_by_hand() -> None:
@@ -19,10 +19,3 @@ def test_stratified_keeps_the_class_mix() -> None:
     assert np.bincount(labels[chosen]).tolist() == [5, 3, 0, 2]
     assert (np.diff(chosen) > 0).all()
     assert not np.array_equal(chosen, stratified(labels, 10, np.random.default_rng(2)))
-
-
-def test_split_is_disjoint_and_complete() -> None:
-    labels = np.arange(50) % 5
-    train, test = split(labels, 0.2, np.random.default_rng(0))
-    assert np.bincount(labels[test]).tolist() == [2] * 5
-    assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(50))

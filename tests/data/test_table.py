@@ -39,14 +39,6 @@ def test_features_classes_and_groups(tmp_path: Path) -> None:
     assert np.bincount(pool.groups).tolist() == [6, 6, 6]  # a fifth of each
 
 
-def test_columns_are_taken_in_the_order_given(tmp_path: Path) -> None:
-    root = write(tmp_path, FARMS)
-    x = table.load(DataConfig(root=root, columns=["b2", "b1"])).train.read_all()
-    np.testing.assert_array_equal(x[:, 0], x[:, 1] ** 2)
-    everything = table.load(DataConfig(root=root)).train.read_all()
-    assert everything.shape[1] == 3  # without a group column, the farm is a feature
-
-
 def test_the_natural_partition_of_a_table(tmp_path: Path) -> None:
     config = DataConfig(
         root=write(tmp_path, FARMS),

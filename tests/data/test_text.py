@@ -11,7 +11,6 @@ import torch
 from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare, table, text
-from fl_lightning.data.load import made_up
 from fl_lightning.data.source import Absent
 from fl_lightning.foundation.errors import BadInput
 
@@ -70,13 +69,6 @@ def test_folders_and_files_that_do_not_go(tmp_path: Path) -> None:
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match=r"data\.root: .*bytes\.txt is no text in UTF-8"):
         text.load(DataConfig(source="text", root=str(tmp_path)))
-
-
-def test_made_up_texts() -> None:
-    source = made_up("text", DataConfig(source="text", length=12), 3)
-    assert source.vocabulary == len(source.class_names) == 80
-    x, y = source.train.read_all(), source.train.labels
-    assert x.shape == y.shape == (192, 12) and (x[:, 1:] == y[:, :-1]).all()
 
 
 LINES = [
@@ -148,11 +140,6 @@ def test_word_pieces_want_their_package(reviews: str, monkeypatch: pytest.Monkey
         table.load(
             DataConfig(root=reviews, columns=["review"], label_column="mood", tokens="word_pieces")
         )
-
-
-def test_texts_want_one_column(reviews: str) -> None:
-    with pytest.raises(BadInput, match=r"data\.columns: .*one column of texts"):
-        table.load(DataConfig(root=reviews, label_column="mood", tokens="characters"))
 
 
 # ---------------------------------------------------------------- runs

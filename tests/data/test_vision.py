@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gzip
 import inspect
-import re
 import urllib.error
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,10 @@ import torch
 import torchvision.datasets
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.configuration.names import SOURCES
 from fl_lightning.data import idx, vision
-from fl_lightning.data.load import LOADERS
 from fl_lightning.data.source import Absent
 from fl_lightning.data.vision import RECIPES
 from fl_lightning.foundation.errors import BadInput
-
-
-def test_every_listed_source_has_a_recipe() -> None:
-    assert set(SOURCES) == set(RECIPES) | LOADERS.keys()
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -37,17 +30,6 @@ def test_recipes_fit_torchvisions_signatures(name: str) -> None:
         passed = {"root", *arguments, *(["download"] if recipe.downloads else [])}
         assert passed <= set(parameters)
     assert set(recipe.parts) in ({"train", "test"}, {"whole"})
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_description_agrees_with_the_recipe(name: str) -> None:
-    recipe, line = RECIPES[name], SOURCES[name]
-    if classes := re.search(r"([\d,]+) classes", line):
-        assert int(classes[1].replace(",", "")) == recipe.classes
-    if size := re.search(r"(\d+)x(\d+) (grey|colour)", line):
-        assert recipe.shape == (1 if size[3] == "grey" else 3, int(size[1]), int(size[2]))
-    assert ("80/20" in line) == ("whole" in recipe.parts)
-    assert ("no download" in line) == (not recipe.downloads)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -228,16 +210,6 @@ def test_svhn_files_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     source = vision.load(DataConfig(source="svhn", root=str(tmp_path)))
     assert source.train.labels.tolist() == [0, 1, 2, 3, 4, 5]
     assert np.array_equal(source.test.read(np.array([2]))[0], pixels[..., 2].transpose(2, 0, 1))
-
-
-def test_real_mnist(fl_data: Path) -> None:
-    source = vision.load(DataConfig(source="mnist", root=str(fl_data)))
-    assert (len(source.train.labels), len(source.test.labels)) == (60_000, 10_000)
-    assert source.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
-    assert source.class_names[0] == "0 - zero"
-    image = source.train.read(np.array([0]))
-    assert image.shape == (1, 1, 28, 28)
-    assert image.dtype == np.uint8
 
 
 # ---------------------------------------------------------------- idx files in the root itself

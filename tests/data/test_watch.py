@@ -50,13 +50,6 @@ def test_what_is_held_out_is_the_last_and_shares_no_sample_with_training(dealt: 
             assert (spans[ours][spans[ours, 0] == recording][:, 1] < began).all()
 
 
-def test_nothing_is_held_out_of_nothing() -> None:
-    spans = windows.cut([500], 100, 50)[0]
-    everything = [np.arange(len(spans))]
-    left, held = windows.hold_out(everything, spans, 0)
-    assert left[0].tolist() == everything[0].tolist() and held[0].tolist() == []
-
-
 def test_overlaps_are_found_whatever_the_lengths() -> None:
     ours = np.array([[0, 0, 10], [0, 10, 20], [1, 0, 10], [2, 5, 6]])
     theirs = np.array([[0, 9, 10], [1, 10, 30], [2, 0, 99]])
@@ -187,12 +180,3 @@ def test_without_its_file_or_its_package(wheel: Path, monkeypatch: pytest.Monkey
         watch.load(DataConfig())
     made = prepare(DataConfig(source="watch", partition="natural"), 3, 0, smoke=True)
     assert made.made_up and made.input_shape == (6, 100) and made.num_classes == 7
-
-
-@pytest.mark.skipif(
-    watch.find_spec("seglearn") is None, reason="seglearn is not installed: the extra watch"
-)
-def test_the_real_recordings() -> None:
-    data = prepare(DataConfig(source="watch", partition="natural"), 10, 0)
-    assert data.num_classes == 7 and (data.class_counts > 20).all()
-    assert min(data.test_sizes) >= 40

@@ -1,8 +1,8 @@
 """Kill the parts of a deployment while it runs, and compare with a simulation that nobody disturbs.
 
-`uv run python -m tests.deploy.kills sites --sites 25 --relays 25`: sites behind sockets, without
-Flower; a site's process, or the process that carries a message to it as Flower's ClientApp does.
-`uv run python -m tests.deploy.kills flower --relays 5 --nodes 10 --superlinks 5`: on real Flower,
+`uv run python -m tests.deploy.kills sites --sites 25`: without Flower; a process that answers a
+message, as a ClientApp does.
+`uv run python -m tests.deploy.kills flower --sites 5 --nodes 10 --superlinks 5`: on real Flower,
 with TLS and keys; a ClientApp, a SuperNode, or the SuperLink, after which the same `flwr run` goes
 on.
 
@@ -38,13 +38,13 @@ from fl_lightning.sites.app import PACKAGE
 from fl_lightning.sites.ends import config_of
 from fl_lightning.sites.rehearsal import differences, simulate
 
-from .kept import lost_rounds, other_model
 from .machines import PATIENCE, Machines, environment
-from .processes import NAME, Killer, configs_of, end_all, run_of
+from .processes import NAME, Killer, Processes, lost_rounds, nodes_of, other_model, run_of
 
 CLIENTS = 2
-PARTS = {"sites": ("sites", "relays"), "flower": ("relays", "nodes", "superlinks")}
-"""What is killed: sites' processes, and relays; ClientApps, SuperNodes, and the SuperLink."""
+PARTS = {"sites": ("site",), "flower": ("site", "node", "superlink")}
+"""What is killed: processes that answer a message, SuperNodes, and the SuperLink."""
+MOST_BEGINS = 10
 FLAGS = f"""
 --config kapc_exact_digits --loggers null --callbacks null --fabric.accelerator cpu --fabric.threads 1
 --model mlp --model.hidden [16] --data.fraction 0.3 --data.validation 0.2 --federation.clients {CLIENTS}
@@ -55,158 +55,130 @@ FLAGS = f"""
 
 @dataclass
 class Done:
-    """What a campaign has come to."""
+    """The result of a campaign."""
 
     kills: list[dict[str, Any]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     """States and models that a site should have, and has not."""
     unlike: list[str] = field(default_factory=list)
-    """What is other than in the simulation, or did not come to its end."""
+    """Differences from the simulation, and parts of the campaign that were not carried out."""
 
-    def compare(self, run: Path, sites: Mapping[int, Path], folder: Path) -> None:
-        """Tables and personal models with those of a simulation."""
+    def compare(self, run: Path, folder: Path) -> None:
+        """Compare tables and personal models with those of a simulation."""
         config = config_of(folder / NAME / PACKAGE)
         simulated = simulate(config, folder)
         (simulated / "config.yaml").write_text(to_yaml(config))  # `export` reads it
         self.unlike += differences(simulated, run)
-        self.lost += [
-            line for c, site in sites.items() for line in other_model(c, site, simulated, folder)
-        ]
+        for client in range(CLIENTS):
+            self.lost += other_model(client, folder / f"at-{client}" / NAME, simulated, folder)
 
-    def counts(self) -> dict[str, Any]:
-        """For the page."""
-        return {
-            "killed": Counter(kill["part"] for kill in self.kills),
-            "lost": self.lost,
-            "unlike": self.unlike,
-        }
+    @property
+    def killed(self) -> Counter[str]:
+        """Kills by part."""
+        return Counter(kill["part"] for kill in self.kills)
 
 
-# ---------------------------------------------------------------- sites behind sockets
-
-
-def of_sites(folder: Path, counts: Mapping[str, int], seed: int, seconds: float = 2.0) -> Done:
-    """Kill so many sites and relays of a deployment in `folder`, the working directory."""
-    parts = [part.removesuffix("s") for part, count in counts.items() for _ in range(count)]
-    rounds = 2 * len(parts)  # a relay may have ended before its moment
+def of_sites(folder: Path, count: int, seed: int, seconds: float = 2.0) -> Done:
+    """Kill `count` processes of a deployment without Flower in `folder`, the working directory."""
+    rounds = 2 * count  # a process may have ended before its moment
     words = [*FLAGS.split(), "--federation.rounds", str(rounds), "--rehearse", "false"]
     assert fl_train(["deploy", *words, "--out", NAME, "--sites", "sites"]) == 0
-    configs = configs_of(folder, ("north", "south"))
-    killer = Killer(configs, parts, seed, seconds)
-    try:
-        with killer.at_work():
-            run = run_of(folder / NAME / PACKAGE, configs, folder / "center")
-    finally:
-        end_all(configs)
-    done = Done(killer.kills, killer.lost, [f"{part} was not killed" for part in killer.left])
-    done.compare(
-        run, {config["client"]: Path(config["folder"]) / NAME for config in configs}, folder
-    )
+    nodes, app = nodes_of(folder, CLIENTS), folder / NAME / PACKAGE
+    killer = Killer(nodes, count, seed, seconds)
+    with killer.at_work():
+        run = run_of(app, Processes(app, nodes), folder / "center")
+    done = Done(killer.kills, killer.lost, ["a site was not killed"] * killer.left)
+    done.compare(run, folder)
     return done
-
-
-# ---------------------------------------------------------------- Flower
 
 
 @dataclass
 class Campaign:
-    """Kills of the parts of one deployment, and what they did."""
+    """Kills of the parts of one deployment with Flower."""
 
     machines: Machines
     draws: random.Random
     done: Done = field(default_factory=Done)
-    _flwr: subprocess.Popen[bytes] | None = None
-
-    @property
-    def folder(self) -> Path:
-        """The run's, at the centre."""
-        return self.machines.folder / "runs" / NAME
-
-    def sites(self) -> dict[int, Path]:
-        """Their folders."""
-        return {site: self.machines.folder / f"at-{site}" / NAME for site in range(CLIENTS)}
-
-    def rounds(self) -> int:
-        """Those that the centre has finished."""
-        table = self.folder / "metrics.csv"
-        return max(0, table.read_text().count("\n") - 1) if table.is_file() else 0
+    flwr: subprocess.Popen[bytes] = field(init=False)
+    begun: int = 0
+    """How often `flwr run` was called: a busy SuperLink may refuse it."""
 
     def strike_all(self, counts: Mapping[str, int]) -> None:
-        """Kill so many of each part, one in a round, in a random order; then wait for the end of
+        """Kill `counts` of each part, one in a round, in a random order; then wait for the end of
         the run."""
-        parts = [part.removesuffix("s") for part, count in counts.items() for _ in range(count)]
+        parts = [part for part, count in counts.items() for _ in range(count)]
         self.draws.shuffle(parts)
         self._begin()
         self._until(1)  # all sites are there
         for part in parts:
-            before, begun = self.rounds(), time.monotonic()
+            before, begun = self._rounds(), time.monotonic()
             at = self._strike(part)
             self._until(before + 1)
             seconds = round(time.monotonic() - begun, 1)
-            self.done.kills.append(
-                {"part": part, "round": before + 1, "at": round(at, 2), "seconds": seconds}
-            )
-            print(json.dumps(self.done.kills[-1]), flush=True)
-            self.done.lost += [
-                line for site in self.sites().values() for line in lost_rounds(site, before + 1)
-            ]
-        assert self._flwr is not None
-        self._flwr.wait(PATIENCE)
-        if not (self.folder / "summary.json").is_file():
-            self.done.unlike.append("the run did not come to its end")
+            kill = {"part": part, "round": before + 1, "at": round(at, 2), "seconds": seconds}
+            self.done.kills.append(kill)
+            print(json.dumps(kill), flush=True)
+            for client in range(CLIENTS):
+                site = self.machines.folder / f"at-{client}" / NAME
+                self.done.lost += lost_rounds(site, before + 1)
+        self.flwr.wait(PATIENCE)
+
+    def _rounds(self) -> int:
+        """Rounds that the centre has finished."""
+        table = self.machines.folder / "runs" / NAME / "metrics.csv"
+        return max(0, table.read_text().count("\n") - 1) if table.is_file() else 0
 
     def _begin(self) -> None:
+        self.begun += 1
         with (self.machines.folder / "flwr.log").open("ab") as log:
-            self._flwr = self.machines.command(log, "flwr", *self.machines.run())
+            self.flwr = self.machines.command(log, "flwr", *self.machines.run())
 
     def _until(self, rounds: int) -> None:
         deadline = time.monotonic() + PATIENCE
-        while self.rounds() < rounds:
-            assert self._flwr is not None and self._flwr.poll() is None, (
-                "flwr run has ended before its time"
-            )
+        while self._rounds() < rounds:
             assert time.monotonic() < deadline, f"round {rounds} did not end"
+            if self.flwr.poll() is not None:
+                assert self.begun < MOST_BEGINS, "flwr run has ended before its time"
+                self._begin()
             time.sleep(0.05)
 
     def _strike(self, part: str) -> float:
         """Kill one `part` within the next seconds, and start it again where nobody else does; after
         how many seconds it was killed."""
-        begun = time.monotonic()
+        begun, running = time.monotonic(), self.machines.running
         while True:
-            time.sleep(self.draws.uniform(0, 4 if part == "relay" else 12))
-            site = self.draws.randrange(CLIENTS)
-            there = list(self._pids(part, site))
-            if there:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.draws.choice(there), signal.SIGKILL)
-                    break
+            time.sleep(self.draws.uniform(0, 4 if part == "site" else 12))
+            client = self.draws.randrange(CLIENTS)
+            name = "superlink" if part == "superlink" else f"node{client}"
+            pids = [running[name].pid]
+            if part == "site":
+                # a ClientApp is a fork of the SuperExec, its child
+                executor = running[f"executor{client}"].pid
+                children = Path(f"/proc/{executor}/task/{executor}/children").read_text()
+                pids = [int(pid) for pid in children.split()]
+            with contextlib.suppress(ProcessLookupError, IndexError):
+                os.kill(self.draws.choice(pids), signal.SIGKILL)
+                break
         at = time.monotonic() - begun
         if part == "node":
-            self.machines.running[f"node{site}"].wait()
-            self.machines.node(site)
+            running[name].wait()
+            self.machines.node(client)
         if part == "superlink":
-            assert self._flwr is not None
-            self.machines.running["superlink"].wait()
-            self._flwr.wait(PATIENCE)
+            running[name].wait()
+            self.flwr.wait(PATIENCE)
             self.machines.superlink()
             self._begin()
         return at
 
-    def _pids(self, part: str, site: int) -> list[int]:
-        if part == "relay":
-            return [
-                pid for pid, command in self.machines.processes() if "bin/flwr-clientapp" in command
-            ]
-        return [self.machines.running["superlink" if part == "superlink" else f"node{site}"].pid]
-
 
 def of_flower(machines: Machines, counts: Mapping[str, int], seed: int) -> Done:
-    """Kill so many parts of a deployment in the folder of `machines`, the working directory."""
+    """Kill `counts` of each part of a deployment in the folder of `machines`, the working
+    directory."""
     machines.patience = "again=30"
     machines.open(CLIENTS, *FLAGS.split(), "--federation.rounds", str(2 + sum(counts.values())))
     campaign = Campaign(machines, random.Random(seed))
     campaign.strike_all(counts)
-    campaign.done.compare(campaign.folder, campaign.sites(), machines.folder)
+    campaign.done.compare(machines.folder / "runs" / NAME, machines.folder)
     return campaign.done
 
 
@@ -214,24 +186,26 @@ def main() -> int:
     """Run a campaign; 1 if a model was lost, a run could not go on, or ended in other numbers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("where", choices=PARTS)
-    for part in sorted({part for parts in PARTS.values() for part in parts}):
-        parser.add_argument(f"--{part}", type=int, default=0)
+    for part in PARTS["flower"]:
+        parser.add_argument(f"--{part}s", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    start, counts = time.monotonic(), {part: getattr(args, part) for part in PARTS[args.where]}
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         os.chdir(folder)
         if args.where == "sites":
-            done = of_sites(folder, counts, args.seed)
+            done = of_sites(folder, args.sites, args.seed)
         else:
+            counts = {part: getattr(args, f"{part}s") for part in PARTS["flower"]}
             machines = Machines(environment(folder / "env"), folder)
             try:
                 done = of_flower(machines, counts, args.seed)
             finally:
                 machines.end()
     minutes = round((time.monotonic() - start) / 60, 1)
-    print(json.dumps({**done.counts(), "minutes": minutes}, indent=1))
+    shown = {"killed": done.killed, "lost": done.lost, "unlike": done.unlike, "minutes": minutes}
+    print(json.dumps(shown, indent=1))
     return 1 if done.lost or done.unlike else 0
 
 

@@ -18,6 +18,7 @@ from fl_lightning.cli import main
 
 HERE = Path(__file__).parent
 PATIENCE = 900
+PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
 CERTIFICATES = """
 openssl req -x509 -newkey rsa:2048 -nodes -days 30 -subj "/CN=test CA" -keyout ca.key -out ca.crt \
   -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign
@@ -39,14 +40,20 @@ SILENT = {
 
 def environment(folder: Path) -> Path:
     """The folder of Flower's commands; FL_FLOWER names an environment that is there already, else
-    one is made."""
+    one is made. It borrows all else from the environment of the tests."""
+    python, listed = folder / "bin" / "python", str(HERE / "flower.txt")
     if there := os.environ.get("FL_FLOWER"):
-        return Path(there) / "bin"
-    subprocess.run(["uv", "venv", "-q", str(folder), "--python", "3.11"], check=True)
-    python, listed = str(folder / "bin" / "python"), str(HERE / "flower.txt")
-    install = ["uv", "pip", "install", "-q", "--no-config", "--python", python, "-r", listed]
-    subprocess.run(install, check=True)
-    return folder / "bin"
+        python = Path(there) / "bin" / "python"
+    else:
+        subprocess.run(["uv", "venv", "-q", str(folder), "--python", sys.executable], check=True)
+        install = ["uv", "pip", "install", "-q", "--no-config", "--python", str(python)]
+        subprocess.run([*install, "-r", listed], check=True)
+    ours, theirs = (
+        subprocess.check_output([path, "-c", PACKAGES], text=True).strip()
+        for path in (sys.executable, python)
+    )
+    (Path(theirs) / "fl_lightning.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+    return python.parent
 
 
 def free_port() -> int:
@@ -82,6 +89,8 @@ class Machines:
     def __init__(self, flower: Path, folder: Path) -> None:
         self.flower, self.folder, self.port = flower, folder, free_port()
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.warm = True
+        """Whether sites have a SuperExec that has loaded fl_lightning."""
         self.patience = ""
         """Further words of the run's configuration."""
         beside = str(Path(sys.executable).parent)
@@ -165,24 +174,10 @@ class Machines:
 
     def superlink(self) -> None:
         """Start it, or start it again."""
-        keys = [
-            "--ssl-ca-certfile",
-            "ca.crt",
-            "--ssl-certfile",
-            "server.crt",
-            "--ssl-keyfile",
-            "server.key",
-        ]
-        words = [
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            "--database",
-            "state.db",
-            "--enable-supernode-auth",
-        ]
-        started = self.start("superlink", "Uvicorn running on", "flower-superlink", *words, *keys)
+        words = f"--host 127.0.0.1 --port {self.port} --database state.db --enable-supernode-auth"
+        keys = "--ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key"
+        words = f"{words} {keys}".split()
+        started = self.start("superlink", "Uvicorn running on", "flower-superlink", *words)
         assert started, (self.folder / "superlink.log").read_text()[-2000:]
 
     def node(self, client: int) -> None:
@@ -190,17 +185,11 @@ class Machines:
         supervisor does."""
         data = self.folder / "sites" / f"site-{client}.npz"
         own = (
-            f'client={client} site="site-{client}" data="{data}" '
-            f'folder="{self.folder}/at-{client}" idle=300'
+            f'client={client} site="site-{client}" data="{data}" folder="{self.folder}/at-{client}"'
         )
-        words = [
-            "--superlink",
-            f"127.0.0.1:{self.port}",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(free_port()),
-        ]
+        port = str(free_port())
+        words = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", port]
+        words += ["--isolation", "process"] if self.warm else []
         keys = ["--root-certificates", "ca.crt", "--auth-supernode-private-key", f"node{client}"]
         deadline = time.monotonic() + 240
         while not self.start(
@@ -210,6 +199,14 @@ class Machines:
                 -2000:
             ]
             time.sleep(5)
+        if self.warm:
+            command = [str(self.flower / "python"), "-m", "fl_lightning.sites.superexec"]
+            command += ["--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
+            command += ["--parent-pid", str(self.running[f"node{client}"].pid)]
+            with (self.folder / f"executor{client}.log").open("wb") as out:
+                self.running[f"executor{client}"] = subprocess.Popen(
+                    command, cwd=self.folder, env=self.env, stdout=out, stderr=out
+                )
 
     def processes(self) -> Iterator[tuple[int, str]]:
         """Process id and command line of all that belong to it."""
@@ -224,4 +221,5 @@ class Machines:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, deadline - time.monotonic()))
             process.kill()
+            process.wait()
         kill_all(self.folder / "home")

@@ -1,132 +1,123 @@
-"""A deployment without Flower: sites are processes behind sockets, and so are relays, as Flower's
-ClientApps are.
+"""A deployment without Flower: every message is answered by a process of its own, as by a
+ClientApp.
 
-It kills sites and relays, too: a Flower of its own would add seconds to each round, and nothing to
-what they lose.
+Processes are killed, too: Flower would add seconds to each round, and nothing to what they lose.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from safetensors.torch import load_file
+from torch import equal
+
+from fl_lightning.cli import main
 from fl_lightning.run import fit_on_rank, launch
-from fl_lightning.sites.app import PACKAGE, fingerprint
+from fl_lightning.sites.app import fingerprint
 from fl_lightning.sites.center import federation_of
 from fl_lightning.sites.data import Facts
-from fl_lightning.sites.ends import config_of
+from fl_lightning.sites.ends import answer, config_of
 from fl_lightning.sites.exchange import Come, Exchange, Limits
-
-from .kept import lost_rounds
+from fl_lightning.sites.rehearsal import LocalTransport
+from fl_lightning.storage import manifest as disk
 
 NAME = "app"
-A_VISIT = 0.3
-"""Seconds that a relay lives: its start, and the training of a small client."""
-RELAY = f"""
-import json, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from {PACKAGE} import relay
-body = sys.stdin.buffer.read()
-sys.stdout.buffer.write(relay.answered(body, {NAME!r}, json.loads(sys.argv[2])))
-"""
-"""What a ClientApp does, with the app's own copy of the relay."""
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["fl_lightning.sites.ends", __name__])
+
+
+def client_app(out: Connection, app: Path, node: dict[str, Any], message: bytes) -> None:
+    """Answer one message."""
+    out.send_bytes(answer(app, NAME, node, message))
 
 
 class Processes:
-    """A transport to sites that are processes, each behind its socket. `app`: the folder that holds
-    the package."""
+    """A transport with a process for each message. `app`: the folder of the package."""
 
-    def __init__(self, app: Path, configs: Sequence[dict[str, Any]]) -> None:
-        self.app, self.configs, self.pool = app, configs, ThreadPoolExecutor(8)
-        self.come, self.number, self.relays = (
-            SimpleQueue[tuple[str, Come]](),
-            0,
-            list[subprocess.Popen[bytes]](),
-        )
+    def __init__(self, app: Path, nodes: Sequence[dict[str, Any]]) -> None:
+        self.app, self.nodes, self.pool = app, nodes, ThreadPoolExecutor(8)
+        self.arrived = SimpleQueue[tuple[str, Come]]()
+        self.number, self.running = 0, list[Any]()
 
     def addresses(self) -> list[int]:
         """Sites by their place."""
-        return list(range(len(self.configs)))
+        return list(range(len(self.nodes)))
 
     def push(self, address: int, message: bytes, ttl: float) -> str:
-        """A process for the message, as Flower has it."""
+        """Start a process for the message."""
         self.number += 1
-        name = str(self.number)
-        self.pool.submit(self._carry, name, address, message)
-        return name
+        self.pool.submit(self._carry, str(self.number), address, message)
+        return str(self.number)
 
     def _carry(self, name: str, address: int, message: bytes) -> None:
-        command = [sys.executable, "-c", RELAY, str(self.app), json.dumps(self.configs[address])]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as relay:
-            self.relays.append(relay)
-            answer, _ = relay.communicate(message)
-            self.relays.remove(relay)
-        self.come.put((name, answer if relay.returncode == 0 else None))
+        ours, theirs = SERVER.Pipe(duplex=False)
+        work = (theirs, self.app, self.nodes[address], message)
+        process = SERVER.Process(target=client_app, args=work)
+        process.start()
+        theirs.close()
+        self.running.append(process)
+        try:
+            content: Come = ours.recv_bytes()
+        except EOFError:
+            content = None
+        process.join()
+        self.running.remove(process)
+        self.arrived.put((name, content))
 
     def pull(self, most: int) -> list[tuple[str, Come]]:
-        """What has come."""
-        return [self.come.get() for _ in range(self.come.qsize())]
+        """The answers that have come."""
+        return [self.arrived.get() for _ in range(self.arrived.qsize())]
 
     def pause(self) -> None:
-        """A moment."""
+        """Wait a moment."""
         time.sleep(0.02)
 
 
-def configs_of(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Node configurations of sites with these names, whose data lie in `sites` of `folder`."""
+def in_process(app: Path, nodes: Sequence[dict[str, Any]]) -> LocalTransport:
+    """A transport that answers in this process."""
+
+    def site(node: dict[str, Any]) -> Any:
+        return lambda message: answer(app, NAME, node, message)
+
+    return LocalTransport([site(node) for node in nodes])
+
+
+def nodes_of(folder: Path, count: int = 2) -> list[dict[str, Any]]:
+    """Node configurations of sites whose data lie in `sites` of `folder`."""
     return [
         {
             "client": k,
-            "site": name,
             "data": str(folder / "sites" / f"site-{k}.npz"),
-            "python": sys.executable,
-            "folder": str(folder / f"at-{name}"),
-            "idle": 120.0,
+            "folder": str(folder / f"at-{k}"),
         }
-        for k, name in enumerate(names)
+        for k in range(count)
     ]
 
 
-def pid_of(config: dict[str, Any]) -> int:
-    """Of a site's process, running or not."""
-    return int((Path(config["folder"]) / NAME / "lock").read_text().split()[1])
-
-
-def end_all(configs: Sequence[dict[str, Any]]) -> None:
-    """Kill the processes of sites."""
-    for config in configs:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            os.kill(pid_of(config), signal.SIGKILL)
-
-
-def run_of(
-    app: Path, configs: Sequence[dict[str, Any]], folder: Path, resume: bool = False, **more: Any
-) -> Path:
-    """A centre in this process, and the sites; the run folder. `app`: the package. `more`: see
-    `Exchange`."""
-    config = config_of(app)
-    mark = fingerprint(app, config)
+def run_of(app: Path, transport: Any, folder: Path, resume: bool = False) -> Path:
+    """Run the centre of the package `app` in this process; the run folder."""
+    config, facts = config_of(app), Facts.read(app / "facts.json")
     folder.mkdir(exist_ok=resume)
-    exchange = Exchange(
-        Processes(app.parent, configs), "run", mark, **{"limits": Limits(300, 300, 60), **more}
-    )
     held = app.parents[1] / "sites" / "public.npz"
     public = held if held.is_file() else None
-    put_together = partial(federation_of, exchange, Facts.read(app / "facts.json"), public)
+    exchange = Exchange(transport, "run", fingerprint(app, config), Limits(300, 300, 60))
+
+    def put_together(*built: Any) -> Any:
+        return federation_of(exchange, facts, public, *built)
+
     launch(config, fit_on_rank, folder, resume, put_together)
     return folder
 
@@ -134,24 +125,38 @@ def run_of(
 # ---------------------------------------------------------------- kills
 
 
-class Killer:
-    """Kills one part in each round, at a random moment of its visits: a site's process, or a relay.
+def lost_rounds(site: Path, rounds: int) -> list[str]:
+    """A line if the folder of a site has no intact state after `rounds` rounds."""
+    checkpoints = site / "checkpoints"
+    saved = [t for t in disk.rounds(checkpoints) if disk.intact(checkpoints, t) is not None]
+    lost = max(saved, default=0) < rounds
+    return [f"{site} has the states of rounds {saved}, not of {rounds}"] if lost else []
 
-    `seconds`: of the longest wait before a kill. What was killed in which round is in `kills`;
-    `lost` are sites whose folder did not hold a round that they have answered.
+
+def other_model(client: int, site: Path, simulated: Path, folder: Path) -> list[str]:
+    """A line if the model in a site's folder is not that of `client` in the simulation."""
+    models = []
+    for name, run in (("simulated", simulated), ("deployed", site)):
+        file = folder / f"{name}-{client}.safetensors"
+        assert main(["export", "--run", str(run), "--client", str(client), "--out", str(file)]) == 0
+        models.append(load_file(file))
+    one, other = models
+    same = one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
+    return [] if same else [f"the model of client {client} is another than the simulator's"]
+
+
+class Killer:
+    """Kills `count` processes, one in a round, at a random moment of the round's visits.
+
+    `seconds`: of the longest wait before a kill. `kills` says what was killed, `lost` which sites'
+    folders did not hold a round that they have answered.
     """
 
     def __init__(
-        self, configs: Sequence[dict[str, Any]], parts: Sequence[str], seed: int, seconds: float
+        self, nodes: Sequence[dict[str, Any]], count: int, seed: int, seconds: float
     ) -> None:
-        self.configs, self.left, self.draws, self.seconds = (
-            configs,
-            list(parts),
-            random.Random(seed),
-            seconds,
-        )
-        self.draws.shuffle(self.left)
-        self.visit = A_VISIT
+        self.nodes, self.left, self.seconds = nodes, count, seconds
+        self.draws = random.Random(seed)
         self.kills: list[dict[str, Any]] = []
         self.lost: list[str] = []
 
@@ -170,11 +175,9 @@ class Killer:
                 return ask(exchange, t, kind, *rest)
             finally:
                 over.set()
-                # the next round begins with it dead at the latest, and starts it again
                 killer.join()
-                self.lost += [
-                    line for c in self.configs for line in lost_rounds(Path(c["folder"]) / NAME, t)
-                ]
+                for node in self.nodes:
+                    self.lost += lost_rounds(Path(node["folder"]) / NAME, t)
 
         Exchange.ask = disturbed  # type: ignore[assignment]
         try:
@@ -183,33 +186,15 @@ class Killer:
             Exchange.ask = ask  # type: ignore[method-assign]
 
     def _strike(self, transport: Processes, t: int, over: threading.Event) -> None:
-        """Kill the next part, where there is one at that moment; else it is left for another
-        round."""
-        if not self.left:
-            return
+        """Kill a process, if one runs at the drawn moment; else a later round has its turn."""
         begun = time.monotonic()
-        there: list[int] = []
-        if self.left[-1] == "relay":
-            while not self._relays(transport) and not over.wait(0.002):
-                pass
-            over.wait(self.draws.uniform(0, self.visit))
-            there = self._relays(transport)
-            # it has ended before: on this machine visits are shorter
-            self.visit /= 1 if there else 2
-        else:
-            over.wait(self.draws.uniform(0, self.seconds))
-            there = self._sites()
+        if not self.left or over.wait(self.draws.uniform(0, self.seconds)):
+            return
+        running = [process.pid for process in list(transport.running) if process.is_alive()]
         with contextlib.suppress(ProcessLookupError, IndexError):
-            os.kill(self.draws.choice(there), signal.SIGKILL)
+            os.kill(self.draws.choice(running), signal.SIGKILL)
+            self.left -= 1
             self.kills.append(
-                {"part": self.left.pop(), "round": t, "at": round(time.monotonic() - begun, 2)}
+                {"part": "site", "round": t, "at": round(time.monotonic() - begun, 2)}
             )
             print(json.dumps(self.kills[-1]), flush=True)
-
-    def _relays(self, transport: Processes) -> list[int]:
-        return [relay.pid for relay in list(transport.relays) if relay.poll() is None]
-
-    def _sites(self) -> list[int]:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            return [pid for pid in map(pid_of, self.configs) if Path(f"/proc/{pid}").exists()]
-        return []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,9 @@ import pytest
 
 from fl_lightning import __version__
 from fl_lightning.cli import main
-from fl_lightning.foundation.errors import Damaged, RunFailed
+from fl_lightning.foundation.errors import BadInput, Damaged, RunFailed
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.opening import CENTER, SITE
 from fl_lightning.sites import ends, wire
 from fl_lightning.sites.app import PACKAGE
 from fl_lightning.sites.rehearsal import LocalTransport, rehearse
@@ -30,8 +29,8 @@ def _told(**facts: Any) -> Callable[[Any], Any]:
 
     def site(one: Any) -> Any:
         def answer(message: bytes) -> bytes:
-            header, tensors = wire.unpack(one(message))
-            return wire.pack(header | (facts if header["kind"] == "hello" else {}), tensors)
+            told = wire.unpack(one(message))
+            return wire.pack(told | (facts if told["kind"] == "hello" else {}))
 
         return answer
 
@@ -40,7 +39,7 @@ def _told(**facts: Any) -> Callable[[Any], Any]:
 
 def _of_another_app(one: Any) -> Any:
     """A site whose app, or whose own code, is another."""
-    one.__self__.fingerprint = "another"
+    one.fingerprint = "another"
     return one
 
 
@@ -82,7 +81,6 @@ def test_a_site_of_another_run_is_one_line(
     assert {row["client"] for row in RunFolder(run).read("failures")} == {BAD}
 
 
-@pytest.mark.slow
 def test_a_centre_does_not_go_on_with_another_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,33 +90,18 @@ def test_a_centre_does_not_go_on_with_another_configuration(
     changed = [*words, "--optimizer.lr", "0.123", "--rehearse", "false"]
     assert main(["deploy", *changed, "--out", "app"]) == 0
     before = {file: file.read_bytes() for file in Path("runs/app").rglob("*") if file.is_file()}
-    command = [
-        "-m",
-        "fl_lightning.sites.ends",
-        "center",
-        "--app",
-        f"app/{PACKAGE}",
-        "--out",
-        "runs",
-        "--name",
-        "app",
-    ]
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 2
-    assert "optimizer.lr: 0.123 is not allowed; the run began with" in done.stderr
-    assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    with pytest.raises(BadInput, match=r"^optimizer.lr: 0.123 is not allowed; the run began with"):
+        ends.center(Path("app") / PACKAGE, {"out": "runs", "name": "app"}, LocalTransport([]))
     assert {
         file: file.read_bytes() for file in Path("runs/app").rglob("*") if file.is_file()
     } == before
 
 
 def test_a_resumed_centre_adds_to_the_bytes_of_the_process_before(tmp_path: Path) -> None:
-    (tmp_path / ends.CENTER).write_text('{"run": "a"}')
-    ends._count(tmp_path, 5, 70)
-    ends._count(tmp_path, 6, 80)
-    content = json.loads((tmp_path / ends.CENTER).read_text())
+    (tmp_path / CENTER).write_text('{"run": "a"}')
+    ends.count(tmp_path, 5, 70)
+    ends.count(tmp_path, 6, 80)
+    content = json.loads((tmp_path / CENTER).read_text())
     assert content == {"run": "a", "bytes_sent": 11, "bytes_received": 150}
 
 
@@ -126,10 +109,10 @@ def test_a_resumed_centre_adds_to_the_bytes_of_the_process_before(tmp_path: Path
 def test_damaged_files_of_a_deployment_are_one_line(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in (ends.CENTER, ends.SITE):
+    for name in (CENTER, SITE):
         (tmp_path / name).write_text(text)
     with pytest.raises(Damaged, match=r"its deployed\.json is damaged"):
-        ends._run_id(tmp_path, "mark")
+        ends.run_id(tmp_path, "mark")
     assert (
         main(
             [

@@ -4,21 +4,18 @@ may not travel."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Config
 from fl_lightning.configuration.flags import layers_of_flags, read_flags
 from fl_lightning.configuration.resolve import resolve
-from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.sites.rehearsal import LocalTransport, differences, rehearse, simulate
+from fl_lightning.sites.rehearsal import differences, rehearse, simulate
 from tests.methods.every import FEW
 
 SMALL = """
@@ -130,136 +127,6 @@ def test_the_comparison_sees_a_difference(tmp_path: Path) -> None:
     assert any("accuracy" in line or "train_loss" in line for line in differences(one, other))
 
 
-# ------------------------------------------------------ messages that are lost, late, or come twice
-
-
-class Lossy(LocalTransport):
-    """Every second message is lost once, the others arrive twice."""
-
-    seen: dict[bytes, int]
-
-    def push(self, address: int, message: bytes, ttl: float) -> str:
-        self.seen[message] = self.seen.get(message, 0) + 1
-        if len(self.seen) % 2 and self.seen[message] == 1:
-            return "lost"
-        name = super().push(address, message, ttl)
-        self.waiting.append((name, self.sites[address](message)))
-        return name
-
-
-class Overheard(LocalTransport):
-    """Keeps all that sites have sent."""
-
-    wire: list[bytes]
-
-    def push(self, address: int, message: bytes, ttl: float) -> str:
-        name = super().push(address, message, ttl)
-        self.wire.append(self.waiting[-1][1])  # type: ignore[arg-type]
-        return name
-
-
-def overheard(wire: list[bytes]) -> Callable[..., Overheard]:
-    def made(sites: list[Callable[[bytes], bytes]]) -> Overheard:
-        transport = Overheard(sites)
-        transport.wire = wire
-        return transport
-
-    return made
-
-
-def test_messages_lost_and_doubled_change_no_number(tmp_path: Path) -> None:
-    seen: dict[bytes, int] = {}
-
-    def made(sites: list[Callable[[bytes], bytes]]) -> LocalTransport:
-        transport = Lossy(sites)
-        transport.seen = seen
-        return transport
-
-    config = config_of("ditto")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fl_lightning.sites.rehearsal.LIMITS", (10.0, 10.0, 0.05))
-        run = rehearse(config, tmp_path, made)
-    assert max(seen.values()) > 1
-    assert differences(simulate(config, tmp_path), run) == []
-
-
-def test_nothing_personal_is_on_the_wire(tmp_path: Path) -> None:
-    """FedPer's classifier and every sample of a site: no row of them is in what sites send."""
-    wire: list[bytes] = []
-    run = rehearse(config_of("fedper"), tmp_path, overheard(wire))
-    sent = b"".join(wire)
-    import numpy as np
-    from safetensors.torch import load_file
-
-    for client in range(3):
-        [row, *_] = sorted(
-            (tmp_path / f"site-{client}" / "checkpoints" / "rows").glob("*"), reverse=True
-        )
-        model = load_file(row)["row"]
-        shared, personal = model[:64].numpy().tobytes(), model[-176:-16].numpy().tobytes()
-        assert shared in sent
-        assert personal not in sent
-        with np.load(tmp_path / "data" / f"site-{client}.npz") as file:
-            samples = file["x_train"]
-        assert not any(sample.tobytes() in sent for sample in samples)
-    assert run.name == "center"
-
-
-# ---------------------------------------------------------------- hostile and failing sites
-
-
-def _spoilt(how: Callable[[bytes], bytes], at: int) -> Callable[..., LocalTransport]:
-    def make(sites: list[Callable[[bytes], bytes]]) -> LocalTransport:
-        good = sites[at]
-        return LocalTransport([*sites[:at], lambda message: how(good(message)), *sites[at + 1 :]])
-
-    return make
-
-
-def _rewritten(change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
-    from fl_lightning.sites import wire
-
-    def of(answer: bytes) -> bytes:
-        header, tensors = wire.unpack(answer)
-        if header["kind"] != "visit":
-            return answer
-        change(header, tensors)
-        return wire.pack(header, tensors)
-
-    return of
-
-
-HOSTILE = {
-    "its model has shape": _rewritten(lambda h, t: t.update(model=t["model"][:-1])),
-    "its upload is not finite": _rewritten(lambda h, t: t.update(model=t["model"] * torch.nan)),
-    "answered another message": _rewritten(lambda h, t: h.update(round=h["round"] - 1)),
-    "it holds what the method does not upload": _rewritten(
-        lambda h, t: (
-            h["payload"]["vectors"].append("personal"),
-            t.update({"vectors.personal": t["model"]}),
-        )
-    ),
-    "its scores are no numbers": _rewritten(lambda h, t: h.update(values={"accuracy": "all"})),
-    "it is cut short": lambda answer: answer[:100] if b"visit" in answer else answer,
-}
-
-
-@pytest.mark.sampled("cut short", "not finite")
-@pytest.mark.parametrize("line", HOSTILE)
-def test_a_hostile_answer_costs_one_line_and_one_client(
-    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = config_of("fedavg", "--federation.on_bad_client", "skip")
-    run = rehearse(config, tmp_path, _spoilt(HOSTILE[line], 1))
-    rows = RunFolder(run).read("failures")
-    assert [(row["client"], row["outcome"]) for row in rows] == [(1, "skipped"), (1, "skipped")]
-    assert line in capsys.readouterr().err
-    stopped = config_of("fedavg")
-    (tmp_path / "again").mkdir()
-    with pytest.raises(RunFailed, match=f"client 1 failed in round 1, .*site 1.*{line}"):
-        rehearse(stopped, tmp_path / "again", _spoilt(HOSTILE[line], 1))
-
-
 # ---------------------------------------------------------------- transforms
 
 
@@ -278,23 +145,6 @@ def test_transforms_at_both_ends(tmp_path: Path) -> None:
         assert any(
             0 < some[way] < all_of_it[way] for some, all_of_it in zip(rounds, whole, strict=True)
         )
-
-
-def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path: Path) -> None:
-    """What a site sends under local privacy is not its model; epsilon is counted at the centre."""
-    wire: list[bytes] = []
-    flags = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
-    run = rehearse(config_of("fedavg", *flags.split()), tmp_path, overheard(wire))
-    sent = b"".join(wire)
-    from safetensors.torch import load_file
-
-    for client in range(3):
-        [row, *_] = sorted(
-            (tmp_path / f"site-{client}" / "checkpoints" / "rows").glob("*"), reverse=True
-        )
-        assert load_file(row)["row"][:64].numpy().tobytes() not in sent
-    epsilons = [row["privacy_epsilon"] for row in RunFolder(run).read("metrics")]
-    assert 0 < epsilons[0] < epsilons[1]
 
 
 def test_a_transform_that_sites_cannot_run_is_refused(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def test_three_supernodes_come_to_the_simulators_bits(
 def test_kills_lose_nothing(machines: Machines) -> None:
     """One of each of the kills that `python -m tests.deploy.kills flower` makes many of: a
     SuperNode comes back, and after the SuperLink's death the same `flwr run` goes on."""
-    done = of_flower(machines, {"relays": 1, "nodes": 1, "superlinks": 1}, seed=0)
+    done = of_flower(machines, {"site": 1, "node": 1, "superlink": 1}, seed=0)
     assert (done.lost, done.unlike) == ([], [])
-    assert done.counts()["killed"] == {"relay": 1, "node": 1, "superlink": 1}
+    assert done.killed == {"site": 1, "node": 1, "superlink": 1}
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_flowers_simulation_engine_comes_to_the_simulators_bits(
 
 def of_sites(machines: Machines) -> list[int]:
     """Process ids of the sites."""
-    return [pid for pid, command in machines.processes() if "cli.ends site" in command]
+    return [pid for pid, command in machines.processes() if "sites.superexec" in command]
 
 
 @pytest.mark.slow

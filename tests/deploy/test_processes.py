@@ -1,14 +1,8 @@
-"""Sites as processes behind sockets, as Flower's ClientApp finds them: killed, asked twice, with
-unfit data."""
+"""Sites with a process for each message, as Flower has it: killed, asked twice, with unfit data."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,67 +11,45 @@ import pytest
 
 from fl_lightning.cli import main
 from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.sites import wire
 from fl_lightning.sites.app import PACKAGE
 from fl_lightning.sites.ends import config_of
 from fl_lightning.sites.exchange import Exchange
 from fl_lightning.sites.rehearsal import differences, simulate
-from fl_lightning.sites.relay import process_of
 
 from .kills import of_sites
-from .processes import NAME, configs_of, end_all, pid_of, run_of
+from .processes import Processes, in_process, nodes_of, run_of
 from .test_equal import SMALL
-
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""A site's process outlives the process that started it, of which its `Popen` warns."""
 
 FLAGS = SMALL.replace("--federation.clients 3", "--federation.clients 2").split()
 
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An app for two sites."""
+    """An app for two sites in the working directory."""
     monkeypatch.chdir(tmp_path)
     words = [*FLAGS, "--method", "ditto", "--federation.rounds", "4", "--rehearse", "false"]
     assert main(["deploy", *words, "--out", "app", "--sites", "sites"]) == 0
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join(map(str, [*sys.path[:1], str(Path(__file__).parents[2])]))
-    )
     return tmp_path / "app" / PACKAGE
 
 
-@pytest.fixture
-def sites(app: Path, tmp_path: Path) -> Iterator[list[dict[str, Any]]]:
-    """Node configurations of the two sites; their processes end with the test."""
-    configs = configs_of(tmp_path, ("north", "south"))
-    yield configs
-    end_all(configs)
-
-
 @pytest.mark.slow
 @pytest.mark.alone
-def test_killed_sites_and_relays_lose_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some of the kills that `python -m tests.deploy.kills sites` makes 50 of."""
+def test_killed_sites_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of the kills that `python -m tests.deploy.kills sites` makes 25 of."""
     monkeypatch.chdir(tmp_path)
-    done = of_sites(tmp_path, {"sites": 3, "relays": 2}, seed=0)
+    done = of_sites(tmp_path, 4, seed=0)
     assert (done.lost, done.unlike) == ([], [])
-    assert done.counts()["killed"] == {"site": 3, "relay": 2}
-    own = str(tmp_path / "at-south" / "app")
-    assert (
-        main(["export", "--run", own, "--client", "0", "--out", str(tmp_path / "none.safetensors")])
-        == 2
-    )
+    assert done.killed == {"site": 4}
+    words = ["--client", "0", "--out", str(tmp_path / "none.safetensors")]
+    assert main(["export", "--run", str(tmp_path / "at-1" / "app"), *words]) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.alone
 def test_a_centre_that_goes_on_comes_to_the_same_bits(
-    app: Path, sites: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It dies after sites have answered round 3 and before it has saved it: they answer the same
     bytes again."""
-    folder = tmp_path / "center"
     ask, trained = Exchange.ask, []
 
     def dying(self: Exchange, t: int, kind: str, *rest: Any) -> Any:
@@ -89,15 +61,15 @@ def test_a_centre_that_goes_on_comes_to_the_same_bits(
         return answers
 
     monkeypatch.setattr(Exchange, "ask", dying)
+    sites = in_process(app, nodes_of(tmp_path))
     with pytest.raises(RunFailed, match="the centre dies"):
-        run_of(app, sites, folder)
-    run_of(app, sites, folder, resume=True)
-    assert [sorted(t.keys()) for t in trained] == [[0, 1], [0, 1]]
-    assert differences(simulate(config_of(app), tmp_path), folder) == []
+        run_of(app, sites, tmp_path / "center")
+    run = run_of(app, sites, tmp_path / "center", resume=True)
+    first, second = trained
+    assert all(wire.pack(first[client]) == wire.pack(second[client]) for client in (0, 1))
+    assert differences(simulate(config_of(app), tmp_path), run) == []
 
 
-@pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
@@ -113,50 +85,45 @@ def test_a_centre_that_goes_on_comes_to_the_same_bits(
     ],
 )
 def test_data_that_do_not_fit_are_one_line(
-    spoil: Callable[[dict[str, Any]], Any],
-    sentence: str,
-    app: Path,
-    sites: list[dict[str, Any]],
-    tmp_path: Path,
+    spoil: Callable[[dict[str, Any]], Any], sentence: str, app: Path, tmp_path: Path
 ) -> None:
-    with np.load(sites[1]["data"]) as file:
+    nodes = nodes_of(tmp_path)
+    with np.load(nodes[1]["data"]) as file:
         content = dict(file)
     spoil(content)
-    np.savez(sites[1]["data"], **content)
+    np.savez(nodes[1]["data"], **content)
     with pytest.raises(RunFailed, match=rf"^site 1 cannot take part: {sentence}$"):
-        run_of(app, sites, tmp_path / "center")
+        run_of(app, in_process(app, nodes), tmp_path / "center")
 
 
-@pytest.mark.slow
-@pytest.mark.alone
-def test_two_sites_with_one_identity_are_one_line(
-    app: Path, sites: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    twice = [sites[0], sites[0] | {"folder": str(tmp_path / "another")}]
-    try:
-        with pytest.raises(
-            RunFailed, match=r"the sites at \d and \d both say that they are client 0"
-        ):
-            run_of(app, twice, tmp_path / "center")
-    finally:
-        end_all(twice)
+def test_a_folder_of_another_site_is_one_line(app: Path, tmp_path: Path) -> None:
+    """Two sites share a folder; two sites say that they are one client."""
+    first, second = nodes_of(tmp_path)
+    sentence = "its folder holds the state of another client, or of another configuration"
+    shared = in_process(app, [first, second | {"folder": first["folder"]}])
+    with pytest.raises(RunFailed, match=f"^site 1 cannot take part: {sentence}"):
+        run_of(app, shared, tmp_path / "center")
+    twice = in_process(app, [first, first | {"folder": str(tmp_path / "another")}])
+    with pytest.raises(RunFailed, match=r"the sites at 0 and 1 both say that they are client 0"):
+        run_of(app, twice, tmp_path / "other")
 
 
 OWN = '''
 """A method of the consortium's own."""
 
+from fl_lightning.methods import Traits
 from fl_lightning.methods.fedavg import FedAvg
 
 
 class Halved(FedAvg):
     """Goes half of the way."""
 
+    traits = Traits(changes_upload=True)
+
     def upload(self, client, download):
         sent = super().upload(client, download)
         sent.vector = (sent.vector + download.vector) / 2
         return sent
-
-    changes_upload = True
 '''
 
 
@@ -170,45 +137,7 @@ def test_own_code_travels_with_the_app(tmp_path: Path, monkeypatch: pytest.Monke
     words = [*FLAGS, "--method", "consortium_methods.Halved", "--rehearse", "false"]
     assert main(["deploy", *words, "--out", "app", "--sites", "sites"]) == 0
     Path("consortium_methods.py").unlink()
-    configs = configs_of(tmp_path, ("north", "south"))
-    try:
-        run = run_of(tmp_path / "app" / PACKAGE, configs, tmp_path / "center")
-    finally:
-        end_all(configs)
+    app = tmp_path / "app" / PACKAGE
+    run = run_of(app, Processes(app, nodes_of(tmp_path)), tmp_path / "center")
     assert (run / "summary.json").is_file()
-    assert differences(simulate(config_of(tmp_path / "app" / PACKAGE), tmp_path), run) == []
-
-
-CLIENT_APP = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-from fl_app import relay
-print(type(relay.connect(relay.Path(sys.argv[2]), json.loads(sys.argv[3]))).__name__, flush=True)
-"""
-SUPERNODE = f"""
-import subprocess, sys
-subprocess.run([sys.executable, "-c", {CLIENT_APP.replace("fl_app", PACKAGE)!r}, *sys.argv[1:]], check=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.slow
-def test_a_site_ends_with_the_supernode_that_it_was_started_for(
-    app: Path, sites: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    """Which is killed, and so tells nobody."""
-    (tmp_path / "flower-supernode").write_text(SUPERNODE)
-    folder = tmp_path / "at-north" / NAME
-    folder.mkdir(parents=True)
-    words = [sys.executable, "flower-supernode", str(app.parent), str(folder), json.dumps(sites[0])]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
-        assert node.stdout is not None
-        assert node.stdout.readline() == "socket\n"
-        site = pid_of(sites[0])
-        started = process_of(site)
-        assert started is not None and f"--keeper {node.pid} " in f"{started.command} "
-        node.kill()
-    deadline = time.monotonic() + 30
-    while (started := process_of(site)) is not None and started.state != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert differences(simulate(config_of(app), tmp_path), run) == []

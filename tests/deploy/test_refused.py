@@ -66,7 +66,7 @@ def test_the_page_lists_the_refused_transforms() -> None:
     assert sorted(re.findall(r"`(\w+)`", listed[1])) == REFUSED
 
 
-@pytest.mark.sampled("shared", "held out", "executor")
+@pytest.mark.sampled("scaler", "held out", "executor")
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -75,19 +75,8 @@ def test_the_page_lists_the_refused_transforms() -> None:
             r"optimizer.privacy: .*null: sites cannot run it",
         ),
         (
-            "--data.scale robust",
-            r"data.scale: 'robust' is not allowed; preprocess the data and set null: in a "
-            r"deployment nobody has",
-        ),
-        (
-            "--data.scale robust --data.fitted own",
-            r"data.scale: 'robust' is not allowed; preprocess the data and set null: in a "
-            r"deployment nobody has",
-        ),
-        (
-            "--data.impute median",
-            r"data.impute: 'median' is not allowed; preprocess the data and set null: in a "
-            r"deployment nobody has",
+            "--data.scale sklearn.preprocessing.QuantileTransformer",
+            r"data.scale: .* is not allowed; it does more than scale each column",
         ),
         (
             "--data.held_out [1]",
@@ -102,7 +91,7 @@ def test_the_page_lists_the_refused_transforms() -> None:
             r"fabric.executor: 'vmap' is not allowed; it must be auto or loop: a site has",
         ),
     ],
-    ids=["private", "shared", "own", "impute", "held out", "share held out", "executor"],
+    ids=["private", "scaler", "held out", "share held out", "executor"],
 )
 def test_data_and_settings_without_a_meaning_at_sites_are_named(
     words: str,

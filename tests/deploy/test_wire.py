@@ -31,10 +31,10 @@ class Watched(LocalTransport):
 
     def push(self, address: int, message: bytes, ttl: float) -> str:
         name = super().push(address, message, ttl)
-        kind = wire.unpack(message)[0]["kind"]
+        kind = wire.unpack(message)["kind"]
         self.sent.append((kind, message))
         self.come.append((kind, self.waiting[-1][1]))
-        site: Any = self.sites[address].__self__  # type: ignore[attr-defined]
+        site: Any = self.sites[address].site  # type: ignore[attr-defined]
         for seen, runs in (
             (self.personal, personal_runs(site)),
             (self.uploaded, uploaded_runs(site)),
@@ -90,7 +90,7 @@ def secrets(transport: Any) -> set[tuple[int, bytes]]:
     does not know anyway (units that no sample reaches keep the values that it has sent, or that all
     begin with)."""
     sent = b"".join(message for _, message in transport.sent)
-    initial = transport.sites[0].__self__.group.initial.numpy().tobytes()
+    initial = transport.sites[0].site.group.initial.numpy().tobytes()
     return {
         (c, run)
         for c, run in transport.personal - transport.uploaded
@@ -128,7 +128,7 @@ def test_nothing_personal_is_in_what_sites_send(method: str, tmp_path: Path) -> 
     assert not [client for client, run in secrets(kept[0]) if run in sent]
     for client in range(3):
         file = tmp_path / "data" / f"site-{client}.npz"
-        site = kept[0].sites[client].__self__
+        site = kept[0].sites[client].site
         normalised = [x.numpy().tobytes() for x in site.data.client(client).train.x]
         assert not any(run in sent for run in [*own_runs(file), *normalised])
     if method in ("fedper", "ditto"):  # the classifier; a whole model
@@ -143,11 +143,9 @@ def test_the_search_finds_what_is_sent(tmp_path: Path) -> None:
     with np.load(tmp_path / "data" / "site-1.npz") as content:
         x, y = content["x_train"][0].astype(np.float32), content["y_train"].astype(np.int64)
     leaks = (torch.from_numpy(x), torch.from_numpy(y))
-    assert all(any(run in wire.pack({}, {"leak": leak}) for run in runs) for leak in leaks)
-    model = kept[0].sites[1].__self__.fed.run.states[1].vectors["model"]
-    assert any(
-        run in wire.pack({}, {"leak": model}) for client, run in kept[0].personal if client == 1
-    )
+    assert all(any(run in wire.pack({"leak": leak}) for run in runs) for leak in leaks)
+    model = kept[0].sites[1].site.fed.run.states[1].vectors["model"]
+    assert any(run in wire.pack({"leak": model}) for client, run in kept[0].personal if client == 1)
 
 
 @pytest.mark.slow
@@ -156,15 +154,21 @@ def test_the_search_finds_vectors_that_are_not_exchanged(tmp_path: Path) -> None
     uploads."""
     kept: list[Any] = []
     rehearse(config_of("ditto"), tmp_path, watched(kept))
-    run = kept[0].sites[1].__self__.fed.run
-    [private] = [
-        run.states[1].vectors[name]
-        for name, slot in run.method.slots().items()
-        if not slot.exchanged
-    ]
-    assert any(
-        run in wire.pack({}, {"leak": private}) for client, run in secrets(kept[0]) if client == 1
-    )
+    private = kept[0].sites[1].site.fed.run.states[1].vectors["personal"]
+    leak = wire.pack({"leak": private})
+    assert any(run in leak for client, run in secrets(kept[0]) if client == 1)
+
+
+def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path: Path) -> None:
+    """Sites send noisy models; epsilon is counted at the centre."""
+    kept: list[Any] = []
+    flags = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
+    run = rehearse(config_of("fedper", *flags.split()), tmp_path, watched(kept))
+    sent = b"".join(answer for _, answer in kept[0].come)
+    assert kept[0].uploaded
+    assert not any(run in sent for _, run in kept[0].uploaded)
+    first, second = (row["privacy_epsilon"] for row in RunFolder(run).read("metrics"))
+    assert 0 < first < second
 
 
 @pytest.mark.sampled("scaffold", "fedper")

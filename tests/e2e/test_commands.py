@@ -144,7 +144,7 @@ def test_export_gives_a_plain_model_with_the_clients_accuracy(
 
 
 WRAPPING = {
-    **dict.fromkeys(("fedcp", "dbe", "pfedfda"), True),
+    **dict.fromkeys(("fedcp", "dbe", "pfedfda", "partialpooling"), True),
     **dict.fromkeys(
         ("fedrod", "gpfl", "fedem", "knnper --method.lam 0.5", "fedproto", "fedtgp"), False
     ),

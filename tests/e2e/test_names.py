@@ -17,9 +17,10 @@ from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
 from fl_lightning.drawing.heatmap import heatmap
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.lab.report import load, render
 from fl_lightning.lab.report.clients import split_table, splits
 from fl_lightning.lab.report.clients import table as client_table
+from fl_lightning.lab.report.page import render
+from fl_lightning.results.runs import load
 
 SITES = ("Chur, old town", "Aarau", "Bülach")
 FLAGS = (
@@ -82,8 +83,8 @@ def test_the_report_speaks_of_names(hospitals: Path) -> None:
     for name in ("Aarau", "Chur, old town"):
         assert f">{name}<" in page
     [split] = splits(runs)
-    assert split_table(split).head == ["client", "class healthy", "class ill"]
-    assert [row[0] for row in client_table(runs).rows] == sorted(SITES)
+    assert [*split_table(split)] == ["class healthy", "class ill"]
+    assert [*client_table(runs).index] == sorted(SITES)
     assert runs[0].files.read_relation(1).receivers == [0, 1, 2]  # arrays have numbers
     assert '"names":{"0":"Aarau","1":"B' in page
 
@@ -101,7 +102,7 @@ def test_older_runs_have_numbers(hospitals: Path, tmp_path: Path) -> None:
             out = csv.DictWriter(file, table[0], lineterminator="\n")
             out.writeheader()
             out.writerows(table)
-    assert [row[0] for row in client_table(load([old])).rows] == ["0", "1", "2"]
+    assert [*client_table(load([old])).index] == ["0", "1", "2"]
 
 
 def test_a_failure_names_the_client(

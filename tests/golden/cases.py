@@ -224,6 +224,7 @@ def methods() -> dict[str, dict[str, Any]]:
         found[name] |= {"data": {"public": "held_back"}} if name in DISTIL else {}
         found[name] |= PLAIN if name in OWN_STEPS else {}
         found[name] |= ADAPTERS if name in ADAPTED else {}
+        found[name] |= {"model": MLP} if name == "partialpooling" else {}  # of plain numbers
     return found
 
 

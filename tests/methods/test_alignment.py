@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,24 +26,13 @@ from watching import (
 
 from fl_lightning.core import Client
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.common import critical as masks
+from fl_lightning.methods import fedcac as masks
+from fl_lightning.methods.common import basics
 from fl_lightning.methods.fedas import FedAS
-from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedcac import FedCAC
-from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.local import Local
 
 # ---------------------------------------------------------------- FedAS
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
-def test_fedas_without_alignment_and_fisher_is_fedper(federation: Make, net: str) -> None:
-    """INV2: bit for bit; with either it is not."""
-    changes: dict[str, Any] = {"net": net, "rounds": 3, "participation": 0.5}
-    other = trained(federation, FedPer(), **changes)
-    assert same(trained(federation, FedAS(align_epochs=0, weighting="samples"), **changes), other)
-    assert not same(trained(federation, FedAS(weighting="samples"), **changes), other)
-    assert not same(trained(federation, FedAS(align_epochs=0), **changes), other)
 
 
 def features(client: Client, vector: Tensor, x: Tensor) -> Tensor:
@@ -217,16 +205,16 @@ def test_critical_numbers_are_each_tensors_greatest(federation: Make) -> None:
 
 def test_masks_travel_eight_to_a_byte() -> None:
     mask = torch.rand(1003) < 0.4
-    bits = masks.packed(mask)
+    bits = basics.packed(mask)
     assert bits.dtype == torch.uint8 and len(bits) == 126
-    assert torch.equal(masks.unpacked(bits, 1003), mask)
+    assert torch.equal(basics.unpacked(bits, 1003), mask)
 
 
 def test_overlaps_are_those_of_the_formula() -> None:
     """INV3: |M_i - M_j| = m_i + m_j - 2 M_i M_j; an empty mask is like nobody's."""
     M = torch.rand(4, 90, generator=torch.Generator().manual_seed(0)) < 0.4
     M[3] = False
-    found = masks.overlaps(torch.stack([masks.packed(m) for m in M]))
+    found = masks.overlaps(torch.stack([basics.packed(m) for m in M]))
     F = M.double()
     sizes = F.sum(1)
     apart = sizes[:, None] + sizes - 2 * F @ F.T
@@ -273,15 +261,6 @@ def test_who_is_alike_by_the_threshold() -> None:
 # ---------------------------------------------------------------- FedCAC: rounds
 
 
-@pytest.mark.parametrize("net", ["plain", "norm"])
-def test_fedcac_without_critical_numbers_is_fedavg(federation: Make, net: str) -> None:
-    """INV1: bit for bit."""
-    changes: dict[str, Any] = {"net": net, "rounds": 3, "participation": 0.5, "clients": 5}
-    other = trained(federation, FedAvg(), evaluation={"judge": "after"}, **changes)
-    assert same(trained(federation, FedCAC(tau=0.0), **changes), other)
-    assert not same(trained(federation, FedCAC(), **changes), other)
-
-
 def test_fedcac_long_after_beta_is_local_where_all_is_critical(federation: Make) -> None:
     """Every number critical, and nobody alike enough: what comes down is the client's own."""
     fed = federation(FedCAC(tau=0.9, beta=1), rounds=3)
@@ -291,7 +270,7 @@ def test_fedcac_long_after_beta_is_local_where_all_is_critical(federation: Make)
     sent = FedCAC(tau=0.9, beta=1).broadcast(server)
     layout, critical = fed.run.groups[0].layout, fed.run.server.memory["critical"]
     for c, w in enumerate(models(fed)):
-        mask = masks.unpacked(critical[c], layout.size)
+        mask = basics.unpacked(critical[c], layout.size)
         assert torch.equal(sent[c].vector[mask], w[mask])
     np.testing.assert_array_equal(server.relation_view().rows[:, 0], np.eye(4))
 
@@ -306,7 +285,7 @@ def test_what_fedcac_sends_by_hand(federation: Make) -> None:
     w = [v.clone() for v in w]
     M = [masks.critical(layout, ((v - start) * v).abs(), 0.4) for v in w]
     for c in range(4):
-        assert torch.equal(masks.unpacked(fed.run.server.memory["critical"][c], layout.size), M[c])
+        assert torch.equal(basics.unpacked(fed.run.server.memory["critical"][c], layout.size), M[c])
     F = torch.stack(M).double()
     overlap = 1 - (F[:, None] - F).abs().sum(2) / (2 * F.sum(1, keepdim=True))
     rows = masks.alike(overlap, 1.0)

@@ -19,13 +19,13 @@ from fl_lightning.core import Client, Layout, RunContext
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
-from fl_lightning.methods.common.mixture import Mixture
-from fl_lightning.methods.common.two_heads import TwoHeads
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbn import FedBN
+from fl_lightning.methods.fedem import Mixture
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedprox import FedProx
+from fl_lightning.methods.fedrod import TwoHeads
 from fl_lightning.methods.heurfedamp import HeurFedAMP
 from fl_lightning.methods.lgfedavg import LGFedAvg
 from fl_lightning.methods.pfedme import PFedMe

@@ -10,19 +10,18 @@ import torch
 from reckoning import scores_at
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from watching import Make, Watch, client_of, models, payload_of, run_all, same, server_of
+from watching import Make, Watch, client_of, models, payload_of, run_all, server_of
 
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.core import Client
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.common.candidates import (
+from fl_lightning.methods.fedfomo import (
+    FedFomo,
     epsilon_greedy,
     first_order_gains,
     positive_shares,
     towards,
 )
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedfomo import FedFomo
 from fl_lightning.methods.lgfedavg import LGFedAvg
 from fl_lightning.methods.local import Local
 
@@ -206,19 +205,6 @@ def test_transforms_see_every_model_that_travels(federation: Make) -> None:
     assert not any(torch.equal(v, own) for v in further for own in w.values())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        ({"models": -1}, "models"),
-        ({"epsilon": 1.5}, "epsilon"),
-        ({"epsilon_decay": float("nan")}, "epsilon_decay"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments: Any, key: str) -> None:
-    with pytest.raises(BadInput, match=rf"^method\.{key}: "):
-        FedFomo(**arguments)
-
-
 def test_fedfomo_wants_validation_data(federation: Make) -> None:
     with pytest.raises(BadInput, match=r"^data\.validation: 0\.0 .*fedfomo weighs models"):
         federation(FedFomo()).prepare()
@@ -226,17 +212,6 @@ def test_fedfomo_wants_validation_data(federation: Make) -> None:
 
 
 # ---------------------------------------------------------------- LG-FedAvg
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
-def test_lgfedavg_between_fedavg_and_local(federation: Make, net: str) -> None:
-    """INV2: with all layers global FedAvg, with none local, bit for bit."""
-    changes: dict[str, Any] = {"net": net, "participation": 0.75, "evaluation": {"judge": "after"}}
-    whole, fedavg, none, local = (
-        models(run_all(federation(m, **changes)))
-        for m in (LGFedAvg(9), FedAvg(), LGFedAvg(0), Local())
-    )
-    assert same(whole, fedavg) and same(none, local) and not same(whole, none)
 
 
 def test_lgfedavg_sends_the_last_layers_alone(federation: Make) -> None:

@@ -20,14 +20,9 @@ from fl_lightning.core import Layout
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import generator
-from fl_lightning.methods.common.class_means import (
-    distance_to_means,
-    gaussian_epsilon,
-    noise_multiplier,
-    noisy,
-)
+from fl_lightning.methods.common.class_means import distance_to_means
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedhkd import FedHKD
+from fl_lightning.methods.fedhkd import FedHKD, gaussian_epsilon, noise_multiplier, noisy
 from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.local import Local
 from fl_lightning.training.module import ClientModule
@@ -51,13 +46,6 @@ def pooled(fed: Federation) -> tuple[Tensor, Tensor]:
     return torch.stack(
         [x[y == j].mean(0) if (y == j).any() else torch.zeros(x.shape[1]) for j in range(10)]
     ), y
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
-def test_fedproto_without_its_pull_is_local(federation: Make, net: str) -> None:
-    local = trained(federation, Local(), net=net, **THREE)
-    assert same(trained(federation, FedProto(lam=0.0), net=net, **THREE), local)
-    assert not same(trained(federation, FedProto(lam=1.0), net=net, **THREE), local)
 
 
 @pytest.mark.parametrize("distance", ["means", "squared", "norm"])
@@ -199,13 +187,6 @@ def test_hyper_knowledge_without_noise_is_the_pooled_mean(federation: Make) -> N
     torch.testing.assert_close(fed.run.server.memory["means.features"], want, rtol=1e-4, atol=1e-5)
     soft = fed.run.server.memory["means.predictions"]
     torch.testing.assert_close(soft.sum(1), torch.ones(10))
-
-
-def test_without_its_terms_fedhkd_is_fedavg(federation: Make) -> None:
-    fedavg = trained(federation, FedAvg(), net="norm", **THREE)
-    assert same(trained(federation, FedHKD(lam=0.0, gamma=0.0), net="norm", **THREE), fedavg)
-    assert not same(trained(federation, FedHKD(nu=0.0, sigma=0.0), net="norm", **THREE), fedavg)
-    assert same(trained(federation, FedHKD(), rounds=1), trained(federation, FedAvg(), rounds=1))
 
 
 def test_beside_the_model_travel_the_shared_classes_alone(federation: Make) -> None:
@@ -418,13 +399,6 @@ def test_a_classifier_of_two_layers_is_refused(federation: Make) -> None:
     run.groups[0].head = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
     with pytest.raises(BadInput, match="one linear layer"):
         FedProto().init_server(run)
-
-
-def test_a_regression_has_no_classes_to_tell_of(federation: Make) -> None:
-    run = federation(FedProto()).run
-    run.data.task = "regression"
-    with pytest.raises(BadInput, match=r"data\.task.*fedproto exchanges what it knows of classes"):
-        FedProto().check(run)
 
 
 def test_a_client_may_predict_among_its_own_classes_alone(federation: Make) -> None:

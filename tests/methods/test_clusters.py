@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from reckoning import PlainMean, scores_at
+from reckoning import scores_at
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from watching import Make, Watch, client_of, global_model, models, run_all, same, server_of
+from watching import Make, Watch, client_of, models, run_all, same, server_of
 
 from fl_lightning.core.vectors import distances
 from fl_lightning.engine.federation import Federation
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fesem import FeSEM
 from fl_lightning.methods.ifca import IFCA
 from fl_lightning.methods.local import Local
@@ -43,16 +41,6 @@ def loss_at(fed: Federation, client: int, vector: Tensor) -> float:
 
 
 # ---------------------------------------------------------------- IFCA
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
-def test_ifca_with_one_cluster_is_fedavg(federation: Make, net: str) -> None:
-    """INV1: bit for bit, with a part of the clients; the plain mean by default."""
-    changes: dict[str, Any] = {"net": net, "participation": 0.75}
-    pairs = ((IFCA(1, "samples"), FedAvg()), (IFCA(1), PlainMean()))
-    for method, other in pairs:
-        a, b = (run_all(federation(m, **changes)) for m in (method, other))
-        assert torch.equal(global_model(a), global_model(b))
 
 
 def test_ifca_takes_the_model_of_the_least_loss(federation: Make) -> None:
@@ -121,12 +109,6 @@ def test_ifcas_models_come_of_the_seed(federation: Make) -> None:
 
 
 # ---------------------------------------------------------------- FeSEM
-
-
-def test_fesem_with_one_centre_is_the_plain_mean(federation: Make) -> None:
-    """INV1: bit for bit."""
-    a, b = (run_all(federation(method, net="norm")) for method in (FeSEM(1), PlainMean()))
-    assert torch.equal(global_model(a), global_model(b))
 
 
 def test_fesem_with_a_centre_for_each_is_local(federation: Make) -> None:
@@ -223,9 +205,3 @@ def test_distances_from_points(federation: Make) -> None:
         expected = [float(sum(squares)) for squares in away]
         torch.testing.assert_close(row, torch.tensor(expected, dtype=torch.float64))
     assert found[1, 1] == 0 < found[0, 1]
-
-
-@pytest.mark.parametrize("make", [IFCA, FeSEM])
-def test_no_clusters_are_refused(make: Any) -> None:
-    with pytest.raises(BadInput, match=r"method\.clusters: 0 .*at least 1"):
-        make(0)

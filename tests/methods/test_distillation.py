@@ -20,6 +20,7 @@ from fl_lightning.engine import scoring
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.phases import job_of
 from fl_lightning.foundation.errors import BadClient, BadInput, RunFailed
+from fl_lightning.methods import ktpfl, simpfd, topkpfd
 from fl_lightning.methods.common import predictions as d
 from fl_lightning.methods.fedmd import FedMD
 from fl_lightning.methods.ktpfl import KTPFL
@@ -70,25 +71,25 @@ def test_similarity_is_the_cosine_of_flat_predictions_and_the_least_alike_gets_n
     flat = P.flatten(1).numpy()
     norms = np.linalg.norm(flat, axis=1)
     np.testing.assert_allclose(S.numpy(), flat @ flat.T / np.outer(norms, norms), atol=1e-12)
-    R = d.shifted(S)
+    R = simpfd.shifted(S)
     torch.testing.assert_close(R.sum(1), torch.ones(4, dtype=torch.float64))
     assert (R >= 0).all() and ((R == 0).sum(1) >= 1).all()
     assert (R.argmin(1) == S.argmin(1)).all()
     order = torch.tensor([2, 0, 3, 1])
-    torch.testing.assert_close(d.shifted(d.cosines(P[order])), R[order][:, order])
+    torch.testing.assert_close(simpfd.shifted(d.cosines(P[order])), R[order][:, order])
 
 
 def test_equal_predictions_weigh_equally() -> None:
     P = predictions(1).expand(5, -1, -1)
     torch.testing.assert_close(
-        d.shifted(d.cosines(P)), torch.full((5, 5), 0.2, dtype=torch.float64)
+        simpfd.shifted(d.cosines(P)), torch.full((5, 5), 0.2, dtype=torch.float64)
     )
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 9])
 def test_the_nearest_are_k_with_oneself_among_them(k: int) -> None:
     S = d.cosines(predictions(5))
-    R = d.nearest(S, k)
+    R = topkpfd.nearest(S, k)
     k = min(k, 5)
     assert ((R > 0).sum(1) == k).all() and (R.diagonal() > 0).all()
     assert torch.equal(R[R > 0], torch.full((5 * k,), 1.0 / k, dtype=torch.float64))
@@ -100,7 +101,7 @@ def test_the_nearest_are_k_with_oneself_among_them(k: int) -> None:
 
 
 def test_who_is_equally_near_goes_by_number() -> None:
-    R = d.nearest(d.cosines(predictions(1).expand(4, -1, -1)), 2)
+    R = topkpfd.nearest(d.cosines(predictions(1).expand(4, -1, -1)), 2)
     assert [row.nonzero()[:, 0].tolist() for row in R] == [[0, 1], [0, 1], [0, 2], [0, 3]]
 
 
@@ -110,14 +111,14 @@ def test_the_gradient_of_the_coefficients_is_autograds() -> None:
     teachers = torch.einsum("nj,jdk->ndk", c, P)
     value = (teachers * (teachers / P).log()).sum(2).mean(1).sum()
     (found,) = torch.autograd.grad(value, c)
-    torch.testing.assert_close(d.kl_gradient(c.detach(), P), found)
+    torch.testing.assert_close(ktpfl.kl_gradient(c.detach(), P), found)
 
 
 def test_the_papers_step() -> None:
     """Eq. 7 by hand for two clients with one sample of two classes."""
     P = torch.tensor([[[0.8, 0.2]], [[0.4, 0.6]]], dtype=torch.float64)
     c = torch.tensor([[0.5, 0.5], [0.3, 0.7]], dtype=torch.float64)
-    found = d.paper_step(
+    found = ktpfl.paper_step(
         c,
         P,
         torch.tensor([0.25, 0.75], dtype=torch.float64),
@@ -148,7 +149,7 @@ def test_the_codes_step_descends_its_objective_before_the_softmax() -> None:
     mixed = torch.einsum("nj,jdk->ndk", c, P)
     value = (mixed - P).square().flatten(1).mean(1).sum() + 0.3 * (c - 1 / 3).square().mean(1).sum()
     (gradient,) = torch.autograd.grad(value, c)
-    found = d.code_step(c.detach(), P, rho=0.3, size=0.01)
+    found = ktpfl.code_step(c.detach(), P, rho=0.3, size=0.01)
     for row, before, g in zip(found, c.detach(), gradient, strict=True):
         step = float(g.abs().mean())
         moved = before - row.log() / 5  # up to a constant that softmax does not see
@@ -167,7 +168,7 @@ def test_the_codes_step_descends_its_objective_before_the_softmax() -> None:
 def test_the_codes_step_is_rescaled_five_times_at_most() -> None:
     """By 5 to the power of 5: a smaller step stays small."""
     P, c = predictions(3), torch.full((3, 3), 1 / 3, dtype=torch.float64)
-    moved = d.code_step(c, 1e-6 * P, rho=0.0, size=0.01).log() / 5
+    moved = ktpfl.code_step(c, 1e-6 * P, rho=0.0, size=0.01).log() / 5
     G = 1e-6 * P.flatten(1) @ (1e-6 * P.flatten(1)).T
     gradient = 2 * (c @ G - G) / P[0].numel()
     expected = -(5.0**5) * gradient
@@ -191,10 +192,10 @@ def test_the_codes_step_is_at_least_as_long_as_asked_for_and_less_than_five_time
                 mean, scale = mean / 5, scale / 5
             if mean < size:
                 mean, scale = mean * 5, scale * 5
-        found = d.code_step(start, P, rho=0.0, size=size)[0]
+        found = ktpfl.code_step(start, P, rho=0.0, size=size)[0]
         torch.testing.assert_close(found, torch.softmax(5 * (start[0] - scale * gradient[0]), 0))
     # no step at all
-    assert torch.equal(d.code_step(start, P, rho=0.0, size=0.0), torch.softmax(5 * start, 1))
+    assert torch.equal(ktpfl.code_step(start, P, rho=0.0, size=0.0), torch.softmax(5 * start, 1))
 
 
 @pytest.mark.parametrize("update", ["paper", "code"])
@@ -232,7 +233,7 @@ def test_without_a_projection_the_step_is_eq_7_whatever_the_rows_sum_to(federati
     sizes = torch.tensor(fed.run.data.train_sizes, dtype=torch.float64)
     for _ in range(5):
         c = c - 0.1 * (
-            2.0 * (sizes / sizes.sum())[:, None] * d.kl_gradient(c, P) + 2 * 0.3 * (c - 0.25)
+            2.0 * (sizes / sizes.sum())[:, None] * ktpfl.kl_gradient(c, P) + 2 * 0.3 * (c - 0.25)
         )
         rows = weigh(fed, P, [0, 1, 2, 3])
         torch.testing.assert_close(rows, c)
@@ -240,7 +241,7 @@ def test_without_a_projection_the_step_is_eq_7_whatever_the_rows_sum_to(federati
     part = weigh(fed, P[:2], [0, 1])
     shares = sizes[:2] / sizes[:2].sum()
     step = 0.1 * (
-        2.0 * shares[:, None] * d.kl_gradient(c[:2, :2], P[:2]) + 2 * 0.3 * (c[:2, :2] - 0.25)
+        2.0 * shares[:, None] * ktpfl.kl_gradient(c[:2, :2], P[:2]) + 2 * 0.3 * (c[:2, :2] - 0.25)
     )
     torch.testing.assert_close(part[:2], c[:2, :2] - step)
 
@@ -256,7 +257,7 @@ def test_the_sum_of_eq_2_is_as_many_times_as_steep(federation: Make, projection:
     sizes = torch.tensor(fed.run.data.train_sizes, dtype=torch.float64)
     for _ in range(2):
         c = c - 0.001 * (
-            40 * (sizes / sizes.sum())[:, None] * d.kl_gradient(c, P) + 2 * 0.3 * (c - 0.25)
+            40 * (sizes / sizes.sum())[:, None] * ktpfl.kl_gradient(c, P) + 2 * 0.3 * (c - 0.25)
         )
         c = to_simplex(c) if projection == "simplex" else c
         torch.testing.assert_close(weigh(fed, P, [0, 1, 2, 3]), c)
@@ -392,23 +393,6 @@ def test_the_optimiser_keeps_nothing_of_the_distil_phase(federation: Make) -> No
     distil, local = (job_of(client, phase, 1) for phase in fed.run.method.phases(client, sent))
     assert (distil.keep, len(distil.kept)) == (False, 0)
     assert local.keep and local.kept and all(k.startswith("optimizer.") for k in client.memory)
-
-
-@pytest.mark.parametrize("off", [{"epochs": 0}, {"lam": 0.0}])
-def test_without_the_distil_phase_it_is_local(federation: Make, off: dict[str, Any]) -> None:
-    """INV3 of 1.12, bit for bit."""
-    taught, alone = federation(FedMD(**SMALL, **off), **PUBLIC), federation(Local(), **PUBLIC)
-    assert same(models(run_all(taught)), models(run_all(alone)))
-
-
-def test_uniform_coefficients_that_never_move_are_fedmd(federation: Make) -> None:
-    """INV2 of 1.19, bit for bit; K = N is the consensus too (INV2 of 1.18)."""
-    consensus = models(run_all(federation(FedMD(loss="kl", **SMALL), rounds=3, **PUBLIC)))
-    for method in (KTPFL(step=0.0, **SMALL), TopKPFD(k=4, **SMALL)):
-        assert same(models(run_all(federation(method, rounds=3, **PUBLIC))), consensus)
-    assert not torch.equal(
-        models(run_all(federation(Local(), rounds=3, **PUBLIC)))[0], consensus[0]
-    )
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -8,19 +8,12 @@ import pytest
 import torch
 from reckoning import uploads
 from torch import Tensor
-from watching import Make, models, run_all, same, trained
+from watching import Make, models
 
 from fl_lightning.engine.federation import Federation
 from fl_lightning.methods.fedapa import FedAPA
-from fl_lightning.methods.local import Local
 
 EXACT: dict[str, Any] = {"precision": "64-true", "rounds": 3}
-
-
-@pytest.mark.parametrize("classifier", ["own", "mixed"])
-def test_without_steps_everybody_trains_alone(federation: Make, classifier: Any) -> None:
-    alone = trained(federation, Local(), net="norm")
-    assert same(trained(federation, FedAPA(eta=0.0, classifier=classifier), net="norm"), alone)
 
 
 def others(fed: Federation) -> None:
@@ -92,10 +85,3 @@ def test_rows_are_shares_of_which_ones_own_is_greatest(federation: Make) -> None
             fed.run.server.memory["weights"].min() >= 0
             and fed.run.server.memory["weights"].max() <= 1
         )
-
-
-def test_bodies_alone_travel(federation: Make) -> None:
-    record = run_all(federation(FedAPA(), net="norm", rounds=1)).round(2)
-    layout = federation(FedAPA(), net="norm").run.groups[0].layout
-    body = sum(b.size for b in layout.blocks if b.kind == "parameter" and not b.head)
-    assert record.metrics["upload_bytes"] == record.metrics["download_bytes"] == 4 * 4 * body

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from watching import Make, Watch, client_of, global_model, server_of
 
 from fl_lightning.core import Layout, RunContext
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.common import layerwise
-from fl_lightning.methods.common.critical import packed
-from fl_lightning.methods.common.layerwise import layer_rates, most_changed
+from fl_lightning.methods import flayer
+from fl_lightning.methods.common.basics import packed
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.flayer import FLAYER
+from fl_lightning.methods.flayer import FLAYER, layer_rates, most_changed
 
 PLAIN: dict[str, Any] = {"optimizer": {"momentum": 0.0}}
 
@@ -184,21 +182,13 @@ def test_rates_are_set_anew_at_the_first_batch_of_each_epoch(
 ) -> None:
     """With BatchNorm a lone last sample joins the batch before it: the epoch has one batch less."""
     set_anew: list[int] = []
-    monkeypatch.setattr(layerwise, "layer_rates", lambda *_: set_anew.append(1) or 1.0)
+    monkeypatch.setattr(flayer, "layer_rates", lambda *_: set_anew.append(1) or 1.0)
     for net, epochs in (("norm", 6), ("plain", 3)):
         fed = federation(FLAYER(), net=net, batch_size=16)
         set_anew.clear()
         client: Any = Lone(fed.run)
-        step = layerwise.phase_by_layer(client, 1.0, 1.0).step
+        step = flayer.phase_by_layer(client, 1.0, 1.0).step
         assert step is not None
         for _ in range(6):
             step(client, client)
         assert len(set_anew) == epochs
-
-
-def test_steps_of_another_kind_are_refused(federation: Make) -> None:
-    fed = federation(FLAYER(), optimizer={"momentum": 0.5})
-    with pytest.raises(
-        BadInput, match=r"optimizer\.momentum.*flayer takes steps w - lr g of its own"
-    ):
-        FLAYER().check(fed.run)

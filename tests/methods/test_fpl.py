@@ -8,16 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
-from watching import Make, client_of, global_model, payload_of, run_all, same, server_of, trained
+from watching import Make, client_of, global_model, payload_of, run_all, server_of
 
-from fl_lightning.methods.common.cluster_prototypes import (
-    cluster_losses,
-    cluster_prototypes,
-    finch,
-    linked,
-)
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fpl import FPL
+from fl_lightning.methods.fpl import FPL, cluster_losses, cluster_prototypes, finch, linked
 
 
 def around(angles: list[float]) -> Tensor:
@@ -81,11 +74,6 @@ def test_the_losses_by_hand() -> None:
         cluster_losses(leaf, torch.full((5,), 9), known, classes, tau), leaf
     )
     assert not slope.any()
-
-
-def test_the_first_round_is_fedavgs(federation: Make) -> None:
-    assert same(trained(federation, FPL(), rounds=1), trained(federation, FedAvg(), rounds=1))
-    assert not same(trained(federation, FPL()), trained(federation, FedAvg()))
 
 
 def test_what_is_sent_is_what_the_loss_sees(federation: Make) -> None:

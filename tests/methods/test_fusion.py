@@ -11,7 +11,7 @@ from watching import Make, global_model, models, module_of, run_all, server_of
 
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.common import fusion
+from fl_lightning.methods import feddf
 from fl_lightning.methods.common import predictions as public
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.feddf import FedDF
@@ -89,7 +89,7 @@ def test_the_step_is_down_the_kl_from_the_mean_of_all(federation: Make, ensemble
     student = torch.func.functional_call(module_of(plain).model.eval(), tensors, x).softmax(1)
     loss = (teacher * (teacher / student).log()).sum(1).mean()
     [gradient] = torch.autograd.grad(loss, leaf)
-    assert gradient.norm() < fusion.CLIP
+    assert gradient.norm() < feddf.CLIP
     expected = start - 0.01 * gradient / (gradient.abs() + 1e-8)  # Adam's first step
     torch.testing.assert_close(global_model(fed), expected, rtol=0, atol=1e-9)
 
@@ -106,7 +106,7 @@ def test_all_architectures_teach_each(federation: Make) -> None:
     clients."""
     fed = federation(FedDF(**SMALL), net={"plain": 2, "norm": 2}, **PUBLIC)
     seen: list[Tensor] = []
-    distilled = fusion.distilled
+    distilled = feddf.distilled
 
     def watched(group: Any, vector: Tensor, x: Tensor, teacher: Tensor, *rest: Any) -> Tensor:
         seen.append(teacher)
@@ -145,7 +145,7 @@ def test_the_students_running_statistics_are_the_means(federation: Make) -> None
 
 
 def test_batches_go_through_whole_orders() -> None:
-    found = fusion._batches(10, 4, 7, torch.Generator().manual_seed(0))
+    found = feddf._batches(10, 4, 7, torch.Generator().manual_seed(0))
     assert [len(i) for i in found] == [4, 4, 2, 4, 4, 2, 4]
     assert (
         sorted(torch.cat(found[:3]).tolist())
@@ -211,4 +211,4 @@ def test_who_has_not_answered_teaches_nothing(federation: Make) -> None:
     server.collect([2], {})
     for c in (0, 2):
         fed.pool.state(c)
-    assert list(fusion.scores_of(server.only, public.public_subset(fed.run, 1, 40))) == [2]
+    assert list(feddf.scores_of(server.only, public.public_subset(fed.run, 1, 40))) == [2]

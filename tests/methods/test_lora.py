@@ -12,6 +12,7 @@ from watching import Make, Watch, global_model, models, run_all
 
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
+from fl_lightning.methods.common.adapters import AdapterError
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
@@ -41,6 +42,16 @@ def shares(fed: Federation) -> list[float]:
 
 
 LORA: Any = {"precision": "64-true", "ranks": [2]}
+
+
+@pytest.fixture
+def federation(federation: Make) -> Make:
+    """With what hangs on every run that has adapters."""
+    return lambda *args, callbacks=(), **changes: federation(
+        *args, callbacks=[AdapterError(), *callbacks], **changes
+    )
+
+
 """Adapters for a method that asks for none."""
 
 

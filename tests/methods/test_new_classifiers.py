@@ -33,18 +33,15 @@ from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.simplex import simplex_minimum
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import Method
-from fl_lightning.methods.common import collaboration
-from fl_lightning.methods.common.basics import mmd
-from fl_lightning.methods.common.classifiers import Conditioned, Separated, Shifted, is_personal
-from fl_lightning.methods.common.collaboration import collaborators, feature_moments
-from fl_lightning.methods.dbe import DBE
+from fl_lightning.methods import Method, Traits, fedpac
+from fl_lightning.methods.common.classifiers import is_personal
+from fl_lightning.methods.dbe import DBE, Shifted
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbabu import FedBABU
-from fl_lightning.methods.fedcp import FedCP
-from fl_lightning.methods.fedpac import FedPAC
+from fl_lightning.methods.fedcp import FedCP, Separated, mmd
+from fl_lightning.methods.fedpac import FedPAC, collaborators, feature_moments
 from fl_lightning.methods.fedrep import FedRep
-from fl_lightning.methods.gpfl import GPFL
+from fl_lightning.methods.gpfl import GPFL, Conditioned
 
 KEPT = {"optimizer": {"momentum": 0.9, "weight_decay": 0.1, "keep_state": True}}
 """What reaches a frozen part if it is left in the optimiser."""
@@ -74,33 +71,6 @@ def features(client: Client, vector: Tensor, x: Tensor) -> Tensor:
     the engine."""
     W, b = (block(client, vector, f"body.1.{name}") for name in ("weight", "bias"))
     return linear(x.flatten(1), W, b).relu()
-
-
-@pytest.mark.parametrize(
-    ("cls", "arguments", "said"),
-    [
-        (FedPAC, {"lam": -1.0}, "method.lam"),
-        (FedPAC, {"lam": float("nan")}, "method.lam"),
-        (FedPAC, {"head_epochs": 0}, "method.head_epochs"),
-        (FedPAC, {"head_lr": 0.0}, "method.head_lr"),
-        (FedPAC, {"least": 1.0}, "method.least"),
-        (FedCP, {"lam": float("nan")}, "method.lam"),
-        (GPFL, {"lam": -0.1}, "method.lam"),
-        (GPFL, {"mu": float("nan")}, "method.mu"),
-        (DBE, {"kappa": -1.0}, "method.kappa"),
-        (DBE, {"momentum": 0.0}, "method.momentum"),
-        (DBE, {"momentum": 1.1}, "method.momentum"),
-    ],
-)
-def test_arguments_that_cannot_work(cls: Any, arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput, match=said):
-        cls(**arguments)
-
-
-@pytest.mark.parametrize("method", [FedPAC(), GPFL()])
-def test_what_is_about_classes_refuses_a_regression(federation: Make, method: Method) -> None:
-    with pytest.raises(BadInput, match="regression"):
-        federation(method, data={"task": "regression"}).prepare()
 
 
 class TwoLayers(nn.Module):
@@ -267,7 +237,7 @@ def test_fedpac_without_alignment_and_mixing_is_fedrep(
 ) -> None:
     """INV1: bit for bit, with one learning rate for both parts."""
     monkeypatch.setattr(
-        collaboration, "collaborators", lambda H, V, i: torch.eye(len(H), dtype=torch.float64)[i]
+        fedpac, "collaborators", lambda H, V, i: torch.eye(len(H), dtype=torch.float64)[i]
     )
     ours = trained(federation, FedPAC(lam=0.0, head_lr=None), rounds=3)
     assert same(ours, trained(federation, FedRep(head_epochs=1), rounds=3))
@@ -314,7 +284,7 @@ def test_fedpac_leaves_out_small_weights(federation: Make) -> None:
         [0, 1, 2],
     )
     inputs.places = torch.arange(3)
-    every, most = (collaboration.Collaboration(least).weights(inputs)[0] for least in (0.0, 0.3))
+    every, most = (fedpac.Collaboration(least).weights(inputs)[0] for least in (0.0, 0.3))
     assert (every[0] > 0).all() and float(every[0, 2]) < 0.3
     assert float(most[0, 2]) == 0 and torch.allclose(most.sum(1), torch.ones(3).double())
 
@@ -511,8 +481,7 @@ def test_gpfl_scores_under_the_clients_own_condition(federation: Make) -> None:
 class Waiting(Method):
     """FedAvg in whose first round nothing is sent back."""
 
-    changes_upload = True
-    everyone_first = True
+    traits = Traits(changes_upload=True, everyone_first=True)
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Nothing, at first."""

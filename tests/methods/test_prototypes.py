@@ -8,19 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from watching import Make, run_all, same, server_of, trained
+from watching import Make, server_of
 
-from fl_lightning.methods.common.trained_prototypes import LEARNED, adaptive_margin, margin_loss
-from fl_lightning.methods.fedtgp import FedTGP
-from fl_lightning.methods.local import Local
+from fl_lightning.methods.fedtgp import LEARNED, FedTGP, adaptive_margin, margin_loss
 
 EXACT: dict[str, Any] = {"precision": "64-true"}
-
-
-def test_without_its_pull_and_its_prototypes_everybody_trains_alone(federation: Make) -> None:
-    alone = trained(federation, Local(), net="norm")
-    assert same(trained(federation, FedTGP(lam=0.0, server_epochs=2), net="norm"), alone)
-    assert not same(trained(federation, FedTGP(server_epochs=2), net="norm"), alone)
 
 
 def test_the_margin_is_that_of_the_most_isolated_class() -> None:
@@ -139,8 +131,3 @@ def test_a_class_is_known_once_it_was_uploaded(federation: Make) -> None:
     payload = fed.run.method.broadcast(server_of(fed))[0]
     assert payload.statistics["classes"].tolist() == [2, 5]
     assert torch.equal(payload.extra["features"], server.memory["means.features"][[2, 5]])
-
-
-def test_no_model_travels(federation: Make) -> None:
-    record = run_all(federation(FedTGP(server_epochs=1), rounds=1)).round(2)
-    assert record.traffic[:, :, :-1].sum() == 0 and record.traffic[:, :, -1].sum() > 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from reckoning import WHOLE, PlainMean, batch_of, slope, uploads
+from reckoning import WHOLE, batch_of, slope, uploads
 from torch import Tensor
 from watching import Make, client_of, global_model, models, module_of, run_all
 
@@ -35,18 +35,6 @@ class Fails(Transform):
         """Once it has changed its control variate."""
         if (client.id, client.round) == (1, 2):
             raise OSError("the line is dead")
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_the_first_round_is_fedavgs(federation: Make, net: str, momentum: float) -> None:
-    """INV2: bit for bit that of the plain mean, and the second is not."""
-    changes: dict[str, Any] = {"net": net, "optimizer": {"momentum": momentum}}
-    one, other = federation(SCAFFOLD(), **changes), federation(PlainMean(), **changes)
-    one.round(1), other.round(1)
-    assert torch.equal(global_model(one), global_model(other))
-    one.round(2), other.round(2)
-    assert not torch.equal(global_model(one), global_model(other))
 
 
 @pytest.mark.parametrize(
@@ -120,15 +108,6 @@ def test_a_constant_gradient_is_found_whatever_the_momentum(
     for c in uploads(fed, "control"):
         for a, b in zip(pieces, fed.run.groups[0].layout.blocks, strict=False):
             torch.testing.assert_close(c[b.start : b.stop].view(b.shape), a, rtol=0, atol=1e-9)
-
-
-def test_it_costs_two_models_each_way(federation: Make) -> None:
-    """The model and a control variate, both as parameters; running statistics travel with the model
-    alone."""
-    ours, theirs = (federation(m, net="norm").round(1).metrics for m in (SCAFFOLD(), PlainMean()))
-    for way in ("upload", "download"):
-        assert ours[f"{way}_parameter_bytes"] == 2 * theirs[f"{way}_parameter_bytes"]
-        assert ours[f"{way}_bytes"] == theirs[f"{way}_bytes"] + theirs[f"{way}_parameter_bytes"]
 
 
 def test_running_statistics_are_averaged_whatever_the_servers_step(federation: Make) -> None:

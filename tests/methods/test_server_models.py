@@ -34,18 +34,6 @@ def cluster(fed: Federation) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("net", ["plain", "norm"])
-@pytest.mark.parametrize(
-    "method", [CFL(eps1=0.0, eps2=0.0, first_round=1), CFL(**(EAGER | {"first_round": 4}))]
-)
-def test_cfl_before_a_split_is_fedavg(federation: Make, net: str, method: CFL) -> None:
-    """INV2: bit for bit, with a part of the clients, whatever holds the split back."""
-    changes: dict[str, Any] = {"net": net, "rounds": 3, "participation": 0.75}
-    one, other = run_all(federation(method, **changes)), run_all(federation(FedAvg(), **changes))
-    assert torch.equal(global_model(one), global_model(other))
-    assert cluster(one) == [0, 0, 0, 0]
-
-
 def test_halves_of_opposed_updates() -> None:
     """INV3: cosine 1 within and -1 across, of any lengths and in any order; where all are alike
     there are two, too."""

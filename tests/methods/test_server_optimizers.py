@@ -52,12 +52,6 @@ def mean_changes(make: Make, method: Method) -> tuple[list[Tensor], list[Tensor]
     return [shares(make) @ those for those in moved], models
 
 
-def test_without_momentum_it_is_fedavg(federation: Make) -> None:
-    ours, theirs = federation(FedAvgM(momentum=0.0)), federation(FedAvg())
-    run_all(ours), run_all(theirs)
-    assert torch.equal(global_model(ours), global_model(theirs))
-
-
 def test_momentum_by_hand(federation: Make) -> None:
     means, models = mean_changes(federation, FedAvgM(server_lr=0.5, momentum=0.8))
     v = torch.zeros_like(models[0])

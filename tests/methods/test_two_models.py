@@ -16,30 +16,15 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.ditto import Ditto
-from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.flayer import FLAYER
 from fl_lightning.methods.local import Local
+from fl_lightning.methods.perfedavg import PerFedAvg
 from fl_lightning.methods.pfedme import PFedMe
 
 MOMENTUM = {"optimizer": {"momentum": 0.9, "weight_decay": 0.01}}
 
 
 # ---------------------------------------------------------------- Ditto
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
-@pytest.mark.parametrize("lam", [0.0, 1.0])
-def test_dittos_global_model_is_fedavgs(federation: Make, net: str, lam: float) -> None:
-    """INV2, INV3: bit for bit, whatever the pull, and for the same bytes."""
-    one, other = (
-        federation(m, net=net, rounds=3, participation=0.5, **MOMENTUM)
-        for m in (Ditto(lam=lam), FedAvg())
-    )
-    for t in (1, 2, 3):
-        ours, theirs = one.round(t).metrics, other.round(t).metrics
-        assert torch.equal(global_model(one), global_model(other))
-        assert {k: ours[k] for k in ours if "bytes" in k} == {
-            k: theirs[k] for k in theirs if "bytes" in k
-        }
 
 
 @pytest.mark.parametrize(("net", "keep"), [("plain", False), ("norm", False), ("plain", True)])
@@ -204,17 +189,6 @@ def test_alpha_stays_in_its_bounds(federation: Make, sign: float) -> None:
 
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
-@pytest.mark.parametrize(
-    "method", [APFL(), APFL(alpha=0.9, adaptive=False)], ids=["adaptive", "fixed"]
-)
-def test_apfls_global_model_is_fedavgs(federation: Make, net: str, method: Method) -> None:
-    """INV1: bit for bit, for any alpha."""
-    changes: dict[str, Any] = {"net": net, "rounds": 3, "participation": 0.5}
-    one, other = run_all(federation(method, **changes)), run_all(federation(FedAvg(), **changes))
-    assert torch.equal(global_model(one), global_model(other))
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
 def test_apfl_with_alpha_1_is_local(federation: Make, net: str) -> None:
     """INV2: bit for bit, running statistics too."""
     fed = run_all(federation(APFL(alpha=1.0, adaptive=False), net=net, rounds=3))
@@ -235,7 +209,9 @@ def test_apfl_with_alpha_0_is_fedavg_after_training(federation: Make) -> None:
 # ---------------------------------------------------------------- steps of their own
 
 
-@pytest.mark.parametrize("method", [PFedMe(), APFL()], ids=["pfedme", "apfl"])
+@pytest.mark.parametrize(
+    "method", [PFedMe(), APFL(), PerFedAvg(), FLAYER()], ids=lambda m: m.__class__.__name__
+)
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

@@ -3,8 +3,6 @@ and FedALA (6.5)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -25,19 +23,14 @@ from watching import (
     models,
     payload_of,
     run_all,
-    same,
     train,
-    trained,
 )
 
-from fl_lightning.core import Client, Fit, Payload, Phase
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import Method
+from fl_lightning.core import Client, Fit
 from fl_lightning.methods.fedala import FedALA
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedrep import FedRep
 from fl_lightning.methods.fedrod import FedRoD
-from fl_lightning.methods.local import Local
 
 KEPT = {"optimizer": {"momentum": 0.9, "weight_decay": 0.1, "keep_state": True}}
 """What reaches a frozen part if it is left in the optimiser."""
@@ -49,32 +42,6 @@ def part(client: Client, vector: Tensor, *, head: bool) -> Tensor:
 
 
 # ---------------------------------------------------------------- FedRep
-
-
-@dataclass(frozen=True)
-class FedBABU(Method):
-    """FedAvg of everything, whose classifier never trains."""
-
-    judge = "after"
-
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
-        """The body."""
-        return [Phase(trains=client.mask(lambda b: not b.head))]
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
-def test_fedrep_without_head_epochs_is_fedbabu(federation: Make, net: str) -> None:
-    """INV2: bit for bit, and the classifier stays what it was (not FedPer, whose classifiers
-    train)."""
-    changes: dict[str, Any] = {"net": net, "rounds": 3, "participation": 0.5, **KEPT}
-    ours, theirs = (trained(federation, m, **changes) for m in (FedRep(head_epochs=0), FedBABU()))
-    assert same(ours, theirs)
-    fed = federation(FedRep(), net=net)
-    client = client_of(fed, 0)
-    assert all(
-        torch.equal(part(client, w, head=True), part(client, fed.run.groups[0].initial, head=True))
-        for w in ours
-    )
 
 
 @pytest.mark.parametrize("head", [True, False])
@@ -250,44 +217,7 @@ def test_fedrod_takes_a_label_that_it_does_not_know_of(federation: Make) -> None
     assert torch.isfinite(global_model(fed)).all()
 
 
-def test_fedrod_sends_no_personal_classifier(federation: Make) -> None:
-    ours, theirs = (federation(m).round(1).metrics for m in (FedRoD(), FedAvg()))
-    assert all(ours[k] == theirs[k] for k in theirs if "bytes" in k)
-
-
-def test_fedrod_is_about_classes(federation: Make) -> None:
-    with pytest.raises(BadInput, match="regression"):
-        federation(FedRoD(), data={"task": "regression"}).prepare()
-
-
 # ---------------------------------------------------------------- FedALA
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
-def test_fedalas_first_round_is_fedavgs(federation: Make, net: str) -> None:
-    """INV1: bit for bit; the second is not."""
-    one, other = federation(FedALA(), net=net), federation(FedAvg(), net=net)
-    one.round(1), other.round(1)
-    assert torch.equal(global_model(one), global_model(other))
-    one.round(2), other.round(2)
-    assert not torch.equal(global_model(one), global_model(other))
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
-def test_fedala_that_does_not_learn_is_fedavg(federation: Make, net: str) -> None:
-    """INV2: bit for bit with eta 0, since the mix is exact where a weight is 1."""
-    changes: dict[str, Any] = {"net": net, "rounds": 4, "participation": 0.5}
-    one, other = (
-        run_all(federation(FedALA(eta=0.0), **changes)),
-        run_all(federation(FedAvg(), **changes)),
-    )
-    assert torch.equal(global_model(one), global_model(other))
-
-
-def test_fedala_of_one_client_is_local(federation: Make) -> None:
-    """INV3: its own model is the global one, so whatever the weights, the mix is that."""
-    ours, theirs = (trained(federation, m, clients=1, rounds=3) for m in (FedALA(), Local()))
-    assert same(ours, theirs)
 
 
 def test_fedalas_weights_by_hand(federation: Make) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.models.alexnet import AlexNet
 
 
@@ -24,21 +23,3 @@ def test_the_size_that_is_named() -> None:
     with torch.device("meta"):
         model = AlexNet((3, 32, 32), 10)
     assert sum(p.numel() for p in model.parameters()) == 23_272_266
-
-
-def test_dropout_is_for_training_alone() -> None:
-    model = AlexNet((1, 28, 28), 3, width=32)
-    x = torch.randn(4, 1, 28, 28)
-    assert not torch.equal(model(x), model(x))
-    model.eval()
-    assert torch.equal(model(x), model(x))
-
-
-def test_bad_arguments_are_named() -> None:
-    for shape in ((1, 14, 14), (64,)):
-        with pytest.raises(BadInput, match="15x15"):
-            AlexNet(shape, 10)
-    with pytest.raises(BadInput, match="width"):
-        AlexNet((1, 28, 28), 10, width=0)
-    with pytest.raises(BadInput, match="dropout"):
-        AlexNet((1, 28, 28), 10, dropout=1.0)

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from fl_lightning.configuration.config import Component
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.common.mixture import Mixture
+from fl_lightning.methods.fedem import Mixture
 from fl_lightning.models import another, build, head_doubt, head_of
 
 # an importable module into which the tests put their users' classes
@@ -77,13 +77,6 @@ def test_the_architectures_of_kt_pfl_fit_its_images(
     model = build(component, shape, 10)
     assert model.eval()(torch.zeros(3, *shape)).shape == (3, 10)
     assert model.get_submodule(head_of(model)).out_features == 10
-
-
-def test_a_users_model(theirs: str) -> None:
-    model = build(Component(theirs, {"width": 6}), (1, 8, 8), 3)
-    assert isinstance(model, Theirs)
-    assert (model.body.out_features, model.out.out_features) == (6, 3)
-    assert head_of(model) == "out"
 
 
 def test_what_the_user_sets_stays(theirs: str) -> None:

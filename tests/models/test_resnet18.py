@@ -41,8 +41,3 @@ def test_the_colour_7x7_stem_is_torchvisions() -> None:
     theirs = resnet18(weights=None, num_classes=10).state_dict()
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-
-
-def test_the_3x3_stem_keeps_the_resolution() -> None:
-    model = ResNet18(10, (3, 32, 32), "3x3")
-    assert model.maxpool(model.conv1(torch.zeros(1, 3, 32, 32))).shape == (1, 64, 32, 32)

@@ -45,11 +45,3 @@ def test_a_stem_of_stride_1_keeps_the_resolution_and_the_parameters() -> None:
     assert size(strided) == size(whole)
     with pytest.raises(BadInput, match="stride1"):
         ShuffleNetV2(10, (3, 32, 32), stem="3x3")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("model", [ResNet18, ShuffleNetV2])
-def test_bad_arguments_are_named(model: type) -> None:
-    with pytest.raises(BadInput, match="representation"):
-        model(10, (3, 32, 32), representation=0)
-    with pytest.raises(BadInput, match="images"):
-        model(10, (64,))

@@ -172,17 +172,6 @@ def test_next_tokens_are_learned(federation: Make) -> None:
     assert x.dtype == torch.int64 and torch.equal(y, (x + 1) % VOCABULARY)
 
 
-def test_a_text_has_a_label(federation: Make) -> None:
-    data = texts(per_position=False, classes=3)
-    options: dict[str, Any] = {
-        "batch_size": 8,
-        "optimizer": {"name": "adam", "lr": 0.02},
-        "local_epochs": 8,
-    }
-    fed = around(federation, FedAvg(), "textcnn.TextCNN", data, rounds=1, **options)
-    assert fed.round(1).metrics["mean_accuracy"] > 0.7
-
-
 def test_stacked_clients_train_on_texts_alike(federation: Make) -> None:
     found = []
     for name in ("loop", "vmap"):

@@ -206,10 +206,6 @@ def test_what_is_refused(
         fed.fit()
 
 
-def test_beside_noise_on_uploads(federation: Make) -> None:
-    federation(KAPC(), callbacks=[LocalPrivacy(1.0, 1.0), BlurRelation(top=1)]).fit()
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -19,7 +19,6 @@ from fl_lightning.callbacks.privacy import LocalPrivacy
 from fl_lightning.cli import main
 from fl_lightning.core import Client, Payload
 from fl_lightning.engine.federation import Federation
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.audit.claims import Claim, claimed
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.bound import lower_bound, share_right
@@ -132,13 +131,6 @@ def test_a_canary_sends_its_direction_or_nothing(federation: Make) -> None:
         wanted = 0.5 * coin(fed.run, client) * direction(fed.run, fed.run.groups[0], client)
         torch.testing.assert_close(seen[client], wanted, rtol=1e-3, atol=1e-5)
     assert all(0 < seen[c].norm() < 0.51 for c in set(range(8)) - canaries)
-
-
-def test_canaries_without_a_claim_are_refused(federation: Make) -> None:
-    with pytest.raises(BadInput, match=r"callbacks\.canaries: .*neither is there"):
-        federation(FedAvg(), callbacks=[Canaries()]).prepare()
-    with pytest.raises(BadInput, match=r"callbacks\.canaries\.guesses: 0.0 .*\(0, 1\]"):
-        Canaries(guesses=0.0)
 
 
 def test_claims_of_several_runs_are_counted_together() -> None:

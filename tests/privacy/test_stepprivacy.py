@@ -101,7 +101,7 @@ def private(
     federation: Make, method: Method, *more: Transform, given: dict[str, Any] = PRIVATE, **keys: Any
 ) -> Federation:
     keys["optimizer"] = {"lr": 0.05, "privacy": given} | keys.get("optimizer", {})
-    evaluation = {"judge": "before"} if method.judge == "finetuned" else {}
+    evaluation = {"judge": "before"} if method.traits.judge == "finetuned" else {}
     fed = federation(method, callbacks=[StepPrivacy(), *more], evaluation=evaluation, **keys)
     for transform in more:  # it only looks
         fed.run.callbacks.remove(transform)  # type: ignore[attr-defined]

@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from pandas import DataFrame
 
 from fl_lightning.results.result import MIB
+
+
+def cells(table: DataFrame) -> dict[str, list[str]]:
+    """A table's rows by their heads."""
+    return dict(zip(table.index, table.to_numpy().tolist(), strict=True))
+
 
 LAYERS = ["conv", "norm", "head"]
 MakeRun = Callable[..., Path]
@@ -29,6 +36,13 @@ def relation(receivers: list[int], layers: int) -> np.ndarray:
     rows = np.full((n, layers, n), 0.1 / max(1, n - 1), dtype=np.float32)
     rows[np.arange(n), :, np.arange(n)] = 0.9
     return rows
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages have empty charts, but in a browser: to lay them out takes seconds."""
+    if "browser" not in request.fixturenames:
+        monkeypatch.setattr("fl_lightning.lab.report.vector.svg", lambda name, figure: "<svg/>")
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_lightning.lab.report import load, render
+from fl_lightning.lab.report.page import render
 from fl_lightning.lab.report.pictures import MISSING, OVER, STEPS, Picture, encode, relations, top
+from fl_lightning.results.runs import load
 
 from .conftest import MakeRun
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pandas import DataFrame, Series
 from scipy.special import ndtr, ndtri
 
-from fl_lightning.lab.study import statistics
-from fl_lightning.lab.study.cells import Cell
+from fl_lightning.lab import statistics
 from fl_lightning.lab.study.compare import compare
+from fl_lightning.lab.study.scores import COLUMNS
 from fl_lightning.results.result import RunResult
 
 STUDIES = 1000
@@ -166,20 +167,13 @@ def test_the_same_method_twice_has_a_star_in_at_most_5_percent_of_studies(
             size=(methods + 1, settings, seeds, 4)
         )
         scores += shared * rng.normal(size=(methods + 1, 1, seeds, 1))
-        cells = [
-            Cell(
-                str(m),
-                "any",
-                str(k),
-                s,
-                "after",
-                run,
-                dict(enumerate(scores[m, k, s].tolist())),
-                "",
-            )
-            for m, k, s in itertools.product(range(methods + 1), range(settings), range(seeds))
+        units = itertools.product(range(methods + 1), range(settings), range(seeds))
+        rows = [
+            (str(m), "any", str(k), s, "after", "accuracy", "", "", run, Series(scores[m, k, s]))
+            for m, k, s in units
         ]
-        starred += any(row.star for row in compare(cells, "0").rows)
+        runs = DataFrame(rows, columns=[*COLUMNS, "scores"])
+        starred += any(compare(runs, "0").table.star == "*")
     assert 0 < starred <= 0.05 * STUDIES
 
 

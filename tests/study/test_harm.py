@@ -8,24 +8,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pandas import DataFrame, Series
 
-from fl_lightning.lab.study.cells import Cell
-from fl_lightning.lab.study.harm import harm_notes, noise, share_harmed
+from fl_lightning.lab.statistics import noise
+from fl_lightning.lab.study.compare import harm_notes, share_harmed
+from fl_lightning.lab.study.scores import COLUMNS
 
 
-def cell(label: str, scores: list[float], tested: int = 25, **run: Any) -> Cell:
-    rows = [{"client": c, "test_samples": tested} for c in range(len(scores))]
-    settings = {"split": rows, "final": rows, "summary": {}, "setting": lambda key: None} | run
-    metric = run.pop("metric", "accuracy")
-    held = SimpleNamespace(**settings, rows=lambda table: settings[table])
-    return Cell(label, label, "", 0, "after", held, dict(enumerate(scores)), "", metric)  # type: ignore[arg-type]
+def table(*cells: tuple[str, list[float]], metric: str = "accuracy", **run: Any) -> DataFrame:
+    """Runs of one setting and seed, with 25 test samples of each client."""
+    rows = []
+    for label, scores in cells:
+        sizes = [{"client": c, "test_samples": 25} for c in range(len(scores))]
+        held = {"split": sizes, "final": sizes, "summary": {}, "setting": lambda key: None} | run
+        made = SimpleNamespace(**held, rows=held.get)
+        names = (label, label, "", 0, "after", metric, "", "", made)
+        rows.append((*names, Series(scores, dtype=float)))
+    return DataFrame(rows, columns=[*COLUMNS, "scores"])
 
 
 def test_one_test_sample_is_no_harm() -> None:
-    alone = cell("local", [0.8, 0.8, 1.0])
-    assert share_harmed(cell("a", [0.76, 0.8, 0.96]), alone) == 0
-    assert share_harmed(cell("a", [0.4, 0.8, 0.5]), alone) == pytest.approx(2 / 3)
-    assert share_harmed(alone, alone) is None
+    alone = ("local", [0.8, 0.8, 1.0])
+    shares = share_harmed(table(alone, ("a", [0.76, 0.8, 0.96]), ("b", [0.4, 0.8, 0.5])))
+    assert shares.tolist() == pytest.approx([np.nan, 0, 2 / 3], nan_ok=True)
 
 
 def test_by_chance_a_twentieth_of_the_clients_at_most_is_counted() -> None:
@@ -35,10 +40,10 @@ def test_by_chance_a_twentieth_of_the_clients_at_most_is_counted() -> None:
     right = rng.random((20_000, 30))
     one, other = (right < 0.8).mean(1), (rng.random(right.shape) < 0.8).mean(1)
     mostly = np.where(rng.random(right.shape) < 0.8, right, rng.random(right.shape)) < 0.8
+    tested = np.full(20_000, 30)
     for alone in (other, mostly.mean(1)):
-        counted = np.mean([b - a > noise(a, b, 30) for a, b in zip(one, alone, strict=True)])
-        assert 0 < counted < 0.06
-    assert np.mean([b - a > noise(a, b, 30) for a, b in zip(one - 0.4, other, strict=True)]) > 0.9
+        assert 0 < np.mean(alone - one > noise(one, alone, tested)) < 0.06
+    assert np.mean(other - (one - 0.4) > noise(one - 0.4, other, tested)) > 0.9
 
 
 def test_with_few_test_samples_more_are_counted_by_chance() -> None:
@@ -46,29 +51,22 @@ def test_with_few_test_samples_more_are_counted_by_chance() -> None:
     the note says."""
 
     def counted(n: int, skill: float) -> float:
-        chances = [comb(n, k) * skill**k * (1 - skill) ** (n - k) for k in range(n + 1)]
-        above = [
-            (i, j)
-            for i in range(n + 1)
-            for j in range(i + 1, n + 1)
-            if (j - i) / n > noise(i / n, j / n, n)
-        ]
-        return sum(chances[i] * chances[j] for i, j in above)
+        chances = np.array([comb(n, k) * skill**k * (1 - skill) ** (n - k) for k in range(n + 1)])
+        ours, alone = np.meshgrid(*[np.arange(n + 1) / n] * 2, indexing="ij")
+        above = alone - ours > noise(ours, alone, np.array(n))
+        return float(chances @ above @ chances)
 
-    most = {
-        n: max(counted(n, percent / 100) for percent in range(50, 100))
-        for n in (3, 7, 8, 10, 20, 30)
-    }
+    most = {n: max(counted(n, p / 100) for p in range(50, 100)) for n in (3, 7, 8, 10, 20, 30)}
     assert 0.10 < most[7] < most[3] < 0.11
     assert max(most[n] for n in (8, 10, 20, 30)) == pytest.approx(0.0755, abs=5e-4)
 
 
 def test_what_is_counted_is_said() -> None:
-    assert "it is no test" in harm_notes([cell("a", [0.5])])[0]
-    validation = cell("a", [0.5], setting=lambda key: "validation")
-    assert "every client below" in harm_notes([validation])[0]
-    few = cell("a", [0.5], metric="auroc", final=[{}, {}, {}], summary={"least_test_class": 1})
-    assert harm_notes([few])[1] == (
+    one = ("a", [0.5])
+    assert "it is no test" in harm_notes(table(one))[0]
+    assert "every client below" in harm_notes(table(one, setting=lambda key: "validation"))[0]
+    few = table(one, metric="auroc", final=[{}, {}, {}], summary={"least_test_class": 1})
+    assert harm_notes(few)[1] == (
         "auroc: means are over 1 of 3 clients; the rarest class of a client's test part has 1 "
         "samples"
     )

@@ -22,7 +22,7 @@ from fl_lightning.cli import main
 from fl_lightning.configuration.catalogue import shipped, table
 from fl_lightning.foundation.csvtable import CsvTable
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.lab.study import papers, studyfile
+from fl_lightning.lab.study import listing, papers, studyfile
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
 from fl_lightning.lab.study.launch import resolved
@@ -148,7 +148,7 @@ def test_a_number_is_as_fine_as_its_column() -> None:
     ]
     assert (ratio.value, ratio.decimals) == (0, 4)
     assert (
-        judge([0.10, 0.11, 0.12], ratio.value, ratio.std, ratio.runs, ratio.decimals).words
+        judge([0.10, 0.11, 0.12], ratio.value, ratio.std, ratio.runs, ratio.decimals)["verdict"]
         == DIFFERS
     )
 
@@ -210,15 +210,15 @@ def test_reasons_are_of_cells_that_exist() -> None:
     ],
 )
 def test_the_verdict(ours: list[float], printed: float, std: float | None, verdict: str) -> None:
-    assert judge(ours, printed, std, 3, 2).words == verdict
+    assert judge(ours, printed, std, 3, 2)["verdict"] == verdict
 
 
 @pytest.mark.parametrize("printed", [50.0, 51.5, 52.2, 53.0, 56.0])
 def test_the_interval_is_welchs(printed: float) -> None:
     ours = [49.0, 50.5, 50.0, 52.0]
-    found = judge(ours, printed, 1.5, 3)
+    found = SimpleNamespace(**judge(ours, printed, 1.5, 3))
     peer = stats.ttest_ind_from_stats(found.mean, found.std, 4, printed, 1.5, 3, equal_var=False)
-    assert (found.words == DIFFERS) == (peer.pvalue < 0.05)
+    assert (found.verdict == DIFFERS) == (peer.pvalue < 0.05)
     low, high = peer_interval(found.mean, found.std, 4, printed, 1.5, 3)
     assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
 
@@ -318,9 +318,8 @@ def test_a_row_of_a_study_brings_its_judge(make_study: Callable[..., Path]) -> N
     study = Study.of(
         {**TINY, "forced": True, "paper": {**PAPER, "figures": {METRIC: "best"}, "rows": rows}}
     )
-    found = {
-        line.cell.method: line.verdict.mean for line in beside(cells_of(study), StudyFolder(folder))
-    }
+    lines = beside(cells_of(study), StudyFolder(folder))
+    found = {row["method"]: row["mean"] for row in listing.records(lines)}
     assert (found["FedAvg"], found["FedBABU"], found["KAPC"], found["MOON"]) == (
         50.0,
         90.0,
@@ -335,8 +334,9 @@ def test_reasons_are_of_the_study_as_it_is_written(make_study: Callable[..., Pat
     paper = {**PAPER, "figures": {METRIC: "best"}, "rows": {"FedAvg": "fedavg after"}}
     cells = cells_of(Study.of({**TINY, "forced": True, "paper": paper}))
     for reasons in (True, False):
-        [line] = [found for found in beside(cells, StudyFolder(folder), reasons) if found.seeds]
-        assert line.verdict.words == DIFFERS and bool(line.why) == reasons
+        lines = beside(cells, StudyFolder(folder), reasons)
+        [line] = lines[lines.seeds > 0].itertuples()
+        assert line.verdict == DIFFERS and bool(line.why) == reasons
 
 
 def test_kapc_bls_stands_beside_its_own_bytes() -> None:

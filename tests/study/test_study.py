@@ -16,14 +16,13 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
 from fl_lightning.cli import main
 from fl_lightning.core.phase import Batch
 from fl_lightning.foundation.files import take
-from fl_lightning.lab.study import cells
+from fl_lightning.lab.study import scores
 from fl_lightning.lab.study.board import Board
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
@@ -180,8 +179,8 @@ def test_the_table_of_a_study_has_the_scores_of_compare(
     assert ask("--workers 1 --federation.participation 0.5", methods=["local"])[0] == 0
     folder = StudyFolder(tmp_path / "s")
     (seen,) = Board(folder, folder.cells()).look(lambda _: None)
-    (cell,) = cells.read([tmp_path / "s"])[0]
-    assert seen.score == pytest.approx(np.mean([*cell.scores.values()]))
+    (cell,) = scores.read([tmp_path / "s"])[0].itertuples()
+    assert seen.score == pytest.approx(cell.scores.mean())
     assert abs(seen.score - cell.run.rows("metrics")[-1]["mean_accuracy"]) > 0.001
 
 

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from fl_lightning import run
+from fl_lightning.callbacks import checkpoint
 from fl_lightning.cli import main
 from fl_lightning.configuration.resolve import resolve
 from fl_lightning.foundation import device
@@ -60,10 +61,18 @@ def executors(study: Path) -> set[str]:
     return {yaml.safe_load(file.read_text())["fabric"]["executor"] for file in files}
 
 
-def test_each_run_knows_how_many_share_the_process(tmp_path: Path) -> None:
+def test_checkpoints_know_how_many_runs_share_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As many as are not at their end: a run counts itself until it has ended."""
-    hub, seen = Together(), dict[int, int]()
+    hub, seen, close = Together(), list[int](), checkpoint.Checkpoint.on_close
     put_together = together.driven(hub)
+
+    def closed(saver: checkpoint.Checkpoint, context: Any) -> None:
+        seen.append(len(checkpoint._SAVING))
+        close(saver, context)
+
+    monkeypatch.setattr(checkpoint.Checkpoint, "on_close", closed)
     config = resolve(
         [
             QUIET,
@@ -78,20 +87,13 @@ def test_each_run_knows_how_many_share_the_process(tmp_path: Path) -> None:
     )
 
     def work(k: int) -> None:
-        def kept(*parts: Any) -> Any:
-            fed = put_together(*parts)
-            known[k] = fed.run.runs_in_process
-            return fed
-
         make_folder(tmp_path / str(k))
-        run.fit(config, tmp_path / str(k), put_together=kept)
-        seen[k] = known[k]()
+        run.fit(config, tmp_path / str(k), put_together=put_together)
 
-    known: dict[int, Callable[[], int]] = {}
     left = [lambda k=k: work(k) for k in range(3)]
     for _ in hub.drive(lambda waits: ("", left.pop()) if left else None):
         pass
-    assert sorted(seen.values()) == [1, 2, 3]
+    assert sorted(seen) == [1, 2, 3]
 
 
 def test_no_number_depends_on_how_many_train_together(

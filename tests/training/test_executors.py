@@ -31,7 +31,7 @@ from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.phases import schedule_of
 from fl_lightning.engine.trainer import Trainer, choose_executors
 from fl_lightning.foundation.errors import BadClient, BadInput
-from fl_lightning.methods import Method
+from fl_lightning.methods import Method, Traits
 from fl_lightning.methods.fedalign import FedAlign
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.feddf import FedDF
@@ -41,10 +41,9 @@ from fl_lightning.methods.local import Local
 from fl_lightning.run import instantiate
 from fl_lightning.storage.state import ClientState
 from fl_lightning.training.executors import choice, vmap
-from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob
+from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Loop
 from fl_lightning.training.executors.choice import make
 from fl_lightning.training.executors.feed import Feed, laid_out
-from fl_lightning.training.executors.loop import Loop
 from fl_lightning.training.executors.stack import Stack
 from fl_lightning.training.executors.vmap import Vmap
 from fl_lightning.training.schedule import Length, stream
@@ -154,6 +153,29 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+def check_agree(fed: Federation, make_jobs: Callable[[], list[LocalJob]]) -> list[Any]:
+    """The loop and a stack come to the same, but for rounding, in two stretches: what was kept is
+    taken up. Returns jobs and fits of the loop's first."""
+    loop, stack = loop_of(fed), stacked(fed)
+    want, found = make_jobs(), make_jobs()
+    for stretch in range(2):
+        fits, results = trained(loop, want)[1], trained(stack, found)[1]
+        for a, b, x, y in zip(want, found, fits, results, strict=True):
+            torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
+            assert float(y.loss) == pytest.approx(float(x.loss), abs=1e-10)
+            assert float(y.coaching) == pytest.approx(float(x.coaching), abs=1e-10)
+            assert (x.steps, x.samples) == (y.steps, y.samples)
+            assert a.proximal_numbers == b.proximal_numbers
+            assert a.kept.keys() == b.kept.keys()
+            for key in a.kept:
+                torch.testing.assert_close(b.kept[key], a.kept[key], rtol=0, atol=1e-10)
+        if not stretch:
+            first_stretch = [
+                (replace(a, vector=a.vector.clone()), x) for a, x in zip(want, fits, strict=True)
+            ]
+    return first_stretch
+
+
 @pytest.mark.sampled("pulled-")
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.7)], ids=["free", "pulled"])
@@ -161,71 +183,25 @@ def test_they_agree_with_the_loop(
     federation: Make, method: Method, settings: dict[str, Any]
 ) -> None:
     fed = federation(method, precision="64-true", clients=6, optimizer=settings)
-    want, losses = trained(loop_of(fed), jobs_of(fed))
-    assert len({r.steps for r in losses}) > 1  # clients differ in batches
-    kind = stacked(fed)
-    found, results = trained(kind, jobs_of(fed))
-    for a, b, x, y in zip(want, found, losses, results, strict=True):
-        torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
-        assert float(y.loss) == pytest.approx(float(x.loss), abs=1e-10)
-        assert float(y.coaching) == pytest.approx(float(x.coaching), abs=1e-10)
-        assert (x.coaching > 0) == isinstance(method, FedProx)
-        assert (x.steps, x.samples, a.proximal_numbers) == (y.steps, y.samples, b.proximal_numbers)
-        assert a.kept.keys() == b.kept.keys()
-        for key in a.kept:
-            torch.testing.assert_close(b.kept[key], a.kept[key], rtol=0, atol=1e-10)
-        assert bool(a.kept) == settings.get("keep_state", False)
+    ended = check_agree(fed, partial(jobs_of, fed))
+    assert len({fit.steps for _, fit in ended}) > 1  # clients differ in batches
+    for job, fit in ended:
+        assert (fit.coaching > 0) == isinstance(method, FedProx)
+        assert bool(job.kept) == settings.get("keep_state", False)
 
 
-def test_what_was_kept_is_taken_up(federation: Make) -> None:
-    fed = federation(FedAvg(), precision="64-true", optimizer={"momentum": 0.9, "keep_state": True})
-    loop = loop_of(fed)
-    kind = stacked(fed)
-    want, found = trained(loop, jobs_of(fed))[0], trained(kind, jobs_of(fed))[0]
-    for a, b in zip(trained(loop, want)[0], trained(kind, found)[0], strict=True):
-        torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("most", [1, 2])
-def test_a_smoke_run_is_cut_short(federation: Make, most: int) -> None:
-    fed = federation(FedAvg(), precision="64-true")
-    jobs = [
-        [
-            replace(j, vector=j.vector.clone(), schedule=replace(j.schedule, most_batches=most))
-            for j in jobs_of(fed)
-        ]
-        for _ in "ab"
-    ]
-    want, results = trained(loop_of(fed), jobs[0])
-    found, ours = trained(stacked(fed), jobs[1])
-    assert [r.steps for r in ours] == [r.steps for r in results]
-    assert (
-        max(float((a.vector - b.vector).abs().max()) for a, b in zip(want, found, strict=True))
-        < 1e-10
-    )
-
-
-def test_clients_may_train_for_fewer_epochs_than_others(federation: Make) -> None:
-    """As `local` does, whose clients stop at different rounds when only some take part."""
+def test_they_agree_where_stretches_are_short_or_empty(federation: Make) -> None:
+    """A smoke run's are cut; `local`'s clients stop at different rounds."""
     fed = federation(FedProx(mu=0.7), precision="64-true", clients=6)
-    for epochs in ([2, 0, 1, 3, 0, 2], [0] * 6):
-        jobs = [
-            [
-                replace(
-                    j,
-                    vector=j.vector.clone(),
-                    schedule=replace(j.schedule, length=Length(epochs=n)),
-                )
-                for j, n in zip(jobs_of(fed), epochs, strict=True)
-            ]
-            for _ in "ab"
-        ]
-        want, losses = trained(loop_of(fed), jobs[0])
-        found, results = trained(stacked(fed), jobs[1])
-        for a, b, x, y in zip(want, found, losses, results, strict=True):
-            torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
-            assert float(y.loss) == pytest.approx(float(x.loss), abs=1e-10)
-            assert (x.steps, x.samples) == (y.steps, y.samples)
+    ends: list[dict[str, Any]] = [{"most_batches": most} for most in (1, 2)]
+    lengths = [[{"length": Length(epochs=n)} for n in e] for e in ([2, 0, 1, 3, 0, 2], [0] * 6)]
+    for changes in [ends[:1] * 6, ends[1:] * 6, *lengths]:
+
+        def make_jobs(changes: Any = changes) -> list[LocalJob]:
+            pairs = zip(jobs_of(fed), changes, strict=True)
+            return [replace(job, schedule=replace(job.schedule, **each)) for job, each in pairs]
+
+        check_agree(fed, make_jobs)
 
 
 def test_numbers_do_not_depend_on_who_trains_beside(federation: Make) -> None:
@@ -249,27 +225,17 @@ def with_model(fed: Federation, model: nn.Module) -> Federation:
     )
 
 
-def test_a_convolution_network_agrees(federation: Make) -> None:
-    fed = with_model(federation(FedProx(mu=0.1), precision="64-true"), Convolutions())
-    want = trained(loop_of(fed), jobs_of(fed))[0]
-    kind = stacked(fed)
-    for a, b in zip(want, trained(kind, jobs_of(fed))[0], strict=True):
-        torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
-
-
-def test_a_frozen_parameter_stays(federation: Make) -> None:
-    fed = federation(
-        FedProx(mu=0.5), precision="64-true", optimizer={"weight_decay": 0.1, "momentum": 0.5}
-    )
-    model = first(fed).module.model
+def test_they_agree_on_convolutions_and_a_frozen_parameter(federation: Make) -> None:
+    optimizer = {"weight_decay": 0.1, "momentum": 0.5}
+    plain = federation(FedProx(mu=0.5), precision="64-true", optimizer=optimizer)
+    fed = with_model(plain, Convolutions())
+    check_agree(fed, partial(jobs_of, fed))
+    model = first(plain).module.model
     model.body[1].bias.requires_grad_(False)  # type: ignore[index]
-    fed = with_model(fed, model)
-    want = trained(loop_of(fed), jobs_of(fed))[0]
+    fed = with_model(plain, model)
     assert "body.1.bias" not in [b.name for b in fed.run.groups[0].layout.blocks]
     before = model.body[1].bias.clone()  # type: ignore[index]
-    kind = stacked(fed)
-    for a, b in zip(want, trained(kind, jobs_of(fed))[0], strict=True):
-        torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
+    check_agree(fed, partial(jobs_of, fed))
     assert torch.equal(model.body[1].bias, before)  # type: ignore[index]
 
 
@@ -449,14 +415,6 @@ def test_settings_that_are_not_fit(federation: Make) -> None:
         found, reason = made(fed, "vmap")
         assert isinstance(found, Loop)
         assert word in (reason or "")
-
-
-def test_seconds_are_measured_of_each(federation: Make) -> None:
-    fed = federation(FedAvg())
-    kinds: Any = {"loop": loop_of(fed), "vmap": stacked(fed)}
-    found = choice.seconds_by_client(kinds, lambda: jobs_of(fed), repeats=1)
-    assert list(found) == ["loop", "vmap"]
-    assert all(s > 0 for s in found.values())
 
 
 def test_a_stack_has_a_view_of_every_tensor(federation: Make) -> None:
@@ -718,27 +676,14 @@ def test_phases_agree_with_the_loop(federation: Make, masks: str, settings: dict
     fed = federation(FedProx(mu=0.7), precision="64-true", optimizer=settings)
     keep = settings.get("keep_state", False)
     make_jobs = partial(phase_jobs, fed, masks=masks, keep=keep)
-    want, losses = trained(loop_of(fed), make_jobs())
     fixed = fed.run.groups[0].layout.segments(~head_only(fed))
-    for k, (job, before) in enumerate(zip(want, make_jobs(), strict=True)):
+    for k, ((job, _), before) in enumerate(
+        zip(check_agree(fed, make_jobs), make_jobs(), strict=True)
+    ):
         masked = masks == "alike" or (masks == "mixed" and k % 2 == 1)
-        assert (
-            all(
-                torch.equal(job.vector[s.start : s.stop], before.vector[s.start : s.stop])
-                for s in fixed
-            )
-            == masked
-        )
+        pairs = [(job.vector[s.start : s.stop], before.vector[s.start : s.stop]) for s in fixed]
+        assert all(torch.equal(*pair) for pair in pairs) == masked
         assert not torch.equal(job.vector, before.vector)
-    kind = stacked(fed)
-    found, results = trained(kind, make_jobs())
-    for a, b, x, y in zip(want, found, losses, results, strict=True):
-        torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
-        assert float(y.loss) == pytest.approx(float(x.loss), abs=1e-10)
-        assert float(y.coaching) == pytest.approx(float(x.coaching), abs=1e-10)
-        assert a.kept.keys() == b.kept.keys()
-        for key in a.kept:
-            torch.testing.assert_close(b.kept[key], a.kept[key], rtol=0, atol=1e-10)
     assert all(p.requires_grad for p in first(fed).module.binding.parameters)
 
 
@@ -859,7 +804,7 @@ def test_batches_larger_than_the_federations_are_left_to_the_loop(
 
     @dataclass(frozen=True)
     class Larger(FedAvg):
-        client_memory = True  # so that the clients' own models stay
+        traits = Traits(client_memory=True)  # so that the clients' own models stay
 
         def phases(self, client: Client, payload: Payload) -> list[Phase]:
             own = client.data.train

@@ -73,33 +73,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_the_direction_is_that_of_torch(settings: dict[str, Any]) -> None:
-    """Bit for bit over three steps; decay as a number and as a tensor; gradients are not written
+def test_the_direction_takes_decay_by_column(settings: dict[str, Any]) -> None:
+    """With decay as a number (as torch's, see below) and as a tensor; gradients are not written
     to."""
-    ours, theirs = [rows(2, 3)], [nn.Parameter(rows(2, 3))]
-    stacked = [rows(2, 3)]
-    momenta, others = (
-        [torch.zeros(2, 3, dtype=torch.float64)],
-        [torch.zeros(2, 3, dtype=torch.float64)],
-    )
-    sgd = torch.optim.SGD(theirs, lr=0.1, **settings)
-    momentum, nesterov = settings.get("momentum", 0.0), settings.get("nesterov", False)
     decay = settings.get("weight_decay", 0.0)
-    for t in range(3):
-        gradient = rows(2, 3, seed=t)
-        theirs[0].grad = gradient.clone()
-        sgd.step()
-        step = direction(ours, [gradient], momenta, decay, momentum, nesterov)
-        torch._foreach_add_(ours, step, alpha=-0.1)
-        table = torch.full((2, 3), decay, dtype=torch.float64)
-        torch._foreach_add_(
-            stacked,
-            list(direction(stacked, [gradient], others, table, momentum, nesterov)),
-            alpha=-0.1,
-        )
-        assert torch.equal(gradient, rows(2, 3, seed=t))
-    assert torch.equal(ours[0], theirs[0])
-    torch.testing.assert_close(stacked[0], ours[0], rtol=1e-14, atol=1e-15)
+    momentum, nesterov = settings.get("momentum", 0.0), settings.get("nesterov", False)
+    ended = []
+    for each in (decay, torch.full((2, 3), decay, dtype=torch.float64)):
+        weights, momenta = [rows(2, 3)], [torch.zeros(2, 3, dtype=torch.float64)]
+        for t in range(3):
+            gradient = rows(2, 3, seed=t)
+            step = direction(weights, [gradient], momenta, each, momentum, nesterov)
+            torch._foreach_add_(weights, step, alpha=-0.1)
+            assert torch.equal(gradient, rows(2, 3, seed=t))
+        ended += weights
+    torch.testing.assert_close(*ended, rtol=1e-14, atol=1e-15)
 
 
 @pytest.mark.parametrize("settings", [*SETTINGS.values(), {"clip_norm": 0.1, "momentum": 0.5}])
@@ -224,17 +212,7 @@ def test_an_anchor_needs_a_pull() -> None:
 
 
 def test_what_does_not_train_needs_no_gradient() -> None:
-    client, _ = module()
-    client.model[0].weight.requires_grad_(True)
-    client.train_only(client.layout.mask(lambda b: b.head))
-    assert [p.requires_grad for p in client.binding.parameters] == [False] * 4 + [True] * 2
-    client.train_only(None)
-    assert all(p.requires_grad for p in client.binding.parameters)
-    with pytest.raises(ValueError, match="no block"):
-        client.train_only(np.zeros(len(client.layout.blocks), dtype=bool))
-
-
-def test_what_the_user_has_frozen_stays_frozen() -> None:
+    """What the user has frozen stays so."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     model[0].bias.requires_grad_(False)
     client = ClientModule(model, Layout(model, "1"), 2)
@@ -242,6 +220,8 @@ def test_what_the_user_has_frozen_stays_frozen() -> None:
     assert [p.requires_grad for p in client.binding.parameters] == [True, False, False, False]
     client.train_only(None)
     assert [p.requires_grad for p in client.binding.parameters] == [True, False, True, True]
+    with pytest.raises(ValueError, match="no block"):
+        client.train_only(np.zeros(len(client.layout.blocks), dtype=bool))
 
 
 @pytest.mark.parametrize(

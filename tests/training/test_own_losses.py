@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from fl_lightning.core import Client, Module, Objective, Payload, Phase, PureLoss, Tensors
 from fl_lightning.core.phase import Batch
 from fl_lightning.engine.federation import Federation
-from fl_lightning.methods import Method
+from fl_lightning.methods import Method, Traits
 from fl_lightning.methods.fedrod import FedRoD
 from fl_lightning.methods.gpfl import GPFL
 from fl_lightning.methods.moon import MOON
@@ -69,7 +69,7 @@ class Own(Method):
     """FedAvg with a loss."""
 
     loss: Loss = weighted
-    judge = "after"
+    traits = Traits(judge="after")
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         weights = torch.linspace(0.5, 1.5 + client.id, 10, dtype=client.run.dtype)

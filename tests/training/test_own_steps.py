@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_lightning.core import Batch, Client, Payload, Phase
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import Method
+from fl_lightning.methods import Method, Traits
 from fl_lightning.training.executors.gradients import OwnSteps
 from fl_lightning.training.executors.vmap import Vmap
 
@@ -30,7 +30,7 @@ class Noisy(Method):
     binds: bool = False
     whole: bool = False
     evaluating: bool = False
-    judge = "after"
+    traits = Traits(judge="after")
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         return [Phase(step=partial(self.step, client.generator("noise"), []), by_gradient=True)]

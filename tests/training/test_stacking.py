@@ -24,12 +24,12 @@ def listed() -> dict[str, str]:
     return {name: kind for kind, names in rows for name in re.findall(r"`(\w+)`", names)}
 
 
-def test_the_page_has_every_method_once() -> None:
-    assert sorted(listed()) == sorted(catalogue.table("methods"))
+def test_the_page_has_methods_of_ours() -> None:
+    assert listed().keys() <= catalogue.table("methods").keys()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", catalogue.table("methods"))
+@pytest.mark.parametrize("method", listed())
 def test_phases_stack_as_the_page_says(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import rankdata
@@ -45,9 +45,8 @@ FEW = 20
 """Members and others that a client must have for an AUC of its own."""
 
 
-@dataclass
-class Row:
-    """One finding."""
+class Finding(NamedTuple):
+    """What a viewer learns by an attack."""
 
     method: str
     viewer: str
@@ -64,6 +63,22 @@ class Row:
     runs: int = 1
     rounds: int = 1
     """Rounds whose models were looked at."""
+
+
+def finding(
+    named: tuple[str, str, str, str],
+    value: float,
+    drawn: Sequence[float],
+    chance: float,
+    samples: int,
+    runs: int = 1,
+    rounds: int = 1,
+) -> Finding:
+    """A finding; its interval holds 95 % of the `drawn` values. `named`: method, viewer, attack and
+    measure."""
+    known = [one for one in drawn if one == one]
+    low, high = np.percentile(known, [2.5, 97.5]).tolist() if known else (math.nan, math.nan)
+    return Finding(*named, value, low, high, chance, samples, runs, rounds)
 
 
 Labelled = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -87,7 +102,7 @@ def membership(
     runs: int,
     controls: Sequence[Labelled],
     rounds: int = 1,
-) -> list[Row]:
+) -> list[Finding]:
     """AUC over all clients and for single ones, true positives at low false ones, and the control.
 
     `controls`: the same attack on memberships that were shuffled within each client, once each.
@@ -96,12 +111,9 @@ def membership(
     rng = np.random.default_rng(0)
     draws = [rng.integers(0, len(member), len(member)) for _ in range(DRAWS)]
 
-    def row(measure: str, value: float, drawn: Sequence[float], chance: float, n: int) -> Row:
-        known = [value for value in drawn if value == value]
-        low, high = np.percentile(known, [2.5, 97.5]) if known else (np.nan, np.nan)
-        return Row(
-            method, view, attack, measure, value, float(low), float(high), chance, n, runs, rounds
-        )
+    def row(measure: str, value: float, drawn: Sequence[float], chance: float, n: int) -> Finding:
+        named = (method, view, attack, measure)
+        return finding(named, value, drawn, chance, n, runs, rounds)
 
     rows = [
         row("AUC", auc(member, score), [auc(member[d], score[d]) for d in draws], 0.5, len(member))
@@ -131,7 +143,7 @@ def _true(member: np.ndarray, score: np.ndarray, level: float) -> float:
     return float((score[member] > threshold).mean())
 
 
-def _by_client(scored: Labelled, row: Callable[..., Row]) -> list[Row]:
+def _by_client(scored: Labelled, row: Callable[..., Finding]) -> list[Finding]:
     """The worst client, and small against large ones."""
     client, member, score = scored
     own, sizes = {}, {}
@@ -156,7 +168,7 @@ def _by_client(scored: Labelled, row: Callable[..., Row]) -> list[Row]:
     return rows
 
 
-def thresholds(run: Observed) -> list[Row]:
+def thresholds(run: Observed) -> list[Finding]:
     """Loss threshold on one run, in the eyes of each viewer that sees a model."""
     rows, s = [], run.samples
     rng = np.random.default_rng(1)
@@ -185,7 +197,7 @@ def _seen(runs: Sequence[Observed]) -> list[tuple[str, int, list[Confidence]]]:
     return [last, *((words, len(rounds), seen) for words, seen in ways)]
 
 
-def lira(runs: Sequence[Observed]) -> list[Row]:
+def lira(runs: Sequence[Observed]) -> list[Finding]:
     """Online LiRA over runs of one method that differ by their seed."""
     rows = []
     for words, rounds, seen in _seen(runs):
@@ -243,13 +255,13 @@ def attacked(
 # ---------------------------------------------------------------- the relation, and label mixes
 
 
-def relations(run: Observed) -> list[Row]:
+def relations(run: Observed) -> list[Finding]:
     """From the relation, by layer: who shares a group, and how alike two clients' label mixes are.
 
     The server sees the whole cube, another client its own row: its measure is the mean over
     clients.
     """
-    rows: list[Row] = []
+    rows: list[Finding] = []
     apart = ~np.eye(len(run.counts), dtype=bool)
     shares = run.counts / run.counts.sum(1, keepdims=True).clip(1)
     alike = 1 - np.abs(shares[:, None] - shares[None]).sum(2) / 2
@@ -296,7 +308,7 @@ def _related(
     measure: str,
     of: Callable[[np.ndarray, np.ndarray], float],
     chance: float,
-) -> list[Row]:
+) -> list[Finding]:
     n = len(R)
     apart, rng = ~np.eye(n, dtype=bool), np.random.default_rng(0)
     orders = [rng.permutation(n) for _ in range(DRAWS)]
@@ -313,13 +325,9 @@ def _related(
             value(truth[np.ix_(order, order)])
             for order in orders[: DRAWS if viewer[0] == "s" else DRAWS // 4]
         ]
-        low, high = np.percentile([v for v in permuted if v == v] or [np.nan], [2.5, 97.5])
-        name = f"{measure}, layer {layer}" if layer != "mean" else f"{measure}, mean over layers"
-        rows.append(
-            Row(
-                run.method, viewer, question, name, value(truth), float(low), float(high), chance, n
-            )
-        )
+        where = f"layer {layer}" if layer != "mean" else "mean over layers"
+        named = (run.method, viewer, question, f"{measure}, {where}")
+        rows.append(finding(named, value(truth), permuted, chance, n))
     return rows
 
 
@@ -335,7 +343,7 @@ def _ranked(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.corrcoef(x, y)[0, 1]) if x.std() and y.std() else float("nan")
 
 
-def label_mixes(run: Observed) -> list[Row]:
+def label_mixes(run: Observed) -> list[Finding]:
     """From the biases of uploaded classifiers, less their mean: how well the order of a client's
     classes follows."""
     if run.heads is None:
@@ -350,17 +358,6 @@ def label_mixes(run: Observed) -> list[Row]:
 
     rng, n = np.random.default_rng(0), len(change)
     permuted = [value(rng.permutation(n)) for _ in range(DRAWS)]
-    low, high = np.percentile([v for v in permuted if v == v] or [np.nan], [2.5, 97.5])
-    return [
-        Row(
-            run.method,
-            "server: upload",
-            "label mix from the classifier's bias",
-            "rank correlation by class",
-            value(np.arange(n)),
-            float(low),
-            float(high),
-            0.0,
-            n,
-        )
-    ]
+    attack, measure = "label mix from the classifier's bias", "rank correlation by class"
+    named = (run.method, "server: upload", attack, measure)
+    return [finding(named, value(np.arange(n)), permuted, 0.0, n)]

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from fl_lightning.configuration.config import check
 from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.results.opening import check_out, config_of
 
 if TYPE_CHECKING:
-    from fl_lightning.lab.audit.attacks import Row
+    from fl_lightning.lab.audit.attacks import Finding
     from fl_lightning.lab.audit.claims import Claim
     from fl_lightning.lab.audit.observe import Observed
 
@@ -26,7 +27,7 @@ FILES = ("audit.json", "audit.csv", "audit.html")
 class Audit:
     """What attacks on finished runs measure; `str` gives the overall measures."""
 
-    rows: list[Row]
+    rows: list[Finding]
     claims: dict[str, Claim]
     """Of differentially private methods, by label: the claimed epsilon, and what canaries allow."""
     page: Path
@@ -52,12 +53,13 @@ def audit(folder: Path, out: Path) -> Audit:
     """
     check("audit", str(folder), folder.is_dir(), "there is no such folder")
     check("out", str(out), not out.exists() or out.is_dir(), "it is no folder")
+    require("report", "audit", str(folder))
     listed = _runs(folder)
     from fl_lightning.lab.audit import page
     from fl_lightning.lab.audit.claims import claimed
 
     _check_out(out, page.MARKER)
-    rows: list[Row] = []
+    rows: list[Finding] = []
     notes: list[str] = []
     claims: dict[str, Claim] = {}
     unseen: dict[str, list[str]] = {}
@@ -105,7 +107,7 @@ def _observed(listed: dict[str, list[Path]]) -> Iterator[tuple[str, list[Observe
         yield label, [replace(seen[place], method=label) for place in places]
 
 
-def _attacked(label: str, runs: list[Observed]) -> tuple[list[Row], list[str]]:
+def _attacked(label: str, runs: list[Observed]) -> tuple[list[Finding], list[str]]:
     """What attacks on the runs of one method measure, and notes on what they could not."""
     from fl_lightning.lab.audit import attacks
 

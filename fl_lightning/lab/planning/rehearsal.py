@@ -3,12 +3,11 @@ cohort and all rounds."""
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.heap import keep_freed
 from fl_lightning.foundation.parallel import one_process
 from fl_lightning.lab.planning.made_up import in_shape_of
+from fl_lightning.lab.planning.plan import Plan
 from fl_lightning.lab.planning.start import check_start
-from fl_lightning.lab.planning.words import lines_of
 from fl_lightning.results.record import RoundRecord
 from fl_lightning.run import assemble, instantiate
 
@@ -40,54 +39,6 @@ MADE_UP_CLIENTS = 16
 """Clients of a federation whose data are made up."""
 _WATCHING = ("checkpoint.Checkpoint", "progress.Progress", "heatmaps.Heatmaps")
 """Callbacks that are left out: their seconds come on top of a round's."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A rehearsed round in one process of this machine, and the run that follows from it."""
-
-    method: str
-    models: list[str]
-    """Names and lengths of their vectors."""
-    accelerator: str
-    precision: str
-    clients: int
-    """Clients of the run."""
-    cohort: int
-    """Clients of a round."""
-    rounds: int
-    rehearsed: int
-    """Clients of the rehearsed round."""
-    trained: float
-    """The rehearsed share of their local training, 0 to 1."""
-    made_up: int
-    """Training samples a client that were made up and trained on; 0: the data are here."""
-    memory: float
-    """Peak of the rehearsing process, bytes of main memory."""
-    memory_device: float | None
-    """Peak of torch on the accelerator, bytes; None on a CPU."""
-    stored: float
-    """Bytes that further clients add until the last round: their vectors, and their samples where
-    these are kept."""
-    upload: float
-    """Bytes of a round from clients to server, the cohort's."""
-    download: float
-    seconds: dict[str, float]
-    """Of a round: `clients`, `evaluation`, `server`."""
-    privacy: dict[str, Any]
-    """What the summary of the run will say of its privacy, at most."""
-
-    def __str__(self) -> str:
-        return "\n".join(lines_of(self))
-
-    def as_json(self) -> str:
-        """Returns its figures as JSON."""
-        return json.dumps(asdict(self) | {"round_seconds": self.round_seconds}, indent=1)
-
-    @property
-    def round_seconds(self) -> float:
-        """Seconds of a whole round."""
-        return sum(self.seconds.values())
 
 
 def rehearse(config: Config, samples: int = 500) -> Plan:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from pandas import DataFrame
 
-from fl_lightning.lab.report.tables import Table
 from fl_lightning.lab.report.words import NONE
 from fl_lightning.results.folder import UNREADABLE
 from fl_lightning.results.result import RunResult
@@ -21,49 +22,36 @@ MOST_CELLS = 20_000
 
 def splits(runs: list[RunResult]) -> list[dict[str, Any]]:
     """Each different split once: the numbers of its `runs`, its `classes` and `clients`, training
-    samples by these (`counts`), and the most of one client and class."""
-    different: dict[bytes, dict[str, Any]] = {}
+    samples by these (`counts`)."""
+    different: dict[str, dict[str, Any]] = {}
     for number, run in enumerate(runs):
-        classes = list(
-            dict.fromkeys(
-                name for row in run.rows("split") for name in row if name.startswith("class_")
-            )
-        )
-        if not classes:
+        rows = run.rows("split")
+        columns = dict.fromkeys(name for row in rows for name in row if name.startswith("class_"))
+        if not columns:
             continue
-        counts = [
-            [int(row.get(name, 0)) for row in run.rows("split")[:MOST_CLIENTS]] for name in classes
-        ]
-        bare = [name.removeprefix("class_") for name in classes]
-        numbers = [int(row["client"]) for row in run.rows("split")[:MOST_CLIENTS]]
-        made = {
+        shown = rows[:MOST_CLIENTS]
+        split = {
             "runs": [],
-            "classes": [*range(len(bare))] if bare == [str(k) for k in range(len(bare))] else bare,
-            "clients": [run.client_names.get(number, number) for number in numbers],
-            "counts": counts,
-            "most": max(map(max, counts)),
+            "classes": [name.removeprefix("class_") for name in columns],
+            "clients": [run.called(int(row["client"])) for row in shown],
+            "counts": [[int(row.get(name, 0)) for row in shown] for name in columns],
         }
-        different.setdefault(repr(run.rows("split")).encode(), made)["runs"].append(number)
+        different.setdefault(repr(rows), split)["runs"].append(number)
     return list(different.values())
 
 
 def split_words(split: dict[str, Any], runs: list[RunResult]) -> str:
     """Whose split it is, and how uneven: for the caption of its picture."""
-    classes = [
-        sum(value > 0 for name, value in row.items() if name.startswith("class_"))
-        for row in _rows(split, runs)
-    ]
-    sizes = [int(row["train_samples"]) for row in _rows(split, runs)]
-    whose = (
-        ""
-        if len(split["runs"]) == len(runs)
-        else ", ".join(runs[number].name for number in split["runs"]) + ": "
-    )
+    members = [runs[number] for number in split["runs"]]
+    rows = members[0].rows("split")
+    classes = [_classes(row) for row in rows]
+    sizes = [int(row["train_samples"]) for row in rows]
+    whose = "" if len(members) == len(runs) else f"{', '.join(run.name for run in members)}: "
     shown = f" (the first {MOST_CLIENTS} are shown)" if len(sizes) > MOST_CLIENTS else ""
-    return (
-        f"{whose}{len(sizes)} clients{shown} with {min(sizes)} to {max(sizes)} training samples "
-        f"of {min(classes)} to {max(classes)} classes{unlike_words(runs[split['runs'][0]])}"
-    )
+    samples = f"{min(sizes)} to {max(sizes)} training samples"
+    of_classes = f"of {min(classes)} to {max(classes)} classes"
+    apart = unlike_words(members[0])
+    return f"{whose}{len(sizes)} clients{shown} with {samples} {of_classes}{apart}"
 
 
 MEASURES = {
@@ -97,75 +85,51 @@ def _over_pairs(run: RunResult) -> dict[str, float]:
     return {name: float(values.mean()) for name, values in pairs.items() if len(values)}
 
 
-def split_table(split: dict[str, Any]) -> Table:
-    """Training samples by client and class; an empty cell stands for none."""
-    rows = zip(split["clients"], *split["counts"], strict=True)
-    head = ["client", *(f"class {number}" for number in split["classes"])]
-    cells = [[str(client), *(str(count or "") for count in counts)] for client, *counts in rows]
-    return Table(head, cells[: MOST_CELLS // len(head)], of_runs=False)
+def split_table(split: dict[str, Any]) -> DataFrame:
+    """Training samples, a row for each client and a column for each class; an empty cell stands for
+    none."""
+    counts = DataFrame(split["counts"], columns=split["clients"]).T
+    counts.columns = [f"class {name}" for name in split["classes"]]
+    rows = MOST_CELLS // (1 + counts.shape[1])
+    return counts.astype(str).replace("0", "")[:rows].rename_axis("client")
 
 
-def own_worth(runs: list[RunResult]) -> Table:
+def own_worth(runs: list[RunResult]) -> DataFrame:
     """What a client's own data are worth, by layer: 1 less `noise_share_LAYER` in the last round
     that has it, of the runs whose relation measures it. Without such a run there are no rows."""
-    prefix = "noise_share_"
-    last: dict[str, dict[str, float]] = {}
+    last = {}
     for run in runs:
-        shares = {
-            name: value
-            for row in run.rows("metrics")
-            for name, value in row.items()
-            if name.startswith(prefix)
-        }
-        last |= {run.name: shares} if shares else {}
-    layers = dict.fromkeys(name for shares in last.values() for name in shares)
-    rows = [
-        [
-            name.removeprefix(prefix),
-            *(f"{1 - s[name]:.0%}" if name in s else NONE for s in last.values()),
-        ]
-        for name in layers
-    ]
-    return Table(["layer", *last], rows, of_runs=False)
+        table = DataFrame(run.rows("metrics")).filter(like="noise_share_")
+        if table.size:
+            shares = 1 - table.ffill().iloc[-1]
+            last[run.name] = shares.rename(lambda name: name.removeprefix("noise_share_"))
+    worth = DataFrame(last)
+    return worth.map(lambda share: f"{share:.0%}" if share == share else NONE).rename_axis("layer")
 
 
-def table(runs: list[RunResult]) -> Table:
+def table(runs: list[RunResult]) -> DataFrame:
     """A row for each client, by its name or number: its samples, where all runs have one split, and
     its scores."""
     kind = Comparison.of(runs).kind
     scores = [run.scores(kind)[0] for run in runs]
     shared = splits(runs)
-    rows = (
-        _rows(shared[0], runs) if len(shared) == 1 and len(shared[0]["runs"]) == len(runs) else []
-    )
-    facts = {int(row["client"]): row for row in rows}
-    everyone = sorted({client for of_run in scores for client in of_run} | facts.keys())[
-        :MOST_CLIENTS
-    ]
-    head = [
-        "client",
-        *(["training samples", "test samples", "classes"] if facts else []),
-        *(run.name for run in runs),
-    ]
-
-    def cells(client: int) -> list[str]:
-        row = facts.get(client, {})
-        classes = sum(value > 0 for name, value in row.items() if name.startswith("class_"))
-        known = (
-            [f"{row['train_samples']:.0f}", f"{row['test_samples']:.0f}", str(classes)]
-            if facts
-            else []
-        )
-        shown = runs[0].metric.shown
-        called = dict.fromkeys(run.called(client) for run in runs)
-        return [
-            " / ".join(called),
-            *known,
-            *(shown(of_run[client]) if client in of_run else NONE for of_run in scores),
-        ]
-
-    return Table(head, [cells(client) for client in everyone], of_runs=False)
+    alike = len(shared) == 1 and len(shared[0]["runs"]) == len(runs)
+    split = {int(row["client"]): row for row in (runs[0].rows("split") if alike else [])}
+    everyone = sorted({client for of_run in scores for client in of_run} | split.keys())
+    shown, rows = runs[0].metric.shown, {}
+    for client in everyone[:MOST_CLIENTS]:
+        sizes = []
+        if row := split.get(client):
+            numbers = [f"{row[name]:.0f}" for name in ("train_samples", "test_samples")]
+            sizes = [*numbers, str(_classes(row))]
+        called = " / ".join(dict.fromkeys(run.called(client) for run in runs))
+        cells = [shown(of_run[client]) if client in of_run else NONE for of_run in scores]
+        rows[client] = [called, *sizes, *cells]
+    columns = ["training samples", "test samples", "classes"] if split else []
+    head = ["client", *columns, *(run.name for run in runs)]
+    return DataFrame(list(rows.values()), columns=head).set_index("client")
 
 
-def _rows(split: dict[str, Any], runs: list[RunResult]) -> list[dict[str, float]]:
-    return runs[split["runs"][0]].rows("split")
+def _classes(row: Mapping[str, Any]) -> int:
+    """The number of classes of which a client has samples."""
+    return sum(value > 0 for name, value in row.items() if name.startswith("class_"))

@@ -1,88 +1,11 @@
 "use strict";
-const data = JSON.parse(document.getElementById("data").textContent);
+// The relation by round: heatmaps on canvases, a slider, a choice of client.
 const find = (id) => document.getElementById(id);
-const STEPS = 253, OVER = 254; // codes of a picture: up to STEPS, beyond the colours, then not finite
-const DASHES = [["mean_", "solid"], ["worst_", "dot"], ["_before", "dash"], ["_after", "dashdot"]];
-const dash = (kind) => (DASHES.find(([part]) => kind.includes(part)) || ["", "longdash"])[1];
-const drawn = new Set();
+const data = JSON.parse(find("data").textContent);
+const STEPS = 253, OVER = 254, MISSING = 255;
+const palette = Uint8Array.from(atob(data.palette), (character) => character.charCodeAt(0));
 
-// ---------------------------------------------------------------- drawing in the reader's theme
-
-function draw(id, traces, layout) {
-  if (!find(id)) return; // one chart without a place must not cost the others
-  const css = getComputedStyle(document.documentElement);
-  const ink = css.getPropertyValue("--ink").trim(), line = css.getPropertyValue("--line").trim();
-  const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true };
-  drawn.add(id);
-  // On narrow screens each name has a line of its own. The place is as high as its chart, or what follows lies over it.
-  const named = innerWidth < 560 && layout.showlegend !== false ? traces.filter((trace) => trace.showlegend !== false && trace.type !== "heatmap").length : 0;
-  const height = (layout.height || (named > 4 ? 360 : 0)) + (layout.barmode || named > 4 ? 20 * named : 0);
-  if (height) find(id).style.height = `${height}px`;
-  Plotly.react(find(id), traces, {
-    autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: "system-ui, -apple-system, 'Segoe UI', sans-serif", size: 13, color: ink },
-    margin: { l: 60, r: 24, t: 36, b: 50 }, modebar: { bgcolor: "rgba(0,0,0,0)", color: axis.linecolor, activecolor: ink },
-    ...layout, ...(height ? { height } : {}),
-    xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis },
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", ...layout.legend },
-  }, {
-    responsive: true, displaylogo: false, displayModeBar: "hover", modeBarButtons: [["toImage", "resetScale2d"]],
-  });
-}
-
-function drawFigures() {
-  for (const [id, { data: traces, layout }] of Object.entries(data.figures)) draw(id, traces, layout);
-}
-
-// ---------------------------------------------------------------- accuracy curves
-
-function drawCurves() {
-  if (!find("curves")) return;
-  const axis = find("curve-axis").value, words = data.curves.axes[axis];
-  const kinds = [...find("curve-kinds").querySelectorAll("input:checked")].map((box) => box.value);
-  const traces = [], without = [];
-  const bands = axis === "round" ? data.curves.bands : [];
-  const banded = (number, kind) => bands.some((band) => band.runs.includes(number) && band.y[kind]);
-  for (const band of bands) {
-    for (const kind of kinds.filter((name) => band.y[name])) {
-      const { mean, low, high } = band.y[kind], colour = data.colours[band.runs[0]];
-      const shared = { type: "scatter", mode: band.round.length > 1 ? "lines" : "markers", x: band.round, connectgaps: true, legendgroup: `${band.runs[0]} ${kind}` };
-      const edge = { ...shared, line: { width: 0 }, hoverinfo: "skip", showlegend: false };
-      const name = `${data.names[band.runs[0]]} and ${band.runs.length - 1} more seed${band.runs.length > 2 ? "s" : ""}`;
-      traces.push({ ...edge, mode: "lines", y: low }, { ...edge, mode: "lines", y: high, fill: "tonexty", fillcolor: `${colour}33` });
-      traces.push({
-        ...shared, y: mean, name: kinds.length > 1 ? `${name} · ${data.curves.kinds[kind]}` : name,
-        line: { color: colour, dash: kinds.length > 1 ? dash(kind) : "solid", width: 2 },
-        hovertemplate: `round %{x}: %{y:${data.curves.hover}}`,
-      });
-    }
-  }
-  data.curves.runs.forEach(({ x, y }, number) => {
-    if (!x[axis].length) {
-      if (x.round.length) without.push(data.names[number]);
-      return;
-    }
-    for (const kind of kinds.filter((name) => y[name] && !banded(number, name))) {
-      const short = x[axis].length <= 60;
-      traces.push({
-        type: "scatter", mode: short ? "lines+markers" : "lines", x: x[axis], y: y[kind], connectgaps: true,
-        name: kinds.length > 1 ? `${data.names[number]} · ${data.curves.kinds[kind]}` : data.names[number],
-        line: { color: data.colours[number], dash: kinds.length > 1 ? dash(kind) : "solid", width: 2 }, marker: { size: 5 },
-        customdata: x.round, hovertemplate: `round %{customdata}: %{y:${data.curves.hover}}`,
-      });
-    }
-  });
-  draw("curves", traces, {
-    xaxis: { title: { text: words }, rangemode: "tozero", ...(axis === "round" ? data.curves.ticks : {}) }, yaxis: { title: { text: data.curves.metric }, tickformat: data.curves.tick },
-    showlegend: true, height: 460,
-  });
-  const entities = { "&lt;": "<", "&gt;": ">", "&amp;": "&" };
-  const names = without.map((name) => name.replace(/&(lt|gt|amp);/g, (word) => entities[word])).join(", ");
-  find("curve-note").textContent = names && `Not measured in every round of ${names}: ${words}.`;
-}
-
-// ---------------------------------------------------------------- pictures
-
+// Rows of numbers: null where one is not finite.
 function decode(picture, columns) {
   const codes = atob(picture.codes), span = picture.high - picture.low, rows = [];
   let beyond = 0;
@@ -95,77 +18,102 @@ function decode(picture, columns) {
   return rows;
 }
 
-// `picture`: codes to be decoded, or rows of numbers. `range`: pictures that share their colours.
-function drawPicture(id, picture, x, y, range, layout, hover) {
-  const column = x.map(String), row = y.map(String);
-  const ends = range.length ? range : [{ low: 0, high: 1 }];
-  const high = Math.max(...ends.map((other) => other.high)), low = Math.min(...ends.map((other) => other.low));
-  draw(id, [{
-    type: "heatmap", z: Array.isArray(picture) ? picture : picture ? decode(picture, x.length) : [], x: column, y: row, zmin: low, zmax: high,
-    colorscale: "Viridis", hovertemplate: `${hover}<extra></extra>`, hoverongaps: false,
-    colorbar: { thickness: 12, outlinewidth: 0, tickformat: layout.tickformat || "" },
-  }], {
-    height: layout.height, xaxis: { type: "category", title: { text: layout.x }, showgrid: false, tickangle: 0, nticks: 16 },
-    yaxis: { type: "category", title: { text: layout.y }, autorange: "reversed", showgrid: false,
-      ...(layout.all ? { tickmode: "linear", dtick: 1 } : {}) },
-  });
+const number = (value) => `${Number(value.toPrecision(4))}`;
+
+function colour(level) {
+  const at = 3 * Math.round(255 * Math.min(1, Math.max(0, level)));
+  return `rgb(${palette[at]},${palette[at + 1]},${palette[at + 2]})`;
 }
 
-const layersHeight = (layers) => Math.max(280, 150 + 17 * layers.length);
+// `range`: pictures that share their colours. `hover`: the words for a row, a column and a weight.
+function draw(id, picture, columns, rows, range, names, hover) {
+  const canvas = find(id), pen = canvas.getContext("2d"), note = find(id.replace("-", "-note-"));
+  const width = canvas.parentElement.clientWidth, scale = devicePixelRatio;
+  const css = getComputedStyle(document.documentElement);
+  const ink = css.getPropertyValue("--ink").trim(), font = "12px system-ui, sans-serif";
+  note.textContent = "";
+  pen.font = font;
+  const widest = (labels) => Math.max(0, ...labels.map((label) => pen.measureText(label).width));
+  const left = Math.min(widest(rows), width / 3) + 34, right = 74, top = 6;
+  const turned = widest(columns) > (width - left - right) / Math.min(columns.length, 10);
+  const bottom = 34 + (turned ? Math.min(widest(columns), 160) : 12);
+  const high = Math.max(...range.map((other) => other.high)), low = Math.min(...range.map((other) => other.low));
+  const body = picture ? Math.max(120, Math.min(rows.length * 22, Math.max(380, 14 * rows.length))) : 0;
+  const height = body ? top + body + bottom : 0;
+  canvas.width = width * scale;
+  canvas.height = height * scale;
+  canvas.style.height = `${height}px`;
+  if (!picture) return;
+  pen.scale(scale, scale);
+  pen.font = font;
+  const values = decode(picture, columns.length), span = high - low || 1;
+  const across = (width - left - right) / columns.length, down = body / rows.length;
+  values.forEach((row, y) => row.forEach((value, x) => {
+    pen.fillStyle = value === null ? css.getPropertyValue("--missing") : colour((value - low) / span);
+    pen.fillRect(left + x * across, top + y * down, Math.ceil(across), Math.ceil(down));
+  }));
+  for (let at = 0; at < body; at++) { // the scale of colours
+    pen.fillStyle = colour(1 - at / body);
+    pen.fillRect(width - right + 12, top + at, 10, 1.5);
+  }
+  pen.fillStyle = ink;
+  pen.fillText(number(high), width - right + 26, top + 10);
+  pen.fillText(number(low), width - right + 26, top + body);
+  const step = (labels, room, size) => Math.ceil(labels.length / Math.max(1, Math.floor(room / size)));
+  pen.textAlign = "right";
+  for (let y = 0; y < rows.length; y += step(rows, body, 14)) {
+    pen.fillText(rows[y], left - 6, top + (y + 0.5) * down + 4, left - 24);
+  }
+  const each = turned ? 15 : widest(columns) + 10;
+  for (let x = 0; x < columns.length; x += step(columns, width - left - right, each)) {
+    pen.save();
+    pen.translate(left + (x + 0.5) * across + (turned ? 4 : 0), top + body + (turned ? 6 : 15));
+    if (turned) pen.rotate(-Math.PI / 2); else pen.textAlign = "center";
+    pen.fillText(columns[x], 0, 0, turned ? 160 : undefined);
+    pen.restore();
+  }
+  pen.textAlign = "center";
+  pen.fillText(names[0], left + (width - left - right) / 2, height - 6);
+  pen.translate(12, top + body / 2);
+  pen.rotate(-Math.PI / 2);
+  pen.fillText(names[1], 0, 0);
+  canvas.onmousemove = (event) => {
+    const x = Math.floor((event.offsetX - left) / across), y = Math.floor((event.offsetY - top) / down);
+    const value = values[y] && values[y][x];
+    note.textContent = value === undefined || value === null ? "" : `${hover(rows[y], columns[x])}: weight ${number(value)}`;
+  };
+}
 
 function drawRelation() {
   if (!find("round")) return;
-  const round = data.relation.rounds[find("round").value], client = find("client") && find("client").value;
+  const round = data.rounds[find("round").value], client = find("client") && find("client").value;
   const same = find("same").checked;
-  const everywhere = (kind, constant) => data.relation.runs.filter((run) => !run.constant === !constant)
+  const everywhere = (kind, constant) => data.runs.filter((run) => !run.constant === !constant)
     .flatMap((run) => Object.values(run.pictures).map(kind)).filter(Boolean);
   find("round-number").textContent = round;
   find("round").setAttribute("aria-valuetext", `round ${round}`);
-  data.relation.runs.forEach(({ pictures, layers, constant, names = {} }, number) => {
+  data.runs.forEach(({ pictures, layers, constant, names = {} }, run) => {
     const called = (one) => names[one] ?? `${one}`;
     if (!Object.keys(pictures).length) return;
     // A run that ended before this round, or has no file of it, shows the round before; the title says so.
     const kept = Object.keys(pictures).map(Number);
     const at = Math.max(...kept.filter((other) => other <= round), Math.min(...kept));
-    const now = pictures[at];
+    const now = pictures[at], sources = now.sources.map(called);
     const mean = layers.length > 1 ? `mean over ${layers.length} layers` : "one layer";
     const when = at === round ? `round ${round}` : `round ${at} (${round} is not there)`;
-    find(`overview-title-${number}`).textContent = `${when}, who receives from whom (${mean})`;
-    drawPicture(`overview-${number}`, now.overview, now.sources.map(called), now.receivers.map(called),
+    find(`overview-title-${run}`).textContent = `${when}, who receives from whom (${mean})`;
+    draw(`overview-${run}`, now.overview, sources, now.receivers.map(called),
       same ? everywhere((picture) => picture.overview, constant) : [now.overview],
-      { height: 440, x: "source client", y: "receiving client" },
-      "client %{y} receives from client %{x}<br>weight %{z:.4~g}");
+      ["source client", "receiving client"], (y, x) => `client ${y} receives from client ${x}`);
     if (client === null) return;
     const own = now.clients[client];
-    find(`client-title-${number}`).textContent = own ? `${when}, what client ${called(client)} receives of each layer`
+    find(`client-title-${run}`).textContent = own ? `${when}, what client ${called(client)} receives of each layer`
       : `${when}: client ${called(client)} is not ${now.receivers.includes(Number(client)) ? "shown layer by layer" : "in the cohort"}`;
-    drawPicture(`client-${number}`, own, own ? now.sources.map(called) : [], own ? layers : [],
+    draw(`client-${run}`, own, sources, layers,
       same ? everywhere((picture) => picture.clients[client], constant) : [own].filter(Boolean),
-      { height: Math.max(layersHeight(layers), 440), x: "source client", y: "", all: true },
-      "layer %{y} of client %{x}<br>weight %{z:.4~g}");
+      ["source client", "layer"], (y, x) => `layer ${y} of client ${x}`);
   });
 }
-
-function drawShares() {
-  const way = find("way") && find("way").value;
-  data.shares.filter((share) => !share.constant).forEach((share) => {
-    const at = share.run;
-    find(`share-title-${at}`).textContent = way === "up" ? "sent" : "received";
-    drawPicture(`share-${at}`, share[way], share.rounds, share.layers, [{ low: 0, high: 1 }],
-      { height: layersHeight(share.layers), x: "round", y: "", all: true, tickformat: ".0%" },
-      "round %{x}, %{y}<br>%{z:.0%} of the cohort");
-  });
-}
-
-function drawSplits() {
-  data.splits.forEach(({ clients, classes, counts, most }, at) => {
-    drawPicture(`split-${at}`, counts, clients, classes, [{ low: 0, high: most }],
-      { height: Math.max(280, 130 + 22 * classes.length), x: "client", y: "class" },
-      "client %{x}, class %{y}<br>%{z:.0f} training samples");
-  });
-}
-
-// ---------------------------------------------------------------- what the reader does
 
 let playing = null;
 
@@ -188,29 +136,17 @@ function play() {
   }, 700);
 }
 
-function drawAll() {
-  drawFigures();
-  drawCurves();
-  drawRelation();
-  drawShares();
-  drawSplits();
-}
-
 const on = (id, event, act) => find(id) && find(id).addEventListener(event, act);
-on("curve-axis", "change", drawCurves);
-on("curve-kinds", "change", drawCurves);
+for (const id of ["client", "same"]) on(id, "change", drawRelation);
 on("round", "input", drawRelation);
-on("client", "change", drawRelation);
-on("same", "change", drawRelation);
 on("play", "click", play);
-on("way", "change", drawShares);
-on("constant", "toggle", () => find("constant").querySelectorAll(".plot").forEach((plot) => Plotly.Plots.resize(plot)));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+on("constant", "toggle", drawRelation);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawRelation);
+addEventListener("resize", drawRelation);
 for (const [event, printed] of [["beforeprint", true], ["afterprint", false]]) {
   addEventListener(event, () => { // paper is white, and narrower than a screen
     document.documentElement.classList.toggle("printed", printed);
-    drawAll();
-    for (const id of drawn) Plotly.Plots.resize(find(id));
+    drawRelation();
   });
 }
-drawAll();
+drawRelation();

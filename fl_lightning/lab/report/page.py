@@ -1,5 +1,4 @@
-"""The page itself: template, style, script and plotly.js put into one file that needs no
-network."""
+"""The page on runs: template, style, script and charts put into one file that needs no network."""
 
 from __future__ import annotations
 
@@ -7,8 +6,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning import __version__
-from fl_lightning.lab.report import clients, figures, newcomers, pictures, tables
-from fl_lightning.results.result import TABLES, RunResult
+from fl_lightning.lab.report import clients, figures, newcomers, pictures, tables, vector
+from fl_lightning.results.result import AXES, TABLES, RunResult
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -21,46 +20,36 @@ def render(runs: list[RunResult]) -> str:
     """The HTML of the page on `runs`."""
     from jinja2.utils import htmlsafe_json_dumps
     from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
 
     for run in runs:
         for table in TABLES:  # so that the notes tell what cannot be read
             run.rows(table)
-    drawn = (
-        figures.training(runs) | figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
-    )
-    drawn |= newcomers.curve(runs)
-    relation, splits = pictures.relations(runs), clients.splits(runs)
-    for run in relation["runs"]:
-        run["layers"] = figures.labels(run["layers"])
-    data = {
-        "names": figures.run_labels(runs),
-        "colours": figures.colours(runs),
-        "curves": figures.curves(runs),
-        "figures": drawn,
-        "relation": relation,
-        "shares": figures.shares(runs),
-        "splits": splits,
-    }
-    source = files("fl_lightning.lab.report")
+    drawn = figures.draw(runs)
+    relation = pictures.relations(runs)
+    metric = runs[0].metric
     return template("fl_lightning.lab.report").render(
-        version=__version__,
-        marker=Markup(MARKER),
-        style=Markup(source.joinpath("page.css").read_text(encoding="utf-8")),
-        script=Markup(source.joinpath("page.js").read_text(encoding="utf-8")),
-        plotly=Markup(get_plotlyjs()),
-        data=htmlsafe_json_dumps(data, separators=(",", ":"), allow_nan=False),
+        mark=f"fl-train report {__version__}",
         runs=runs,
-        metric=runs[0].metric,
-        colours=data["colours"],
+        metric=metric,
+        colours=figures.colours(runs),
+        figures={name: Markup(vector.svg(name, figure)) for name, figure in drawn.items()},
+        axes=AXES,
+        constant={
+            run.name: figures.constant(run.ledger.share) for run in runs if run.ledger is not None
+        },
+        cut_bands=figures.cut_bands(runs),
+        unmeasured=figures.unmeasured(runs),
+        banded=bool(figures.together(runs, tuple(figures.kinds(metric)))),
+        channel=any(run.axis("channel") for run in runs),
         tables=tables,
-        figures=drawn,
         newcomers=newcomers,
-        curves=data["curves"],
         relation=relation,
+        data=htmlsafe_json_dumps(relation, separators=(",", ":"), allow_nan=False),
         clients=_clients(relation),
-        shares=data["shares"],
-        splits=[(clients.split_words(split, runs), clients.split_table(split)) for split in splits],
+        splits=[
+            (clients.split_words(split, runs), clients.split_table(split))
+            for split in clients.splits(runs)
+        ],
         by_client=clients.table(runs),
         own_worth=clients.own_worth(runs),
         notes=lambda section: [
@@ -70,13 +59,18 @@ def render(runs: list[RunResult]) -> str:
 
 
 def template(package: str, file: str = "page.html.j2") -> Template:
-    """The page of a package, in which every name must be given."""
-    from jinja2 import Environment, StrictUndefined
+    """A template of a package, which may extend base.html.j2; every name must be given."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    page = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    folders = [str(files(name)) for name in (package, "fl_lightning.lab.report")]
+    environment = Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return page.from_string(files(package).joinpath(file).read_text(encoding="utf-8"))
+    return environment.get_template(file)
 
 
 def _clients(relation: dict[str, Any]) -> dict[int, str]:
@@ -84,9 +78,5 @@ def _clients(relation: dict[str, Any]) -> dict[int, str]:
     number."""
     rounds = [picture for run in relation["runs"] for picture in run["pictures"].values()]
     shown = sorted({client for picture in rounds for client in picture["clients"]})
-    return {
-        c: " / ".join(
-            dict.fromkeys(run.get("names", {}).get(c, str(c)) for run in relation["runs"])
-        )
-        for c in shown
-    }
+    names = [run.get("names", {}) for run in relation["runs"]]
+    return {c: " / ".join(dict.fromkeys(of_run.get(c, str(c)) for of_run in names)) for c in shown}

@@ -69,6 +69,8 @@ def relations(runs: list[RunResult]) -> dict[str, Any]:
     A round's picture has `receivers`, `sources`, `overview` (receivers x sources) and `clients`
     (layers x sources by receiver). What is left out is noted in the runs.
     """
+    from matplotlib import colormaps
+
     kept = {run.name: run.relation_rounds for run in runs}
     for run in runs:
         absent = run.rounds_done - len(
@@ -98,10 +100,12 @@ def relations(runs: list[RunResult]) -> dict[str, Any]:
         named = {"names": run.client_names} if run.client_names else {}
         shown.append({"layers": layers, "pictures": pictures, "constant": constant, **named})
     rounds = [number for number in rounds if any(number in run["pictures"] for run in shown)]
+    viridis = colormaps["viridis"](np.arange(256), bytes=True)
     return {
         "rounds": rounds,
         "of": len({number for numbers in kept.values() for number in numbers}),
         "runs": shown,
+        "palette": base64.b64encode(viridis[:, :3].tobytes()).decode(),
     }
 
 

@@ -1,41 +1,42 @@
 """The page's tables, as text: what ran, when a target was reached, what came out, how clients
-differ."""
+differ. A column for each run, unless said otherwise; the index heads the rows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pandas import DataFrame
 
-from fl_lightning.foundation.metric import ACCURACY, FURTHER, MODELS, Metric
+from fl_lightning.foundation.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.lab.report import words
 from fl_lightning.lab.report.words import NONE, model_words, text
 from fl_lightning.results import provenance
 from fl_lightning.results.columns import COLUMNS
 from fl_lightning.results.folder import CLIENT_FLOPS, final_words
-from fl_lightning.results.result import MIB, RunResult, one_class
+from fl_lightning.results.result import AXES, MIB, RunResult, one_class, worst_tenth
 from fl_lightning.results.runs import Comparison, differing, differing_keys, same_seeds
 
 MOST_TARGETS = 8
 _COMPARED = ("seed", "smoke", "model", "data", "federation", "optimizer", "evaluation")
+Fact = Callable[[RunResult], str]
 
 
-@dataclass
-class Table:
-    """A head and rows; the first cell of a row heads it. Where `of_runs`, each further column is a
-    run."""
-
-    head: list[str]
-    rows: list[list[str]]
-    of_runs: bool = True
+def of_runs(runs: list[RunResult], rows: dict[str, list[str]]) -> DataFrame:
+    """A table with a column for each run."""
+    return DataFrame.from_dict(rows, orient="index", columns=[run.name for run in runs])
 
 
-def overview(runs: list[RunResult]) -> Table:
+def of_facts(runs: list[RunResult], facts: dict[str, Fact]) -> dict[str, list[str]]:
+    """A row for each fact."""
+    return {name: [fact(run) for run in runs] for name, fact in facts.items()}
+
+
+def overview(runs: list[RunResult]) -> DataFrame:
     """What was run."""
-    facts: dict[str, Callable[[RunResult], str]] = {
+    facts: dict[str, Fact] = {
         "method": lambda run: words.component(words.method(run, runs)),
         "model": lambda run: words.component(run.config.get("model")),
         "data": words.data,
@@ -52,26 +53,21 @@ def overview(runs: list[RunResult]) -> Table:
     }
     if any("privacy_epsilon" in run.summary for run in runs):
         facts["privacy"] = privacy
-    return Table(
-        ["", *_names(runs)], [[name, *(fact(run) for run in runs)] for name, fact in facts.items()]
-    )
+    return of_runs(runs, of_facts(runs, facts))
 
 
 def privacy(run: RunResult) -> str:
     """Epsilon and delta of the run, and whose data they are about; a method's own report names what
     it covers."""
-    kept = run.summary
-    if "privacy_epsilon" not in kept:
+    summary = run.summary
+    if "privacy_epsilon" not in summary:
         return "nothing is protected"
-    whose = (
-        f"for each {kept['privacy_unit']}"
-        if "privacy_unit" in kept
-        else str(kept.get("privacy_covers", ""))
-    )
-    size = (
-        "infinite" if kept["privacy_epsilon"] is None else f"{float(kept['privacy_epsilon']):.3g}"
-    )
-    return f"epsilon {size} at delta {float(kept['privacy_delta']):g}, {whose}"
+    whose = str(summary.get("privacy_covers", ""))
+    if "privacy_unit" in summary:
+        whose = f"for each {summary['privacy_unit']}"
+    epsilon = summary["privacy_epsilon"]
+    size = "infinite" if epsilon is None else f"{float(epsilon):.3g}"
+    return f"epsilon {size} at delta {float(summary['privacy_delta']):g}, {whose}"
 
 
 def remarks(runs: list[RunResult]) -> list[str]:
@@ -79,18 +75,15 @@ def remarks(runs: list[RunResult]) -> list[str]:
     lines = []
     for run in runs:
         if not run.finished:
-            lines.append(
-                f"{run.name} is unfinished: {run.rounds_done} of {text(run.rounds_asked)} rounds "
-                f"are done."
-            )
+            done = f"{run.rounds_done} of {text(run.rounds_asked)} rounds are done"
+            lines.append(f"{run.name} is unfinished: {done}.")
         if run.facts.get("made_up_data"):
             lines.append(f"{run.name} was trained on made-up data: its accuracies mean nothing.")
         elif run.setting("smoke"):
-            lines.append(
-                f"{run.name} is a smoke run (a few samples and steps): its accuracies mean little."
-            )
-        if words := one_class(run):
-            lines.append(f"{run.name}: {words}.")
+            few = "a smoke run (a few samples and steps): its accuracies mean little"
+            lines.append(f"{run.name} is {few}.")
+        if alike := one_class(run):
+            lines.append(f"{run.name}: {alike}.")
     return lines + judges(runs)
 
 
@@ -99,20 +92,14 @@ def judges(runs: list[RunResult]) -> list[str]:
     by = Comparison.of(runs)
     if not by.differ:
         return []
-    own = "; ".join(
-        f"{run.name}: {model_words(run.judge)}" for run in runs if run.has(run.metric.of("mean"))
-    )
+    judged = [run for run in runs if run.has(run.metric.of("mean"))]
+    own = "; ".join(f"{run.name}: {model_words(run.judge)}" for run in judged)
     line = f"Each run has a judge of its own ({own})."
     if by.kind is None:
-        return [
-            f"{line} No kind of model was scored in all: each number is by its run's own judge. Do "
-            f"not compare them."
-        ]
-    shared = model_words(by.kind)
-    return [
-        f"{line} All are compared by what all were scored by: {shared}. Each run's own judge is "
-        f"shown as well."
-    ]
+        none = "No kind of model was scored in all: each number is by its run's own judge."
+        return [f"{line} {none} Do not compare them."]
+    shared = f"All are compared by what all were scored by: {model_words(by.kind)}."
+    return [f"{line} {shared} Each run's own judge is shown as well."]
 
 
 def incomparable(runs: list[RunResult]) -> list[str]:
@@ -120,12 +107,11 @@ def incomparable(runs: list[RunResult]) -> list[str]:
     keys = {key for key in differing_keys(runs) if key.partition(".")[0] in _COMPARED}
     if same_seeds(runs):
         keys -= {"seed"}  # what bands over seeds are made of
-    if not any(
-        key.startswith(("data.", "federation.", "smoke")) for key in keys
-    ) and _other_samples(runs):
+    of_data = any(key.startswith(("data.", "federation.", "smoke")) for key in keys)
+    if not of_data and _other_samples(runs):
         keys.add("data.root")
     # `auto` may stand for different kinds of model: what counts is whether there is one that all
-    # were scored by.
+    # were scored by
     keys -= {"evaluation.judge"}
     by = Comparison.of(runs)
     if by.differ and by.kind is None:
@@ -138,17 +124,19 @@ def _other_samples(runs: list[RunResult]) -> bool:
     samples of them."""
     if len({provenance.source_of(run.folder) for run in runs} - {None}) > 1:
         return True
-    known = [(repr(run.setting("seed")), provenance.data_of(run.folder)) for run in runs]
-    digests = {(seed, digest) for seed, digest in known if isinstance(digest, str)}
+    known = {(repr(run.setting("seed")), provenance.data_of(run.folder)) for run in runs}
+    digests = {(seed, digest) for seed, digest in known if digest is not None}
     return len(digests) > len({seed for seed, _ in digests})
 
 
-def differences(runs: list[RunResult]) -> Table:
+def differences(runs: list[RunResult]) -> DataFrame:
     """Every setting that is not the same in all runs."""
-    rows = [[key, *(text(value) for value in values)] for key, values in differing(runs)]
+    rows = {key: [text(value) for value in values] for key, values in differing(runs)}
     # no arguments and none that is known look alike
-    seen = [row for row in rows if len({*row[1:]}) > 1]
-    return Table(["setting", *_names(runs)], seen)
+    return of_runs(runs, {key: cells for key, cells in rows.items() if len({*cells}) > 1})
+
+
+# ---------------------------------------------------------------- time to accuracy
 
 
 def targets(runs: list[RunResult]) -> list[float]:
@@ -159,15 +147,12 @@ def targets(runs: list[RunResult]) -> list[float]:
     apart.
     """
     by = Comparison.of(runs)
-    column = by.column
-    curves = [
-        [row[column] for row in run.judged(column) if math.isfinite(row[column])] for run in runs
-    ]
-    curves = [curve for curve in curves if curve]
+    values = [np.array(run.column(by.column)) for run in runs]
+    curves = [curve[np.isfinite(curve)].tolist() for curve in values if np.isfinite(curve).any()]
+    first = [curve[0] for curve in curves] or [0.0]
     if not by.metric.rises:
-        return _falling(curves)
-    begun = min((curve[0] for curve in curves), default=0.0)
-    highest = max((max(curve) for curve in curves), default=0.0)
+        return _falling(max(first), min(map(min, curves), default=0.0))
+    begun, highest = min(first), max(map(max, curves), default=0.0)
     for parts in (20, 50, 100, 200):
         steps = [k / parts for k in range(1, parts + 1) if begun < k / parts <= highest]
         if steps:
@@ -175,20 +160,15 @@ def targets(runs: list[RunResult]) -> list[float]:
     return []
 
 
-def _falling(curves: list[list[float]]) -> list[float]:
+def _falling(begun: float, least: float) -> list[float]:
     """Round numbers between the greatest error that a run began with and the least that one
     reached, falling."""
-    begun, least = (
-        max((curve[0] for curve in curves), default=0.0),
-        min(map(min, curves), default=0.0),
-    )
     if begun <= least:
         return []
     rough = (begun - least) / MOST_TARGETS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-    first, last = math.ceil(least / step), math.ceil(begun / step)
-    return [k * step for k in range(first, last)][::-1]
+    return [k * step for k in range(math.ceil(least / step), math.ceil(begun / step))][::-1]
 
 
 def reached(
@@ -199,7 +179,7 @@ def reached(
     merit = COLUMNS[column].merit
     for at, row in enumerate(run.rows("metrics")):
         if column in row and merit(row[column]) >= merit(target):
-            axes = {name: run.axis(name) for name in ("round", "mib", "channel", "wall")}
+            axes = {name: run.axis(name) for name in AXES}
             return {name: None if values is None else values[at] for name, values in axes.items()}
     return None
 
@@ -210,11 +190,9 @@ def scored_seldom(runs: Iterable[RunResult]) -> str:
     if every[-1] == 1:
         return ""
     spacing = f"{every[0]} to {every[-1]}" if len(every) > 1 else str(every[0])
-    more = f"up to {every[-1] - 1} rounds too late" if every[-1] > 2 else "up to a round too late"
-    return (
-        f"runs are scored every {spacing} rounds: a target is seen {more}, and its bytes and "
-        f"seconds count them"
-    )
+    late = f"up to {every[-1] - 1} rounds too late" if every[-1] > 2 else "up to a round too late"
+    begin = f"runs are scored every {spacing} rounds: a target is seen {late}"
+    return f"{begin}, and its bytes and seconds count them"
 
 
 def time_to_accuracy(runs: list[RunResult]) -> list[tuple[str, list[tuple[int, list[str]]]]]:
@@ -227,110 +205,88 @@ def time_to_accuracy(runs: list[RunResult]) -> list[tuple[str, list[tuple[int, l
             costs = reached(run, target, by.column)
             cells = ["not reached", "", "", ""]
             if costs is not None:
-                spent = [
-                    known(costs["mib"], mib),
-                    *(known(costs[name], seconds) for name in ("channel", "wall")),
-                ]
-                cells = [f"{costs['round']:.0f}", *spent]
+                times = [known(costs[name], seconds) for name in ("channel", "wall")]
+                cells = [f"{costs['round']:.0f}", known(costs["mib"], mib), *times]
             lines.append((number, cells))
         table.append((f"{100 * target:g} %" if by.metric is ACCURACY else f"{target:.4g}", lines))
     return table
 
 
+# ---------------------------------------------------------------- final scores
+
+
 def _at_best(run: RunResult, column: str, shown: str) -> str:
     """`shown` in the round that is best by `column`."""
-    accuracy, number = run.best(column)
-    chosen = next((row for row in run.judged(shown) if row["round"] == number), {}).get(
-        shown, math.nan
-    )
-    return (
-        NONE
-        if math.isnan(accuracy) or math.isnan(chosen)
-        else f"{run.metric.shown(chosen)} (round {number})"
-    )
+    number = run.best(column)[1]
+    chosen = {row["round"]: row[shown] for row in run.judged(shown)}.get(number)
+    return NONE if chosen is None else f"{run.metric.shown(chosen)} (round {number})"
 
 
 def _last(run: RunResult, column: str) -> str:
-    judged = run.judged(column)
-    return (
-        f"{run.metric.shown(judged[-1][column])} (round {judged[-1]['round']:.0f})"
-        if judged
-        else NONE
-    )
+    if not (judged := run.judged(column)):
+        return NONE
+    return f"{run.metric.shown(judged[-1][column])} (round {judged[-1]['round']:.0f})"
 
 
-def on_global_test(runs: list[RunResult]) -> list[list[str]]:
+def on_global_test(runs: list[RunResult]) -> dict[str, list[str]]:
     """The rows of what came out on the test set of all clients, for each kind of model that a run
     scored on it."""
-    shown = []
+    metric = Comparison.of(runs).metric
+    rows = {}
     for kind, model in MODELS.items():
-        column = Comparison.of(runs).metric.on_global_test(kind)
+        column = metric.on_global_test(kind)
         if any(run.has(column) for run in runs):
             begin = f"test set of all, {model}: "
-            shown.append(
-                [
-                    f"{begin}best round (optimistic)",
-                    *(_at_best(run, column, column) for run in runs),
-                ]
-            )
-            shown.append([f"{begin}last judged round", *(_last(run, column) for run in runs)])
-            ended = [(run, run.summary.get(f"final_{column}")) for run in runs]
-            shown.append(
-                [
-                    f"{begin}all clients at the end",
-                    *(known(v, run.metric.shown) for run, v in ended),
-                ]
-            )
-    return shown
+            best = [_at_best(run, column, column) for run in runs]
+            ended = [known(run.summary.get(f"final_{column}"), run.metric.shown) for run in runs]
+            rows[f"{begin}best round (optimistic)"] = best
+            rows[f"{begin}last judged round"] = [_last(run, column) for run in runs]
+            rows[f"{begin}all clients at the end"] = ended
+    return rows
 
 
-def by_judge(runs: list[RunResult]) -> list[list[str]]:
+def by_judge(runs: list[RunResult]) -> dict[str, list[str]]:
     """The rows of what came out: by the kind of model that runs are compared by, then by their own
     judges."""
     by = Comparison.of(runs)
-
-    def of_clients(run: RunResult, kind: str | None) -> str:
-        score, clients = run.mean_of_bests(by.metric.by(str(kind)))
-        return f"{by.metric.shown(score)} ({clients} clients)" if clients else NONE
-
-    parts = " or ".join(sorted({str(run.setting("data.score_on") or "test") for run in runs}))
-
-    def of_kind(before: str, column: str, kinds: list[str | None]) -> list[list[str]]:
-        return [
-            [f"{before}model", *map(model_words, kinds)],
-            [
-                f"{before}best round, chosen on {parts} data (optimistic)",
-                *(_at_best(run, column, column) for run in runs),
-            ],
-            [f"{before}mean of each client's best round (more so)", *map(of_clients, runs, kinds)],
-            [f"{before}last judged round", *(_last(run, column) for run in runs)],
-        ]
-
-    own = "own judge: " if by.differ else ""
-    judges = [run.judge for run in runs]
-    shown = of_kind("", by.column, [by.kind] * len(runs)) if by.differ and by.kind else []
-    mean = by.metric.of("mean")
-    shown += of_kind(own, mean, judges)
-    chosen = [_at_best(run, by.metric.of("validation"), mean) for run in runs]
-    shown += [[f"{own}round chosen on validation data", *chosen]] if set(chosen) != {NONE} else []
-    ended = [final_words(run.summary) if run.finished else NONE for run in runs]
-    shown.append([f"{own}all clients at the end: model", *ended])
+    metric = by.metric
+    rows = {}
+    if by.differ and by.kind:
+        rows = _of_kind(runs, "", by.column, [by.kind] * len(runs))
+    own, mean = "own judge: " if by.differ else "", metric.of("mean")
+    rows |= _of_kind(runs, own, mean, [run.judge for run in runs])
+    chosen = [_at_best(run, metric.of("validation"), mean) for run in runs]
+    if set(chosen) != {NONE}:
+        rows[f"{own}round chosen on validation data"] = chosen
+    end = f"{own}all clients at the end: "
+    finals = [final_words(run.summary) if run.finished else NONE for run in runs]
+    rows[f"{end}model"] = finals
     for key, name in (("mean", "mean"), ("worst", "worst 10 %"), ("std", "spread (std)")):
-        values = (run.summary.get(by.metric.of(f"final_{key}")) for run in runs)
-        shown.append(
-            [
-                f"{own}all clients at the end: {name}",
-                *(known(value, by.metric.shown) for value in values),
-            ]
-        )
-    for name, metric in FURTHER.items():
-        cells = [_averaged(run, name) for run in runs]
-        shown += (
-            [[f"{own}all clients at the end: {metric.mean_words}", *cells]]
-            if set(cells) != {NONE}
-            else []
-        )
-    return shown
+        values = [run.summary.get(metric.of(f"final_{key}")) for run in runs]
+        rows[f"{end}{name}"] = [known(value, metric.shown) for value in values]
+    for one in FURTHER.values():
+        cells = [_averaged(run, one.name) for run in runs]
+        rows |= {f"{end}{one.mean_words}": cells} if set(cells) != {NONE} else {}
+    return rows
+
+
+def _of_kind(
+    runs: list[RunResult], before: str, column: str, kinds: list[str | None]
+) -> dict[str, list[str]]:
+    """The rows of scores in rounds, of models of these kinds."""
+    metric = runs[0].metric
+    parts = " or ".join(sorted({str(run.setting("data.score_on") or "test") for run in runs}))
+    of_clients = []
+    for run, kind in zip(runs, kinds, strict=True):
+        score, clients = run.mean_of_bests(metric.by(str(kind)))
+        of_clients.append(f"{metric.shown(score)} ({clients} clients)" if clients else NONE)
+    best = [_at_best(run, column, column) for run in runs]
+    return {
+        f"{before}model": [model_words(kind) for kind in kinds],
+        f"{before}best round, chosen on {parts} data (optimistic)": best,
+        f"{before}mean of each client's best round (more so)": of_clients,
+        f"{before}last judged round": [_last(run, column) for run in runs],
+    }
 
 
 def _averaged(run: RunResult, name: str) -> str:
@@ -339,83 +295,71 @@ def _averaged(run: RunResult, name: str) -> str:
     return f"{percent(mean)} (of {clients} clients)" if isinstance(mean, int | float) else NONE
 
 
-def scores(runs: list[RunResult]) -> Table:
+AGREEMENT = (
+    "true groups found in the relation, last round (adjusted Rand index; 1: all, 0: by chance)"
+)
+OPTIONAL = ("modelled", "operations", "peak", "true groups")
+"""Beginnings of rows that are left out where no run has a value."""
+
+
+def scores(runs: list[RunResult]) -> DataFrame:
     """What came out and what it cost."""
 
-    def summed(*columns: str) -> Callable[[RunResult], str]:
-        return lambda run: known(run.total(*columns), mib, MIB)
+    def total(column: str, write: Callable[[float], str], unit: float = 1) -> Fact:
+        return lambda run: known(run.total(column), write, unit)
 
-    def peak(column: str) -> Callable[[RunResult], str]:
-        return lambda run: known(
-            max((row[column] for row in run.judged(column)), default=None), mib
-        )
+    def peak(column: str) -> Fact:
+        return lambda run: known(max(map(_known, run.column(column)), default=None), mib)
 
-    facts: dict[str, Callable[[RunResult], str]] = {
-        "upload": summed("upload_bytes"),
-        "upload, parameters only": summed("upload_parameter_bytes"),
-        "download": summed("download_bytes"),
-        "download, parameters only": summed("download_parameter_bytes"),
-        "modelled channel time": lambda run: known(run.total("channel_s"), seconds),
-        "wall time of the rounds": lambda run: known(run.total("seconds"), seconds),
+    facts: dict[str, Fact] = {
+        "upload": total("upload_bytes", mib, MIB),
+        "upload, parameters only": total("upload_parameter_bytes", mib, MIB),
+        "download": total("download_bytes", mib, MIB),
+        "download, parameters only": total("download_parameter_bytes", mib, MIB),
+        "modelled channel time": total("channel_s", seconds),
+        "wall time of the rounds": total("seconds", seconds),
         "operations": lambda run: known(flops(run), operations),
         "peak memory, host": peak("memory_mib"),
         "peak memory, GPU": peak("memory_device_mib"),
         "peak memory, server's share": peak("memory_server_mib"),
-        "true groups found in the relation, last round (adjusted Rand index; 1: all, "
-        "0: by chance)": _agreement,
+        AGREEMENT: _agreement,
     }
-    rows = [[name, *(fact(run) for run in runs)] for name, fact in facts.items()]
-    optional = ("modelled", "operations", "peak", "true groups")
-    kept = [row for row in rows if not row[0].startswith(optional) or set(row[1:]) != {NONE}]
-    return Table(["", *_names(runs)], by_judge(runs) + on_global_test(runs) + kept)
+    rows = of_facts(runs, facts)
+    costs = {
+        name: cells
+        for name, cells in rows.items()
+        if not name.startswith(OPTIONAL) or set(cells) != {NONE}
+    }
+    return of_runs(runs, by_judge(runs) | on_global_test(runs) | costs)
+
+
+def _known(value: float) -> float:
+    return value if math.isfinite(value) else -math.inf
 
 
 def _agreement(run: RunResult) -> str:
     """The last round's `rand_index`, where true groups are known."""
-    return known(
-        next((row["rand_index"] for row in reversed(run.judged("rand_index"))), None),
-        "{:.2f}".format,
-    )
+    judged = run.judged("rand_index")
+    return f"{judged[-1]['rand_index']:.2f}" if judged else NONE
 
 
-def fairness(runs: list[RunResult]) -> Table:
+def fairness(runs: list[RunResult]) -> DataFrame:
     """How far apart the clients of a run are."""
     kind = Comparison.of(runs).kind
-
-    def spread(run: RunResult) -> list[str]:
-        scores, which = run.scores(kind)
-        if not scores:
-            return [NONE] * 8
+    names = ["mean", "spread (std)", "worst client", "worst 10 %, mean", "median", "best client"]
+    columns = []
+    for run in runs:
+        scores, whose = run.scores(kind)
         values = np.array(sorted(scores.values(), key=run.metric.merit))
-        tenth = worst_tenth(values, run.metric)
-        numbers = (values.mean(), values.std(), values[0], tenth, np.median(values), values[-1])
-        return [which, str(len(values)), *(run.metric.shown(float(number)) for number in numbers)]
-
-    names = [
-        "scores of",
-        "clients",
-        "mean",
-        "spread (std)",
-        "worst client",
-        "worst 10 %, mean",
-        "median",
-        "best client",
-    ]
-    columns = [spread(run) for run in runs]
-    rows = [[name, *(column[at] for column in columns)] for at, name in enumerate(names)]
-    return Table(["", *_names(runs)], rows)
-
-
-def worst_tenth(scores: np.ndarray, metric: Metric = ACCURACY) -> float:
-    """Mean over the worst tenth of the clients, at least one."""
-    worst_first = np.array(sorted(scores, key=metric.merit))
-    return float(worst_first[: max(1, len(scores) // 10)].mean())
-
-
-def flops(run: RunResult) -> float | None:
-    """Floating-point operations of the whole run, of clients and server; None unless all of them
-    were counted."""
-    return run.total(*CLIENT_FLOPS, *(["flops_server"] if run.has("flops_server") else []))
+        if not scores:
+            columns.append([NONE] * (2 + len(names)))
+            continue
+        tenth, median = worst_tenth(values, run.metric), np.median(values)
+        numbers = (values.mean(), values.std(), values[0], tenth, median, values[-1])
+        shown = [run.metric.shown(float(number)) for number in numbers]
+        columns.append([whose, str(len(values)), *shown])
+    rows = dict(zip(["scores of", "clients", *names], zip(*columns, strict=True), strict=True))
+    return of_runs(runs, {name: list(cells) for name, cells in rows.items()})
 
 
 FLOPS = {
@@ -426,6 +370,12 @@ FLOPS = {
     "flops_server": "server",
 }
 """Columns of metrics.csv that count operations, in words."""
+
+
+def flops(run: RunResult) -> float | None:
+    """Floating-point operations of the whole run, of clients and server; None unless all of them
+    were counted."""
+    return run.total(*CLIENT_FLOPS, *(["flops_server"] if run.has("flops_server") else []))
 
 
 # ---------------------------------------------------------------- numbers with their units
@@ -440,13 +390,9 @@ def mib(value: float) -> str:
     """So many MiB, in GiB or KiB where that reads better."""
     if 0 < value < 0.1:
         return f"{value * 1024:.1f} KiB"
-    return (
-        f"{value / 1024:,.1f} GiB"
-        if value >= 10_240
-        else f"{value:,.0f} MiB"
-        if value >= 100
-        else f"{value:.2f} MiB"
-    )
+    if value >= 10_240:
+        return f"{value / 1024:,.1f} GiB"
+    return f"{value:,.0f} MiB" if value >= 100 else f"{value:.2f} MiB"
 
 
 def seconds(value: float) -> str:
@@ -473,7 +419,3 @@ def flop_unit(value: float) -> tuple[str, int]:
 def known(value: Any, write: Callable[[float], str], unit: float = 1) -> str:
     """A number as text; a dash where it is not known."""
     return write(value / unit) if isinstance(value, int | float) and math.isfinite(value) else NONE
-
-
-def _names(runs: list[RunResult]) -> list[str]:
-    return [run.name for run in runs]

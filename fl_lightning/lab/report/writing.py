@@ -41,13 +41,17 @@ def report(
         charts = report_study(folders[0], page, figures, accept_changed_code)
         return _where(Path(page), charts)
     require("report", "report", folders[0])
-    from fl_lightning.lab.report import MARKER, load, render, run_folders, vector
+    from fl_lightning.lab.report import figures as drawing
+    from fl_lightning.lab.report import vector
+    from fl_lightning.lab.report.page import MARKER, render
+    from fl_lightning.results.runs import load, run_folders
 
     runs = load(run_folders([Path(folder) for folder in folders]))
     file = check_out("out", page, ".html", MARKER, "report")
     text, charts = render(runs), file.with_name(f"{file.stem}-figures")
     if figures is not None:
-        vector.write(runs, charts, figures)
+        drawn = drawing.draw(runs) | drawing.relations(runs)
+        vector.write(drawn, charts, figures)
     write_whole(file, text)
     return _where(file, charts if figures is not None else None)
 

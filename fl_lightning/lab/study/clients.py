@@ -3,187 +3,140 @@ paired differences."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
+from pandas import DataFrame
 
 from fl_lightning.foundation.metric import MODELS
+from fl_lightning.lab import statistics
 from fl_lightning.lab.report.words import NONE
-from fl_lightning.lab.study import statistics
-from fl_lightning.lab.study.cells import Cell
-from fl_lightning.lab.study.grid import by_key
-from fl_lightning.lab.study.groups import Group, choose_baseline, grouped, training_alone
-from fl_lightning.lab.study.sheet import Block, Sheet
+from fl_lightning.lab.study.groups import Group, grouped, training_alone
+from fl_lightning.lab.study.listing import Listing
+from fl_lightning.lab.study.scores import tidy
 from fl_lightning.lab.study.tables import MARK
 
 INTERVALS = (
     f"intervals: {1 - statistics.LEVEL:.0%}, Student's t over the seeds of one client; they are "
-    f"not corrected for the "
-    "number of clients: some lie beside 0 by chance"
+    "not corrected for the number of clients: some lie beside 0 by chance"
 )
-COLUMNS = {
+HEADS = {
     "client": "client",
     "train": "samples",
     "test": "test samples",
     "seeds": "seeds",
     "alone": "alone",
 }
-"""The first columns: what they are called on the command line, and their heads."""
+"""The first columns: their keys on the command line, and their heads."""
 REDRAWN = (
     "a client has other samples with each seed (the split is drawn): its row is a mean over "
     "different data"
 )
 
 
-def sheet_of(cells: Sequence[Cell], baseline: str | None = None) -> Sheet:
-    """A block for each judge and setting, a row for each client that all methods have scored.
+def listing_of(runs: DataFrame, baseline: str | None = None) -> Listing:
+    """A block for each judge and setting, a row for each client.
 
     Raises:
         BadInput: as `compare`.
     """
-    groups, notes = grouped(cells)
-    notes += choose_baseline(groups, baseline)
-    alone = training_alone(cells)
-    own = {cell.label for cell in alone.values()}  # has a column already: `alone`
-    labels = [
-        label
-        for label in dict.fromkeys(label for group in groups for label in group.cells)
-        if label not in own
-    ]
-    keys, head = _columns(labels)
-    blocks, records = [], []
-    for group in groups:
-        for setting in group.settings:
-            rows = _records(group, setting, alone)
-            records += rows
-            title = "; ".join(filter(None, [f"judge: {MODELS[group.judge]}", setting]))
-            blocks.append(Block(f"{title}; differences to {group.baseline}", _lines(rows, labels)))
-    shown = {
-        key
-        for block in blocks
-        for row in block.rows
-        for key, cell in zip(keys, row, strict=True)
-        if cell != NONE
-    }
-    columns = [k for k, key in enumerate(keys) if key in shown]
-    blocks = [
-        Block(block.title, [[row[k] for k in columns] for row in block.rows]) for block in blocks
-    ]
-    notes += [REDRAWN] if any(row["redrawn"] for row in records) else []
-    notes += [INTERVALS] if any(row["low"] is not None for row in records) else []
-    head = [head[k] for k in columns]
-    return Sheet(
-        MARK, head, blocks, notes, records, {"notes": notes}, keys=[keys[k] for k in columns]
-    )
+    groups, notes = grouped(runs, baseline)
+    local = training_alone(runs)
+    alone = tidy(runs[runs.method == local]).groupby(["setting", "client"]).value.mean()
+    numbers = DataFrame([row for group in groups for row in _numbers(group, alone)])
+    numbers = numbers.astype(dict.fromkeys(["alone", "difference", "low", "high"], float))
+    labels = dict.fromkeys(label for group in groups for label in group.methods)
+    methods = [label for label in labels if label != local]
+    heads = _heads(methods)
+    words, titles = [], []
+    baselines = {group.judge: group.baseline for group in groups}
+    blocks = numbers.groupby(["judge", "setting", "client"], sort=False)
+    for (judge, setting, _), of_client in blocks:
+        title = "; ".join(filter(None, [f"judge: {MODELS[judge]}", setting]))
+        titles.append(f"{title}; differences to {baselines[judge]}")
+        words.append(_words(of_client, methods))
+    table = DataFrame(words, columns=list(heads), index=titles)
+    known = table.loc[:, (table != NONE).any()]
+    notes += [REDRAWN] if numbers.redrawn.any() else []
+    notes += [INTERVALS] if numbers.low.notna().any() else []
+    return Listing(MARK, numbers, known, heads, notes, {"notes": notes})
 
 
-def _columns(labels: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Keys and heads of the columns: two for each label. A key is there once: where a label, or the
-    key of its differences, is a column's already, `method:` is before it."""
-    keys, head = [*COLUMNS], [*COLUMNS.values()]
-    for label in labels:
-        taken = {*keys, *head}
-        own, difference = (
+def _heads(methods: Sequence[str]) -> dict[str, str]:
+    """The columns' heads by keys, two for each method: where a label, or the key of its
+    differences, is a column's already, `method:` is before it."""
+    heads = dict(HEADS)
+    for label in methods:
+        taken = {*heads, *heads.values()}
+        mean, difference = (
             f"method:{key}" if key in taken else key for key in (label, f"{label}-difference")
         )
-        keys += [own, difference]
-        head += [own, f"{own}: difference"]
-    return keys, head
+        heads |= {mean: mean, difference: f"{mean}: difference"}
+    return heads
 
 
-def _records(
-    group: Group, setting: str, alone: dict[tuple[str, int], Cell]
-) -> list[dict[str, Any]]:
-    """A record for each client and method; a client is there with the seeds with which it was
+def _numbers(group: Group, alone: Any) -> Iterable[dict[str, Any]]:
+    """A row for each setting, client and method; a client is there with the seeds with which it was
     scored."""
-    records = []
-    by_client: dict[int, dict[str, dict[int, float]]] = {}
-    for label, cells in group.cells.items():
-        for (at, seed), cell in cells.items():
-            for client, score in cell.scores.items() if at == setting else ():
-                by_client.setdefault(client, {}).setdefault(label, {})[seed] = score
-    units = [
-        cell for cells in group.cells.values() for (at, _), cell in cells.items() if at == setting
+    splits = [
+        (run.setting, int(row["client"]), row)
+        for run in group.runs.itertuples()
+        for row in run.run.rows("split")
     ]
-    splits = [{int(row["client"]): row for row in cell.run.rows("split")} for cell in units]
-    for client, scores in sorted(by_client.items()):
-        known = [split[client] for split in splits if client in split]
-        own = [
-            cell.scores[client]
-            for (at, _), cell in alone.items()
-            if at == setting and client in cell.scores
-        ]
-        for label, by_seed in scores.items():
-            against = scores.get(str(group.baseline), {}) if label != group.baseline else {}
-            pairs = [
-                by_seed[seed] - against[seed] for seed in sorted(by_seed.keys() & against.keys())
-            ]
-            low, high = _interval(pairs)
-            records.append(
-                {
-                    "judge": group.judge,
-                    "setting": setting,
-                    "client": client,
-                    "name": str(known[0].get("name", client) if known else client),
-                    "train_samples": sorted({int(row["train_samples"]) for row in known}),
-                    "test_samples": sorted({int(row["test_samples"]) for row in known}),
-                    "redrawn": any(row != known[0] for row in known),
-                    "method": label,
-                    "seeds": len(by_seed),
-                    "alone": float(np.mean(own)) if own else None,
-                    "mean": float(np.mean([*by_seed.values()])),
-                    "baseline": group.baseline if against else None,
-                    "difference": float(np.mean(pairs)) if pairs else None,
-                    "low": low,
-                    "high": high,
-                }
-            )
-    return records
+    scores = tidy(group.runs)
+    baseline = scores[scores.method == group.baseline]
+    keys = ["setting", "client", "seed"]
+    scores = scores.join(baseline.set_index(keys).value.rename("theirs"), on=keys)
+    order = {setting: place for place, setting in enumerate(group.settings)}
+    methods = {label: place for place, label in enumerate(group.methods)}
+    scores = scores.assign(at=scores.setting.map(order), place=scores.method.map(methods))
+    by_client = scores.groupby(["at", "client", "place"])
+    for _, rows in by_client:
+        method, setting, client = rows.method.iloc[0], rows.setting.iloc[0], rows.client.iloc[0]
+        known = [row for at, number, row in splits if (at, number) == (setting, client)]
+        rows = rows.sort_values("seed")
+        pairs = (rows.value - rows.theirs).dropna() if method != group.baseline else rows.value[:0]
+        low, high, *_ = statistics.of_means(pairs.to_numpy()) or (None, None)
+        yield {
+            "judge": group.judge,
+            "setting": setting,
+            "client": int(client),
+            "name": str(known[0].get("name", client) if known else client),
+            "train_samples": sorted({int(row["train_samples"]) for row in known}),
+            "test_samples": sorted({int(row["test_samples"]) for row in known}),
+            "redrawn": any(row != known[0] for row in known),
+            "method": method,
+            "seeds": len(rows),
+            "alone": alone.get((setting, client)),
+            "mean": float(rows.value.mean()),
+            "baseline": group.baseline if len(pairs) else None,
+            "difference": float(pairs.mean()) if len(pairs) else None,
+            "low": low,
+            "high": high,
+        }
 
 
-def _interval(pairs: list[float]) -> tuple[float | None, float | None]:
-    """Of the mean of differences over seeds; None of one seed, or where all seeds differ alike."""
-    differences = [[np.array([pair])] for pair in pairs]
-    if len(pairs) < 2 or statistics.alike(differences):
-        return None, None
-    low, high = statistics.students(differences)
-    return float(low), float(high)
+def _words(of_client: DataFrame, methods: Sequence[str]) -> list[str]:
+    """A client's line, in the order of the columns."""
+    first = of_client.iloc[0]
+    sizes = [_span(first[f"{part}_samples"]) for part in ("train", "test")]
+    words = [first["name"], *sizes, _span(sorted(set(of_client.seeds))), _percent(first.alone)]
+    by_method = of_client.set_index("method")
+    for label in methods:
+        if label not in by_method.index:
+            words += [NONE, NONE]
+            continue
+        row = by_method.loc[label]
+        ends = f" [{100 * row.low:+.1f}, {100 * row.high:+.1f}]" if row.low == row.low else ""
+        difference = f"{100 * row.difference:+.1f}{ends}"
+        words += [_percent(row["mean"]), difference if row.difference == row.difference else NONE]
+    return words
 
 
-def _lines(records: list[dict[str, Any]], labels: list[str]) -> list[list[str]]:
-    """A line for each client, in the order of the sheet's columns."""
-    lines = []
-    for of_client in by_key(records, lambda record: record["client"]).values():
-        by_label, any_of = {record["method"]: record for record in of_client}, of_client[0]
-        sizes = [_span(any_of[f"{part}_samples"]) for part in ("train", "test")]
-        seeds = _span(sorted({record["seeds"] for record in by_label.values()}))
-        of_methods = []
-        for record in map(by_label.get, labels):
-            of_methods += (
-                [NONE, NONE] if record is None else [_percent(record["mean"]), _difference(record)]
-            )
-        lines.append([any_of["name"], *sizes, seeds, _percent(any_of["alone"]), *of_methods])
-    return lines
-
-
-def _span(counts: list[int]) -> str:
+def _span(counts: Sequence[int]) -> str:
     """So many samples or seeds, or from so many to so many."""
-    return (
-        NONE if not counts else str(counts[0]) if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
-    )
+    return "-".join(map(str, dict.fromkeys([counts[0], counts[-1]]))) if counts else NONE
 
 
-def _percent(score: float | None) -> str:
-    return NONE if score is None else f"{100 * score:.1f}"
-
-
-def _difference(record: dict[str, Any]) -> str:
-    if record["difference"] is None:
-        return NONE
-    ends = (
-        ""
-        if record["low"] is None
-        else f" [{100 * record['low']:+.1f}, {100 * record['high']:+.1f}]"
-    )
-    return f"{100 * record['difference']:+.1f}{ends}"
+def _percent(score: float) -> str:
+    return f"{100 * score:.1f}" if score == score else NONE

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Run
 from fl_lightning.results import owncode
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 ACCEPTED = "changed_code.json"
 """In a study's folder: for each file of own code, the SHA-256 of versions that
@@ -92,48 +95,43 @@ def _row(name: str) -> str:
 # ---------------------------------------------------------------- in a table
 
 
-def check_rows(
-    rows: Mapping[str, Sequence[tuple[int, Path]]], known: Versions, accept: bool
-) -> list[str]:
-    """What is to be said of own code of which runs of a table had several versions.
+def check_rows(runs: DataFrame, known: Versions, accept: bool) -> list[str]:
+    """Notes on own code of which runs of a table had several versions.
 
     Args:
-        rows: by the row's label, seed and folder of each of its runs.
+        runs: as `scores.read` has them.
         known: versions that the study has accepted.
         accept: all versions are.
 
     Raises:
         BadInput: runs of a row had versions that nobody has accepted.
     """
-    notes, everywhere = [], defaultdict(set)
-    for label, those in rows.items():
-        seeds: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
-        fine = {(name, digest) for name, digests in known.items() for digest in digests}
-        for seed, folder in those:
-            for version in owncode.versions(folder):
-                fine |= {(name, version["code"][name]) for name in version["changed"]}
-                for name, digest in version["code"].items():
-                    seeds[name][digest].add(seed)
-                    everywhere[name].add(digest)
-        for name, by in seeds.items():
-            strange = [digest for digest in by if (name, digest) not in fine]
-            versions = (
-                f"its runs were trained with {len(by)} versions of {name} (their folders' source/ "
-                f"has them)"
+    from pandas import DataFrame
+
+    accepted = {(name, digest) for name, digests in known.items() for digest in digests}
+    trained = []
+    for run in runs.itertuples():
+        for version in owncode.versions(run.run.folder):
+            accepted |= {(name, version["code"][name]) for name in version["changed"]}
+            trained += [(run.method, name, run.seed, d) for name, d in version["code"].items()]
+    table = DataFrame(trained, columns=["method", "name", "seed", "digest"])
+    notes = []
+    for (label, name), rows in table.groupby(["method", "name"], sort=False):
+        digests = rows.digest.unique()
+        strange = [digest for digest in digests if (name, digest) not in accepted]
+        count = f"{len(digests)} versions of {name} (their folders' source/ has them)"
+        versions = f"its runs were trained with {count}"
+        allowed = f"{versions}; --accept_changed_code compares them all the same"
+        check("compare", label, accept or len(strange) < 2, allowed)
+        if len(digests) > 1:
+            seeds = rows.groupby("digest", sort=False).seed.unique()
+            listed = "; ".join(
+                f"seeds {', '.join(map(str, sorted(of)))} with {digest[:8]}"
+                for digest, of in seeds.items()
             )
-            allowed = f"{versions}; --accept_changed_code compares them all the same"
-            check("compare", label, accept or len(strange) < 2, allowed)
-            notes += [f"{label}: {versions}: {_listed(by)}"] if len(by) > 1 else []
-    apart = sorted(name for name, digests in everywhere.items() if len(digests) > 1)
-    return notes + (
-        [f"rows were trained with different versions of {', '.join(apart)}"]
-        if apart and not notes
-        else []
-    )
-
-
-def _listed(by: Mapping[str, set[int]]) -> str:
-    return "; ".join(
-        f"seeds {', '.join(map(str, sorted(seeds)))} with {digest[:8]}"
-        for digest, seeds in by.items()
-    )
+            notes.append(f"{label}: {versions}: {listed}")
+    numbers = table.groupby("name").digest.nunique()
+    apart = sorted(numbers[numbers > 1].index)
+    if apart and not notes:
+        notes.append(f"rows were trained with different versions of {', '.join(apart)}")
+    return notes

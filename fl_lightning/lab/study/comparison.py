@@ -17,14 +17,14 @@ from fl_lightning.configuration.config import check
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.files import write_whole
-from fl_lightning.lab.report.vector import image
-from fl_lightning.lab.study import cells, clients, picture, tables
+from fl_lightning.lab.report import vector
+from fl_lightning.lab.statistics import MIN_PAIRS
+from fl_lightning.lab.study import clients, picture, scores, tables
 from fl_lightning.lab.study.chosen import chosen as values_chosen
 from fl_lightning.lab.study.compare import MIN_METHODS, Compared
 from fl_lightning.lab.study.compare import compare as of_methods
-from fl_lightning.lab.study.sheet import FORMATS, Sheet, choose
-from fl_lightning.lab.study.sheet import table as as_table
-from fl_lightning.lab.study.statistics import MIN_PAIRS
+from fl_lightning.lab.study.listing import FORMATS, Listing, choose
+from fl_lightning.lab.study.listing import table as as_table
 from fl_lightning.lab.study.tables import MARK
 from fl_lightning.results.opening import check_out
 
@@ -77,18 +77,18 @@ def compare(
             `read`.
     """
     _check(folders, asked, columns, caption, label, out)
-    sheet = _sheet_of(folders, asked)
-    sheet = sheet if columns is None else choose(sheet, columns)
-    sheet = dataclasses.replace(sheet, caption=caption or "", label=label or "")
-    return written(sheet, asked.format, out)
+    listing = _listing_of(folders, asked)
+    listing = listing if columns is None else choose(listing, columns)
+    listing = dataclasses.replace(listing, caption=caption or "", label=label or "")
+    return written(listing, asked.format, out)
 
 
-def _sheet_of(folders: Sequence[str], asked: Asked) -> Sheet:
+def _listing_of(folders: Sequence[str], asked: Asked) -> Listing:
     """Returns the table; a picture is written at once, for the page it is drawn."""
     with read(folders, asked) as (scored, notes, folder):
         if asked.clients:
-            sheet = clients.sheet_of(scored, asked.baseline)
-            return dataclasses.replace(sheet, lines=[*notes, *sheet.lines])
+            listing = clients.listing_of(scored, asked.baseline)
+            return dataclasses.replace(listing, notes=[*notes, *listing.notes])
         compared = side_by_side(scored, notes, folder, asked.baseline, asked.target)
         if asked.picture is not None:
             allowed = (
@@ -96,12 +96,13 @@ def _sheet_of(folders: Sequence[str], asked: Asked) -> Sheet:
                 f"judge; without --picture the table says how many there are"
             )
             check("picture", asked.picture, bool(compared.ranks), allowed)
-            drawn = image("ranks", picture.draw_ranks(compared.ranks), "png", MARK)
+            drawn = vector.image("ranks", picture.draw_ranks(compared.ranks), "png", MARK)
             write_whole(Path(asked.picture), drawn, durable=False)
-        sheet = tables.sheet_of(compared)
+        listing = tables.listing_of(compared)
         if asked.format != "html":
-            return sheet
-        return dataclasses.replace(sheet, pictures=picture.as_svg(picture.draw(scored, compared)))
+            return listing
+        pictures = picture.as_svg(picture.draw(scored, compared))
+        return dataclasses.replace(listing, pictures=pictures)
 
 
 def _check(
@@ -148,16 +149,18 @@ def report(
     with read([study], asked) as (scored, notes, folder):
         compared = side_by_side(scored, notes, folder)
         drawn = picture.draw(scored, compared)
-        sheet = dataclasses.replace(tables.sheet_of(compared), pictures=picture.as_svg(drawn))
+        listing = tables.listing_of(compared)
+        listing = dataclasses.replace(listing, pictures=picture.as_svg(drawn))
     charts = page.with_name(f"{page.stem}-figures")
     if figures is not None:
-        picture.write(drawn, charts, figures)
-    written(sheet, "html", out)
+        files = {name: figure for name, (figure, _) in drawn.items()}
+        vector.write(files, charts, figures, MARK)
+    written(listing, "html", out)
     return charts if figures is not None else None
 
 
 @contextlib.contextmanager
-def read(names: Sequence[str], asked: Asked) -> Iterator[tuple[list[cells.Cell], list[str], Path]]:
+def read(names: Sequence[str], asked: Asked) -> Iterator[tuple[DataFrame, list[str], Path]]:
     """The cells of a study, an archive or run folders, what is to be said of them, and the first
     folder."""
     require("study", "compare", names[0])
@@ -167,12 +170,13 @@ def read(names: Sequence[str], asked: Asked) -> Iterator[tuple[list[cells.Cell],
             from fl_lightning.lab.study import archive
 
             folders = [until.enter_context(archive.unpacked(folders[0]))]
-        scored, notes = cells.read(folders, asked.judge, asked.metric, asked.accept_changed_code)
+        keys = asked.judge, asked.metric, asked.accept_changed_code
+        scored, notes = scores.read(folders, *keys)
         yield scored, notes, folders[0]
 
 
 def side_by_side(
-    scored: list[cells.Cell],
+    scored: DataFrame,
     notes: list[str],
     folder: Path,
     baseline: str | None = None,
@@ -186,22 +190,20 @@ def side_by_side(
         print("".join(f"{note}\n" for note in notes), end="", file=sys.stderr)
         raise
     chosen, warnings = values_chosen(folder)
-    compared.rows[:] = [
-        dataclasses.replace(row, chosen=chosen.get(row.method)) for row in compared.rows
-    ]
+    compared.table["chosen"] = compared.table.method.map(chosen)
     compared.notes[:0] = [*notes, *warnings]
     return compared
 
 
-def written(sheet: Sheet, form: str, out: str | None = None) -> Comparison:
+def written(listing: Listing, form: str, out: str | None = None) -> Comparison:
     """Returns the comparison with its text, which is written to the file `out` where that is given;
     of a CSV, the lines below the table go to stderr."""
     screen = Console()
     fits = form == "table" and out is None and screen.is_terminal
-    text = as_table(sheet, screen.width) if fits else FORMATS[form](sheet)
+    text = as_table(listing, screen.width) if fits else FORMATS[form](listing)
     if out is not None:
         write_whole(Path(out), text)
     if form == "csv":
-        print("\n".join(sheet.lines), file=sys.stderr)
+        print("\n".join(listing.notes), file=sys.stderr)
     shown = "" if out is not None else text.removesuffix("\n")
-    return Comparison(DataFrame(sheet.records), list(sheet.lines), shown)
+    return Comparison(listing.numbers, list(listing.notes), shown)

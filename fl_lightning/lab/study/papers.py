@@ -69,7 +69,7 @@ class Ours:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Printed:
     """One number of a paper."""
 
     source: str
@@ -89,7 +89,7 @@ class Cell:
     """Why we have no such number."""
 
 
-def cells_of(study: Study) -> list[Cell]:
+def cells_of(study: Study) -> list[Printed]:
     """The cells that a study repeats, in the order of its settings and figures, then of the papers'
     tables.
 
@@ -135,7 +135,7 @@ def cells_of(study: Study) -> list[Cell]:
             allowed if number == 0 else f"{allowed}, not {number}",
         )
         _check_label(f"paper.settings.{words}", keys.get("label"), study)
-    printed = list(_printed(paper))
+    printed = list(_rows_of(paper))
     for key, column in (("settings", "setting"), ("figures", "metric"), ("rows", "method")):
         columns = dict.fromkeys(row[column] for row in printed)
         for name in paper[key]:
@@ -173,7 +173,7 @@ def reasons() -> list[dict[str, str]]:
     return _table("reasons")
 
 
-def reason(cell: Cell) -> tuple[str, str]:
+def reason(cell: Printed) -> tuple[str, str]:
     """What was found of a cell that differs, and where that is written; empty where nothing was."""
     for row in reasons():
         if all(
@@ -236,9 +236,9 @@ def _within(keys: Mapping[str, Any], setting: Setting) -> bool:
     )
 
 
-def _cell(row: dict[str, str], paper: Mapping[str, Any], decimals: int) -> Cell:
+def _cell(row: dict[str, str], paper: Mapping[str, Any], decimals: int) -> Printed:
     own = _spec(paper["rows"].get(row["method"], {"absent": HERE}), "label")
-    cell = Cell(
+    cell = Printed(
         f"{row['paper']}, {row['table']}",
         row["dataset"],
         row["setting"],
@@ -261,7 +261,7 @@ def _cell(row: dict[str, str], paper: Mapping[str, Any], decimals: int) -> Cell:
     return replace(cell, ours=ours)
 
 
-def _printed(paper: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def _rows_of(paper: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     """The rows of its tables that `where` chooses; a number that two tables share comes once."""
     names, where = paper.get("tables"), paper.get("where", {})
     fine = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)

@@ -2,70 +2,48 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from pandas import DataFrame, isna
 
 from fl_lightning.foundation.metric import ACCURACY
+from fl_lightning.lab import statistics
 from fl_lightning.lab.report.words import NONE
 from fl_lightning.lab.study.folder import StudyFolder
-from fl_lightning.lab.study.grid import by_key
-from fl_lightning.lab.study.papers import Cell, Ours, reason
-from fl_lightning.lab.study.sheet import Block, Sheet
-from fl_lightning.lab.study.statistics import LEVEL
+from fl_lightning.lab.study.listing import SPAN, Listing
+from fl_lightning.lab.study.papers import Ours, Printed, reason
 from fl_lightning.results.result import RunResult
 
 AGREES, DIFFERS, OPEN = "agrees within the spread", "differs", "too few seeds to tell"
 ONE, NOT_RUN = "one seed: no verdict", "not run"
 MARK = "fl-train reproduce"
-HEAD = [
-    "method",
-    "paper",
-    "ours ± std",
-    "seeds",
-    "difference",
-    "95 % interval",
-    "verdict",
-    "ours is",
+VERDICT = ["verdict", "mean", "std", "low", "high"]
+OURS = ["label", "figure", "kind", "column"]
+COLUMNS = [
+    *("source", "dataset", "setting", "method", "metric", "value", "std", "runs", *OURS),
+    *("seeds", "mean", "low", "high", "verdict", "why", "written"),
 ]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether our runs and a printed number can be of the same experiment."""
-
-    words: str
-    mean: float | None = None
-    std: float | None = None
-    """Over seeds (n - 1)."""
-    low: float | None = None
-    high: float | None = None
-    """Ends of the interval of ours less the paper's."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A cell of the paper, and our number for it, in the paper's unit."""
-
-    cell: Cell
-    seeds: int
-    verdict: Verdict
-    why: str
-    """Why it is not run, or differs, where that was found."""
-    written: str
-    """Where that is written."""
+"""Of the numbers in CSV and JSON; `value` is the paper's, `mean` and `std` are ours."""
+HEADS = {
+    "method": "method",
+    "paper": "paper",
+    "ours": "ours ± std",
+    "seeds": "seeds",
+    "difference": "difference",
+    "interval": "95 % interval",
+    "verdict": "verdict",
+    "is": "ours is",
+}
 
 
 def judge(
     ours: Sequence[float], printed: float, std: float | None, runs: int, decimals: int = 6
-) -> Verdict:
-    """The verdict on our numbers, one a seed, beside a printed mean.
+) -> dict[str, Any]:
+    """The verdict on our numbers, one a seed, beside a printed mean: `VERDICT`.
 
     They differ where Welch's interval for the difference of two means leaves out 0, and agree where
     it does not and the difference is within the spread of single runs (the root of the sum of both
@@ -78,57 +56,55 @@ def judge(
         runs: that the printed number is the mean of.
         decimals: of the printed number.
     """
+    verdict = dict.fromkeys(VERDICT)
     if not ours:
-        return Verdict(NOT_RUN)
-    mean, count = float(np.mean(ours)), len(ours)
-    if count == 1:
-        return Verdict(ONE, mean)
+        return verdict | {"verdict": NOT_RUN}
+    mean = float(np.mean(ours))
+    if len(ours) == 1:
+        return verdict | {"verdict": ONE, "mean": mean}
     spread = float(np.std(ours, ddof=1))
-    parts = [
-        (spread**2 / count, count),
-        ((spread if std is None else std) ** 2 / runs, runs if std is not None else 1),
-    ]
-    error = math.sqrt(sum(part for part, _ in parts))
-    below = sum(part**2 / (number - 1) for part, number in parts if number > 1)
-    freedom = (count - 1) if std is None or not below else error**4 / below
-    reach = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * error
-    low, high = mean - printed - reach, mean - printed + reach
+    low, high = statistics.welch(ours, printed, std, runs)
     grain = 0.5 * 10.0**-decimals
     near = abs(mean - printed) <= math.hypot(spread, spread if std is None else std) + grain
     words = DIFFERS if low > grain or high < -grain else AGREES if near else OPEN
-    return Verdict(words, mean, spread, low, high)
+    return dict(zip(VERDICT, (words, mean, spread, low, high), strict=True))
 
 
-def beside(cells: Sequence[Cell], folder: StudyFolder, reasons: bool = True) -> list[Line]:
-    """What the runs of a study that have ended come to, beside a paper's cells.
+def beside(cells: Sequence[Printed], folder: StudyFolder, reasons: bool = True) -> DataFrame:
+    """A row for each of a paper's cells, with what the runs of a study that have ended come to.
 
     `reasons`: the runs are those for which reasons were found why they differ.
     """
-    table, runs = folder.cells(), folder.results()
-    return [_line(cell, table, runs, reasons) for cell in cells]
+    table = DataFrame(folder.cells())
+    runs = folder.results()
+    table = table[table.folder.isin(runs)].assign(run=table.folder.map(runs))
+    rows = []
+    for cell in cells:
+        figures = [] if cell.ours is None else _figures(cell.ours, table)
+        values = [value for value in figures if not math.isnan(value)]
+        verdict = judge(values, cell.value, cell.std, cell.runs, cell.decimals)
+        why = written = ""
+        if verdict["verdict"] == NOT_RUN:
+            why = cell.absent or ("its runs have no such number" if figures else "")
+        elif verdict["verdict"] == DIFFERS and reasons:
+            why, written = reason(cell)
+        found = {"seeds": len(values), **verdict, "why": why, "written": written}
+        ours = {name: getattr(cell.ours, name, None) for name in OURS}
+        rows.append({**vars(cell), **ours, "printed_std": cell.std, **found})
+    return DataFrame(rows).astype(dict.fromkeys(VERDICT[1:], float))
 
 
-def _line(
-    cell: Cell, table: list[dict[str, Any]], runs: Mapping[str, RunResult], reasons: bool
-) -> Line:
-    figures: list[float] = []
-    if ours := cell.ours:
-        named = next((row.get("judge") for row in table if row["label"] == ours.label), None)
-        ours = dataclasses.replace(ours, kind=ours.kind or named)
-        of = [
-            row
-            for row in table
-            if row["folder"] in runs and ours.setting.items() <= row["setting"].items()
-        ]
-        alone = {row["seed"]: runs[row["folder"]] for row in of if row["label"] == ours.alone}
-        by_seed = {row["seed"]: runs[row["folder"]] for row in of if row["label"] == ours.label}
-        figures = [ours.unit * figure(ours, run, alone.get(seed)) for seed, run in by_seed.items()]
-    values = [value for value in figures if not math.isnan(value)]
-    verdict = judge(values, cell.value, cell.std, cell.runs, cell.decimals)
-    why = reason(cell) if reasons and verdict.words == DIFFERS else ("", "")
-    if verdict.words == NOT_RUN:
-        why = cell.absent or ("its runs have no such number" if figures else ""), ""
-    return Line(cell, len(values), verdict, *why)
+def _figures(ours: Ours, table: DataFrame) -> list[float]:
+    """Our number of each seed, in the paper's unit."""
+    there = [ours.setting.items() <= setting.items() for setting in table.setting]
+    of_setting = table[there]
+    alone = of_setting[of_setting.label == ours.alone].set_index("seed").run
+    of_row = of_setting[of_setting.label == ours.label]
+    if "judge" in of_row and ours.kind is None:
+        judges = of_row.judge.dropna()
+        ours = replace(ours, kind=judges.iloc[0] if len(judges) else None)
+    runs = zip(of_row.run, of_row.seed, strict=True)
+    return [ours.unit * figure(ours, run, alone.get(seed)) for run, seed in runs]
 
 
 def figure(ours: Ours, run: RunResult, alone: RunResult | None = None) -> float:
@@ -171,92 +147,48 @@ def _beside_alone(name: str, ours: Mapping[int, float], alone: Mapping[int, floa
     return sum(values) / len(values) if values else math.nan
 
 
-# ---------------------------------------------------------------- the sheet
+# ---------------------------------------------------------------- the listing
 
 
-def sheet_of(lines: Sequence[Line], title: str, notes: Sequence[str]) -> Sheet:
+def listing_of(lines: DataFrame, title: str, notes: Sequence[str]) -> Listing:
     """A block for each of the paper's data sets, settings and metrics."""
-    groups = by_key(
-        lines, lambda line: f"{line.cell.dataset}; {line.cell.setting}; {line.cell.metric}"
-    )
-    blocks = [
-        Block(name, list(map(_cells, those)), list(map(_span, those)))
-        for name, those in groups.items()
-    ]
-    counts = Counter(line.verdict.words for line in lines)
-    summary = ", ".join(
-        f"{counts[words]} {words}"
-        for words in (AGREES, DIFFERS, OPEN, ONE, NOT_RUN)
-        if counts[words]
-    )
-    below = [*notes, f"{len(lines)} cells: {summary}", *_whys(lines)]
-    return Sheet(
-        MARK,
-        HEAD,
-        blocks,
-        below,
-        [_record(line) for line in lines],
-        {"title": title, "notes": below},
-        title,
-    )
+    counts = lines.verdict.value_counts()
+    verdicts = [v for v in (AGREES, DIFFERS, OPEN, ONE, NOT_RUN) if v in counts]
+    summary = ", ".join(f"{counts[words]} {words}" for words in verdicts)
+    below = [*notes, f"{len(lines)} cells: {summary}", *_reasons(lines)]
+    titles = [f"{row.dataset}; {row.setting}; {row.metric}" for row in lines.itertuples()]
+    words = DataFrame([_words(row) for row in lines.itertuples()], index=titles)
+    words = words.loc[list(dict.fromkeys(titles))]
+    difference = lines["mean"].astype(float) - lines.value
+    spans = lines[["low", "high"]].astype(float).assign(middle=difference).mask(lines.low.isna())
+    spans = spans.set_axis(titles).loc[list(dict.fromkeys(titles)), SPAN].reset_index(drop=True)
+    more = {"title": title, "notes": below}
+    return Listing(MARK, lines[COLUMNS], words, HEADS, below, more, title, spans=spans)
 
 
-def _whys(lines: Sequence[Line]) -> list[str]:
+def _reasons(lines: DataFrame) -> list[str]:
     """Why cells differ, or have not been run, each reason once with the methods that it is of."""
-    reasons = by_key(
-        (one for one in lines if one.why), lambda one: (one.verdict.words, one.why, one.written)
-    )
-    methods = [
-        ", ".join(dict.fromkeys(line.cell.method for line in those)) for those in reasons.values()
-    ]
+    given = lines[lines.why != ""].groupby(["verdict", "why", "written"], sort=False)
     return [
-        f"{of} ({verdict}): {why}{f' ({written})' * bool(written)}"
-        for of, (verdict, why, written) in zip(methods, reasons, strict=True)
+        f"{', '.join(of.unique())} ({verdict}): {why}{f' ({written})' if written else ''}"
+        for (verdict, why, written), of in given.method
     ]
 
 
-def _cells(line: Line) -> list[str]:
-    """In the order of `HEAD`."""
-    cell, verdict = line.cell, line.verdict
-    digits = cell.decimals
-    mean, std = verdict.mean, verdict.std
-    shown = (
-        NONE
-        if mean is None
-        else f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
-    )
-    span = (
-        NONE if verdict.low is None else f"[{verdict.low:+.{digits}f}, {verdict.high:+.{digits}f}]"
-    )
-    return [
-        cell.method,
-        f"{cell.value:.{digits}f}" + ("" if cell.std is None else f" ± {cell.std:.{digits}f}"),
-        shown,
-        str(line.seeds),
-        NONE if mean is None else f"{mean - cell.value:+.{digits}f}",
-        span,
-        verdict.words,
-        cell.ours.words() if cell.ours else NONE,
-    ]
-
-
-def _span(line: Line) -> tuple[float, float, float] | None:
-    verdict = line.verdict
-    if verdict.low is None or verdict.high is None or verdict.mean is None:
-        return None
-    return verdict.low, verdict.mean - line.cell.value, verdict.high
-
-
-def _record(line: Line) -> dict[str, Any]:
-    cell, verdict = line.cell, line.verdict
-    own = {name: getattr(cell.ours, name, None) for name in ("label", "figure", "kind", "column")}
-    printed = {
-        name: value
-        for name, value in vars(cell).items()
-        if name not in ("ours", "absent", "decimals")
+def _words(row: Any) -> dict[str, str]:
+    """A line in words, by column."""
+    digits = row.decimals
+    known = not isna(row.mean)
+    spread = "" if isna(row.std) else f" ± {row.std:.{digits}f}"
+    printed = "" if isna(row.printed_std) else f" ± {row.printed_std:.{digits}f}"
+    interval = f"[{row.low:+.{digits}f}, {row.high:+.{digits}f}]"
+    return {
+        "method": row.method,
+        "paper": f"{row.value:.{digits}f}{printed}",
+        "ours": f"{row.mean:.{digits}f}{spread}" if known else NONE,
+        "seeds": str(row.seeds),
+        "difference": f"{row.mean - row.value:+.{digits}f}" if known else NONE,
+        "interval": NONE if isna(row.low) else interval,
+        "verdict": row.verdict,
+        "is": row.ours.words() if row.ours else NONE,
     }
-    rest = {"verdict": verdict.words, "why": line.why, "written": line.written}
-    numbers = {
-        name: value for name, value in dataclasses.asdict(verdict).items() if name != "words"
-    }
-    return {**printed, **own, "seeds": line.seeds, **numbers, **rest}

@@ -16,10 +16,10 @@ from fl_lightning.lab.study.comparison import Comparison, written
 from fl_lightning.lab.study.folder import PLACE, StudyFolder, default
 from fl_lightning.lab.study.grid import Study
 from fl_lightning.lab.study.launch import Chosen, Options, check_over, resolved, start
-from fl_lightning.lab.study.papers import Cell, cells_of
+from fl_lightning.lab.study.listing import Listing
+from fl_lightning.lab.study.papers import Printed, cells_of
 from fl_lightning.lab.study.part import part_of
-from fl_lightning.lab.study.reproduce import beside, sheet_of
-from fl_lightning.lab.study.sheet import Sheet
+from fl_lightning.lab.study.reproduce import beside, listing_of
 
 
 def reproduce(
@@ -73,7 +73,7 @@ def reproduce(
     return comparison
 
 
-def _beside_paper(whole: Study, cells: list[Cell], folder: StudyFolder, name: str) -> Sheet:
+def _beside_paper(whole: Study, cells: list[Printed], folder: StudyFolder, name: str) -> Listing:
     changed = _changed(whole, folder)
     notes = [*changed, *_other_seeds(whole, folder)]
     title = str((whole.paper or {}).get("title") or name)
@@ -81,7 +81,7 @@ def _beside_paper(whole: Study, cells: list[Cell], folder: StudyFolder, name: st
         title += (
             f"; NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: {', '.join(notes)}"
         )
-    return sheet_of(beside(cells, folder, reasons=not changed), title, _missing(folder))
+    return listing_of(beside(cells, folder, reasons=not changed), title, _missing(folder))
 
 
 def _changed(whole: Study, folder: StudyFolder) -> list[str]:

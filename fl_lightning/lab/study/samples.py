@@ -3,14 +3,18 @@ mean over them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fl_lightning.configuration.config import Config, DataConfig, check
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Run
 from fl_lightning.results import provenance
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 READING = (
     "source",
@@ -90,28 +94,19 @@ def check_same(folder: StudyFolder, runs: Pairs, todo: Pairs) -> None:
         check("data.root", root, not others, allowed)
 
 
-def notes(settings: Mapping[str, Mapping[Path, int]]) -> list[str]:
-    """Lines on settings of a table whose runs have read different data.
-
-    Args:
-        settings: by setting, the seed of each run by its folder.
-    """
+def notes(runs: DataFrame) -> list[str]:
+    """Lines on settings of a table of runs that have read different data."""
     lines = []
-    for setting, seeds in settings.items():
-        by_digest: dict[str, list[Path]] = {}
-        for place in seeds:
-            if digest := provenance.source_of(place):
-                by_digest.setdefault(digest, []).append(place)
-        if len(by_digest) > 1:
-            parts = "; ".join(_listed(places, seeds) for places in by_digest.values())
-            where = f"{setting}: " if setting else ""
-            lines.append(
-                f"{where}runs were trained on {len(by_digest)} versions of the data, which "
-                f"differ: {parts}"
+    folders = runs.assign(folder=[run.folder for run in runs.run])
+    folders["digest"] = folders.folder.map(provenance.source_of)
+    for setting, of_setting in folders.dropna(subset="digest").groupby("setting", sort=False):
+        versions = [rows for _, rows in of_setting.groupby("digest", sort=False)]
+        if len(versions) > 1:
+            listed = "; ".join(
+                f"seeds {', '.join(map(str, sorted(set(rows.seed))))} ({rows.folder.iloc[0]})"
+                for rows in versions
             )
+            begin = f"{setting}: " if setting else ""
+            count = f"{len(versions)} versions of the data, which differ"
+            lines.append(f"{begin}runs were trained on {count}: {listed}")
     return lines
-
-
-def _listed(places: Sequence[Path], seeds: Mapping[Path, int]) -> str:
-    numbers = sorted({seeds[place] for place in places})
-    return f"seeds {', '.join(map(str, numbers))} ({places[0]})"

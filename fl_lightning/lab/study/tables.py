@@ -1,62 +1,65 @@
-"""A comparison as a sheet, which is then written in one of its forms."""
+"""A comparison as a listing, which is then written in one of its forms."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+from pandas import DataFrame, isna
 
 from fl_lightning.foundation.metric import MODELS
 from fl_lightning.lab.report.tables import known, percent, seconds
 from fl_lightning.lab.report.words import NONE
-from fl_lightning.lab.study.compare import Compared, Ranks, Row
-from fl_lightning.lab.study.grid import by_key
-from fl_lightning.lab.study.sheet import Block, Sheet, Span
+from fl_lightning.lab.study.compare import Compared, Ranks
+from fl_lightning.lab.study.listing import SPAN, Listing
 
 MARK = "fl-train compare"
 """In all that is written: a file that has it may be written over."""
 
 
-def sheet_of(compared: Compared) -> Sheet:
+def listing_of(compared: Compared) -> Listing:
     """A block for each judge and setting; JSON has the ranks over settings, too."""
-    head, blocks = _head(compared), []
-    for (judge, setting), rows in by_key(
-        compared.rows, lambda row: (row.judge, row.setting)
-    ).items():
-        against = next((f"differences to {row.baseline}" for row in rows if row.baseline), "")
-        title = "; ".join(filter(None, [f"judge: {MODELS[judge]}", setting, against]))
-        cells = [[text[key] for key in head] for text in map(_cells, rows)]
-        blocks.append(
-            Block(title, cells, [*map(_span, rows)], compared.best.get((judge, setting), ""))
-        )
-    lines = [line for rank in compared.ranks for line in _ranked(rank)] + compared.notes
-    records = [
-        {**dataclasses.asdict(row), "star": row.star, "target": compared.target}
-        for row in compared.rows
-    ]
+    table = compared.table
+    titles = []
+    for row in table.itertuples():
+        block = table[(table.judge == row.judge) & (table.setting == row.setting)]
+        others = block.baseline.dropna().unique()
+        against = f"differences to {others[0]}" if len(others) else ""
+        judge = f"judge: {MODELS[row.judge]}"
+        titles.append("; ".join(filter(None, [judge, row.setting, against])))
+    heads = _heads(compared)
+    words = DataFrame([_words(row) for row in table.itertuples()], index=titles)
+    spans = 100 * table[["low", "difference", "high"]].astype(float)
+    spans = spans.mask(spans.low.isna()).set_axis(SPAN, axis=1)
+    ranks = [line for rank in compared.ranks for line in _ranked(rank)]
     more = {"ranks": [dataclasses.asdict(rank) for rank in compared.ranks], "notes": compared.notes}
-    return Sheet(MARK, [*head.values()], blocks, lines, records, more, keys=[*head])
+    return Listing(
+        MARK,
+        table.copy(),
+        words[list(heads)],
+        heads,
+        ranks + compared.notes,
+        more,
+        best=compared.best,
+        spans=spans,
+    )
 
 
 def _ranked(rank: Ranks) -> list[str]:
-    order = sorted(range(len(rank.methods)), key=lambda k: rank.ranks[k])
-    places = ", ".join(f"{rank.methods[k]} {rank.ranks[k]:.2f}" for k in order)
+    order = sorted(zip(rank.ranks, rank.methods, strict=True), key=lambda pair: pair[0])
+    places = ", ".join(f"{method} {place:.2f}" for place, method in order)
     alike = "; ".join(" = ".join(clique) for clique in rank.cliques) or "none"
-    friedman = (
-        f"Friedman over {rank.settings} settings: chi-square {rank.chi_square:.2f}, p {rank.p:.2g}"
-    )
-    means = f"mean ranks: {places}; alike by pairwise Wilcoxon-Holm: {alike}"
-    return [f"{MODELS[rank.judge]}: {friedman}", f"{MODELS[rank.judge]}: {means}"]
+    test = f"chi-square {rank.chi_square:.2f}, p {rank.p:.2g}"
+    return [
+        f"{MODELS[rank.judge]}: Friedman over {rank.settings} settings: {test}",
+        f"{MODELS[rank.judge]}: mean ranks: {places}; alike by pairwise Wilcoxon-Holm: {alike}",
+    ]
 
 
-def _head(compared: Compared) -> dict[str, str]:
-    """The columns' words by their keys."""
+def _heads(compared: Compared) -> dict[str, str]:
+    """The columns' heads by their keys."""
     to = "" if compared.target is None else f" to {percent(compared.target)}"
-    channel = (
-        {"channel": f"channel{to}"}
-        if any(row.channel_seconds is not None for row in compared.rows)
-        else {}
-    )
-    chosen = {"chosen": "chosen"} if any(row.chosen for row in compared.rows) else {}
-    return {
+    heads = {
         "method": "method",
         "seeds": "seeds",
         "mean": "mean ± std",
@@ -68,39 +71,34 @@ def _head(compared: Compared) -> dict[str, str]:
         "wins": "win/tie/loss",
         "mib": f"MiB{to}",
         "time": f"time{to}",
-        **channel,
-        **chosen,
     }
+    if compared.table.channel_seconds.notna().any():
+        heads["channel"] = f"channel{to}"
+    if compared.table.chosen.notna().any():
+        heads["chosen"] = "chosen"
+    return heads
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _words(row: Any) -> dict[str, str]:
     """By the columns' keys."""
-    spread = "" if row.std is None else f" ± {100 * row.std:.2f}"
+    spread = "" if isna(row.std) else f" ± {100 * row.std:.2f}"
     costs = {
-        "mib": known(row.mib, lambda mib: f"{mib:,.1f}"),
+        "mib": known(row.mib, "{:,.1f}".format),
         "time": known(row.seconds, seconds),
         "channel": known(row.channel_seconds, seconds),
     }
-    if row.reached not in (None, row.runs):
+    if not isna(row.reached) and row.reached < row.runs:
         costs = dict.fromkeys(costs, NONE) | {"mib": f"{row.reached} of {row.runs} reached"}
+    interval = f"[{100 * row.low:+.2f}, {100 * row.high:+.2f}]"
     return costs | {
         "method": row.method,
         "seeds": str(row.seeds),
-        "mean": known(row.mean, lambda mean: f"{100 * mean:.2f}{spread}"),
-        "worst_tenth": known(row.worst_tenth, lambda worst: f"{100 * worst:.2f}"),
-        "harmed": known(row.harmed, lambda share: f"{share:.0%}"),
-        "difference": known(row.difference, lambda points: f"{100 * points:+.2f}{row.star}"),
-        "interval": NONE
-        if row.low is None or row.high is None
-        else f"[{100 * row.low:+.2f}, {100 * row.high:+.2f}]",
-        "p": known(row.p_holm, lambda p: f"{p:.3g}"),
-        "wins": NONE if row.wins is None else f"{row.wins}/{row.ties}/{row.losses}",
-        "chosen": row.chosen or NONE,
+        "mean": known(row.mean, "{:.2f}".format, 0.01) + spread,
+        "worst_tenth": known(row.worst_tenth, "{:.2f}".format, 0.01),
+        "harmed": known(row.harmed, "{:.0%}".format),
+        "difference": known(row.difference, "{:+.2f}".format, 0.01) + row.star,
+        "interval": NONE if isna(row.low) else interval,
+        "p": known(row.p_holm, "{:.3g}".format),
+        "wins": NONE if isna(row.wins) else f"{row.wins}/{row.ties}/{row.losses}",
+        "chosen": NONE if isna(row.chosen) else row.chosen,
     }
-
-
-def _span(row: Row) -> Span | None:
-    """The interval of the difference, in points."""
-    if row.low is None or row.high is None or row.difference is None:
-        return None
-    return 100 * row.low, 100 * row.difference, 100 * row.high

@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -219,9 +220,10 @@ def _faster(fabric: Any, config: Config, jobs: int) -> dict[str, Any]:
     was found; or why they cannot."""
     from fl_lightning.engine.trainer import faster_together
     from fl_lightning.run import assemble
+    from fl_lightning.training.executors.together import Together
 
     with tempfile.TemporaryDirectory() as folder:
-        fed = assemble(fabric, config, Path(folder), [])
+        fed = assemble(fabric, config, Path(folder), [], together=Together())
         answers = [faster_together(trainer, jobs) for trainer in fed.worker.trainers]
     slower = next(
         (answer for answer in answers if isinstance(answer, str) or answer[0] == "loop"), answers[0]
@@ -233,14 +235,7 @@ def driven(together: Together) -> Callable[..., Federation]:
     """What puts a run together that `together` drives beside others: `fit`'s `put_together`."""
     from fl_lightning.run import assemble
 
-    def assembled(*parts: Any) -> Federation:
-        fed = assemble(*parts)
-        fed.run.runs_in_process = together.live
-        for trainer in fed.worker.trainers:
-            trainer.together = together
-        return fed
-
-    return assembled
+    return partial(assemble, together=together)
 
 
 def drive(

@@ -29,7 +29,7 @@ from fl_lightning.lab.study.chosen import UNTUNED, words
 from fl_lightning.lab.study.folder import PLACE, Busy, StudyFolder
 from fl_lightning.lab.study.grid import LONGEST, Entry, Run, Study, safe
 from fl_lightning.lab.study.launch import Options
-from fl_lightning.lab.study.sheet import WIDTH
+from fl_lightning.lab.study.listing import WIDTH
 from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.results import owncode
 from fl_lightning.results.folder import RunFolder

@@ -435,7 +435,7 @@ def _further(ready: Prepared, measured: Measured) -> list[Section]:
         tasks += further.without(out, method, silos)
     if plan.curve:
         tasks += further.curve(out, method, ready.rows[LOCAL[-1]], facts.plain)
-    parts = {"costs": further.costs(out, measured, method)}
+    parts: dict[str, tuple[Any, Section]] = {"costs": further.costs(out, measured, method)}
     try:
         _run_all(plan, tasks)
     except OutOfTime:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.lab.study.statistics import LEVEL, holm
+from fl_lightning.lab.statistics import LEVEL, holm
 from fl_lightning.lab.worth import ALONE, LINEAR, words
 from fl_lightning.lab.worth import statistics as numbers
 from fl_lightning.lab.worth.silos import Answer, Measured, Silo

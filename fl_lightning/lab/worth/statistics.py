@@ -276,8 +276,8 @@ def _variance(metric: Name, difference: np.ndarray, samples: Samples) -> tuple[f
     fits, within = 0.0, 0.0
     for cycle in range(cycles):
         # contributions to AUROC sum up to twice a fit's
-        sums = share(metric) * np.bincount(samples.folds[cycle], each[cycle])
-        fits += float(np.square(sums).sum())
+        by_fold = share(metric) * np.bincount(samples.folds[cycle], each[cycle])
+        fits += float(np.square(by_fold).sum())
         pairs = samples.folds[cycle] * (int(unit.max()) + 1) + unit
         within += float(np.square(np.bincount(pairs, each[cycle])).sum())
     common = max(0.0, (fits - within) / cycles**2)

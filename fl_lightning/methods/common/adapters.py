@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fl_lightning.callbacks.base import Observer
 from fl_lightning.configuration.config import check
 from fl_lightning.core import Block, GroupServer, RunContext, Server
 from fl_lightning.foundation.device import wide
@@ -34,41 +35,52 @@ def check_adapters(run: RunContext) -> None:
         check("model.adapters", adapters, any(is_a(b) for b in group.layout.blocks), allowed)
 
 
-def check_ranks(run: RunContext) -> None:
-    """Raise `BadInput` where clients of one network upload adapters of several ranks: these cannot
-    be averaged."""
-    ranks: dict[str, set[int]] = {}
-    for group, model in zip(run.groups, run.config.models, strict=True):
-        sent = [
-            b
-            for b, up in zip(group.layout.blocks, group.up_mask, strict=True)
-            if up and (is_a(b) or is_b(b))
-        ]
-        of_group = {b.shape[0] if is_a(b) else b.shape[1] for b in sent}
-        ranks.setdefault(model.component.class_path, set()).update(of_group)
-        several = sorted(ranks[model.component.class_path])
-        allowed = (
-            f"clients of {group.name} upload adapters, which {run.method_name} cannot mix: one "
-            f"rank for all"
-        )
-        check("model.adapters.rank", several, len(several) <= 1, allowed)
+class AdapterError(Observer):
+    """Adds `adapter_error` to a round's metrics. Hangs on every run whose networks have
+    adapters."""
+
+    config_key = "model.adapters"
+
+    def on_fit_start(self, run: RunContext) -> None:
+        """Raise `BadInput` where clients of one network upload adapters of several ranks."""
+        ranks: dict[str, set[int]] = {}
+        for group, model in zip(run.groups, run.config.models, strict=True):
+            sent = [
+                b
+                for b, up in zip(group.layout.blocks, group.up_mask, strict=True)
+                if up and (is_a(b) or is_b(b))
+            ]
+            of_group = {b.shape[0] if is_a(b) else b.shape[1] for b in sent}
+            ranks.setdefault(model.component.class_path, set()).update(of_group)
+            several = sorted(ranks[model.component.class_path])
+            allowed = (
+                f"clients of {group.name} upload adapters, which {run.method_name} cannot mix: one "
+                f"rank for all"
+            )
+            check("model.adapters.rank", several, len(several) <= 1, allowed)
+
+    def on_aggregate(self, run: RunContext, server: Server) -> None:
+        """Measure what this round's mean of uploads, which averages A and B apart, errs about their
+        product B A: `adapter_error`.
+
+        Of each adapted layer ||sum_i p_i B_i A_i - (sum_i p_i B_i) (sum_i p_i A_i)|| /
+        ||sum_i p_i B_i A_i||, Frobenius norms, with p_i the relation's weights of those who
+        answered; the mean over layers (FFA-LoRA's paper, section 3). Nothing where A or B stays at
+        home, or the relation is no global model's. What it computes is no operation of the
+        method's.
+        """
+        if not run.relation.is_global:
+            return
+        counted, errors = server.flops, [e for group in server.groups for e in _errors(group)]
+        server.flops = counted
+        if errors:
+            server.metrics["adapter_error"] = sum(errors) / len(errors)
 
 
-def product_error(server: Server) -> dict[str, float]:
-    """What this round's mean of uploads, which averages A and B apart, errs about their product B
-    A: `adapter_error`.
-
-    Of each adapted layer ||sum_i p_i B_i A_i - (sum_i p_i B_i) (sum_i p_i A_i)|| / ||sum_i p_i B_i
-    A_i||, Frobenius norms, with p_i the relation's weights of those who answered; the mean over
-    layers (FFA-LoRA's paper, section 3). Nothing where there are no adapters, A or B stays at home,
-    or the relation is no global model's. Called on every rank; what it computes is no operation of
-    the method's.
-    """
-    if not server.run.relation.is_global:
-        return {}
-    counted, errors = server.flops, [e for group in server.groups for e in _errors(group)]
-    server.flops = counted
-    return {"adapter_error": sum(errors) / len(errors)} if errors else {}
+def adapter_callbacks(models: Sequence[nn.Module]) -> list[Observer]:
+    """What hangs on a run of these networks beside what its configuration names."""
+    adapted = any(".lora_A." in name for model in models for name in dict(model.named_parameters()))
+    return [AdapterError()] if adapted else []
 
 
 def _errors(group: GroupServer) -> list[float]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import numpy as np
 import torch
 from lightning import LightningModule
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fl_lightning.configuration.config import check
-from fl_lightning.core import Client, RunContext
+from fl_lightning.core import RunContext
 from fl_lightning.foundation.errors import BadInput
 
 
@@ -52,45 +50,11 @@ def norms(rows: Tensor) -> Tensor:
     return torch.where(squares > 0, squares.clamp_min(1e-30).sqrt(), squares)
 
 
-def fisher(client: Client, *, whole: bool) -> Tensor:
-    """Sum over the batches of the client's training data of ||grad||^2 of the mean loss, shape (),
-    float64 (FedAS).
-
-    `whole`: without an incomplete last batch, whose mean over few samples counts like any other's;
-    it stays where there is no other.
-    """
-    total, size = torch.zeros((), dtype=torch.float64), client.run.config.federation.batch_size
-    for batch in client.data.train.batches(size):
-        if not whole or len(batch[1]) >= min(size, len(client.data.train)):
-            total += (
-                client.gradient(client["model"], batch, training=False)[1]
-                .square()
-                .sum()
-                .cpu()
-                .double()
-            )
-    return total
+def packed(mask: Tensor) -> Tensor:
+    """`mask` (D,) with eight numbers to a byte: uint8 (ceil(D / 8),), on the CPU."""
+    return torch.from_numpy(np.packbits(mask.cpu().numpy()))
 
 
-def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
-    """Mean -log(e^(cos(z, near) / tau) / (e^(cos(z, near) / tau) + e^(cos(z, far) / tau))) of
-    features (n, d), shape () (MOON).
-    """
-    # at once: equal ones leave no trace in z's gradient
-    cosines = cosine_similarity(z, torch.stack([near, far]), 2).T
-    return cross_entropy(cosines / tau, torch.zeros(len(z), dtype=torch.int64, device=z.device))
-
-
-def mmd(x: Tensor, y: Tensor, widths: Sequence[float] = (10, 15, 20, 50)) -> Tensor:
-    """Squared maximum mean discrepancy of samples `x` (n, d) and `y` (m, d), shape (), of a sum of
-    Gaussian kernels exp(-||a - b||^2 / (2 width)); the mean over all pairs, a sample with itself
-    included (the authors' code of FedCP).
-    """
-
-    def kernel(a: Tensor, b: Tensor) -> Tensor:
-        squares = (a[:, None] - b).square().sum(2)
-        return sum(
-            (torch.exp(-squares / (2 * width)) for width in widths), torch.zeros_like(squares)
-        ).mean()
-
-    return kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)
+def unpacked(bits: Tensor, size: int) -> Tensor:
+    """The mask (size,) that was `packed`."""
+    return torch.from_numpy(np.unpackbits(bits.numpy(), count=size)).bool()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Client, Fit, Phase
+from fl_lightning.core import Client, Fit, Phase, Tensors
 from fl_lightning.data.part import Part
 
 
@@ -95,7 +95,7 @@ def held_out(client: Client, halves: Halves) -> Tensor:
     return torch.tensor([client.loss(part, start), sum(losses) / len(part)])
 
 
-def measured(client: Client, halves: Halves, trial: bool) -> dict[str, Tensor]:
+def measured(client: Client, halves: Halves, trial: bool) -> Tensors:
     """What a client has learned of itself by `halves`: in its first round `noise` and `step`, in a
     trial `losses`."""
     named = {"losses": held_out(client, halves)} if trial else {}

@@ -4,12 +4,11 @@ tensors."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core import Client, Phase, RunContext
+from fl_lightning.core import Client, Phase, Phases, RunContext, Tensors
 from fl_lightning.foundation.rng import key
 
 
@@ -47,16 +46,16 @@ class Hypernetwork(nn.Sequential):
         """Multiply-adds of one pass."""
         return sum(layer.weight.numel() for layer in self if isinstance(layer, nn.Linear))
 
-    def tensors(self, name: str = "hypernetwork") -> dict[str, Tensor]:
+    def tensors(self, name: str = "hypernetwork") -> Tensors:
         """Its parameters, by names that begin with `name`."""
         return {f"{name}.{key}": p.detach() for key, p in self.named_parameters()}
 
-    def momenta(self) -> dict[str, Tensor]:
+    def momenta(self) -> Tensors:
         """A momentum of 0 for each parameter, by name."""
         return {f"momentum.{name}": torch.zeros_like(p) for name, p in self.named_parameters()}
 
     @classmethod
-    def of(cls, memory: dict[str, Tensor], name: str = "hypernetwork") -> Hypernetwork:
+    def of(cls, memory: Tensors, name: str = "hypernetwork") -> Hypernetwork:
         """The one whose `tensors` are in `memory`: its parameters share their storage."""
         kept = {
             key.removeprefix(f"{name}."): v
@@ -76,7 +75,7 @@ class Hypernetwork(nn.Sequential):
         return network
 
     def optimizer(
-        self, memory: dict[str, Tensor], lr: float, momentum: float, decay: float
+        self, memory: Tensors, lr: float, momentum: float, decay: float
     ) -> torch.optim.SGD:
         """SGD that goes on with the momenta in `memory`, in place."""
         optimizer = torch.optim.SGD(self.parameters(), lr, momentum, weight_decay=decay)
@@ -110,7 +109,7 @@ class Hypernetwork(nn.Sequential):
 
 def first_hypernetwork(
     run: RunContext, embedding: int | None, hidden: int, layers: int, *, last_relu: bool
-) -> dict[str, Tensor]:
+) -> Tensors:
     """The server's first parameters and momenta of one for all clients, drawn from the seed.
 
     Embeddings have `embedding` numbers, None: int(1 + N / 4) (pFedHN's authors' code). Where a
@@ -127,9 +126,7 @@ def first_hypernetwork(
     return network.tensors() | network.momenta()
 
 
-def fit_embedding(
-    client: Client, lr: float, momentum: float, decay: float, clip: float
-) -> Iterator[Phase]:
+def fit_embedding(client: Client, lr: float, momentum: float, decay: float, clip: float) -> Phases:
     """The client's embedding steps down J^T (made - trained), as often as the run had rounds; all
     else stays.
 

@@ -22,7 +22,7 @@ from fl_lightning.configuration.config import OptimizerConfig
 from fl_lightning.core import PLAIN, Client, Fit, Objective, PureLoss
 from fl_lightning.data import Part
 from fl_lightning.privacy.steps import Private
-from fl_lightning.training.local import Step
+from fl_lightning.training.local import Step, train, train_private
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import LocalOptimizer
 from fl_lightning.training.schedule import BatchSchedule
@@ -77,10 +77,16 @@ class LocalJob:
         return self.step is not None or self.objective.loss is not None
 
     @property
+    def pure(self) -> PureLoss | None:
+        """Its own loss, where that depends on tensors alone."""
+        loss = self.objective.loss
+        return loss if isinstance(loss, PureLoss) else None
+
+    @property
     def alone(self) -> bool:
         """Whether no stack takes its steps: they are its own or private, or its loss depends on
         more than tensors."""
-        own_loss = not isinstance(self.objective.loss, PureLoss | None)
+        own_loss = self.objective.loss is not self.pure
         return self.step is not None or self.private is not None or own_loss
 
 
@@ -95,12 +101,12 @@ class ScoreJob:
 
 
 class Scored(NamedTuple):
-    """What a model came to on one part; both of shape ()."""
+    """How a model did on one part."""
 
     total: Tensor
-    """The sum of the run's metric over the samples: the number of right answers."""
+    """Shape (): the sum of the run's metric over the samples: the number of right answers."""
     classes: Tensor | None
-    """How many classes the model predicts; None where a sample is not of one class."""
+    """The predicted class of each sample; None where a sample is not of one class."""
 
 
 @dataclass(frozen=True)
@@ -159,3 +165,34 @@ class Executor(ABC):
 
         Afterwards anything may be bound to the module.
         """
+
+
+class Loop(Executor):
+    """The module, bound to one client after the other."""
+
+    def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
+        """One after the other."""
+        return [self._one(job) for job in jobs]
+
+    def _one(self, job: LocalJob) -> Fit:
+        module, optimizer = self.module, self.optimizer
+        module.binding.rebind(job.vector, job.buffers)  # where it has just been scored, it is bound
+        module.set_objective(job.objective)
+        job.proximal_numbers = module.proximal_numbers
+        module.train_only(job.trains)
+        try:
+            optimizer.reset(job.lr)
+            if job.kept:
+                optimizer.load(job.kept)
+            if job.private is None:
+                fit = train(self.fabric, module, job.part, optimizer, job.schedule, job.step)
+            else:
+                fit = train_private(
+                    self.fabric, module, job.part, optimizer, job.schedule, job.private
+                )
+            if job.keep:
+                job.kept = {k: v.clone() for k, v in optimizer.state().items()}
+        finally:
+            module.train_only(None)
+            module.last.outside()
+        return fit

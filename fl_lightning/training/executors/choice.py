@@ -22,9 +22,8 @@ from fl_lightning.foundation.errors import BadInput, redact
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.parallel import Group
 from fl_lightning.models.base import inputs, targets
-from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
+from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Loop, Name
 from fl_lightning.training.executors.even import MOST_AT_ONCE
-from fl_lightning.training.executors.loop import Loop
 from fl_lightning.training.executors.together import Shared, Together
 from fl_lightning.training.executors.vmap import Vmap
 from fl_lightning.training.module import ClientModule
@@ -52,22 +51,26 @@ def make(
     It writes to nothing but what is bound to it, and draws no random number. With `together`,
     `vmap` is shared by all runs that it drives whose clients are of this `kind`.
     """
-    parts = fabric, module, optimizer
+    loop = Loop(fabric, module, optimizer)
     if name == "loop":
-        return Loop(*parts), None
+        return loop, None
     reason = unfit(fabric, module, spec)
     if reason is None:
         x, y, gradients, reason = _probed(fabric, module, spec)
     if reason is not None:
-        return Loop(*parts), reason
-    executor: Executor
+        return loop, reason
+
+    def stacked(cohort: int) -> Vmap:
+        return Vmap(fabric, module, optimizer, replace(spec, cohort=cohort))
+
     if together is None:
-        executor = vmap = Vmap(*parts, spec)
-        reason = vmap.unlike(x, y, gradients, module)
+        vmap = stacked(spec.cohort)
     else:
-        vmap = together.executor(kind, lambda: Vmap(*parts, replace(spec, cohort=MOST_AT_ONCE)))
-        executor, reason = Shared(vmap, together), vmap.unlike(x, y, gradients, module)
-    return (executor, None) if reason is None else (Loop(*parts), reason)
+        vmap = together.executor(kind, lambda: stacked(MOST_AT_ONCE))
+    reason = vmap.unlike(x, y, gradients, module)
+    if reason is not None:
+        return loop, reason
+    return vmap if together is None else Shared(vmap, together), None
 
 
 def unfit(fabric: Fabric, module: ClientModule, spec: ExecutorSpec) -> str | None:
@@ -138,12 +141,12 @@ def _probed(
 def _counted(model: nn.Module) -> dict[str, str]:
     """Numbers, words, and lists of them that the modules of `model` have as attributes, by dotted
     name."""
-    rates = {}
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if all(isinstance(leaf, int | float | str | None) for leaf in tree_leaves(value)):
-                rates[f"{path}.{name}".lstrip(".")] = repr(value)
-    return rates
+    return {
+        f"{path}.{name}".lstrip("."): repr(value)
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if all(isinstance(leaf, int | float | str | None) for leaf in tree_leaves(value))
+    }
 
 
 # ---------------------------------------------------------------- the fastest
@@ -223,21 +226,14 @@ def _known(file: Path, architectures: int) -> list[Name] | None:
     """What an earlier part of the run has found."""
     try:
         names: list[Name] = json.loads(file.read_text(encoding="utf-8"))["executors"]
+        if len(names) == architectures and set(names) <= set(get_args(Name)):
+            return names
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(
-            "run", str(file.parent), f"its {file.name} is damaged: name a fabric.executor"
-        ) from error
-    if (
-        not isinstance(names, list)
-        or len(names) != architectures
-        or not set(names) <= set(get_args(Name))
-    ):
-        raise BadInput(
-            "run", str(file.parent), f"its {file.name} is damaged: name a fabric.executor"
-        )
-    return names
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    allowed = f"its {file.name} is damaged: name a fabric.executor"
+    raise BadInput("run", str(file.parent), allowed)
 
 
 def more_steps(steps: Sequence[int], at_once: int) -> float:

@@ -19,16 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fl_lightning.core import PureLoss
+from fl_lightning.core import PureLoss, Tensors
 from fl_lightning.foundation import log
 from fl_lightning.foundation.device import no_draws, random_states, same_states
 from fl_lightning.foundation.errors import redact
 from fl_lightning.training.executors.base import TOLERANCE, LocalJob
 from fl_lightning.training.executors.even import WIDTHS, even
-from fl_lightning.training.executors.replay import Function, recorded
+from fl_lightning.training.executors.replay import Recordings
 from fl_lightning.training.executors.stack import Narrow, Stack
-from fl_lightning.training.module import ClientModule
-from fl_lightning.training.passes import Passes
+from fl_lightning.training.module import ClientModule, Passes
 
 
 class _Bound(nn.Module):
@@ -68,17 +67,17 @@ class OwnLosses:
     ) -> None:
         self.module, self.stack, self._cast = module, stack, cast
         self._known: dict[Hashable, Known | None] = {}
-        self._recorded: dict[Hashable, Function] = {}
+        self._recordings = Recordings(module)
         self._bound = _Bound(module)
 
     def known(self, job: LocalJob) -> Known | None:
         """What its loss is, if it can be stacked: tried, the first time, on a copy of its model and
         its first batch."""
-        key = _key(job)
-        if key is None:
+        key, loss = _key(job), job.pure
+        if key is None or loss is None:
             return None
         if key not in self._known:
-            self._known[key] = self._tried(key, job)
+            self._known[key] = self._tried(key, job, loss)
         return self._known[key]
 
     # ---------------------------------------------------------------- steps
@@ -110,43 +109,29 @@ class OwnLosses:
         self, key: Hashable, loss: PureLoss, inputs: Sequence[Tensor], over: Callable[[Any], Any]
     ) -> list[Tensor]:
         names, fixed, given = list(self.stack.names), list(self.stack.fixed), list(loss.tensors)
-        key = key, tuple(names)
-        if key not in self._recorded:
 
-            def value(
-                trained: dict[str, Tensor],
-                rest: dict[str, Tensor],
-                tensors: dict[str, Tensor],
-                x: Tensor,
-                y: Tensor,
-            ) -> Tensor:
-                named = {
-                    f"module.model.{name}": tensor for name, tensor in (trained | rest).items()
-                }
-                result: Tensor = functional_call(self._bound, named, (loss.function, tensors, x, y))
-                return result
+        def value(trained: Tensors, rest: Tensors, tensors: Tensors, *batch: Tensor) -> Tensor:
+            named = {f"module.model.{name}": x for name, x in {**trained, **rest}.items()}
+            result: Tensor = functional_call(self._bound, named, (loss.function, tensors, *batch))
+            return result
 
-            def step(*all_of_them: Tensor) -> list[Tensor]:
-                values = iter(all_of_them)
-                parts = [{name: next(values) for name in some} for some in (names, fixed, given)]
-                with self._cast():
-                    gradients, losses = over(grad_and_value(value))(*parts, *values)
-                return [*gradients.values(), losses]
+        def step(*all_of_them: Tensor) -> list[Tensor]:
+            values = iter(all_of_them)
+            parts = [{name: next(values) for name in some} for some in (names, fixed, given)]
+            with self._cast():
+                gradients, losses = over(grad_and_value(value))(*parts, *values)
+            return [*gradients.values(), losses]
 
-            with warnings.catch_warnings():
-                # torch would go slot by slot
-                warnings.filterwarnings("error", "There is a performance drop")
-                self._recorded[key] = recorded(step, inputs)
-            self.module.forget_features()
-        with torch.no_grad():
-            return list(self._recorded[key](*inputs))
+        with warnings.catch_warnings():
+            # torch would go slot by slot
+            warnings.filterwarnings("error", "There is a performance drop")
+            return self._recordings.run((key, tuple(names)), step, inputs)
 
     # ---------------------------------------------------------------- whether it can be stacked
 
-    def _tried(self, key: Hashable, job: LocalJob) -> Known | None:
+    def _tried(self, key: Hashable, job: LocalJob, loss: PureLoss) -> Known | None:
         """`known`; where it cannot be stacked a line says why."""
-        module, loss = self.module, job.objective.loss
-        assert isinstance(loss, PureLoss)
+        module = self.module
         vector, buffers = module.binding.vector, module.binding.buffers
         try:
             with no_draws(module.device_of_model):
@@ -222,13 +207,10 @@ class OwnPass:
         first = losses.known(jobs[0])
         assert first is not None
         self.losses, self.key, self.reached = losses, first.key, first.reached
-        self._losses: dict[int, PureLoss] = {}
-        for job in jobs:
-            assert isinstance(job.objective.loss, PureLoss)
-            self._losses[job.place] = job.objective.loss
-        at = [self._losses.get(slot, jobs[0].objective.loss) for slot in range(losses.stack.width)]
-        names = list(self._losses[jobs[0].place].tensors)
-        self._tensors = [torch.stack([loss.tensors[name] for loss in at]) for name in names]  # type: ignore[union-attr]
+        self._losses = {job.place: job.pure for job in jobs if job.pure is not None}
+        some = self._losses[jobs[0].place]
+        at = [self._losses.get(slot, some) for slot in range(losses.stack.width)]
+        self._tensors = [torch.stack([loss.tensors[name] for loss in at]) for name in some.tensors]
 
     def step(self, width: int, x: Tensor, y: Tensor, counts: Sequence[int]) -> None:
         """A step of the first `width` models, on so many of the samples x, y (width, whole batch,
@@ -267,8 +249,8 @@ def _batch(job: LocalJob) -> tuple[Tensor, Tensor]:
 
 def _key(job: LocalJob) -> Hashable | None:
     """What is the same for jobs that may be in one pass; None: it can be in none."""
-    loss = job.objective.loss
-    if not isinstance(loss, PureLoss) or job.part.tensors is None or not len(job.part):
+    loss = job.pure
+    if loss is None or job.part.tensors is None or not len(job.part):
         return None
     function = loss.function
     same = (function.__func__, function.__self__) if inspect.ismethod(function) else function

@@ -7,13 +7,15 @@ run from there, with the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from fl_lightning.training.module import ClientModule
 
 aten = torch.ops.aten
 Function = Callable[..., Sequence[Tensor]]
@@ -92,6 +94,22 @@ class _Writer(TorchDispatchMode):
         if not isinstance(value, Tensor):
             return name
         return self._names[id(value)] if id(value) in self._names else self._name(value, name)
+
+
+class Recordings:
+    """Functions recorded once for each key, over the bound model of `module`."""
+
+    def __init__(self, module: ClientModule) -> None:
+        self.module = module
+        self._functions: dict[Hashable, Function] = {}
+
+    def run(self, key: Hashable, function: Function, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """What `function` does to `inputs`: the same for all inputs of one `key`."""
+        if key not in self._functions:
+            self._functions[key] = recorded(function, inputs)
+            self.module.forget_features()
+        with torch.no_grad():
+            return list(self._functions[key](*inputs))
 
 
 def recorded(function: Function, inputs: Sequence[Tensor]) -> Function:

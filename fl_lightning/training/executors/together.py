@@ -50,17 +50,12 @@ class Together:
         self._hub = getcurrent()
         self._executors: dict[Hashable, Vmap] = {}
         self._requests: dict[greenlet, _Request] = {}
-        self._live: dict[greenlet, Any] = {}
 
     def executor(self, key: Hashable, make: Callable[[], Vmap]) -> Vmap:
         """The executor for all models of this `key`, made by the first run that asks for it."""
         if key not in self._executors:
             self._executors[key] = make()
         return self._executors[key]
-
-    def live(self) -> int:
-        """How many runs it drives now; 1 before it drives any."""
-        return max(1, len(self._live))
 
     def wait(self, request: _Request) -> list[Any]:
         """Stop the run that calls this until its request has been dealt with; raises what went
@@ -85,7 +80,7 @@ class Together:
 
         An exception that a work does not catch (Ctrl-C) ends all of them.
         """
-        live = self._live
+        live: dict[greenlet, Any] = {}
         try:
             while True:
                 while (work := more(not live)) is not None:

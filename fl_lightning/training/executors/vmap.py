@@ -14,7 +14,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fl_lightning.core.phase import PLAIN, Fit
 from fl_lightning.data import Part
-from fl_lightning.foundation.metric import ACCURACY, predicted_classes
+from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.training.executors.base import (
     TOLERANCE,
     Executor,
@@ -27,7 +27,7 @@ from fl_lightning.training.executors.even import WIDTHS, even, widened
 from fl_lightning.training.executors.feed import Feed, laid_out
 from fl_lightning.training.executors.gradients import OwnSteps
 from fl_lightning.training.executors.own import OwnLosses, OwnPass, whole_batch
-from fl_lightning.training.executors.replay import Function, recorded
+from fl_lightning.training.executors.replay import Recordings
 from fl_lightning.training.executors.stack import Stack, Trained
 from fl_lightning.training.local import autocast
 from fl_lightning.training.module import ClientModule
@@ -70,7 +70,7 @@ class Vmap(Executor):
         self._cast = autocast(fabric)
         self._even: bool | None = None
         """Whether a model's numbers are the same in all passes; None: it has not been tested."""
-        self._recorded: dict[tuple[object, ...], Function] = {}
+        self._recordings = Recordings(module)
         self._reached: np.ndarray | None = None
         """Bool: the parameters, in the order of the blocks, that the task loss depends on; None:
         all."""
@@ -98,30 +98,18 @@ class Vmap(Executor):
     ) -> tuple[list[Tensor], Tensor]:
         """Gradients of the first `width` models on their batches, one tensor for each parameter,
         and losses (width,); with `cast` in the precision of the run."""
-        narrow, names, fixed = (
-            self.stack.narrow(width),
-            list(self.stack.names),
-            list(self.stack.fixed),
-        )
+        narrow, names, fixed = self.stack.narrow(width), self.stack.names, list(self.stack.fixed)
+
+        def step(*tensors: Tensor) -> list[Tensor]:
+            trained = dict(zip(names, tensors[: len(names)], strict=True))
+            rest = dict(zip(fixed, tensors[len(names) : -3], strict=True))
+            with self._cast() if cast else nullcontext():
+                gradients, losses = self._differentiated(trained, rest, *tensors[-3:])
+            return [*gradients.values(), losses]
+
+        shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in (x, y, weight)]
         inputs = [*narrow.views, *narrow.fixed.values(), x, y, weight]
-        key = (
-            cast,
-            tuple(names),
-            *((tuple(tensor.shape), tensor.dtype) for tensor in (x, y, weight)),
-        )
-        if key not in self._recorded:
-
-            def step(*tensors: Tensor) -> list[Tensor]:
-                trained = dict(zip(names, tensors[: len(names)], strict=True))
-                rest = dict(zip(fixed, tensors[len(names) : -3], strict=True))
-                with self._cast() if cast else nullcontext():
-                    gradients, losses = self._differentiated(trained, rest, *tensors[-3:])
-                return [*gradients.values(), losses]
-
-            self._recorded[key] = recorded(step, inputs)
-            self.module.forget_features()
-        with torch.no_grad():
-            *gradients, losses = self._recorded[key](*inputs)
+        *gradients, losses = self._recordings.run((cast, *names, *shapes), step, inputs)
         return gradients, losses
 
     def unlike(
@@ -202,33 +190,26 @@ class Vmap(Executor):
         every = torch.cat(outputs)
         totals = self.module.metric.totals(every.split(sizes), ys, self.module.num_classes)
         classified = self.module.metric is ACCURACY and every.ndim == 2
-        counts = (
-            predicted_classes(every.argmax(1), sizes, every.shape[1])
-            if classified
-            else [None] * len(jobs)
-        )
-        return [Scored(total, count) for total, count in zip(totals, counts, strict=True)]
+        predicted = every.argmax(1).split(sizes) if classified else [None] * len(jobs)
+        return list(map(Scored, totals, predicted))
 
     def _outputs(self, width: int, x: Tensor) -> Tensor:
         """What the first `width` models make of their inputs x (width, SCORED, ...), in evaluation
         mode."""
         narrow, names = self.stack.narrow(width), [*self.stack.names, *self.stack.fixed]
-        inputs = [*narrow.views, *narrow.fixed.values(), x]
-        key = ("scores", tuple(names), tuple(x.shape))
-        if key not in self._recorded:
-            model = self.module.model
+        model = self.module.model
 
-            def forward(*tensors: Tensor) -> list[Tensor]:
-                with self._cast():
-                    passed = vmap(lambda named, x: functional_call(model, named, (x,)))
-                    return [passed(dict(zip(names, tensors[:-1], strict=True)), tensors[-1])]
-
+        def forward(*tensors: Tensor) -> list[Tensor]:
             training = model.training
             model.eval()
-            self._recorded[key] = recorded(forward, inputs)
-            self.module.forget_features()
+            with self._cast():
+                passed = vmap(lambda named, x: functional_call(model, named, (x,)))
+                scores = passed(dict(zip(names, tensors[:-1], strict=True)), tensors[-1])
             model.train(training)
-        [outputs] = self._recorded[key](*inputs)
+            return [scores]
+
+        key = "scores", *names, *x.shape
+        [outputs] = self._recordings.run(key, forward, [*narrow.views, *narrow.fixed.values(), x])
         return outputs
 
     # ---------------------------------------------------------------- training

@@ -1,0 +1,200 @@
+"""A table as text: for the terminal, as CSV, as LaTeX (booktabs), as JSON, as an HTML page with its
+intervals drawn."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pandas import DataFrame
+
+from fl_lightning.configuration.catalogue import did_you_mean
+from fl_lightning.configuration.config import check
+
+WIDTH = 180  # a file or a pipe has no width to keep to
+SPAN = ["low", "middle", "high"]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A table's numbers, and its rows in words, in blocks that share a head."""
+
+    mark: str
+    """The command that made it; in all that is written."""
+    numbers: DataFrame
+    """Every digit, for CSV and JSON."""
+    words: DataFrame
+    """Texts, a column for each key of the command line; the index has the title of a row's block,
+    the first column heads a row."""
+    heads: Mapping[str, str]
+    """The columns' heads by key."""
+    notes: list[str]
+    """Lines below the table."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """What JSON has beside the rows."""
+    title: str = ""
+    best: Sequence[int] = ()
+    """Rows of `words` whose `mean` is bold."""
+    spans: DataFrame | None = None
+    """Of each row of `words` the interval that the page draws: `SPAN`; NaN: none."""
+    pictures: Sequence[tuple[str, str]] = ()
+    """For the page: SVG, and the words below it."""
+    caption: str = ""
+    label: str = ""
+    """Of the floating table in LaTeX; both empty: a bare tabular."""
+
+    def blocks(self) -> Iterator[tuple[str, DataFrame]]:
+        """Titles and rows."""
+        yield from self.words.groupby(level=0, sort=False)
+
+
+def choose(listing: Listing, columns: str) -> Listing:
+    """The listing with these columns alone (keys with commas), in this order behind the first.
+
+    Raises:
+        BadInput: it has no such column.
+    """
+    keys = list(listing.words)
+    chosen = dict.fromkeys([keys[0], *_split(columns, keys)])
+    for word in chosen:
+        allowed = f"no such column{did_you_mean(word, keys)}; columns: {', '.join(keys)}"
+        check("columns", word, word in keys, allowed)
+    return replace(listing, words=listing.words[list(chosen)])
+
+
+def _split(columns: str, keys: Sequence[str]) -> list[str]:
+    """The words between the commas; where a key has commas itself (a method's label), all of it is
+    one word."""
+    longest_first = sorted(map(re.escape, keys), key=len, reverse=True)
+    spaced = (key.replace(",\\ ", ",\\s*") for key in longest_first)
+    found = re.findall(rf"\s*({'|'.join(spaced)}|[^,]*?)\s*(?:,|$)", columns)
+    return [word for word in found if word] or [columns]
+
+
+def table(listing: Listing, width: int | None = WIDTH) -> str:
+    """For the terminal: a table for each block. `width` None: the terminal's."""
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    screen = io.StringIO()
+    console = Console(highlight=False, width=width, file=screen)
+    print(listing.mark, *filter(None, [listing.title]), sep="\n", file=screen)
+    for title, rows in listing.blocks():
+        shown = Table(title=escape(title), title_justify="left", box=SIMPLE)
+        for number, key in enumerate(rows):
+            justify: Any = "right" if number else "left"
+            shown.add_column(listing.heads[key], justify=justify, no_wrap=number == 0)
+        for row in rows.to_numpy():
+            shown.add_row(*map(escape, row))
+        console.print(shown)
+    print(*listing.notes, sep="\n", end="\n" if listing.notes else "", file=screen)
+    return screen.getvalue()
+
+
+def as_csv(listing: Listing) -> str:
+    """The numbers, every digit."""
+    numbers = listing.numbers.assign(made_by=listing.mark)
+    columns = ["made_by", *listing.numbers]
+    return str(numbers.to_csv(columns=columns, index=False, lineterminator="\n"))
+
+
+def as_json(listing: Listing) -> str:
+    """Rows as in CSV, and what else there is."""
+    content = {"made_by": listing.mark, "rows": records(listing.numbers), **listing.more}
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def records(numbers: DataFrame) -> list[dict[str, Any]]:
+    """The rows as plain values; None where there is none."""
+    plain = numbers.astype(object)
+    return plain.where(plain.notna(), None).to_dict("records")
+
+
+def as_latex(listing: Listing) -> str:
+    r"""A tabular for \usepackage{booktabs}, in a table where there is a caption or a label; the
+    lines below the table are comments above it."""
+    bold = (
+        "bold: the best mean, where the interval of its paired difference to the next best lies "
+        "above 0"
+    )
+    comments = [listing.mark, listing.title, bold if listing.best else "", *listing.notes]
+    lines = [f"% {' '.join(line.split())}" for line in comments if line]
+    if listing.caption or listing.label:
+        lines += [r"\begin{table}", r"\centering"]
+        lines += [f"\\caption{{{_tex(listing.caption)}}}"] if listing.caption else []
+        lines += [f"\\label{{{listing.label}}}"] if listing.label else []
+    words = listing.words.map(_tex)
+    for place in listing.best if "mean" in words else ():
+        column = words.columns.get_loc("mean")
+        words.iloc[place, column] = f"\\textbf{{{words.iloc[place, column]}}}"
+    width = words.shape[1]
+    lines += [f"\\begin{{tabular}}{{l{'r' * (width - 1)}}}", r"\toprule"]
+    lines.append(_line(_tex(listing.heads[key]) for key in words))
+    for title, rows in words.groupby(level=0, sort=False):
+        lines += [r"\midrule", f"\\multicolumn{{{width}}}{{l}}{{\\emph{{{_tex(title)}}}}} \\\\"]
+        lines += map(_line, rows.to_numpy())
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [r"\end{table}"] if listing.caption or listing.label else []
+    return "\n".join([*lines, ""])
+
+
+def as_html(listing: Listing) -> str:
+    """A page of its own that needs no network; each row's interval is drawn beside it."""
+    from markupsafe import Markup
+
+    from fl_lightning.lab.report.page import template
+
+    spans = DataFrame(columns=SPAN) if listing.spans is None else listing.spans
+    low = min(0.0, spans.min(axis=None)) if spans.size else 0.0
+    width = (max(0.0, spans.max(axis=None)) if spans.size else 0.0) - low
+    places = (2 + 96 * (spans - low) / (width or 1.0)).round(2)
+    words = listing.words.set_axis(range(len(listing.words)))
+    return template("fl_lightning.lab.report", "page.listing.html.j2").render(
+        mark=listing.mark,
+        listing=listing,
+        blocks=words.groupby(listing.words.index, sort=False),
+        pictures=[(Markup(svg), words) for svg, words in listing.pictures],
+        spans=spans,
+        places=places,
+        zero=round(2 - 96 * low / (width or 1.0), 2),
+    )
+
+
+FORMATS: dict[str, Callable[[Listing], str]] = {
+    "table": table,
+    "latex": as_latex,
+    "json": as_json,
+    "html": as_html,
+    "csv": as_csv,
+}
+
+
+def _line(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+TEX: dict[str, Any] = {
+    "\\": r"\textbackslash{}",
+    "±": r"$\pm$",
+    "–": "--",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\N{MINUS SIGN}": "$-$",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+"""What LaTeX takes for its own, made plain in any font encoding."""
+
+
+def _tex(text: str) -> str:
+    """`text` in LaTeX; negative numbers have a minus."""
+    text = re.sub(r"(?<![\w-])-(?=[.\d])|(?<=\de)-(?=\d)", "\N{MINUS SIGN}", text)
+    return text.translate(str.maketrans(TEX))

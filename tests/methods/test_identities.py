@@ -1,0 +1,139 @@
+"""Methods that with some arguments are another method, bit for bit: every client's model after each
+of its rounds, running statistics included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from every import NAMES, method_of
+from reckoning import PlainMean
+from watching import Make, same, trained
+
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.methods import Method
+from fl_lightning.methods.apfl import APFL
+from fl_lightning.methods.cfl import CFL
+from fl_lightning.methods.ditto import Ditto
+from fl_lightning.methods.fedala import FedALA
+from fl_lightning.methods.fedalign import FedAlign
+from fl_lightning.methods.fedamp import FedAMP
+from fl_lightning.methods.fedapa import FedAPA
+from fl_lightning.methods.fedas import FedAS
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedavgm import FedAvgM
+from fl_lightning.methods.fedcac import FedCAC
+from fl_lightning.methods.fedgen import FedGen
+from fl_lightning.methods.fedhkd import FedHKD
+from fl_lightning.methods.fedmd import FedMD
+from fl_lightning.methods.fedper import FedPer
+from fl_lightning.methods.fedproto import FedProto
+from fl_lightning.methods.fedprox import FedProx
+from fl_lightning.methods.fedtgp import FedTGP
+from fl_lightning.methods.fedu import FedU
+from fl_lightning.methods.fesem import FeSEM
+from fl_lightning.methods.fpl import FPL
+from fl_lightning.methods.heurfedamp import HeurFedAMP
+from fl_lightning.methods.ifca import IFCA
+from fl_lightning.methods.kapc import KAPC
+from fl_lightning.methods.ktpfl import KTPFL
+from fl_lightning.methods.lgfedavg import LGFedAvg
+from fl_lightning.methods.local import Local
+from fl_lightning.methods.moon import MOON
+from fl_lightning.methods.perfedavg import PerFedAvg
+from fl_lightning.methods.pfedgraph import PFedGraph
+from fl_lightning.methods.scaffold import SCAFFOLD
+from fl_lightning.methods.topkpfd import TopKPFD
+
+FEW: dict[str, Any] = {"samples": 40, "batch_size": 16}
+TINY: dict[str, Any] = {"generator_steps": 2, "hidden": 8, "noise": 4}
+PART = {"participation": 0.5}
+ALL = {"data": {"public": "held_back"}}
+IDENTITIES: list[tuple[Method, Method, list[Method], dict[str, Any]]] = [
+    (FedAvg(), Local(), [], {"clients": 1}),
+    (FedProx(mu=0.0), FedAvg(), [], PART),
+    (FedAMP(lam=0.0), Local(), [], PART),
+    (KAPC(lam=0.0), Local(), [], PART),
+    (HeurFedAMP(lam=0.0), Local(), [HeurFedAMP()], {}),
+    (PerFedAvg(alpha=0.0), PlainMean(), [PerFedAvg()], PART),
+    (PerFedAvg(alpha=0.0, variant="hf"), PlainMean(), [PerFedAvg(variant="hf")], PART),
+    (
+        FedAS(align_epochs=0, weighting="samples"),
+        FedPer(),
+        [FedAS(weighting="samples"), FedAS(align_epochs=0)],
+        PART,
+    ),
+    (FedCAC(tau=0.0), FedAvg(), [FedCAC()], PART | {"clients": 5}),
+    (LGFedAvg(9), FedAvg(), [LGFedAvg(0)], {"participation": 0.75}),
+    (LGFedAvg(0), Local(), [], {"participation": 0.75}),
+    (FedProto(lam=0.0), Local(), [FedProto(lam=1.0)], {}),
+    (FedTGP(lam=0.0, server_epochs=2), Local(), [FedTGP(server_epochs=2)], {}),
+    (FedHKD(lam=0.0, gamma=0.0), FedAvg(), [FedHKD(nu=0.0, sigma=0.0)], {}),
+    (IFCA(1, "samples"), FedAvg(), [], {"participation": 0.75}),
+    (IFCA(1), PlainMean(), [], {"participation": 0.75}),
+    (FeSEM(1), PlainMean(), [], {}),
+    (FedMD(epochs=0, **FEW), Local(), [FedMD(**FEW)], ALL),
+    (FedMD(lam=0.0, **FEW), Local(), [], ALL),
+    (KTPFL(step=0.0, **FEW), FedMD(loss="kl", **FEW), [], ALL),
+    (TopKPFD(k=4, **FEW), FedMD(loss="kl", **FEW), [], ALL),
+    (FedAPA(eta=0.0), Local(), [], {}),
+    (FedAPA(eta=0.0, classifier="mixed"), Local(), [], {}),
+    (FedU(gamma=0.0), Local(), [], {}),
+    (PFedGraph(0.0, 0.0), Local(), [], {}),
+    (FedAvgM(momentum=0.0), FedAvg(), [], {}),
+    (CFL(eps1=0.0, eps2=0.0, first_round=1), FedAvg(), [], {"participation": 0.75}),
+    (CFL(eps1=1e9, eps2=0.0, first_round=4), FedAvg(), [], {"participation": 0.75}),
+    (MOON(mu=0.0), FedAvg(), [], PART),
+    (FedAlign(mu=0.0), FedAvg(), [], PART),
+    (FedGen(alpha=0.0, beta=0.0, **TINY), FedAvg(), [], PART),
+    (Ditto(lam=0.0), FedAvg(), [], PART | {"optimizer": {"momentum": 0.9}}),
+    (Ditto(lam=1.0), FedAvg(), [], PART | {"optimizer": {"momentum": 0.9}}),
+    (APFL(), FedAvg(), [], PART),
+    (APFL(alpha=0.9, adaptive=False), FedAvg(), [], PART),
+    (FedALA(eta=0.0), FedAvg(), [], PART),
+    (FedALA(), Local(), [], {"clients": 1}),
+]
+
+
+@pytest.mark.parametrize("net", ["plain", "norm"])
+@pytest.mark.parametrize(("ours", "theirs", "unlike", "changes"), IDENTITIES, ids=repr)
+def test_it_is_the_other_method(
+    federation: Make,
+    net: str,
+    ours: Method,
+    theirs: Method,
+    unlike: list[Method],
+    changes: dict[str, Any],
+) -> None:
+    changes = {"net": net, "rounds": 3, "evaluation": {"judge": "after"}, **changes}
+    wanted = trained(federation, theirs, **changes)
+    assert same(trained(federation, ours, **changes), wanted)
+    assert not any(same(trained(federation, method, **changes), wanted) for method in unlike)
+
+
+@pytest.mark.parametrize("net", ["plain", "norm"])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "momentum"),
+    [
+        (MOON(mu=5.0), FedAvg(), 0.0),
+        (FedALA(), FedAvg(), 0.0),
+        (FPL(), FedAvg(), 0.0),
+        (FedHKD(nu=0.0, sigma=0.0), FedAvg(), 0.0),
+        (SCAFFOLD(), PlainMean(), 0.0),
+        (SCAFFOLD(), PlainMean(), 0.9),
+    ],
+    ids=repr,
+)
+def test_its_first_round_is_the_other_methods(
+    federation: Make, net: str, ours: Method, theirs: Method, momentum: float
+) -> None:
+    changes = {"net": net, "evaluation": {"judge": "after"}, "optimizer": {"momentum": momentum}}
+    one, other = (trained(federation, method, **changes) for method in (ours, theirs))
+    assert same(one[:4], other[:4]) and not same(one[4:], other[4:])
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if method_of(n).traits.classes])
+def test_what_is_about_classes_refuses_a_regression(federation: Make, name: str) -> None:
+    regression = {"task": "regression", "public": "held_back", "validation": 0.2}
+    with pytest.raises(BadInput, match="regression"):
+        federation(method_of(name), data=regression).prepare()
