@@ -94,7 +94,8 @@ class BlurRelation(Transform, Observer):
         why = (
             "all clients of this method receive the same" if relation.is_global else relation.fixed
         )
-        check(self.config_key, run.method_name, not why, f"it changes a relation, and {why}")
+        requirement = f"it changes a relation, and {why}; choose another --method, such as kapc"
+        check(self.config_key, run.method_name, not why, requirement)
         one = sum(isinstance(callback, BlurRelation) for callback in run.callbacks) == 1
         check(
             self.config_key,

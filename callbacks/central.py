@@ -195,7 +195,11 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         """
         key = self.config_key
         if why := refusal(method):
-            raise BadInput(key, type(method).__name__.lower(), why)
+            raise BadInput(
+                key,
+                type(method).__name__.lower(),
+                f"{why}; choose another --method, such as fedavg",
+            )
         requirement = f"it must lie below one over the {config.clients} clients"
         check(
             f"{key}.delta",

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.measured import add_noise, noise_shares
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.callbacks.selection import LayerSelection
 from fl_lightning.core import Payload, RelationInputs, RunContext, Server
 from fl_lightning.core.relation import Weights
 from fl_lightning.foundation import log
@@ -347,6 +348,8 @@ class CrossFittedCube(Relation):
             return f"{run.clients} clients, fewer than {FEWEST}"
         if not all(self._layers.values()):
             return "the model has one layer"
+        if any(isinstance(callback, LayerSelection) for callback in run.callbacks):
+            return "layerselection withholds layers, so clients do not begin from one model"
         if run.rounds <= t + TRIED:
             return f"{run.rounds} rounds, where the first {LAST} would find groups"
         return ""

@@ -118,7 +118,8 @@ class LocalPrivacy(Transform, Observer):
             raise BadInput(
                 key,
                 name,
-                f"its uploads hold {upload} ({words}), which no bound and noise can protect",
+                f"its uploads hold {upload} ({words}), which no bound and noise can protect; "
+                f"choose another --method, such as fedavg",
             )
         sigma = getattr(run.method, "sigma", 0) if name == "fedhkd" else 0
         check(

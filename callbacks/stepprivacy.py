@@ -128,7 +128,10 @@ class StepPrivacy(Transform, Observer):
         )
         if (why := refusal(method)) is not None:
             raise BadInput(
-                KEY, type(method).__name__.lower(), f"it {why}, which noise on steps does not cover"
+                KEY,
+                type(method).__name__.lower(),
+                f"it {why}, which noise on steps does not cover; choose another --method, such as "
+                f"fedavg",
             )
         check_delta(f"{KEY}.delta", privacy.delta, sum(sizes))
         if privacy.noise is not None:

@@ -622,8 +622,9 @@ def worth(
     Args:
         config: as for `fit`.
         out: DIR: folder for runs and results; an existing one is continued.
-        methods: Methods besides FedAvg, separated by commas (default: fedper,ditto,selfkapc,fedcac,
-            partialpooling and the config's). Each is scored after 1, 3 and 10 times the rounds.
+        methods: Methods besides FedAvg, separated by commas (default: fedper,ditto,crosskapc,
+            fedcac,partialpooling and the config's). Each is scored after 1, 3 and 10 times the
+            rounds.
         repeats: Trainings of each method, rounded up to a multiple of 5, the number of folds
             (default: 10).
         minutes: In place of repeats: as many cycles of 5 folds as end in this time, or the folds of

@@ -168,7 +168,7 @@ def test_ctrl_c_goes_through_and_the_run_goes_on(here: None) -> None:
         fit({**QUIET, "name": "cut", "callbacks": callbacks})
     cut = Run("runs/cut")
     assert cut.summary == {} and len(cut.final_accuracies) == 0
-    assert repr(cut) == "<Run runs/cut: selfkapc, 1 of 3 rounds>"
+    assert repr(cut) == "<Run runs/cut: crosskapc, 1 of 3 rounds>"
 
 
 def test_an_extended_run_has_no_results_until_it_ends(

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -91,51 +92,34 @@ def test_the_interval_holds_the_median_with_95_percent(script: Load) -> None:
 def test_the_calibration_of_worth(
     script: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One consortium with gains and one without: lines of the file, not run again, and the table of
-    goals."""
+    """A consortium with gains and one without: lines of the file, not run again, and the table."""
     worth, file = script("worth"), tmp_path / "results.jsonl"
-    worth.main(["run", str(file), "--count", "2", "--cycles", "1", "--draws", "2"])
+    command = ["run", str(file), "--count", "2", "--cycles", "1", "--draws", "2"]
+    worth.main(command)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [line["null"] for line in lines] == [False, True]
-    assert [row["size"] for row in lines[0]["silos"]] == list(worth.SIZES)
-    assert all(row["true"] == 0 for row in lines[1]["silos"]) and any(
-        row["true"] for row in lines[0]["silos"]
-    )
+    assert [line["kind"] for line in lines] == ["plain", "null"]
+    assert {row["size"] for line in lines for row in line["silos"]} <= set(worth.SIZES)
+    assert all(row["true"] <= 0 for row in lines[1]["silos"] if row["size"] >= 600)
     before = file.read_text()
-    worth.main(["run", str(file), "--count", "2", "--cycles", "1", "--draws", "2"])
+    worth.main(command)
     assert file.read_text() == before
-    worth.main(["promises", str(file), "--first", "2", "--count", "2", "--cycles", "1"])
-    last = json.loads(file.read_text().splitlines()[-1])
-    assert last["number"] == 3 and last["silos"] == []
-    if last["more"] and last["more"]["reached"]:
-        assert (
-            last["more"]["needed"] > last["more"]["size"]
-            and last["more"]["reached"] < last["more"]["half"]
-        )
     worth.main(["table", str(file)])
     shown = capsys.readouterr().out
-    assert (
-        "4 consortia, 2 without any gain" in shown and "promised for more own samples kept" in shown
-    )
+    assert "false `gains`" in shown and "| null |" in shown and "| 2000 |" in shown
 
 
 def test_the_calibrations_students_learn(script: Load) -> None:
-    """Of 1,000 samples an epoch or so of steps learns most of what the teacher knows; alone is one
-    silo's model."""
+    """Of 2,000 rows descent and ridge alone find the teacher; the sum of silos finds the shared
+    one."""
     worth = script("worth")
     world = worth.World(0)
-    assert world.features == 8
-    data = [world.draw(c, 1000) for c in range(len(worth.SIZES))]
-    models = worth.trained([[x for x, _ in data]], [[y for _, y in data]], world, 0)
-    for c in range(len(worth.SIZES)):
-        x, y = world.draw(c, 4000)
-        scored = worth.logits(
-            [p[:, c : c + 1] for p in models["local"]], torch.from_numpy(x)[None, None]
-        )[0, 0]
-        best = (
-            (x - world.shifts[c]) @ world.teachers[c] * world.slope / 8**0.5 + world.offsets[c] > 0
-        ) == y
-        assert ((scored > 0).numpy() == y).mean() > best.mean() - 0.08
+    models = world.trained([world.draw(silo, 2000) for silo in range(len(worth.SIZES))])
+    for silo, weights in enumerate(models):
+        x, y, _ = world.draw(silo, 4000)
+        best = np.append(world.teachers[silo], world.offsets[silo] / 2)
+        most = world.score(x @ best, y)
+        for label in (*worth.LOCAL, worth.LINEAR):
+            assert world.score(x @ weights[label], y) > most - 0.04
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ TOKENS = {
     "engine": 27_100,
     "exporting": 2_900,
     "foundation": 14_100,
-    "lab": 98_300,
+    "lab": 98_400,
     "methods": 47_300,
     "models": 7_800,
     "privacy": 3_600,

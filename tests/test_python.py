@@ -108,7 +108,7 @@ def test_arrays_a_model_and_a_method_of_a_script() -> None:
     )
 
 
-@pytest.mark.parametrize("method", [None, "fedbn", FedRoD()], ids=["selfkapc", "fedbn", "fedrod"])
+@pytest.mark.parametrize("method", [None, "fedbn", FedRoD()], ids=["crosskapc", "fedbn", "fedrod"])
 def test_predictions_on_raw_samples_are_the_runs_own_scores(method: Any) -> None:
     """Of the method's own outputs, too: FedRoD adds two heads."""
     run = fit(QUIET, data=Module(), method=method)
@@ -126,7 +126,7 @@ def test_predictions_on_raw_samples_are_the_runs_own_scores(method: Any) -> None
 def test_a_data_set_and_plain_pairs() -> None:
     run = fit(QUIET, data=Sites(range(300)))
     assert len(run.split) == 3 and run.setting("data.source") == "arrays"
-    assert run.folder.name.startswith("selfkapc-given-")
+    assert run.folder.name.startswith("crosskapc-given-")
     pairs = TensorDataset(torch.from_numpy(X[:, None]), torch.from_numpy(Y))
     run = fit({**QUIET, "federation.clients": 4, "data.partition": "iid"}, data=pairs)
     assert len(run.split) == 4

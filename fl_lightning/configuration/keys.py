@@ -17,7 +17,7 @@ from fl_lightning.configuration.ranges import words
 from fl_lightning.foundation.errors import BadInput
 
 COMPONENTS = {
-    "method": "Method by name or import path (default: selfkapc); its arguments: --method.ARG "
+    "method": "Method by name or import path (default: crosskapc); its arguments: --method.ARG "
     "VALUE.",
     "model": "Model by name or import path (default: mlp); its arguments: --model.ARG VALUE. In "
     "YAML also a list of {name, count}, for several architectures.",

@@ -118,7 +118,10 @@ def federation(
         most_batches=SMOKE_BATCHES if config.smoke else most_batches,
     )
     if len(groups) > 1 and not (run.relation.several and method.traits.several):
-        allowed = f"one architecture: {run.method_name} mixes the models of all clients"
+        allowed = (
+            f"one architecture: {run.method_name} mixes the models of all clients; "
+            f"--method fedavg takes several"
+        )
         raise BadInput("model", [g.name for g in groups], allowed)
     trainers = [
         Trainer(fabric, run, group, net, together) for group, net in zip(groups, nets, strict=True)

@@ -73,7 +73,7 @@ def test_what_was_removed_stays_removed_when_read_back(
 
 def test_names_are_written_short_and_lists_in_full() -> None:
     content = yaml.safe_load(to_yaml(resolved()))
-    assert content["method"]["name"] == "selfkapc"
+    assert content["method"]["name"] == "crosskapc"
     assert content["callbacks"]["checkpoint"] == {
         "every": 1,
         "keep": 2,

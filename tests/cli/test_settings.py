@@ -326,8 +326,8 @@ def test_a_missing_file_is_answered_with_the_shipped_ones() -> None:
 
 def test_a_bare_fit_is_the_recommended_method_with_its_own_defaults() -> None:
     """To name the method changes nothing: a method has its class's arguments, whoever names it."""
-    assert merged().method == merged("--method selfkapc").method
-    assert merged("--method.kappa 2").method.init_args == {"kappa": "2"}
+    assert merged().method == merged("--method crosskapc").method
+    assert merged("--method.guard 2").method.init_args == {"guard": "2"}
     assert merged("--method kapc").method.init_args == {}
     assert merged({"method": {"name": "kapc"}}, "--method.lam 2").method.init_args == {"lam": "2"}
     assert merged({"method": {"class_path": "mine.Own"}}).method.init_args == {}

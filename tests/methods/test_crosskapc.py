@@ -4,6 +4,8 @@ steps."""
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,11 +32,12 @@ from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.core import Payload, RelationInputs, Server
 from fl_lightning.data import prepare
-from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.lab.report.tables import overview
 from fl_lightning.methods.common.halves import shrunk
 from fl_lightning.methods.crosskapc import CrossKAPC
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.result import RunResult
 
 N = 6
 GROUPS = [0, 1, 0, 1, 0, 1]
@@ -72,6 +75,15 @@ def test_a_normal_sample_does_not_split() -> None:
 @pytest.mark.parametrize("values", [[0.3] * 6, [0.3, 0.3 + 1e-9, 0.3, 0.3], [0.5]])
 def test_equal_values_do_not_split(values: list[float]) -> None:
     assert split(torch.tensor(values, dtype=torch.float64))[1] == 0
+
+
+def test_groups_without_noise_are_exact() -> None:
+    """Cosines of 0.4 within them and of 0.1 between."""
+    truth = torch.tensor(GROUPS)[:, None] == torch.tensor(GROUPS)
+    cosines = 0.1 + 0.3 * truth.double()
+    upper = torch.triu_indices(N, N, 1)
+    threshold, distance = split(cosines[upper[0], upper[1]])
+    assert distance > 1e4 and components(cosines > threshold) == [[0, 2, 4], [1, 3, 5]]
 
 
 def planted(effects: tuple[float, float, float], noise: float = 0.0) -> Tensor:
@@ -337,6 +349,15 @@ def test_a_client_that_was_never_there_keeps_the_rest_out_of_groups(federation: 
     assert not fed.run.server.memory["cross.near"].any()
 
 
+def test_groups_are_found_by_part_of_the_clients(federation: Make) -> None:
+    """Where every two of them were once in a round together."""
+    fed = federation(CrossKAPC(), **CONFLICT)
+    for t, absent in enumerate((5, 0, 1, 2, 3, 4, 5, 0), 1):
+        fed.round(t, [c for c in range(N) if c != absent])
+    near = fed.run.server.memory["cross.near"]
+    assert components(near) == [[0, 2, 4], [1, 3, 5]]
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -347,24 +368,63 @@ FLAGS = (
 )
 
 
+REFUSED = {
+    "model": "--model [{name: mlp, count: 5}, {name: mlp, count: 5, hidden: [8]}]",
+    "callbacks.localprivacy": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",
+    "callbacks.centralprivacy": "--callbacks.centralprivacy.clip 1 "
+    "--callbacks.centralprivacy.noise 1",
+    "optimizer.privacy": "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1",
+    "callbacks.median": "--callbacks median",
+    "callbacks.blurrelation": "--callbacks.blurrelation.decimals 2",
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_the_default_is_refused_in_a_line_that_says_what_to_choose(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = REFUSED[key].split(" ", 1) if key == "model" else REFUSED[key].split()
+    assert main(["fit", *words]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"fl-train: error: {key}: ") and "crosskapc" in line
+    assert "method" in line and ("fedavg" in line or "kapc" in line.split("method", 1)[1])
+
+
+def test_layer_selection_leaves_no_common_start(
+    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fit("selected", FLAGS, "--callbacks layerselection")
+    assert capsys.readouterr().err.count("withholds layers, so clients do not begin from one") == 1
+    assert "groups_separation" not in RunFolder(run).read("metrics")[-1]
+
+
 def test_resumed_in_the_trial(fit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped in round 5, which has seen the losses of round 4; the same bits, and the same
+    """Killed (kill -9) in round 5, which has seen the losses of round 4; the same bits, and the same
     groups."""
     whole = RunFolder(fit("whole", FLAGS))
     broadcast = CrossKAPC.broadcast
 
-    def stopped(self: CrossKAPC, server: Server) -> dict[int, Payload]:
+    def dying(self: CrossKAPC, server: Server) -> dict[int, Payload]:
         if server.round == 5:
-            raise RunFailed("stopped here")
+            os.kill(os.getpid(), signal.SIGKILL)
         return broadcast(self, server)
 
-    with monkeypatch.context() as patch, pytest.raises(AssertionError):
-        patch.setattr(CrossKAPC, "broadcast", stopped)
-        fit("cut", FLAGS)
+    if not (child := os.fork()):
+        monkeypatch.setattr(CrossKAPC, "broadcast", dying)
+        try:
+            fit("cut", FLAGS)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert main(["fit", "--name", "cut", "--resume"]) == 0
     cut = RunFolder(whole.path.parent / "cut")
     assert cut.read("final") == whole.read("final")
-    assert cut.read_summary()["client_groups"] == whole.read_summary()["client_groups"]
+    summary = cut.read_summary()
+    assert summary["client_groups"] == whole.read_summary()["client_groups"]
+    facts = overview([RunResult(cut.path, "cut")])["cut"]
+    groups = " | ".join(", ".join(map(str, group)) for group in summary["client_groups"])
+    assert facts["grouped"] == f"in {summary['grouped_layers'][0]}: {groups}"
 
 
 def test_a_run_that_goes_on_for_longer_looks_for_groups_then(
@@ -377,12 +437,14 @@ def test_a_run_that_goes_on_for_longer_looks_for_groups_then(
 
 
 @pytest.mark.slow
-def test_equal_bits_on_two_ranks(fit: Callable[..., Path]) -> None:
-    one, two = (
-        RunFolder(fit(f"on{k}", FLAGS, f"--fabric.threads 1 --fabric.devices {k}")) for k in (1, 2)
+def test_equal_bits_on_one_two_and_three_ranks(fit: Callable[..., Path]) -> None:
+    one, *others = (
+        RunFolder(fit(f"on{k}", FLAGS, f"--fabric.threads 1 --fabric.devices {k}"))
+        for k in (1, 2, 3)
     )
-    assert one.read("final") == two.read("final")
-    assert np.array_equal(one.read_relation(7).rows, two.read_relation(7).rows)
+    for several in others:
+        assert one.read("final") == several.read("final")
+        assert np.array_equal(one.read_relation(7).rows, several.read_relation(7).rows)
 
 
 def test_newcomers_join(fit: Callable[..., Path]) -> None:

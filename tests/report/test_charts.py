@@ -181,8 +181,7 @@ def test_no_tick_lies_between_two_rounds_and_a_legend_covers_no_bar(make_run: Ma
     figure = figures.costs(runs)["cost-seconds"]
     figure.canvas.draw()
     [axes] = figure.axes
-    [legend] = figure.legends
-    assert legend.get_window_extent().y0 >= axes.get_window_extent().y1
+    assert axes.get_legend().get_window_extent().y0 >= axes.get_window_extent().y1
 
 
 @pytest.mark.parametrize(("value", "end"), [(1.0, "neither"), (1.5, "max"), (-0.5, "min")])

@@ -85,12 +85,13 @@ def printed(command: str) -> str:
 
 
 def page(runs: list[str], out: Path) -> str:
-    """A report without its style, its script and plotly's; pictures of relations as they are."""
+    """A report without its style, its script and its charts, which another version of matplotlib
+    draws otherwise; pictures of relations as they are."""
     printed(f"report {' '.join(runs)} --out {out}")
     text = out.read_text()
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     text = re.sub(r"fl-train report [\d.]+", "", text)
-    text = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.S)
+    text = re.sub(r"<(script|style|svg)\b.*?</\1>", "", text, flags=re.S)
     return text + "\n" + json.dumps(json.loads(data), indent=0)
 
 

@@ -53,7 +53,17 @@ def overview(runs: list[RunResult]) -> DataFrame:
     }
     if any("privacy_epsilon" in run.summary for run in runs):
         facts["privacy"] = privacy
+    if any("client_groups" in run.summary for run in runs):
+        facts["grouped"] = grouped
     return of_runs(runs, of_facts(runs, facts))
+
+
+def grouped(run: RunResult) -> str:
+    """The layers that are mixed within groups, and who is in each."""
+    if "client_groups" not in run.summary:
+        return NONE
+    groups = [", ".join(map(run.called, group)) for group in run.summary["client_groups"]]
+    return f"in {', '.join(run.summary['grouped_layers'])}: {' | '.join(groups)}"
 
 
 def privacy(run: RunResult) -> str:

@@ -119,10 +119,10 @@ def bars(rows: Sequence[str], parts: Mapping[str, Any], title: str) -> Figure:
         left = left + values
     axes.set_yticks(range(len(rows)), map(literal, rows))
     axes.invert_yaxis()
-    axes.set_xlabel(title)
-    axes.grid(alpha=0.3)
-    # beside long names there is no room for it above the axes
-    figure.legend(frameon=False, fontsize="small", loc="outside upper left", ncols=3)
+    finish(axes, title, "")
+    axes.legend(
+        frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3
+    )
     return figure
 
 

@@ -13,7 +13,7 @@ from fl_lightning.lab.statistics import LEVEL, holm
 from fl_lightning.lab.worth import ALONE, LINEAR, words
 from fl_lightning.lab.worth import statistics as numbers
 from fl_lightning.lab.worth.silos import Answer, Measured, Silo
-from fl_lightning.lab.worth.statistics import Estimate, Name
+from fl_lightning.lab.worth.statistics import HEAVY, Estimate, Name, Samples
 
 FEWEST = 3
 """Silos with a verdict below which nothing is said of the consortium."""
@@ -119,7 +119,7 @@ def _answer(
     low, high = _ends(estimate, metric)
     score = numbers.value(metric, own) if len(samples) else math.nan
     margin = words.default_margin(score, metric) if margin is None else margin
-    if estimate and not reason and metric == "mae" and numbers.heavy(federated - own, samples):
+    if estimate and not reason and metric == "mae" and _has_heavy_tail(own, federated, samples):
         reason = words.HEAVY_TAIL
     verdict = numbers.verdict(low, high, margin) if estimate and not reason else "cannot tell yet"
     if verdict == "gains":
@@ -131,6 +131,12 @@ def _answer(
         silo, score, value, estimate, low, high, verdict, reason, margin, kind, methods=rows
     )
     return answer
+
+
+def _has_heavy_tail(own: np.ndarray, federated: np.ndarray, samples: Samples) -> bool:
+    """Whether a few errors decide the gain, or the model alone; errors are skewed, and so may be
+    twice as far apart."""
+    return numbers.heavy(federated - own, samples) or numbers.heavy(own, samples, 2 * HEAVY)
 
 
 def _as_good(metric: Name, parts: Parts, federated: np.ndarray) -> str:

@@ -306,12 +306,12 @@ def _over_cycles(parts: np.ndarray) -> np.ndarray:
     return mean
 
 
-def heavy(difference: np.ndarray, samples: Samples) -> bool:
-    """Whether a sample or unit makes up more than `HEAVY` of the variance of the gain."""
-    mean = _over_cycles(difference)
+def heavy(parts: np.ndarray, samples: Samples, share: float = HEAVY) -> bool:
+    """Whether a sample or unit makes up more than this share of the variance of `parts` (C, n)."""
+    mean = _over_cycles(parts)
     unit = np.unique(samples.units, return_inverse=True)[1]
     sums = np.square(np.bincount(unit, mean - mean.mean()))
-    most = HEAVY * max(1.0, LEAST / len(sums))
+    most = share * max(1.0, LEAST / len(sums))
     return bool(sums.max() > most * sums.sum() > 0)
 
 
