@@ -26,12 +26,12 @@ from fl_lightning.engine.evaluation import unjudged
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult, Results, Timer
 from fl_lightning.engine.worker import Worker
-from fl_lightning.foundation.errors import BadClient, BadInput
+from fl_lightning.foundation.errors import BadClient
 from fl_lightning.run import assemble
 from fl_lightning.sites import wire
 from fl_lightning.sites.data import Facts, NotHere, at_center
 from fl_lightning.sites.exchange import MOST_BEYOND, Exchange
-from fl_lightning.sites.site import Located, digest_of, located, visits_of
+from fl_lightning.sites.site import digest_of, visits_of
 from fl_lightning.storage.state import MODEL, ClientState
 
 
@@ -274,7 +274,8 @@ def federation_of(
             fabric, config, folder, list(callbacks), at_center(facts, config, parts, public)
         )
     except NotHere as error:
-        raise refusal(config, located(error)) from error
+        name = config.method.class_path.rpartition(".")[2].lower()
+        raise error.refusal(name) from error
     exchange.check_beginnings(digest_of(fed), __version__)
     return remote(fed, exchange)
 
@@ -295,40 +296,15 @@ def check_deployable(config: Config, callbacks: Sequence[Callback]) -> None:
         fine = not isinstance(callback, Transform) or callback.deployed
         allowed = "it must be null: sites cannot run it"
         check(callback.config_key, type(callback).__name__, fine, allowed)
-    data, executor = config.data, config.fabric.executor
-    later = "fl-train join gives a later client its model"
-    check(
-        "data.held_out_clients",
-        data.held_out_clients,
-        not data.held_out_clients,
-        f"it must be 0: {later}",
-    )
-    check("data.held_out", data.held_out, not data.held_out, f"it must be null: {later}")
-    check(
-        "data.global_test",
-        True,
-        not data.global_test,
-        "it must be false: no site has all test data",
-    )
-    check(
-        "data.drift_every",
-        data.drift_every,
-        data.drift_every is None,
-        "it must be null: sites have own tasks",
-    )
-    check(
-        "fabric.executor",
-        executor,
-        executor in ("auto", "loop"),
-        "it must be auto or loop: a site has one client",
-    )
-
-
-def refusal(config: Config, error: Located) -> BadInput:
-    """The line for a method that reads what does not travel."""
-    name = config.method.class_path.rpartition(".")[2].lower()
-    return BadInput(
-        "method",
-        name,
-        f"{error.hook} reads {error.what}, which does not travel: it cannot be deployed",
-    )
+    later, data = "fl-train join gives a later client its model", config.data
+    task, everyone = "it must be null: sites have own tasks", "it must be false: no site has all"
+    for key, value, allowed in (
+        ("held_out_clients", data.held_out_clients, f"it must be 0: {later}"),
+        ("held_out", data.held_out, f"it must be null: {later}"),
+        ("global_test", data.global_test, f"{everyone} test data"),
+        ("drift_every", data.drift_every, task),
+    ):
+        check(f"data.{key}", value, not value, allowed)
+    executor = config.fabric.executor
+    alone = executor in ("auto", "loop")
+    check("fabric.executor", executor, alone, "it must be auto or loop: a site has one client")

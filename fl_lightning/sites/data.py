@@ -4,6 +4,7 @@ for hooks that ask for more."""
 from __future__ import annotations
 
 import csv
+import inspect
 import io
 import json
 import math
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import Component, Config, DataConfig, check
 from fl_lightning.data import FederatedData, prepare, table
 from fl_lightning.data import arrays as npz
@@ -29,6 +31,7 @@ from fl_lightning.exporting import plain
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.files import atomic_write, write_whole
 from fl_lightning.foundation.metric import Task
+from fl_lightning.methods.base import Method
 
 PARTS = ("train", "validation", "test")
 PUBLIC = "public"
@@ -39,11 +42,20 @@ Parts = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 class NotHere(RunFailed):
-    """A hook has asked for `what`, which does not travel."""
+    """A hook has asked for `what`, which does not travel. `hook`: the method's or relation's."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, hook: str = "") -> None:
         super().__init__(f"{what} does not travel")
-        self.what = what
+        self.what, self.hook = what, hook
+        for frame in inspect.stack(0):
+            owner = frame.frame.f_locals.get("self")
+            if not self.hook and isinstance(owner, Method | Relation):
+                self.hook = f"{type(owner).__name__}.{frame.function}"
+
+    def refusal(self, method: str) -> BadInput:
+        """The line for the user."""
+        allowed = f"{self.hook} reads {self.what}, which does not travel: it cannot be deployed"
+        return BadInput("method", method, allowed)
 
 
 class Unfit(BadInput):

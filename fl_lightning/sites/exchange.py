@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fl_lightning.foundation import log
-from fl_lightning.foundation.errors import BadClient, BadInput, RunFailed
+from fl_lightning.foundation.errors import BadClient, RunFailed
 from fl_lightning.sites import wire
+from fl_lightning.sites.data import NotHere
 
 MOST_BEYOND = 2**26
 """Bytes of an answer beyond twice what a client uploads in vectors: header, statistics, predictions
@@ -264,9 +265,7 @@ class Exchange:
         if "unreadable" in answer:
             raise wire.Unreadable(answer["unreadable"])
         if "refused" in answer:
-            what, hook = _two_words(answer["refused"])
-            allowed = f"{hook} reads {what}, which does not travel: it cannot be deployed"
-            raise BadInput("method", self.method, allowed)
+            raise NotHere(*_two_words(answer["refused"])).refusal(self.method)
         if "failed" in answer:
             at, reason = _two_words(answer["failed"])
             raise BadClient(c, t, at, f"{self.name(c)}: {reason}")

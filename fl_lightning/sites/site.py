@@ -22,7 +22,6 @@ from torch import Tensor
 from fl_lightning import __version__
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
-from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import Config
 from fl_lightning.core import Client, Payload, RunContext
 from fl_lightning.engine.evaluation import Evaluator
@@ -32,7 +31,6 @@ from fl_lightning.engine.trainer import choose_executors, count_costs
 from fl_lightning.foundation.device import digest
 from fl_lightning.foundation.errors import BadClient, redact
 from fl_lightning.foundation.files import write_whole
-from fl_lightning.methods.base import Method
 from fl_lightning.run import assemble, instantiate, written
 from fl_lightning.sites import wire
 from fl_lightning.sites.data import NotHere, OwnData, Unfit, Withheld, of_sites, with_loop
@@ -111,7 +109,7 @@ class Site:
         self.transforms = [
             instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()
         ]
-        self.refused: Located | None = None
+        self.refused: NotHere | None = None
         try:
             # To deal clients to processes a federation asks for everybody's sizes: any will do.
             data.train_sizes = data.validation_sizes = data.test_sizes = [2] * config.clients
@@ -119,7 +117,7 @@ class Site:
             for transform in self.transforms:
                 transform.on_fit_start(self.fed.run)
         except NotHere as error:  # the method's first server memory is made of everybody's data
-            self.refused = located(error)
+            self.refused = error
             return
         self._settle()
         data.train_sizes, data.validation_sizes, data.test_sizes = sizes
@@ -174,8 +172,7 @@ class Site:
             self._keep(message, content, made)
             return made
         except NotHere as error:
-            known = located(error)
-            return wire.pack(about | {"refused": [known.what, known.hook]})
+            return wire.pack(about | {"refused": [error.what, error.hook]})
         except BadClient as failure:
             fixed = failure.reason if failure.reason.endswith(NOT_FINITE) else FAILED
             stage, why = failure.stage, fixed
@@ -374,27 +371,6 @@ def keep_traceback(folder: Path) -> None:
     the site."""
     with (folder / "failure.txt").open("a", encoding="utf-8") as file:
         file.write(f"{redact(traceback.format_exc())}\n")
-
-
-class Located(NotHere):
-    """What does not travel, and the hook that asked for it."""
-
-    def __init__(self, what: str, hook: str) -> None:
-        super().__init__(what)
-        self.hook = hook
-
-
-def located(error: NotHere) -> Located:
-    """The innermost hook of a method or relation among the frames of `error`."""
-    if isinstance(error, Located):
-        return error
-    hook, trace = "", error.__traceback__
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, Method | Relation):
-            hook = f"{type(owner).__name__}.{trace.tb_frame.f_code.co_name}"
-        trace = trace.tb_next
-    return Located(error.what, hook)
 
 
 def visits_of(run: RunContext, client: int) -> int:

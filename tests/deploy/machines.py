@@ -91,7 +91,7 @@ class Machines:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.warm = True
         """Whether sites have a SuperExec that has loaded fl_lightning."""
-        self.patience = ""
+        self.patience = "again=600"
         """Further words of the run's configuration."""
         beside = str(Path(sys.executable).parent)
         path = {"PATH": f"{flower}:{beside}:{os.environ['PATH']}"}
@@ -108,10 +108,8 @@ class Machines:
         """Write an app and the data of so many sites (no words: they are there), start the
         SuperLink and a SuperNode for each."""
         if words:
-            assert (
-                main(["deploy", *words, "--rehearse", "false", "--out", "app", "--sites", "sites"])
-                == 0
-            )
+            command = ["deploy", *words, "--rehearse", "false", "--out", "app", "--sites", "sites"]
+            assert main(command) == 0
         self.superlink()
         for k in range(nodes):
             subprocess.run(["bash", "-ec", f"{KEY} node{k}"], cwd=self.folder, check=True)
@@ -149,19 +147,11 @@ class Machines:
 
     def run(self) -> list[str]:
         """The words of `flwr` that start a run, or have it go on."""
-        folders, public = (
-            f'out="{self.folder}/runs" sites="{self.folder}/sites"',
-            self.folder / "sites" / "public.npz",
-        )
-        folders += f' public="{public}"' if public.is_file() else ""
-        return [
-            "run",
-            "app",
-            "centre",
-            "--stream",
-            "-c",
-            f"{folders} {self.patience or 'again=600'}",
-        ]
+        settings = f'out="{self.folder}/runs" sites="{self.folder}/sites"'
+        public = self.folder / "sites" / "public.npz"
+        settings += f' public="{public}"' if public.is_file() else ""
+        settings += f" {self.patience}"
+        return ["run", "app", "centre", "--stream", "-c", settings]
 
     def simulation(self, nodes: int) -> None:
         """A SuperLink with Flower's simulation engine in place of SuperNodes."""
@@ -183,30 +173,25 @@ class Machines:
     def node(self, client: int) -> None:
         """Start a SuperNode; one that was killed is refused for a while: it is started again, as a
         supervisor does."""
-        data = self.folder / "sites" / f"site-{client}.npz"
-        own = (
-            f'client={client} site="site-{client}" data="{data}" folder="{self.folder}/at-{client}"'
-        )
-        port = str(free_port())
-        words = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", port]
-        words += ["--isolation", "process"] if self.warm else []
-        keys = ["--root-certificates", "ca.crt", "--auth-supernode-private-key", f"node{client}"]
+        name, port = f"node{client}", free_port()
+        config = f'client={client} site="site-{client}" folder="{self.folder}/at-{client}"'
+        config += f' data="{self.folder}/sites/site-{client}.npz"'
+        words = f"--superlink 127.0.0.1:{self.port} --host 127.0.0.1 --port {port}"
+        words += f" --root-certificates ca.crt --auth-supernode-private-key {name}"
+        words += " --isolation process" if self.warm else ""
+        command = ["flower-supernode", *words.split(), "--node-config", config]
         deadline = time.monotonic() + 240
-        while not self.start(
-            f"node{client}", "SuperNode ID", "flower-supernode", *words, *keys, "--node-config", own
-        ):
-            assert time.monotonic() < deadline, (self.folder / f"node{client}.log").read_text()[
-                -2000:
-            ]
+        while not self.start(name, "SuperNode ID", *command):
+            log = (self.folder / f"{name}.log").read_text()
+            assert time.monotonic() < deadline, log[-2000:]
             time.sleep(5)
         if self.warm:
-            command = [str(self.flower / "python"), "-m", "fl_lightning.sites.superexec"]
-            command += ["--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
-            command += ["--parent-pid", str(self.running[f"node{client}"].pid)]
+            words = (
+                f"-m fl_lightning.sites.superexec --insecure --runtime-api-address 127.0.0.1:{port}"
+            )
+            words += f" --parent-pid {self.running[name].pid}"
             with (self.folder / f"executor{client}.log").open("wb") as out:
-                self.running[f"executor{client}"] = subprocess.Popen(
-                    command, cwd=self.folder, env=self.env, stdout=out, stderr=out
-                )
+                self.running[f"executor{client}"] = self.command(out, "python", *words.split())
 
     def processes(self) -> Iterator[tuple[int, str]]:
         """Process id and command line of all that belong to it."""

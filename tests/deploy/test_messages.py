@@ -335,7 +335,7 @@ def test_a_site_that_comes_back_at_another_address_is_taken_once_the_first_has_g
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     transport = Moving([])
-    exchange = Exchange(transport, "r", "f", Limits(2, 0.5, 0.05), tolerant=True)
+    exchange = Exchange(transport, "r", "f", Limits(60, 2, 0.05), tolerant=True)
     exchange.gathered(2)
     transport.dead = 1
     answered = []

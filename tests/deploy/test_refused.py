@@ -78,6 +78,7 @@ def test_the_page_lists_the_refused_transforms() -> None:
             "--data.scale sklearn.preprocessing.QuantileTransformer",
             r"data.scale: .* is not allowed; it does more than scale each column",
         ),
+        ("--data.global_test true", r"data.global_test: True is not allowed; it must be false"),
         (
             "--data.held_out [1]",
             r"data.held_out: .*1.* is not allowed; it must be null: fl-train join",
@@ -91,7 +92,7 @@ def test_the_page_lists_the_refused_transforms() -> None:
             r"fabric.executor: 'vmap' is not allowed; it must be auto or loop: a site has",
         ),
     ],
-    ids=["private", "scaler", "held out", "share held out", "executor"],
+    ids=["private", "scaler", "global test", "held out", "share held out", "executor"],
 )
 def test_data_and_settings_without_a_meaning_at_sites_are_named(
     words: str,
@@ -110,17 +111,6 @@ def test_data_and_settings_without_a_meaning_at_sites_are_named(
     refused(f"{table} {words}", line, capsys)
 
 
-def test_global_test_data_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    refused(
-        "--method fedavg --data.global_test true",
-        r"data.global_test: True is not allowed; it must be false",
-        capsys,
-    )
-
-
 def test_an_app_that_the_disk_refuses_leaves_its_names_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,19 +123,8 @@ def test_an_app_that_the_disk_refuses_leaves_its_names_free(
         move(aside, path)
 
     monkeypatch.setattr("fl_lightning.foundation.files.os.replace", full)
-    line = [
-        "deploy",
-        *SMALL.split(),
-        "--method",
-        "fedavg",
-        "--rehearse",
-        "false",
-        "--out",
-        "app",
-        "--sites",
-        "sites",
-    ]
-    assert main(line) == 1
+    line = f"deploy {SMALL} --method fedavg --rehearse false --out app --sites sites"
+    assert main(line.split()) == 1
     assert (
         capsys.readouterr().err
         == "fl-train: error: cannot write sites/site-1.npz: No space left on device\n"

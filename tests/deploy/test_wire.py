@@ -27,7 +27,8 @@ DEPLOYED = [name for name in catalogue.table("methods") if name not in REFUSED]
 
 
 class Watched(LocalTransport):
-    """Keeps what goes both ways, and each site's personal blocks after each answer."""
+    """Keeps what goes both ways, and after each answer the numbers at its site: those of blocks
+    that its method uploads, and those that stay."""
 
     def push(self, address: int, message: bytes, ttl: float) -> str:
         name = super().push(address, message, ttl)
@@ -35,54 +36,37 @@ class Watched(LocalTransport):
         self.sent.append((kind, message))
         self.come.append((kind, self.waiting[-1][1]))
         site: Any = self.sites[address].site  # type: ignore[attr-defined]
-        for seen, runs in (
-            (self.personal, personal_runs(site)),
-            (self.uploaded, uploaded_runs(site)),
-        ):
-            seen |= {(address, run) for run in runs}
+        for uploaded, numbers in numbers_of(site):
+            seen = self.uploaded if uploaded else self.personal
+            seen |= {(address, run) for run in runs_of(numbers)}
         return name
 
 
 def watched(kept: list[Any]) -> Any:
     def made(sites: list[Any]) -> LocalTransport:
         transport = Watched(sites)
-        transport.sent, transport.come, transport.personal, transport.uploaded = (
-            [],
-            [],
-            set(),
-            set(),
-        )
+        transport.sent, transport.come = [], []
+        transport.personal, transport.uploaded = set(), set()
         kept.append(transport)
         return transport
 
     return made
 
 
-def personal_runs(site: Any) -> Iterator[bytes]:
-    """Of what stays with a client, now: the blocks of its model that its method does not upload,
-    its other vectors that are not exchanged, and its memory."""
+def numbers_of(site: Any) -> Iterator[tuple[bool, torch.Tensor]]:
+    """Whether a client's method uploads them, and numbers: of blocks of its model, of vectors that
+    are not exchanged, and of its memory."""
     state = site.fed.run.states.get(site.client)
     if state is None:
         return
-    for block, goes in zip(site.group.layout.blocks, site.group.up_mask, strict=True):
-        yield from () if goes else runs_of(state.vectors["model"][block.start : block.stop])
-    slots = site.fed.run.method.slots()
-    private = {name for name, slot in slots.items() if not slot.exchanged}
-    for vector in (state.vectors[name] for name in private):
-        for block in site.group.layout.blocks:
-            yield from runs_of(vector[block.start : block.stop])
+    blocks = site.group.layout.blocks
+    for block, uploaded in zip(blocks, site.group.up_mask, strict=True):
+        yield bool(uploaded), state.vectors["model"][block.start : block.stop]
+    for name, slot in site.fed.run.method.slots().items():
+        for block in blocks if not slot.exchanged else ():
+            yield False, state.vectors[name][block.start : block.stop]
     for kept in state.memory.values():
-        yield from runs_of(kept.flatten())
-
-
-def uploaded_runs(site: Any) -> Iterator[bytes]:
-    """Of the blocks of a client's model that its method uploads, now; some methods also keep the
-    model of an earlier round."""
-    state = site.fed.run.states.get(site.client)
-    if state is None:
-        return
-    for block, goes in zip(site.group.layout.blocks, site.group.up_mask, strict=True):
-        yield from runs_of(state.vectors["model"][block.start : block.stop]) if goes else ()
+        yield False, kept.flatten()
 
 
 def secrets(transport: Any) -> set[tuple[int, bytes]]:
@@ -146,17 +130,6 @@ def test_the_search_finds_what_is_sent(tmp_path: Path) -> None:
     assert all(any(run in wire.pack({"leak": leak}) for run in runs) for leak in leaks)
     model = kept[0].sites[1].site.fed.run.states[1].vectors["model"]
     assert any(run in wire.pack({"leak": model}) for client, run in kept[0].personal if client == 1)
-
-
-@pytest.mark.slow
-def test_the_search_finds_vectors_that_are_not_exchanged(tmp_path: Path) -> None:
-    """A site that also sends Ditto's second model, which its method keeps beside the one that it
-    uploads."""
-    kept: list[Any] = []
-    rehearse(config_of("ditto"), tmp_path, watched(kept))
-    private = kept[0].sites[1].site.fed.run.states[1].vectors["personal"]
-    leak = wire.pack({"leak": private})
-    assert any(run in leak for client, run in secrets(kept[0]) if client == 1)
 
 
 def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path: Path) -> None:
