@@ -35,7 +35,7 @@ TOKENS = {
     "models": 7_800,
     "privacy": 3_600,
     "results": 15_600,
-    "sites": 17_700,
+    "sites": 17_600,
     "storage": 3_300,
     "top": 9_300,
     "training": 25_000,
