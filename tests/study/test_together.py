@@ -343,7 +343,7 @@ def test_fewer_runs_train_at_a_time_where_memory_does_not_suffice(
     fits, line = allowed(700)
     assert 1 <= fits < 6
     assert line.count("\n") == 1
-    figures = r"6 runs take some [\d.]+ [MG]iB, and a process may take [\d.]+ MiB"
+    figures = r"6 runs take some [\d.,]+ [MG]iB, and a process may take [\d.,]+ MiB"
     assert re.match(rf"together: {fits} at a time: {figures}\n", line)
     assert allowed(10)[0] == 1
     monkeypatch.setattr(together, "_measured_bytes", lambda config: 1 / 0)
