@@ -20,40 +20,48 @@ import torch
 
 from fl_lightning.foundation.device import here, lost
 
-DEVICE = os.environ.get("FL_TEST_DEVICE") or here()
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.with_name("golden")), str(HERE.with_name("faults"))]
 
-if DEVICE == "pretended":
+
+def asked() -> str | None:
+    """The device of these tests: asked anew each time, since `device_day` starts a pytest within
+    the process of another."""
+    return os.environ.get("FL_TEST_DEVICE") or here()
+
+
+if asked() == "pretended":
     import pretended
 
     pretended.install()
-elif DEVICE is None:
+elif asked() is None:
     collect_ignore_glob = ["test_*.py"]
 
 
 def pytest_runtest_logfinish() -> None:
     """A lost device stays lost in its process: a worker of pytest-xdist ends, and another one goes
     on in its place."""
-    worker = "PYTEST_XDIST_WORKER" in os.environ and DEVICE not in (None, "pretended")
-    if worker and (reason := lost(torch.device(DEVICE or ""))):
-        print(f"{DEVICE} is lost: {reason}", file=sys.stderr)
+    device = asked()
+    worker = "PYTEST_XDIST_WORKER" in os.environ and device not in (None, "pretended")
+    if worker and (reason := lost(torch.device(device or ""))):
+        print(f"{device} is lost: {reason}", file=sys.stderr)
         os._exit(1)
 
 
 @pytest.fixture
 def device() -> Iterator[str]:
     """What `fabric.accelerator` is to be."""
-    if DEVICE != "pretended":
-        assert DEVICE is not None
-        yield DEVICE
+    name = asked()
+    assert name is not None
+    if name != "pretended":
+        yield name
         return
     with pretended.present():
-        yield DEVICE
+        yield name
 
 
 @pytest.fixture
 def only_pretended() -> None:
     """For tests that look into the device."""
-    if DEVICE != "pretended":
+    if asked() != "pretended":
         pytest.skip("it looks into the pretended device")

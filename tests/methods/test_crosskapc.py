@@ -350,12 +350,13 @@ def test_a_client_that_was_never_there_keeps_the_rest_out_of_groups(federation: 
 
 
 def test_groups_are_found_by_part_of_the_clients(federation: Make) -> None:
-    """Where every two of them were once in a round together."""
+    """Where every two of them were once in a round together; those there report losses."""
     fed = federation(CrossKAPC(), **CONFLICT)
     for t, absent in enumerate((5, 0, 1, 2, 3, 4, 5, 0), 1):
         fed.round(t, [c for c in range(N) if c != absent])
-    near = fed.run.server.memory["cross.near"]
-    assert components(near) == [[0, 2, 4], [1, 3, 5]]
+    memory = fed.run.server.memory
+    assert components(memory["cross.near"]) == [[0, 2, 4], [1, 3, 5]]
+    assert [loss.isfinite().sum() for loss in memory["cross.losses"][1]] == [N - 1] * 3
 
 
 # ---------------------------------------------------------------- the command
@@ -422,9 +423,9 @@ def test_resumed_in_the_trial(fit: Callable[..., Path], monkeypatch: pytest.Monk
     assert cut.read("final") == whole.read("final")
     summary = cut.read_summary()
     assert summary["client_groups"] == whole.read_summary()["client_groups"]
-    facts = overview([RunResult(cut.path, "cut")])["cut"]
     groups = " | ".join(", ".join(map(str, group)) for group in summary["client_groups"])
-    assert facts["grouped"] == f"in {summary['grouped_layers'][0]}: {groups}"
+    facts = overview([RunResult(cut.path, "cut")])
+    assert facts.loc["grouped", "cut"] == f"in {summary['grouped_layers'][0]}: {groups}"
 
 
 def test_a_run_that_goes_on_for_longer_looks_for_groups_then(

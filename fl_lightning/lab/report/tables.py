@@ -60,10 +60,9 @@ def overview(runs: list[RunResult]) -> DataFrame:
 
 def grouped(run: RunResult) -> str:
     """The layers that are mixed within groups, and who is in each."""
-    if "client_groups" not in run.summary:
-        return NONE
-    groups = [", ".join(map(run.called, group)) for group in run.summary["client_groups"]]
-    return f"in {', '.join(run.summary['grouped_layers'])}: {' | '.join(groups)}"
+    groups = [", ".join(map(run.called, group)) for group in run.summary.get("client_groups", [])]
+    layers = ", ".join(run.summary.get("grouped_layers", []))
+    return f"in {layers}: {' | '.join(groups)}" if groups else NONE
 
 
 def privacy(run: RunResult) -> str:
