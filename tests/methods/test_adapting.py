@@ -18,7 +18,6 @@ from watching import (
     Make,
     client_of,
     global_model,
-    models,
     module_of,
     payload_of,
     run_all,
@@ -112,15 +111,6 @@ def test_perfedavg_scores_a_copy_that_has_taken_a_step(federation: Make, net: st
     assert torch.equal(PerFedAvg(adapt_steps=0).personal(client), w)
 
 
-def test_perfedavg_is_judged_by_adapted_models(federation: Make) -> None:
-    fed = federation(PerFedAvg(alpha=0.5), rounds=2)
-    records = [fed.round(t) for t in (1, 2)]
-    assert records[-1].metrics["mean_accuracy"] > records[-1].metrics["accuracy_global"]
-    summary = fed.evaluator.everyone()
-    assert (summary["final_model"], summary["final_kinds"]) == ("personal", {"before": 4})
-    assert summary["final_mean_accuracy"] > records[-1].metrics["accuracy_global"]
-
-
 # ---------------------------------------------------------------- kNN-Per
 
 
@@ -140,15 +130,6 @@ def test_the_vote_by_hand() -> None:
     # every weight would be 0
     far = vote(z + 1e6, known, labels, 3, k=2, scale=1e-3, kernel="gaussian")
     torch.testing.assert_close(far.sum(1), torch.ones(1))
-
-
-def test_all_samples_at_any_distance_vote_for_the_shares_of_labels(federation: Make) -> None:
-    """INV3: k = n, s without bound."""
-    labels = torch.tensor([0, 0, 1, 3])
-    found = vote(
-        torch.randn(5, 7), torch.randn(4, 7), labels, 4, k=9, scale=1e12, kernel="gaussian"
-    )
-    torch.testing.assert_close(found, torch.tensor([0.5, 0.25, 0.0, 0.25]).expand(5, 4))
 
 
 def test_knnper_without_the_vote_is_fedavg(federation: Make) -> None:
@@ -192,31 +173,6 @@ def test_its_nearest_sample_tells_a_training_samples_label(federation: Make) -> 
     torch.testing.assert_close(half.outputs(client, x, "before").exp(), expected)
 
 
-def test_knnper_prepares_once_for_a_scoring(
-    federation: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of test and validation data and the test set of all; the features are those of the model that
-    is scored."""
-    seen: list[tuple[str, Tensor]] = []
-    prepare = KNNPer.prepare
-
-    def watched(self: KNNPer, client: Client, vector: Tensor, kind: str) -> dict[str, Tensor]:
-        found = prepare(self, client, vector, kind)
-        seen.append((kind, found.get("features", torch.zeros(0)).clone()))
-        return found
-
-    monkeypatch.setattr(KNNPer, "prepare", watched)
-    data = {"validation": 0.2, "global_test": True}
-    fed = federation(KNNPer(lam=None), rounds=1, clients=2, data=data)
-    fed.prepare()
-    metrics = fed.round(1).metrics
-    assert {"validation_accuracy", "global_test_accuracy_global"} <= metrics.keys()
-    assert sorted(kind for kind, _ in seen) == ["after"] * 2 + ["before"] * 2 + ["global"] * 2
-    [before, *_] = [z for kind, z in seen if kind == "before"]
-    [after, *_] = [z for kind, z in seen if kind == "after"]
-    assert before.shape == after.shape and not torch.equal(before, after)
-
-
 def test_knnper_picks_the_weight_that_validates_best(federation: Make) -> None:
     fed = federation(KNNPer(lam=None), data={"validation": 0.3})
     client = client_of(fed, 1)
@@ -235,17 +191,6 @@ def test_knnper_picks_the_weight_that_validates_best(federation: Make) -> None:
 
 
 # ---------------------------------------------------------------- FedEM
-
-
-class Equal(FedEM):
-    """FedEM whose models all begin as the first."""
-
-    def build(self, model: nn.Module, num_classes: int) -> nn.Module:
-        """Copies."""
-        net: Any = super().build(model, num_classes)
-        for copied in net.components[1:]:
-            copied.load_state_dict(model.state_dict())
-        return net
 
 
 def parts(fed: Federation, vector: Tensor) -> list[Tensor]:
@@ -274,22 +219,6 @@ def test_fedem_of_one_model_is_fedavg(federation: Make, net: str) -> None:
     assert torch.equal(
         parts(one, global_model(one))[0],
         torch.cat([global_model(other)[b.start : b.stop] for b in blocks]),
-    )
-
-
-def test_equal_models_stay_equal(federation: Make) -> None:
-    """INV2: bit for bit. Those that begin apart grow apart, and come of the seed alone."""
-    fed = run_all(federation(Equal()))
-    one, two, three = parts(fed, global_model(fed))
-    assert torch.equal(one, two) and torch.equal(one, three)
-    torch.manual_seed(9)
-    apart, again = federation(FedEM()), federation(FedEM(), seed=0)
-    begins = parts(apart, apart.run.groups[0].initial)
-    assert torch.equal(begins[0], parts(fed, fed.run.groups[0].initial)[0])  # the run's first model
-    assert not torch.equal(begins[0], begins[1]) and not torch.equal(begins[1], begins[2])
-    assert torch.equal(apart.run.groups[0].initial, again.run.groups[0].initial)
-    assert not torch.equal(
-        apart.run.groups[0].initial, federation(FedEM(), seed=1).run.groups[0].initial
     )
 
 
@@ -332,29 +261,6 @@ def test_fedem_mixes_probabilities_by_the_clients_weights(federation: Make) -> N
     torch.testing.assert_close(net(x).exp(), (one + two) / 2)
 
 
-def test_fedem_learns_whose_data_are_alike(federation: Make) -> None:
-    """Two groups that disagree about labels: in the end their weights differ, and the mixtures beat
-    FedAvg."""
-    data = {"partition": "iid", "planted": "labels", "groups": 2}
-    changes: dict[str, Any] = {
-        "rounds": 8,
-        "local_epochs": 3,
-        "data": data,
-        "optimizer": {"lr": 0.1},
-    }
-    fed = federation(FedEM(components=2), **changes)
-    records = [fed.round(t) for t in range(1, 9)]
-    pis = torch.stack([fed.run.states[c].memory["pi"] for c in range(4)])
-    torch.testing.assert_close(pis.sum(1), torch.ones(4, dtype=torch.float64))
-    same, other = (
-        [c for c in range(4) if fed.run.data.groups[c] == 0],
-        [c for c in range(4) if fed.run.data.groups[c]],
-    )
-    assert (pis[same].mean(0) - pis[other].mean(0)).abs().max() > 0.5
-    assert records[-1].metrics["mean_accuracy"] > records[-1].metrics["accuracy_global"] + 0.1
-    assert fed.evaluator.everyone()["final_model"] == "personal"
-
-
 # ---------------------------------------------------------------- pFedFDA
 
 
@@ -386,14 +292,6 @@ def test_the_discriminant_is_bayes_rule_for_gaussians() -> None:
     )
     scores = (z @ weight.T + bias).numpy()
     np.testing.assert_allclose(scores - scores[:, :1], density - density[:, :1], atol=1e-9)
-
-
-def test_without_a_covariance_the_nearest_mean_wins() -> None:
-    """INV2: S = I, equal shares."""
-    found = Gaussians(some().means, torch.eye(4, dtype=torch.float64))
-    z = torch.randn(50, 4, dtype=torch.float64)
-    weight, bias = found.classifier(torch.full((3,), 1 / 3, dtype=torch.float64))
-    assert torch.equal((z @ weight.T + bias).argmax(1), torch.cdist(z, found.means).argmin(1))
 
 
 def test_estimates_by_hand() -> None:
@@ -443,79 +341,10 @@ def test_a_small_class_is_scored_by_the_servers_mean_and_told_by_its_own(federat
     assert seen == [(3,), ()]
 
 
-def test_folds_hold_every_second_sample_of_each_class() -> None:
-    y = torch.tensor([2, 0, 2, 1, 0, 2, 2, 0])
-    (fit, test), (other, tried) = pfedfda.halves(y)
-    assert torch.equal(fit, tried) and torch.equal(test, other)
-    # the lone sample of class 1 is in none
-    assert sorted([*fit.tolist(), *test.tolist()]) == [0, 1, 2, 4, 5, 6, 7]
-    assert abs(len(fit) - len(test)) <= 1 and set(y[fit].tolist()) == set(y[test].tolist()) == {
-        0,
-        2,
-    }
-    assert (
-        pfedfda.halves(torch.tensor([3, 1]))
-        == []
-        == pfedfda.halves(torch.zeros(0, dtype=torch.int64))
-    )
-
-
-@pytest.mark.parametrize("useful", [True, False])
-def test_own_estimates_are_trusted_as_far_as_they_hold(useful: bool) -> None:
-    """Where the server's means are wrong, beta goes up; where they are right and own samples few,
-    down."""
-    draws, C, d = torch.Generator().manual_seed(1), 4, 6
-    true = 2 * torch.randn(C, d, generator=draws, dtype=torch.float64)
-    y = torch.arange(C).repeat(30 if useful else 8)
-    z = true[y] + (1.0 if useful else 4.0) * torch.randn(
-        len(y), d, generator=draws, dtype=torch.float64
-    )
-    known = Gaussians(
-        true.flip(0) if useful else true,
-        (1.0 if useful else 16.0) * torch.eye(d, dtype=torch.float64),
-    )
-    beta = pfedfda.trusted(z, y, known, torch.full((C,), 1 / C, dtype=torch.float64), 1e-4)
-    assert ((beta >= 0) & (beta <= 1)).all()
-    assert beta[0] > 0.9 if useful else beta[0] < 0.4
-    grid = [
-        _value(z, y, known, torch.tensor([a, b], dtype=torch.float64))
-        for a in (0, 0.5, 1)
-        for b in (0, 0.5, 1)
-    ]
-    assert _value(z, y, known, beta) <= min(grid) + 0.02
-
-
-def _value(z: Tensor, y: Tensor, known: Gaussians, beta: Tensor) -> float:
-    """The cross entropy of both folds at beta."""
-    total, prior = 0.0, torch.full((len(known.means),), 1 / len(known.means), dtype=torch.float64)
-    for fit, test in pfedfda.halves(y):
-        weight, bias = known.towards(
-            pfedfda.estimated(z[fit], y[fit], known, 1e-4), beta
-        ).classifier(prior)
-        total += float(cross_entropy(z[test] @ weight.T + bias, y[test]))
-    return total
-
-
 def headless(client: Client, vector: Tensor) -> tuple[Tensor, Tensor]:
     """The classifier's numbers, and all others."""
     head = client.columns(lambda b: b.head)
     return vector[head], vector[~head]
-
-
-def test_pfedfda_trains_the_body_under_the_received_classifier(federation: Make) -> None:
-    fed = federation(PFedFDA(), rounds=1, **WHOLE)
-    client = client_of(fed, 1)
-    [phase] = PFedFDA().phases(client, payload_of(client))
-    counts = torch.from_numpy(fed.run.data.class_counts[1]).double()
-    prior = counts / counts.sum() + 1e-4
-    weight, bias = Gaussians.of(fed.run.server.memory).classifier(prior / prior.sum())
-    head, _ = headless(client, client["model"])
-    torch.testing.assert_close(head[: weight.numel()], weight.flatten(), **EXACT)
-    torch.testing.assert_close(client["model"][-16:][:10], bias, **EXACT)
-    w = client["model"].clone()
-    expected = w - 0.05 * slope(client, w, batch_of(client)) * ~client.columns(lambda b: b.head)
-    train(fed, client, phase)
-    torch.testing.assert_close(client["model"], expected, **EXACT)
 
 
 def test_pfedfda_that_trusts_itself_ignores_the_server(federation: Make) -> None:
@@ -563,19 +392,6 @@ def test_pfedfdas_server_takes_means_by_samples(federation: Make) -> None:
     body = 4 * 4 * (64 * 16 + 16)
     assert [r.metrics["download_bytes"] for r in records] == [body, body + told]
     assert [r.metrics["upload_bytes"] for r in records] == [body + told] * 2
-
-
-def test_pfedfda_is_scored_by_adapted_classifiers(federation: Make) -> None:
-    fed = run_all(federation(PFedFDA(ridge=0.1), rounds=3))
-    summary = fed.evaluator.everyone()
-    assert (summary["final_model"], summary["judge"]) == ("personal", "before")
-    assert summary["final_mean_accuracy"] > 0.8
-    kind, vector, _ = fed.evaluator.final_model(2)
-    client = fed.evaluator.at_rest(2)
-    assert kind == "before" and not torch.equal(
-        headless(client, vector)[0], headless(client, models(fed)[2])[0]
-    )
-    assert torch.equal(headless(client, vector)[1], headless(client, global_model(fed))[1])
 
 
 def test_pfedfda_wants_a_classifier_with_a_bias(federation: Make) -> None:

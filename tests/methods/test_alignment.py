@@ -7,9 +7,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from reckoning import WHOLE, batch_of, scores_at, slope
+from reckoning import WHOLE, batch_of, slope
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from watching import (
     Make,
     Watch,
@@ -17,7 +16,6 @@ from watching import (
     global_model,
     models,
     payload_of,
-    run_all,
     same,
     server_of,
     train,
@@ -25,7 +23,6 @@ from watching import (
 )
 
 from fl_lightning.core import Client
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import fedcac as masks
 from fl_lightning.methods.common import basics
 from fl_lightning.methods.fedas import FedAS
@@ -79,16 +76,6 @@ def test_fedass_alignment_by_hand(federation: Make) -> None:
     train(fed, client, phase)
     torch.testing.assert_close(client["model"], start - 0.3 * gradient, rtol=0, atol=1e-12)
     assert next(phases, None) is None and not gradient[head].any()
-
-
-def test_the_servers_model_is_not_aligned(federation: Make) -> None:
-    """INV1: what a client is sent is the same, whoever came before it: clients align copies."""
-    watch = Watch()
-    fed = federation(FedAS(), callbacks=[watch], rounds=2)
-    run_all(fed)
-    body = fed.run.groups[0].layout.segments(watch.downloads[-1][2])
-    sent = [[v[s.start : s.stop] for s in body] for _, v, _ in watch.downloads[4:]]
-    assert all(same(parts, sent[0]) for parts in sent)
 
 
 def test_fedas_weighs_by_the_slope_that_is_left(federation: Make) -> None:
@@ -151,38 +138,6 @@ def test_equal_or_no_slopes_weigh_equally(
     )
     FedAS().aggregate(server)
     np.testing.assert_allclose(server.relation_view().rows[:, 0], expected, rtol=1e-6)
-
-
-def test_the_alignments_operations_are_counted(federation: Make) -> None:
-    """Features have a way back although no score has; beside the epochs there is a pass for class
-    means."""
-    names, found = ("flops_forward", "flops_backward", "flops_extra"), []
-    for epochs in (0, 1, 2):
-        fed = federation(FedAS(align_epochs=epochs))
-        fed.prepare()
-        metrics = fed.round(1).metrics
-        found.append([metrics[name] for name in names])
-    trainer, samples = fed.worker.trainers[0], sum(fed.run.data.train_sizes)
-    cost = trainer.cost_of(client_of(fed, 0).mask(lambda b: not b.head))
-    assert cost is not None
-    epoch, forward = (
-        [cost.forward * samples, cost.backward * samples, 0],
-        [0, 0, cost.forward * samples],
-    )
-    np.testing.assert_allclose(np.subtract(found[2], found[1]), epoch)
-    np.testing.assert_allclose(np.subtract(found[1], found[0]), np.add(epoch, forward))
-
-
-def test_fedas_is_scored_after_training_and_sends_a_body(federation: Make) -> None:
-    fed = federation(FedAS())
-    record = fed.round(1)
-    body = 4 * 4 * (64 * 16 + 16)
-    assert (
-        record.metrics["download_bytes"] == body and record.metrics["upload_bytes"] == body + 4 * 8
-    )
-    assert record.metrics["mean_accuracy"] == record.metrics["accuracy_after"]
-    with pytest.raises(BadInput, match="regression"):
-        federation(FedAS(), data={"task": "regression"}).prepare()
 
 
 # ---------------------------------------------------------------- FedCAC: masks
@@ -261,20 +216,6 @@ def test_who_is_alike_by_the_threshold() -> None:
 # ---------------------------------------------------------------- FedCAC: rounds
 
 
-def test_fedcac_long_after_beta_is_local_where_all_is_critical(federation: Make) -> None:
-    """Every number critical, and nobody alike enough: what comes down is the client's own."""
-    fed = federation(FedCAC(tau=0.9, beta=1), rounds=3)
-    for t in (1, 2, 3):
-        fed.round(t)
-    server = server_of(fed)
-    sent = FedCAC(tau=0.9, beta=1).broadcast(server)
-    layout, critical = fed.run.groups[0].layout, fed.run.server.memory["critical"]
-    for c, w in enumerate(models(fed)):
-        mask = basics.unpacked(critical[c], layout.size)
-        assert torch.equal(sent[c].vector[mask], w[mask])
-    np.testing.assert_array_equal(server.relation_view().rows[:, 0], np.eye(4))
-
-
 def test_what_fedcac_sends_by_hand(federation: Make) -> None:
     """M_i u_i + (1 - M_i) w: masks from |change times value|, u_i the mean of those alike, w
     weighted by samples."""
@@ -322,15 +263,6 @@ def test_fedcacs_running_statistics_may_stay_at_home(federation: Make) -> None:
         )
 
 
-def test_equal_clients_receive_the_mean(federation: Make) -> None:
-    """INV2: with equal models and masks u_i = w; in no round anybody is left alone."""
-    fed = federation(FedCAC(beta=1), local_epochs=0, rounds=3)
-    for t in (1, 2, 3):
-        fed.round(t)
-    sent = FedCAC(beta=1).broadcast(server_of(fed))
-    assert all(torch.equal(p.vector, fed.run.groups[0].initial) for p in sent.values())
-
-
 def test_who_has_not_uploaded_receives_the_mean(federation: Make) -> None:
     """And is in nobody's mean; who has is there with its last model."""
     fed = federation(FedCAC(beta=100), clients=4, precision="64-true")
@@ -347,17 +279,6 @@ def test_who_has_not_uploaded_receives_the_mean(federation: Make) -> None:
     assert not torch.equal(sent[0].vector, sent[3].vector)
 
 
-def test_fedcacs_bytes(federation: Make) -> None:
-    """One model down; one up, and a bit for each number."""
-    fed = federation(FedCAC())
-    records = [fed.round(t) for t in (1, 2)]
-    layout = fed.run.groups[0].layout
-    model = 4 * 4 * int(layout.numbers.sum())
-    for record in records:
-        assert record.metrics["download_bytes"] == model
-        assert record.metrics["upload_bytes"] == model + 4 * -(-layout.size // 8)
-
-
 def test_a_single_client_trains_on(federation: Make) -> None:
     ours, theirs = (trained(federation, m, clients=1, rounds=3) for m in (FedCAC(), Local()))
     assert same(ours, theirs)
@@ -369,14 +290,3 @@ def test_fedcac_begins_where_it_was_judged(federation: Make) -> None:
     fed = federation(FedCAC(), evaluation={"judge": "before"}, rounds=2)
     records = [fed.round(t) for t in (1, 2)]
     assert fed.evaluator.everyone()["final_mean_accuracy"] == records[-1].metrics["accuracy_before"]
-
-
-def test_losses_are_those_of_the_hand(federation: Make) -> None:
-    """The slope that FedAS squares is that of the mean cross entropy of a batch."""
-    client = client_of(federation(FedAS(), precision="64-true"), 0)
-    batch = batch_of(client, 8)
-    loss, gradient = client.gradient(client["model"], batch, training=False)
-    torch.testing.assert_close(
-        loss, cross_entropy(scores_at(client, client["model"], batch[0]), batch[1])
-    )
-    torch.testing.assert_close(gradient, slope(client, client["model"], batch))

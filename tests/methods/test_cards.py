@@ -6,28 +6,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from lightning import LightningModule
 from reckoning import batch_of
 from torch import Tensor, nn
-from watching import Make, Watch, client_of, run_all, server_of
+from watching import Make, client_of
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.core import Client, Layout, RunContext
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedem import Mixture
-from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.fedrod import TwoHeads
-from fl_lightning.methods.heurfedamp import HeurFedAMP
-from fl_lightning.methods.lgfedavg import LGFedAvg
 from fl_lightning.methods.pfedme import PFedMe
 from fl_lightning.models import head_of
 from fl_lightning.models.resnet18 import ResNet18
@@ -35,26 +30,7 @@ from fl_lightning.models.resnet18 import ResNet18
 TUNED: dict[str, Any] = {"judge": "finetuned", "models": ["global"]}
 
 
-def last(fed: Federation) -> dict[str, float]:
-    """The metrics of the last of two rounds."""
-    return [fed.round(t).metrics for t in (1, 2)][-1]
-
-
 # -------------------------------------------------------------- FedAvg+FT and FedProx+FT (1.3, 1.5)
-
-
-def test_fine_tuned_copies_of_fedprox_without_its_pull_are_fedavgs(federation: Make) -> None:
-    """1.5 INV2: the same scores; with the pull they are others. 1.3 INV3: fine-tuning sends
-    nothing."""
-    fedavg, none, some = (
-        last(federation(method, evaluation=TUNED))
-        for method in (FedAvg(), FedProx(mu=0.0), FedProx(mu=5.0))
-    )
-    kept = [name for name in fedavg if not name.startswith(("seconds", "memory"))]
-    assert [none[name] for name in kept] == [fedavg[name] for name in kept]
-    assert some["train_loss"] != fedavg["train_loss"]
-    plain = last(federation(FedAvg()))
-    assert all(plain[name] == fedavg[name] for name in plain if name.endswith("_bytes"))
 
 
 def test_fine_tuning_knows_no_pull(federation: Make) -> None:
@@ -71,15 +47,6 @@ def test_fine_tuning_knows_no_pull(federation: Make) -> None:
 # ---------------------------------------------------------------- HeurFedAMP, FedBN, pFedMe, FedPer
 
 
-def test_heurfedamp_of_equal_models_hears_itself(federation: Make) -> None:
-    """1.6 INV2, bit for bit: in round 1 all models are the initial one."""
-    watch = Watch()
-    fed = run_all(federation(HeurFedAMP(), callbacks=[watch], rounds=1))
-    assert all(
-        torch.equal(received, fed.run.groups[0].initial) for _, received, _ in watch.downloads
-    )
-
-
 def test_fedbn_sends_all_of_resnet18_but_normalisation() -> None:
     """1.10 INV1 and INV4: by type, where the one of the shortcut is called downsample.1: 11,172,042
     numbers."""
@@ -94,45 +61,6 @@ def test_fedbn_sends_all_of_resnet18_but_normalisation() -> None:
     )
     # scale and shift, and as many running statistics
     assert int(layout.numbers[~sent].sum()) == 2 * 9600
-
-
-def test_fedbn_leaves_a_clients_normalisation_alone(federation: Make) -> None:
-    """1.10 INV3: what comes down does not touch it, in the second round either; the rest is the
-    server's."""
-    fed = run_all(federation(FedBN(), net="norm", rounds=1))
-    client = client_of(fed, 2, t=2)
-    own, columns = client["model"].clone(), client.columns(lambda b: b.normalisation)
-    fed.run.method.receive(client, payload := fed.run.method.broadcast(server_of(fed))[2])
-    assert torch.equal(client["model"][columns], own[columns])
-    assert torch.equal(client["model"][~columns], payload.vector[~columns])
-    assert not torch.equal(own[~columns], payload.vector[~columns])
-
-
-def test_pfedme_rests_where_the_loss_has_no_slope(federation: Make) -> None:
-    """1.22 INV4: theta is w then, and w stays, bit for bit."""
-    fed = federation(PFedMe(), precision="64-true")
-    client = client_of(fed, 0)
-    module, before = client.bind(), client["model"].clone()
-    module.task_loss = lambda batch, k=None: 0.0 * module(batch[0]).sum()
-    assert isinstance(fed.run.method, PFedMe)
-    fed.run.method.step(client, batch_of(client, 8))
-    assert torch.equal(client["model"], before) and torch.equal(client["personal"], before)
-
-
-def test_fedper_and_lgfedavg_share_out_fedavgs_bytes(federation: Make) -> None:
-    """1.26 INV1, INV4: the classifier travels with the one, the body with the other."""
-    found = {}
-    methods: list[Method] = [FedAvg(), FedPer(), LGFedAvg(layers=1)]
-    for method in methods:
-        watch = Watch()
-        fed = federation(method, net="norm", callbacks=[watch])
-        row, layout = last(fed), fed.run.groups[0].layout
-        found[type(method)] = np.array([row["upload_bytes"], row["download_bytes"]])
-        head = layout.mask(lambda b: b.head)
-        if not isinstance(method, FedAvg):
-            wanted = head if isinstance(method, LGFedAvg) else ~head
-            assert all((sent == wanted).all() for _, _, sent in watch.downloads)
-    assert (found[FedPer] + found[LGFedAvg] == found[FedAvg]).all() and found[FedPer].all()
 
 
 # ---------------------------------------------------------------- a user's own training step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from fl_lightning.methods.common.class_means import distance_to_means
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedhkd import FedHKD, gaussian_epsilon, noise_multiplier, noisy
 from fl_lightning.methods.fedproto import FedProto
-from fl_lightning.methods.local import Local
 from fl_lightning.training.module import ClientModule
 
 THREE = {"rounds": 3}
@@ -46,14 +44,6 @@ def pooled(fed: Federation) -> tuple[Tensor, Tensor]:
     return torch.stack(
         [x[y == j].mean(0) if (y == j).any() else torch.zeros(x.shape[1]) for j in range(10)]
     ), y
-
-
-@pytest.mark.parametrize("distance", ["means", "squared", "norm"])
-def test_the_first_round_knows_nothing(federation: Make, distance: Any) -> None:
-    assert same(
-        trained(federation, FedProto(distance=distance), rounds=1),
-        trained(federation, Local(), rounds=1),
-    )
 
 
 def test_prototypes_weighted_by_samples_are_pooled_means(federation: Make) -> None:
@@ -81,19 +71,6 @@ def test_who_is_not_in_the_cohort_counts_with_what_it_told_last(federation: Make
     torch.testing.assert_close(fed.run.server.memory["means.features"], want, rtol=1e-4, atol=1e-5)
     # all take part: there is nothing to keep
     assert "last.counts" not in federation(FedProto()).run.server.memory
-
-
-def test_no_model_travels_and_every_byte_is_a_class_mean(federation: Make) -> None:
-    fed = federation(FedProto(), rounds=2)
-    for t in (1, 2):
-        record = fed.round(t)
-    for k in range(fed.run.clients):
-        held = int((np.asarray(fed.run.data.class_counts[k]) > 0).sum())
-        up, down = record.traffic[k, 1], record.traffic[k, 0]
-        assert up[:-1].sum() == down[:-1].sum() == 0
-        # class and count; 16 features
-        assert up[-1].tolist() == [0, 0, 2 * 4 * held, 4 * 16 * held]
-        assert down[-1].tolist() == [0, 0, 4 * 10, 4 * 16 * 10]
 
 
 def resident() -> Any:
@@ -145,16 +122,6 @@ def test_at_the_prototype_itself_the_gradient_is_finite() -> None:
         assert gradient.isfinite().all()
 
 
-def test_the_nearest_prototype_judges(federation: Make) -> None:
-    fed = federation(FedProto(distance="squared"), rounds=6, optimizer={"lr": 0.1})
-    scores = [fed.round(t).metrics["mean_accuracy"] for t in range(1, 7)]
-    assert scores[-1] > 0.6
-    own = federation(
-        FedProto(distance="squared", predict="classifier"), rounds=6, optimizer={"lr": 0.1}
-    )
-    assert [own.round(t).metrics["mean_accuracy"] for t in range(1, 7)] != scores
-
-
 def test_scores_by_prototypes_are_distances_to_those_that_are_known(federation: Make) -> None:
     method = FedProto(predict="prototype")
     fed = run_all(federation(method, rounds=1))
@@ -174,34 +141,6 @@ def test_scores_by_prototypes_are_distances_to_those_that_are_known(federation: 
 
 
 # ---------------------------------------------------------------- FedHKD
-
-
-def test_hyper_knowledge_without_noise_is_the_pooled_mean(federation: Make) -> None:
-    fed = federation(
-        FedHKD(sigma=0.0, nu=0.0, lam=0.0, gamma=0.0), rounds=1, evaluation={"judge": "after"}
-    )
-    # Keep the clients' models, to compute the pooled means.
-    fed.run.policy = replace(fed.run.policy, starts_from_server=False, keeps_clients=True)
-    fed.round(1)
-    want, _ = pooled(fed)
-    torch.testing.assert_close(fed.run.server.memory["means.features"], want, rtol=1e-4, atol=1e-5)
-    soft = fed.run.server.memory["means.predictions"]
-    torch.testing.assert_close(soft.sum(1), torch.ones(10))
-
-
-def test_beside_the_model_travel_the_shared_classes_alone(federation: Make) -> None:
-    """Card 1.32 (d): d + C + 1 numbers for each class told, d + C for each known; and the class
-    itself, counted too."""
-    fed = federation(FedHKD(nu=0.1), rounds=2)
-    told = [int((np.asarray(c) >= 0.1 * sum(c)).sum()) for c in fed.run.data.class_counts]
-    assert 0 < sum(told) < sum(int((np.asarray(c) > 0).sum()) for c in fed.run.data.class_counts)
-    first = fed.round(1)
-    known = int(fed.run.server.memory["means.known"].sum())
-    second = fed.round(2)
-    for k, classes in enumerate(told):
-        assert first.traffic[k, 1, -1].tolist() == [0, 0, 2 * 4 * classes, 4 * (16 + 10) * classes]
-        assert first.traffic[k, 0, -1].sum() == 0
-        assert second.traffic[k, 0, -1].tolist() == [0, 0, 4 * known, 4 * (16 + 10) * known]
 
 
 def test_a_threshold_that_shuts_everyone_out_is_fedavg_and_says_so(
@@ -237,35 +176,11 @@ def test_the_noise_has_the_variance_of_the_mechanism(federation: Make) -> None:
     )
 
 
-def test_features_are_brought_within_zeta_before_the_mean() -> None:
-    x = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    bounded = FedHKD(zeta=1.0).bounded(x)
-    torch.testing.assert_close(bounded, torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
-    # the paper's: coordinate by coordinate
-    each = FedHKD(zeta=0.35, bound="coordinate").bounded(-x)
-    torch.testing.assert_close(each, -torch.tensor([[0.35, 0.35], [0.3, 0.35], [0.0, 0.0]]))
-    assert torch.equal(FedHKD(zeta=1.0, clip=False).bounded(x), x)
-    assert torch.equal(FedHKD(zeta=1.0, sigma=0.0).bounded(x), x)
-
-
 def added(
     method: FedHKD, means: dict[str, Tensor], module: Any, batch: tuple[Tensor, Tensor]
 ) -> Tensor:
     """What `means` add to the task loss."""
     return method.loss(means, module, batch) - module.task_loss(batch)
-
-
-def test_matching_knowledge_costs_nothing() -> None:
-    module, means, method = (
-        resident(),
-        tables([True, True, False]),
-        FedHKD(temperature=0.5, lam=1.0, gamma=0.0),
-    )
-    batch = torch.randn(2, 6), torch.tensor([0, 1])
-    means["predictions"] = (module.head(means["features"]) / 0.5).softmax(1).detach()
-    assert float(added(method, means, module, batch).detach()) == pytest.approx(0.0, abs=1e-6)
-    means["predictions"] = means["predictions"].roll(1, 0)
-    assert float(added(method, means, module, batch).detach()) > 0.01
 
 
 def test_the_terms_are_worth_their_formulas_and_the_classifiers_spares_the_features() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 from watching import Make, Watch, global_model
 
-from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.methods.confree import ConFREE, conflict_free, guidance, worst_off
 
 EXACT: dict[str, Any] = {"precision": "64-true", "rounds": 2}
@@ -72,25 +70,6 @@ def test_more_updates_than_numbers(n: int, d: int) -> None:
         assert float((G @ step).min()) == pytest.approx(dual, abs=1e-4)
 
 
-def test_scale_order_and_equal_updates() -> None:
-    D = updates()
-    step = conflict_free(D @ D.T, 0.4, rescaled=False)
-    torch.testing.assert_close(
-        conflict_free(1e6 * D @ D.T, 0.4, rescaled=False), step, rtol=0, atol=1e-8
-    )
-    order = torch.tensor([2, 0, 3, 1])
-    moved = conflict_free(D[order] @ D[order].T, 0.4, rescaled=False)
-    torch.testing.assert_close(moved, step[order], rtol=0, atol=1e-6)
-    same = torch.ones(3, 3, dtype=torch.float64)
-    assert float(conflict_free(same, 0.4, rescaled=False).sum()) == pytest.approx(1.4)
-    assert conflict_free(torch.zeros(2, 2, dtype=torch.float64), 0.4, rescaled=False).tolist() == [
-        0.5,
-        0.5,
-    ]
-    with pytest.raises(RunFailed, match="no longer finite"):
-        conflict_free(same / 0, 0.4, rescaled=False)
-
-
 @pytest.mark.parametrize(("by", "classifier"), [("model", "own"), ("layer", "shared")])
 def test_the_servers_step_by_hand(federation: Make, by: Any, classifier: Any) -> None:
     """On whole vectors, for the model or layer by layer; running statistics are the plain mean."""
@@ -114,17 +93,6 @@ def test_the_servers_step_by_hand(federation: Make, by: Any, classifier: Any) ->
             )
         elif b.head and classifier == "own":
             assert torch.equal(new[b.start : b.stop], old[b.start : b.stop])
-
-
-def test_with_no_radius_and_no_conflict_it_is_the_plain_mean() -> None:
-    D = updates().abs()
-    torch.testing.assert_close(
-        conflict_free(D @ D.T, 0.0, rescaled=False), torch.full((4,), 0.25, dtype=torch.float64)
-    )
-    ends = [conflict_free(D @ D.T, c, rescaled=False) @ D for c in (0.0, 0.3, 0.6, 0.9)]
-    least = [float((D @ end).min()) for end in ends]
-    # the further it may go, the better for the one worst off
-    assert all(a < b for a, b in pairwise(least))
 
 
 def test_who_has_next_to_no_update_is_in_conflict_with_nobody() -> None:

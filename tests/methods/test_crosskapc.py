@@ -4,8 +4,6 @@ steps."""
 from __future__ import annotations
 
 import math
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from watching import Make, Watch, client_of, models, run_all, server_of
+from watching import Make, Watch, client_of, run_all
 
 from fl_lightning.callbacks.crossfitted import (
     COMPARED,
@@ -30,14 +28,11 @@ from fl_lightning.callbacks.crossfitted import (
 )
 from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.core import Payload, RelationInputs, Server
+from fl_lightning.core import RelationInputs
 from fl_lightning.data import prepare
-from fl_lightning.lab.report.tables import overview
-from fl_lightning.methods.common.halves import shrunk
 from fl_lightning.methods.crosskapc import CrossKAPC
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.result import RunResult
 
 N = 6
 GROUPS = [0, 1, 0, 1, 0, 1]
@@ -100,12 +95,6 @@ def planted(effects: tuple[float, float, float], noise: float = 0.0) -> Tensor:
     )
 
 
-def test_gains_without_error_are_as_planted() -> None:
-    z = gains(planted((0.0, -0.3, 0.2)), COMPARED)
-    assert z[HEAD, EVERYWHERE] > 1e4 and z[FIRST, EVERYWHERE] < -1e4 and z[FIRST, HEAD] < -1e4
-    assert gains(planted((0.0, 0.0, 0.0)), COMPARED)[HEAD, EVERYWHERE] == pytest.approx(0, abs=0.1)
-
-
 def test_gains_are_those_of_least_squares() -> None:
     """Against numpy's solution and the covariance by hand, with one loss missing."""
     losses = planted((0.0, -0.3, 0.1), 0.2)
@@ -134,11 +123,6 @@ def test_too_few_losses_decide_nothing() -> None:
     assert gains(losses, COMPARED) == {}
 
 
-def test_everybody_tries_every_candidate() -> None:
-    tried = torch.stack([candidate(torch.arange(7), t) for t in range(COMPARED + 1, LAST + 1)])
-    assert tried.sort(0).values.T.tolist() == [[EVERYWHERE, HEAD, FIRST]] * 7
-
-
 def rows_of(stage: int, choice: int, near: Tensor, t: int = LAST) -> Tensor:
     """Rows of all, of a model of three layers."""
     n = len(near)
@@ -154,16 +138,6 @@ def rows_of(stage: int, choice: int, near: Tensor, t: int = LAST) -> Tensor:
 NEAR = torch.tensor([[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
 
 
-def test_chosen_rows_by_hand() -> None:
-    """Clients 0 and 2 are of one group, 1 and 3 alone; samples 1 to 4."""
-    rows = rows_of(2, HEAD, NEAR)
-    everybody = torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
-    torch.testing.assert_close(rows[:2], everybody.expand(2, 4, 4))
-    expected = [[0.25, 0, 0.75, 0], [0, 1, 0, 0], [0.25, 0, 0.75, 0], [0, 0, 0, 1]]
-    torch.testing.assert_close(rows[2], torch.tensor(expected).double())
-    torch.testing.assert_close(rows_of(2, FIRST, NEAR), rows.flip(0))
-
-
 def test_tried_rows_have_no_own_model() -> None:
     """In round 4 clients 0, 1, 2, 3 try H, I, M, H. Who is alone in its group has FedAvg's row."""
     rows = rows_of(1, EVERYWHERE, NEAR, COMPARED)
@@ -177,10 +151,6 @@ def test_tried_rows_have_no_own_model() -> None:
 
 def test_one_client_keeps_its_own() -> None:
     assert rows_of(1, EVERYWHERE, torch.zeros(1, 1)).tolist() == [[[1.0]]] * 3
-
-
-def test_groups_are_connected_clients() -> None:
-    assert components(NEAR) == [[0, 2], [1], [3]]
 
 
 # ---------------------------------------------------------------- in a federation
@@ -243,27 +213,6 @@ def test_from_round_7_on_it_trains_as_fedavg(federation: Make) -> None:
         )
 
 
-def test_what_travels(federation: Make) -> None:
-    """Models as FedAvg's; 2 L numbers up in the first round, L down in the second, and in a trial 1
-    down and 2 up."""
-    fed, plain = federation(CrossKAPC(guard=0.0), **CONFLICT), federation(FedAvg(), **CONFLICT)
-    L = len(fed.run.layer_names)
-    beside = {
-        1: (2 * L, 0),
-        2: (0, L),
-        3: (0, 0),
-        4: (2, 1),
-        5: (2, 1),
-        6: (2, 1),
-        7: (0, 0),
-        8: (0, 0),
-    }
-    for t, numbers in beside.items():
-        ours, theirs = fed.round(t).metrics, plain.round(t).metrics
-        for way, count in zip(("upload", "download"), numbers, strict=True):
-            assert ours[f"{way}_bytes"] - theirs[f"{way}_bytes"] == 4 * count * N, (t, way)
-
-
 def test_the_judged_step_is_shrunk_by_its_noise(federation: Make) -> None:
     """start + (1 - share)^1/2 (model - start) by layer; share = s^2 / n_i, s^2 from the halves of
     round 1."""
@@ -280,46 +229,7 @@ def test_the_judged_step_is_shrunk_by_its_noise(federation: Make) -> None:
         torch.testing.assert_close(judged[at], expected)
 
 
-def test_exponent_0_judges_the_trained_model(federation: Make) -> None:
-    fed = run_all(federation(CrossKAPC(exponent=0.0), **(ALIKE | {"rounds": 2})))
-    assert all(
-        torch.equal(fed.run.method.personal(client_of(fed, c)), w)
-        for c, w in enumerate(models(fed))
-    )
-
-
-def test_all_noise_judges_what_was_received(federation: Make) -> None:
-    fed = run_all(federation(CrossKAPC(), **(ALIKE | {"rounds": 2})))
-    client = client_of(fed, 0)
-    nothing = shrunk(
-        client, client["start"], client["model"], torch.zeros(len(fed.run.layer_names))
-    )
-    assert torch.equal(nothing[client.layout.parameters], client["start"][client.layout.parameters])
-
-
 # ---------------------------------------------------------------- where there are no groups to find
-
-
-CANNOT = {
-    "three clients": ({"clients": 3}, "3 clients, fewer than 4"),
-    "six rounds": ({"rounds": LAST}, "6 rounds, where the first 6 would find groups"),
-    "half of the clients": ({"participation": 0.5}, "never in one of the rounds 1 to 3 together"),
-}
-
-
-@pytest.mark.parametrize("name", CANNOT)
-def test_a_line_says_why_no_groups_are_looked_for(
-    federation: Make, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    changes, why = CANNOT[name]
-    fed = federation(CrossKAPC(guard=0.0), **(CONFLICT | changes))
-    fed.prepare()
-    run_all(fed)
-    said = capsys.readouterr().err
-    assert said.count(why) == 1 and said.count("all receive FedAvg's model") == 1
-    assert not fed.run.server.memory["cross.near"].any() and not fed.run.relation.own_mixes(
-        server_of(fed)
-    )
 
 
 def test_a_model_of_one_layer(fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -400,34 +310,6 @@ def test_layer_selection_leaves_no_common_start(
     assert "groups_separation" not in RunFolder(run).read("metrics")[-1]
 
 
-def test_resumed_in_the_trial(fit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed (kill -9) in round 5, which has seen the losses of round 4; the same bits, and the same
-    groups."""
-    whole = RunFolder(fit("whole", FLAGS))
-    broadcast = CrossKAPC.broadcast
-
-    def dying(self: CrossKAPC, server: Server) -> dict[int, Payload]:
-        if server.round == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return broadcast(self, server)
-
-    if not (child := os.fork()):
-        monkeypatch.setattr(CrossKAPC, "broadcast", dying)
-        try:
-            fit("cut", FLAGS)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert main(["fit", "--name", "cut", "--resume"]) == 0
-    cut = RunFolder(whole.path.parent / "cut")
-    assert cut.read("final") == whole.read("final")
-    summary = cut.read_summary()
-    assert summary["client_groups"] == whole.read_summary()["client_groups"]
-    groups = " | ".join(", ".join(map(str, group)) for group in summary["client_groups"])
-    facts = overview([RunResult(cut.path, "cut")])
-    assert facts.loc["grouped", "cut"] == f"in {summary['grouped_layers'][0]}: {groups}"
-
-
 def test_a_run_that_goes_on_for_longer_looks_for_groups_then(
     fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -435,17 +317,6 @@ def test_a_run_that_goes_on_for_longer_looks_for_groups_then(
     assert "4 rounds, where the first 6 would find groups" in capsys.readouterr().err
     assert main(["fit", "--name", "short", "--resume", "--federation.rounds", "9"]) == 0
     assert "rounds 6 to 8 try them" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_equal_bits_on_one_two_and_three_ranks(fit: Callable[..., Path]) -> None:
-    one, *others = (
-        RunFolder(fit(f"on{k}", FLAGS, f"--fabric.threads 1 --fabric.devices {k}"))
-        for k in (1, 2, 3)
-    )
-    for several in others:
-        assert one.read("final") == several.read("final")
-        assert np.array_equal(one.read_relation(7).rows, several.read_relation(7).rows)
 
 
 def test_newcomers_join(fit: Callable[..., Path]) -> None:

@@ -25,7 +25,6 @@ from fl_lightning.methods.common import predictions as d
 from fl_lightning.methods.fedmd import FedMD
 from fl_lightning.methods.ktpfl import KTPFL
 from fl_lightning.methods.ktpflmodels import KTPFLModels
-from fl_lightning.methods.local import Local
 from fl_lightning.methods.simpfd import SimPFD
 from fl_lightning.methods.topkpfd import TopKPFD
 
@@ -77,13 +76,6 @@ def test_similarity_is_the_cosine_of_flat_predictions_and_the_least_alike_gets_n
     assert (R.argmin(1) == S.argmin(1)).all()
     order = torch.tensor([2, 0, 3, 1])
     torch.testing.assert_close(simpfd.shifted(d.cosines(P[order])), R[order][:, order])
-
-
-def test_equal_predictions_weigh_equally() -> None:
-    P = predictions(1).expand(5, -1, -1)
-    torch.testing.assert_close(
-        simpfd.shifted(d.cosines(P)), torch.full((5, 5), 0.2, dtype=torch.float64)
-    )
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 9])
@@ -143,40 +135,6 @@ def test_the_papers_step() -> None:
     )
 
 
-def test_the_codes_step_descends_its_objective_before_the_softmax() -> None:
-    P = predictions(3)
-    c = torch.rand(3, 3, dtype=torch.float64).softmax(1).requires_grad_()
-    mixed = torch.einsum("nj,jdk->ndk", c, P)
-    value = (mixed - P).square().flatten(1).mean(1).sum() + 0.3 * (c - 1 / 3).square().mean(1).sum()
-    (gradient,) = torch.autograd.grad(value, c)
-    found = ktpfl.code_step(c.detach(), P, rho=0.3, size=0.01)
-    for row, before, g in zip(found, c.detach(), gradient, strict=True):
-        step = float(g.abs().mean())
-        moved = before - row.log() / 5  # up to a constant that softmax does not see
-        moved = moved - moved.mean() + 0.0
-        g = g - g.mean()
-        power = float((moved @ g) / (g @ g))
-        torch.testing.assert_close(moved, power * g, atol=1e-9, rtol=1e-6)
-        assert np.log(power) / np.log(5) == pytest.approx(
-            round(np.log(power) / np.log(5)), abs=1e-6
-        )
-        assert 0.01 <= step * power < 0.05  # the authors' loop ends there
-    assert (found > 0).all()
-    torch.testing.assert_close(found.sum(1), torch.ones(3, dtype=torch.float64))
-
-
-def test_the_codes_step_is_rescaled_five_times_at_most() -> None:
-    """By 5 to the power of 5: a smaller step stays small."""
-    P, c = predictions(3), torch.full((3, 3), 1 / 3, dtype=torch.float64)
-    moved = ktpfl.code_step(c, 1e-6 * P, rho=0.0, size=0.01).log() / 5
-    G = 1e-6 * P.flatten(1) @ (1e-6 * P.flatten(1)).T
-    gradient = 2 * (c @ G - G) / P[0].numel()
-    expected = -(5.0**5) * gradient
-    torch.testing.assert_close(
-        moved - moved.mean(1, True), expected - expected.mean(1, True), atol=1e-12, rtol=1e-6
-    )
-
-
 def test_the_codes_step_is_at_least_as_long_as_asked_for_and_less_than_five_times() -> None:
     """As the authors' loop leaves it: five passes, each divides a mean above 0.01 by 5 and
     multiplies one below it."""
@@ -196,19 +154,6 @@ def test_the_codes_step_is_at_least_as_long_as_asked_for_and_less_than_five_time
         torch.testing.assert_close(found, torch.softmax(5 * (start[0] - scale * gradient[0]), 0))
     # no step at all
     assert torch.equal(ktpfl.code_step(start, P, rho=0.0, size=0.0), torch.softmax(5 * start, 1))
-
-
-@pytest.mark.parametrize("update", ["paper", "code"])
-def test_identical_clients_keep_uniform_coefficients(federation: Make, update: Any) -> None:
-    """INV4 of 1.19, and rows on the simplex (INV1) whatever the predictions."""
-    fed = federation(KTPFL(update=update, **SMALL), **PUBLIC)
-    alike = predictions(1, 40, 10).expand(4, -1, -1)
-    rows = weigh(fed, alike, [0, 1, 2, 3])
-    torch.testing.assert_close(rows, torch.full((4, 4), 0.25, dtype=torch.float64))
-    for seed in range(3):
-        rows = weigh(fed, predictions(4, 40, 10, seed), [0, 1, 2, 3])
-        assert (rows >= 0).all()
-        torch.testing.assert_close(rows.sum(1), torch.ones(4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("update", ["paper", "code"])
@@ -328,33 +273,6 @@ def gap(fed: Federation, teacher: Tensor, t: int = 1) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("loss", ["kl", "mae", "mse"])
-def test_ones_own_predictions_teach_nothing(federation: Make, loss: Any) -> None:
-    """INV1 of 1.12, INV3 of 1.18 and 1.19."""
-    fed = federation(FedMD(loss=loss, samples=32, batch_size=32), precision="64-true", **PUBLIC)
-    module = client_of(fed, 0).bind()
-    module.model.train()
-    with torch.no_grad():
-        z = d.class_scores(module, d.public_subset(fed.run, 1, 32))
-    before, after = distilled(fed, z.softmax(1) if loss == "kl" else z)
-    torch.testing.assert_close(after, before, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("loss", ["kl", "mae", "mse"])
-@pytest.mark.parametrize("net", ["plain", "norm"])
-def test_a_step_goes_towards_the_teacher(federation: Make, loss: Any, net: Any) -> None:
-    """INV4 of 1.12: the sign."""
-    fed = federation(
-        FedMD(loss=loss, samples=32, batch_size=32), net=net, precision="64-true", **PUBLIC
-    )
-    teacher = (
-        predictions(1, 32, 10)[0] if loss == "kl" else torch.randn(32, 10, dtype=torch.float64)
-    )
-    first = gap(fed, teacher)
-    distilled(fed, teacher)
-    assert gap(fed, teacher) < first
-
-
 def test_the_loss_is_kl_of_teacher_and_student_at_the_temperature(federation: Make) -> None:
     fed = federation(KTPFL(temperature=3.0, lam=0.5, samples=32), precision="64-true", **PUBLIC)
     x, teacher = d.public_subset(fed.run, 1, 32), predictions(1, 32, 10)[0]
@@ -434,19 +352,6 @@ def test_the_distilled_model_is_judged_before_it_trains_on(
 # ---------------------------------------------------------------- in a federation
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_bytes_are_those_of_predictions_whatever_the_model(federation: Make, method: FedMD) -> None:
-    """INV2 of 1.12: 4 |D_r| C each way (down from round 2 on), none of the model."""
-    fed = federation(method, net={"plain": 2, "norm": 2}, **PUBLIC)
-    first, second = fed.round(1), fed.round(2)
-    for row in first.clients:
-        assert (row["download_bytes"], row["upload_bytes"]) == (0, 4 * 40 * 10)
-    for row in second.clients:
-        assert (row["download_bytes"], row["upload_bytes"]) == (4 * 40 * 10, 4 * 40 * 10)
-        assert row["upload_parameter_bytes"] == 0
-    assert not second.sent.any()
-
-
 def test_the_public_subset_is_new_every_round_and_the_same_for_all(federation: Make) -> None:
     fed, again = (federation(FedMD(**SMALL), **PUBLIC).run for _ in range(2))
     one, two = d.public_subset(fed, 1, 40), d.public_subset(fed, 2, 40)
@@ -468,26 +373,6 @@ def test_the_public_subsets_of_two_rounds_are_kept_as_long_as_the_run(federation
     del run
     gc.collect()
     assert len(d._SUBSETS) == known
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_matrix_is_the_relation_that_is_drawn(federation: Make, method: FedMD) -> None:
-    fed = federation(method, participation=0.5, rounds=3, **PUBLIC)
-    first = fed.round(1)
-    np.testing.assert_array_equal(first.relation.rows[:, 0], np.eye(2))
-    second = fed.round(2)
-    assert second.relation.layers == ["predictions"]
-    assert (second.relation.receivers, second.relation.sources) == (second.cohort, first.cohort)
-    np.testing.assert_allclose(second.relation.rows.sum(2), 1, atol=1e-6)
-
-
-def test_two_clients_with_the_same_data_teach_each_other_most(federation: Make) -> None:
-    fed = federation(SimPFD(**SMALL), clients=4, local_epochs=3, **PUBLIC)
-    fed.run.data._cache[1, fed.run.device, fed.run.dtype] = fed.run.data.client(0)
-    fed.round(1)
-    rows = rows_of(fed)
-    assert rows[0, 1] == rows[0].index_select(0, torch.tensor([1, 2, 3])).max()
-    assert rows[1, 0] == rows[1].index_select(0, torch.tensor([0, 2, 3])).max()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -593,30 +478,6 @@ def test_models_mixed_evenly_are_the_plain_mean(federation: Make) -> None:
     for payload in sent.values():
         torch.testing.assert_close(payload.vector, mean)
     np.testing.assert_allclose(server.relation_view().rows, 0.25, atol=1e-6)
-
-
-def test_models_without_a_pull_to_the_mean_hear_themselves(federation: Make) -> None:
-    """INV2 of 1.20: c = I is the minimiser without rho, and then it is local training."""
-    mixed, alone = (federation(m, precision="64-true") for m in (KTPFLModels(rho=0.0), Local()))
-    for one, other in zip(models(run_all(mixed)), models(run_all(alone)), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("method", [KTPFLModels(), KTPFLModels(solver="step", eta=1e-4)])
-def test_the_matrix_of_models_keeps_what_is_not_of_the_cohort(
-    federation: Make, method: KTPFLModels
-) -> None:
-    """INV3 and INV4 of 1.20."""
-    fed = federation(method, participation=0.5, rounds=3)
-    for t in (1, 2, 3):
-        before = fed.run.server.memory["relation"].clone()
-        cohort = fed.cohort(t)
-        fed.round(t)
-        after = fed.run.server.memory["relation"]
-        inside = torch.zeros(4, 4, dtype=torch.bool)
-        inside[np.ix_(cohort, cohort)] = True
-        assert after.shape == (4, 1, 4) and torch.equal(after[:, 0][~inside], before[:, 0][~inside])
-        torch.testing.assert_close(after.sum(2), torch.ones(4, 1, dtype=torch.float64))
 
 
 def test_rho_is_in_units_of_the_spread_where_it_is_solved_exactly() -> None:

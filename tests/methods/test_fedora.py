@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +20,6 @@ from fl_lightning.callbacks.propagation import (
     basis,
     neighbourhood,
     propagated,
-    similarity,
 )
 from fl_lightning.cli import main
 from fl_lightning.data.part import ResidentPart
@@ -32,7 +30,6 @@ from fl_lightning.methods import Method
 from fl_lightning.methods.fedora import FEDORA
 from fl_lightning.methods.fedu import FedU
 from fl_lightning.methods.local import Local
-from tests.mixes import mixed
 
 VALIDATED = {"validation": 0.25}
 
@@ -88,23 +85,6 @@ def test_a_basis_spans_the_leading_singular_vectors(n: int, p: int) -> None:
     torch.testing.assert_close(U @ U.T, want @ want.T, rtol=0, atol=1e-7)
 
 
-def test_similarity_lies_between_nothing_and_p_and_forgets_order_and_sign() -> None:
-    p = 2
-    bases = torch.stack([basis(part(*some(k)), p, 3) for k in range(5)])
-    S = similarity(bases, bases)
-    assert (S >= 0).all() and (p + 1e-9 >= S).all()
-    torch.testing.assert_close(S, S.T)
-    torch.testing.assert_close(S.diagonal(), torch.full((5,), float(p), dtype=torch.float64))
-    x, y = some(0)
-    order = torch.randperm(30, generator=torch.Generator().manual_seed(9))
-    again = basis(part(x[order], y[order]), p, 3)
-    torch.testing.assert_close(similarity(again[None] * -1, bases), S[:1], rtol=0, atol=1e-7)
-    twin = torch.stack([bases[0], bases[0]])
-    torch.testing.assert_close(
-        similarity(twin, twin), torch.full((2, 2), float(p), dtype=torch.float64)
-    )
-
-
 def test_without_labels_none_is_read() -> None:
     class Blind(ResidentPart):
         def batches(self, *args: Any, **kwargs: Any) -> Any:
@@ -138,25 +118,6 @@ def test_the_closed_form_is_the_fixed_point_of_the_iteration(alpha: float) -> No
     torch.testing.assert_close(propagated(W, alpha, 400), A, rtol=0, atol=1e-6)
 
 
-def test_equal_models_stay_equal_and_a_graph_of_loners_changes_nothing() -> None:
-    W = torch.randn(6, 50)
-    equal = W[:1].expand(6, -1).contiguous()
-    assert torch.equal(mixed(equal, propagated(graph(), 1.0), range(6)), equal)
-    assert torch.equal(
-        propagated(torch.eye(6, dtype=torch.float64), 1.0), torch.eye(6, dtype=torch.float64)
-    )
-    assert torch.equal(mixed(W, propagated(torch.eye(6, dtype=torch.float64), 1.0), range(6)), W)
-
-
-def test_everybody_alike_gives_ones_own_and_the_mean() -> None:
-    p = torch.rand(6, dtype=torch.float64)
-    p /= p.sum()
-    kappa = 1 / 2
-    W = p.expand(6, -1)
-    want = (1 - kappa) * torch.eye(6, dtype=torch.float64) + kappa * p
-    torch.testing.assert_close(propagated(W, 1.0), want)
-
-
 def test_the_codes_neighbourhood_keeps_the_closest_others() -> None:
     S = torch.tensor(
         [[1.0, 0.9, 0.5, 0.9], [0.9, 1.0, 0.1, 0.2], [0.5, 0.1, 1.0, 0.3], [0.9, 0.2, 0.3, 1.0]]
@@ -169,19 +130,6 @@ def test_the_codes_neighbourhood_keeps_the_closest_others() -> None:
 
 
 # ---------------------------------------------------------------- training
-
-
-def test_loners_train_as_if_alone(make: Make) -> None:
-    assert same(trained(make, FEDORA(epsilon=0.0), alone=True), trained(make, Local()))
-    assert not same(trained(make, FEDORA(selection="always")), trained(make, Local()))
-    # In the authors' code a tie gives lambda = 1; but s is one's own model at the start, so the
-    # pull is not local.
-    assert not same(trained(make, FEDORA(selection="code"), alone=True), trained(make, Local()))
-
-
-def test_without_strength_it_is_local(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FEDORA, "coefficient", lambda *args: 0.0)
-    assert same(trained(make, FEDORA()), trained(make, Local()))
 
 
 def test_the_strength_is_the_gain_on_validation_data(make: Make) -> None:
@@ -254,21 +202,6 @@ def test_random_similarity_is_table_4s(make: Make) -> None:
     assert join(fed.worker, fed.run.data.client(0), True, 1).vector.isfinite().all()
     with pytest.raises(BadInput, match=r"method\.similarity.*one of subspace, random"):
         FEDORA(similarity="gradient")  # type: ignore[arg-type]
-
-
-def test_everybodys_model_counts_whoever_takes_part(make: Make) -> None:
-    fed = make(FEDORA(), participation=0.5)
-    record = fed.round(1)
-    assert record.relation.sources == [0, 1, 2, 3]
-    assert record.relation.rows.shape == (2, len(fed.run.layer_names), 4)
-    basis_bytes = 4 * (64 + 10)
-    assert record.traffic[:, 1, -1].tolist() == [[0, 0, 0, basis_bytes]] * 2  # told once ...
-    fed.round(2)
-    second = fed.round(3)
-    for k, row in enumerate(second.clients):
-        first_time = fed.run.states[row["client"]].rounds == 1
-        # ... and never again
-        assert second.traffic[k, 1, -1, 3] == (basis_bytes if first_time else 0)
 
 
 def test_validation_data_are_asked_for(federation: Make) -> None:
@@ -435,23 +368,3 @@ def test_a_newcomer_to_fedavg_gets_the_global_model_and_local_says_no(
         == 2
     )
     assert "local gives a new client no model" in capsys.readouterr().err
-
-
-def test_every_round_is_judged_on_validation_data_too(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    flags = (
-        "--config kapc_exact_digits --method fedora --data.validation 0.2 --loggers null "
-        "--callbacks.heatmaps null"
-    )
-    assert (
-        main(
-            [
-                "fit",
-                *flags.split(),
-                *["--federation.rounds", "2", "--federation.clients", "3", "--name", "a"],
-            ]
-        )
-        == 0
-    )
-    with (tmp_path / "runs" / "a" / "metrics.csv").open() as file:
-        assert all(0 <= float(row["validation_accuracy"]) <= 1 for row in csv.DictReader(file))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -29,14 +28,6 @@ def test_points_are_linked_to_their_first_neighbour() -> None:
     assert linked(far).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert finch(far).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]  # the coarsest with more than one
     assert finch(around([5])).tolist() == [0] and finch(around([5, 50])).tolist() == [0, 0]
-
-
-def test_no_order_of_clients_matters() -> None:
-    points = around([0, 2, 20, 23, 180, 183, 200, 204])
-    order = torch.tensor([5, 2, 7, 0, 1, 6, 3, 4])
-    alike = finch(points)[:, None] == finch(points)
-    again = finch(points[order])
-    assert torch.equal(alike[order][:, order], again[:, None] == again)
 
 
 def test_points_are_linked_by_their_directions_alone() -> None:
@@ -105,20 +96,3 @@ def test_a_class_that_nobody_uploads_is_forgotten(federation: Make) -> None:
         server.collect([], {0: rows})
         fed.run.method.aggregate(server)
         assert server.memory["clusters.classes"].tolist() == known
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
-def test_bytes(federation: Make, net: str) -> None:
-    """With the model d numbers and a class for each prototype; up a count, too."""
-    fed = run_all(federation(FPL(), net=net, rounds=1))
-    K = len(fed.run.server.memory["clusters.classes"])
-    record = fed.round(2)
-    for k in range(4):
-        classes_here = int((fed.run.data.class_counts[k] > 0).sum())
-        assert record.traffic[k, 0, -1].tolist() == [0, 0, 4 * K, 4 * 16 * K]
-        assert record.traffic[k, 1, -1].tolist() == [
-            0,
-            0,
-            2 * 4 * classes_here,
-            4 * 16 * classes_here,
-        ]

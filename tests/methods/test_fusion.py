@@ -57,22 +57,6 @@ def test_a_student_that_equals_its_teachers_stays(federation: Make, net: Any) ->
     torch.testing.assert_close(global_model(fed), fed.run.groups[0].initial, rtol=0, atol=1e-9)
 
 
-def test_feddf_sends_what_fedavg_sends(federation: Make) -> None:
-    """INV3: public data and predictions stay on the server; what it computes is counted."""
-    ours, theirs = (federation(m, **PUBLIC).round(1).metrics for m in (FedDF(**SMALL), FedAvg()))
-    assert {k: ours[k] for k in ours if "bytes" in k} == {
-        k: theirs[k] for k in theirs if "bytes" in k
-    }
-    fed = federation(FedDF(**SMALL), **PUBLIC)
-    fed.prepare()
-    cost = fed.worker.trainers[0].cost
-    assert cost is not None
-    plain = federation(FedAvg(), **PUBLIC)
-    plain.prepare()
-    more = fed.round(1).metrics["flops_server"] - plain.round(1).metrics["flops_server"]
-    assert more == round(cost.forward * 40 * 4) + round((cost.forward + cost.backward) * 5 * 16)
-
-
 @pytest.mark.parametrize("ensemble", ["scores", "probabilities"])
 def test_the_step_is_down_the_kl_from_the_mean_of_all(federation: Make, ensemble: Any) -> None:
     """INV4: one full step by hand, with the teacher first: sum t log(t / s)."""
@@ -119,20 +103,6 @@ def test_all_architectures_teach_each(federation: Make) -> None:
     torch.testing.assert_close(seen[0].sum(1), torch.ones(40))
 
 
-def test_distillation_lowers_the_gap(federation: Make) -> None:
-    """From the mean towards the ensemble, on the public inputs."""
-    gaps = []
-    for steps in (0, 60):
-        fed = federation(FedDF(steps=steps, samples=60, batch_size=30), rounds=1, **PUBLIC)
-        fed.round(1)
-        x = public.public_subset(fed.run, 1, 60)
-        z = torch.stack([scores(fed, w.float(), x) for w in models_of_round(federation)])
-        gaps.append(
-            float(public.gap(scores(fed, global_model(fed), x), z.mean(0).softmax(1), "kl", 1.0))
-        )
-    assert gaps[1] < 0.5 * gaps[0]
-
-
 def test_the_students_running_statistics_are_the_means(federation: Make) -> None:
     changes: dict[str, Any] = {"net": "norm", "rounds": 1, **PUBLIC}
     ours, theirs = (
@@ -153,19 +123,6 @@ def test_batches_go_through_whole_orders() -> None:
         == sorted(torch.cat(found[3:6]).tolist())
     )
     assert not torch.equal(found[0], found[3])
-
-
-def test_equal_weights_on_demand(federation: Make) -> None:
-    fed = federation(
-        FedDF(steps=0, weighting="uniform"),
-        precision="64-true",
-        evaluation={"judge": "after"},
-        **PUBLIC,
-    )
-    fed.round(1)
-    torch.testing.assert_close(
-        global_model(fed), torch.stack(models(fed)).mean(0), rtol=0, atol=1e-12
-    )
 
 
 def test_pfeddf_is_feddf_whose_copies_are_tuned(federation: Make) -> None:

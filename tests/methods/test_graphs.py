@@ -12,11 +12,10 @@ from reckoning import batch_of, uploads
 from torch import Tensor
 from watching import Make, Watch, client_of, models, module_of, run_all, same, server_of
 
-from fl_lightning.callbacks.graphs import CollaborationGraph, CosineAttention, Laplacian, cosines
+from fl_lightning.callbacks.graphs import CollaborationGraph, CosineAttention
 from fl_lightning.callbacks.simplex import to_simplex
 from fl_lightning.core import Gram, RelationInputs
-from fl_lightning.core.vectors import products
-from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedu import FedU
 from fl_lightning.methods.heurfedamp import HeurFedAMP
@@ -36,20 +35,6 @@ def inputs_of(W: Tensor, samples: list[float] | None = None, **memory: Tensor) -
 
 def random_models(n: int = 5) -> Tensor:
     return torch.randn(n, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-
-
-def test_cosines_are_those_of_torch() -> None:
-    W = random_models()
-    W[2] = 0
-    found = cosines(W @ W.T)
-    expected = torch.cosine_similarity(W[:, None], W[None], dim=2)
-    torch.testing.assert_close(found, expected)
-    assert not found[2].any()
-    rounded = W @ W.T
-    rounded[2] = rounded[:, 2] = 1e-7 * rounded.max()  # what is left of a 0 in 32 bits
-    assert torch.equal(cosines(rounded), found)
-    with pytest.raises(RunFailed, match="no longer finite"):
-        cosines(torch.full((2, 2), torch.nan))
 
 
 # ---------------------------------------------------------------- HeurFedAMP
@@ -98,17 +83,6 @@ def test_fedus_step_is_the_papers(federation: Make) -> None:
     assert not torch.allclose(moved, w)
 
 
-def test_fedu_leaves_equal_models_and_heeds_no_order() -> None:
-    """INV3, INV4."""
-    relation, a = Laplacian(0.1, "random"), random_models()[:, :5].abs()
-    a = (a + a.T).fill_diagonal_(0)
-    rows = relation.weights(inputs_of(random_models(), graph=a))[0]
-    torch.testing.assert_close(rows.sum(1), torch.ones(5, dtype=torch.float64))
-    order = torch.tensor([3, 1, 4, 0, 2])
-    again = relation.weights(inputs_of(random_models()[order], graph=a[order][:, order]))[0]
-    torch.testing.assert_close(again, rows[order][:, order])
-
-
 def test_fedus_graph(federation: Make) -> None:
     drawn = federation(FedU(), clients=10).run.server.memory["graph"]
     assert torch.equal(drawn, drawn.T) and not drawn.diagonal().any()
@@ -147,22 +121,6 @@ def test_pfedgraphs_rows_solve_their_problem() -> None:
     torch.testing.assert_close(again, rows[order][:, order])
 
 
-def test_pfedgraph_of_equal_changes_weighs_by_samples() -> None:
-    """INV2; and cosines above `near` count as 1."""
-    W, n = torch.ones(4, 3, dtype=torch.float64), [1.0, 2.0, 3.0, 4.0]
-    shares = torch.tensor(n, dtype=torch.float64) / 10
-    torch.testing.assert_close(
-        CollaborationGraph(0.8, 1.0).weights(inputs_of(W, n))[0], shares.expand(4, -1)
-    )
-    W = torch.ones(4, 3, dtype=torch.float64) + 0.01 * random_models(4)[:, :3]
-    torch.testing.assert_close(
-        CollaborationGraph(0.8, 0.9).weights(inputs_of(W, n))[0], shares.expand(4, -1)
-    )
-    assert not torch.allclose(
-        CollaborationGraph(1e-6, 1.0).weights(inputs_of(W, n))[0], shares.expand(4, -1)
-    )
-
-
 @pytest.mark.parametrize("net", ["plain", "norm"])
 def test_pfedgraph_between_fedavg_and_local(federation: Make, net: str) -> None:
     """INV1: without the cosine and with a strong pull FedAvg's models; with none at all local's,
@@ -176,18 +134,6 @@ def test_pfedgraph_between_fedavg_and_local(federation: Make, net: str) -> None:
     assert same(models(alone), models(local))
 
 
-def test_pfedgraph_sees_changes_since_the_initial_model(federation: Make) -> None:
-    """Of the parameters alone; it is drawn as a cube."""
-    fed = federation(PFedGraph(lam=0.0), net="norm")
-    fed.round(1)
-    used, initial = fed.run.groups[0].layout.parameters, fed.run.groups[0].initial
-    changes = torch.stack([(w - initial)[used] for w in uploads(fed)]).double()
-    n = torch.tensor(fed.run.data.train_sizes, dtype=torch.float64)
-    cos = torch.cosine_similarity(changes[:, None], changes[None], dim=2)
-    rows = torch.from_numpy(fed.round(2).relation.rows[:, 0]).double()
-    torch.testing.assert_close(rows, to_simplex(n / n.sum() + cos / 1.6), rtol=0, atol=1e-5)
-
-
 def test_who_has_not_uploaded_is_like_nobody(federation: Make) -> None:
     """Its change is 0, whatever its inner products round to: it weighs by samples, with the initial
     model."""
@@ -197,25 +143,6 @@ def test_who_has_not_uploaded_is_like_nobody(federation: Make) -> None:
     n = np.array([size if c < 4 else 0 for c, size in enumerate(fed.run.data.train_sizes)])
     np.testing.assert_allclose(rows[1], n[:4] / n.sum(), atol=1e-6)
     assert rows[0, 3] == 0 and np.abs(rows[0] - n[:4] / n[:3].sum()).max() > 0.01
-
-
-def test_pfedgraphs_direction(federation: Make) -> None:
-    """u_i = sum_j r_ij w_j / ||w_j||, sent from the second round on beside the mix: P up, 2 P
-    down."""
-    fed = federation(PFedGraph(), precision="64-true", rounds=3)
-    first = fed.round(1)
-    w = torch.stack(uploads(fed))
-    assert first.metrics["download_bytes"] == first.metrics["upload_bytes"]
-    server = server_of(fed)
-    sent = fed.run.method.broadcast(server)
-    rows = server.only.weighed.weights[0]  # type: ignore[union-attr]
-    for c in range(4):
-        torch.testing.assert_close(
-            sent[c].further[0].vector, rows[c] @ (w / w.norm(dim=1, keepdim=True))
-        )
-        torch.testing.assert_close(sent[c].vector, rows[c] @ w)
-    second = fed.round(2)
-    assert second.metrics["download_bytes"] == 2 * second.metrics["upload_bytes"]
 
 
 def test_pfedgraphs_term_raises_the_cosine(federation: Make) -> None:
@@ -253,19 +180,6 @@ def _first(phases: Any) -> Any:
 # ---------------------------------------------------------------- pFedLA
 
 
-def test_pfedlas_rows(federation: Make) -> None:
-    """INV1: every layer's weights are at least 0 and sum to 1; at first everybody weighs alike,
-    nearly."""
-    fed = federation(PFedLA(), rounds=2)
-    fed.round(1)
-    rows = fed.round(2).relation.rows
-    assert rows.shape == (4, 2, 4)
-    assert (rows >= 0).all()
-    np.testing.assert_allclose(rows.sum(2), 1, atol=1e-6)
-    assert np.abs(rows - 0.25).max() < 0.1
-    assert np.abs(rows[:, 0] - rows[:, 1]).max() > 0
-
-
 def test_pfedla_with_own_layers_alone_is_local(federation: Make) -> None:
     """INV2, INV4: bit for bit, and nothing is sent down; some own layers save their download."""
     own, local = (
@@ -281,30 +195,6 @@ def test_pfedla_with_own_layers_alone_is_local(federation: Make) -> None:
     assert [flags.sum() for flags in one] == [1] * 4
     assert [(~sent).tolist() for sent in record.sent[:, 0]] == [flags.tolist() for flags in one]
     assert record.metrics["upload_bytes"] > record.metrics["download_bytes"] > 0
-
-
-def test_pfedlas_networks_come_nearer_to_what_was_trained(federation: Make) -> None:
-    """INV3: the sign. With new rows of the same old models the mix is nearer to what the client
-    made of it."""
-    watch = Watch()
-    fed = federation(
-        PFedLA(hyper_lr=1e-3), callbacks=[watch], precision="64-true", rounds=2, local_epochs=5
-    )
-    fed.round(1)
-    w, relation, memory = torch.stack(uploads(fed)), fed.run.relation, fed.run.server.memory
-    before = [
-        relation.rows(relation.network(memory, c), 4, c, range(4)).detach().double()
-        for c in range(4)
-    ]
-    fed.round(2)
-    layer_of = torch.zeros(w.shape[1], dtype=torch.int64)
-    for b in fed.run.groups[0].layout.blocks:
-        layer_of[b.start : b.stop] = b.layer
-    for c, trained in enumerate(uploads(fed)):
-        after = relation.rows(relation.network(memory, c), 4, c, range(4)).detach().double()
-        old, new = (torch.einsum("dj,jd->d", rows[layer_of], w) for rows in (before[c], after))
-        assert not torch.equal(before[c], after)
-        assert (new - trained).norm() < (old - trained).norm()
 
 
 def test_pfedlas_step_is_down_the_jacobian(federation: Make) -> None:
@@ -337,27 +227,3 @@ def test_a_row_of_zeros_is_ones_own(federation: Make) -> None:
         memory[name].fill_(-1.0)
     rows = relation.rows(relation.network(memory, 2), 4, 2, range(4))
     assert torch.equal(rows.detach(), torch.eye(4)[[2, 2]])
-
-
-def test_products_of_changes_and_models(federation: Make) -> None:
-    """By layer, with models of before in place of some."""
-    fed = federation(PFedLA(), net="norm", precision="64-true", rounds=2)
-    fed.round(1)
-    server = server_of(fed, [1, 3])
-    server.sent = fed.run.method.broadcast(server)
-    group = server.only
-    before = {1: torch.randn_like(group.initial)}
-    found = products(group, [1, 3], [0, 1, 2], before)
-    assert found.shape == (len(group.layout.layers), 2, 3)
-    w = uploads(fed)
-    for a, i in enumerate((1, 3)):
-        for b, j in enumerate((0, 1, 2)):
-            change, model = w[i] - server.sent[i].vector, before.get(j, w[j])
-            for layer in range(len(group.layout.layers)):
-                s = [
-                    slice(x.start, x.stop)
-                    for x in group.layout.blocks
-                    if x.layer == layer and x.kind == "parameter"
-                ]
-                expected = sum(float(change[p] @ model[p]) for p in s)
-                assert float(found[layer, a, b]) == pytest.approx(expected, abs=1e-8)

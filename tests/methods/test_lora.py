@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from watching import Make, Watch, global_model, models, run_all
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.common.adapters import AdapterError
-from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.fedproto import FedProto
@@ -80,22 +78,6 @@ def test_b_never_travels_and_everybody_receives_the_mean_of_a(federation: Make) 
     assert not any(torch.equal(own[0], b) for b in own[1:])
 
 
-def test_b_and_classifier_are_as_they_were_left(federation: Make) -> None:
-    """Receiving overwrites A alone."""
-    fed = federation(FedSALoRA(), **DOUBLE)
-    fed.round(1)
-    group, before = fed.run.groups[0], [m.clone() for m in models(fed)]
-    watch = Watch()
-    fed.worker.transforms.append(watch)
-    state = fed.run.states[2]
-    fed.run.config.optimizer.lr = 0.0
-    fed.round(2)
-    stays = np.array([".lora_A." not in b.name for b in group.layout.blocks])
-    for s in group.layout.segments(stays):
-        assert torch.equal(state.vectors["model"][s.start : s.stop], before[2][s.start : s.stop])
-    assert not torch.equal(a_and_b(fed, state.vectors["model"])[0], a_and_b(fed, before[2])[0])
-
-
 # ---------------------------------------------------------------- FFA-LoRA
 
 
@@ -115,13 +97,6 @@ def test_the_mean_of_products_is_the_product_of_means(federation: Make) -> None:
     exact = sum(p * (own @ first) for p, (_, own) in zip(shares(fed), uploaded, strict=True))
     assert torch.equal(a, first)
     torch.testing.assert_close(b @ a, exact, rtol=1e-12, atol=1e-14)
-
-
-def test_a_is_never_sent_and_the_global_model_is_whole(federation: Make) -> None:
-    fed = federation(FFALoRA(), **DOUBLE)
-    metrics = run_all(fed) and fed.round(3).metrics
-    assert metrics["upload_bytes"] == metrics["download_bytes"] == 4 * (16 * 2 + 16 * 10 + 10) * 8
-    assert "accuracy_global" in metrics and "adapter_error" not in metrics
 
 
 # ---------------------------------------------------------------- the error of averaging apart
@@ -150,11 +125,6 @@ def test_of_one_client_there_is_no_error_and_it_is_no_operation(federation: Make
     )
     sent = 2 * 64 + 16 * 2 + 16 * 10 + 10
     assert federation(FedAvg(), **LORA).round(1).metrics["flops_server"] < 20 * sent
-
-
-def test_own_mixes_and_runs_without_adapters_have_none(federation: Make) -> None:
-    assert "adapter_error" not in federation(FedAvg()).round(1).metrics
-    assert "adapter_error" not in federation(FedAMP(), **LORA).round(1).metrics
 
 
 # ---------------------------------------------------------------- what is refused

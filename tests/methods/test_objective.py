@@ -17,7 +17,7 @@ from fl_lightning.callbacks.relations import Attention
 from fl_lightning.callbacks.simplex import to_simplex
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Component
-from fl_lightning.core import Client, Gram, Payload
+from fl_lightning.core import Client, Payload
 from fl_lightning.engine.federation import Federation
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedavg import FedAvg
@@ -162,21 +162,6 @@ def test_only_a_learned_cube_has_an_objective(federation: Make) -> None:
 
 
 # ---------------------------------------------------------------- clients that have not been heard
-
-
-def test_inner_products_among_some() -> None:
-    torch.manual_seed(0)
-    W = torch.randn(5, 30, dtype=torch.float64) + 2
-
-    def gram(W: Tensor) -> Gram:
-        mean = W.mean(0)
-        D = W - mean
-        return Gram((D @ D.T)[None], (D @ mean)[None], mean.dot(mean)[None])
-
-    index = torch.tensor([0, 3, 4])
-    some, wanted = gram(W).among(index), gram(W[index])
-    for name in ("centred", "offset", "mean_square", "full", "distances"):
-        torch.testing.assert_close(getattr(some, name), getattr(wanted, name))
 
 
 def test_kapc_mixes_those_it_has_heard_and_oneself(federation: Make) -> None:

@@ -118,12 +118,6 @@ def test_running_statistics_are_averaged_whatever_the_servers_step(federation: M
     assert not control(fed)[buffers].any()
 
 
-def test_without_steps_nothing_changes(federation: Make) -> None:
-    fed = run_all(federation(SCAFFOLD(), local_epochs=0))
-    assert torch.equal(global_model(fed), fed.run.groups[0].initial)
-    assert not control(fed).any()
-
-
 def test_stacked_clients_come_to_the_same(federation: Make) -> None:
     """The executor that trains many at once takes the linear term."""
     changes: dict[str, Any] = {"precision": "64-true", "rounds": 3, "participation": 0.75}

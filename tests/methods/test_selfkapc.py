@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import chain, combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from reckoning import uploads
 from torch import Tensor
-from watching import Make, client_of, models, run_all, same, server_of
+from watching import Make, models, run_all, same, server_of
 
-from fl_lightning.callbacks.measured import RIDGE, MeasuredCube, measured_rows
+from fl_lightning.callbacks.measured import RIDGE, measured_rows
 from fl_lightning.callbacks.simplex import simplex_rows
-from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.core import Client, Payload
 from fl_lightning.data import prepare
-from fl_lightning.data.part import ResidentPart
 from fl_lightning.foundation.errors import BadClient
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.selfkapc import SelfKAPC
-from fl_lightning.results.folder import RunFolder
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -167,15 +162,6 @@ def test_much_noise_leaves_the_own_model() -> None:
 # ---------------------------------------------------------------- in a federation
 
 
-def test_a_subset_of_a_part_has_its_samples() -> None:
-    part = ResidentPart(torch.arange(10.0)[:, None], torch.arange(10), None)
-    some = part.subset(torch.tensor([7, 1, 4])).subset(torch.tensor([0, 2]))
-    assert [y.tolist() for _, y in some.batches(5)] == [[7, 4]]
-    assert some.whole is part and len(some) == 2
-    order = torch.Generator().manual_seed(1)
-    assert {int(y) for _, ys in some.batches(1, order) for y in ys} == {7, 4}
-
-
 def test_noise_is_a_quarter_of_the_squared_distance_of_halves(federation: Make) -> None:
     """Measured in the first round alone, by layer; the upload is the mean of both."""
     fed = federation(SelfKAPC(), precision="64-true", rounds=2)
@@ -252,17 +238,6 @@ def test_noise_follows_the_mixes_and_is_its_client_s_again(federation: Make) -> 
         [s.received["model"] for c, s in sorted(fed.run.states.items()) if c in (0, 2, 4)],
         before[::2],
     )
-
-
-def test_a_client_that_never_took_part_receives_the_mean_of_those_that_did(
-    federation: Make,
-) -> None:
-    fed = federation(SelfKAPC(), clients=5, rounds=3)
-    fed.round(1, [0, 1])
-    rows = fed.round(2, [1, 4]).relation.rows  # sources 0, 1, 4
-    n = np.array(fed.run.data.train_sizes, dtype=float)[:2]
-    np.testing.assert_allclose(rows[1, :, :2], np.tile(n / n.sum(), (rows.shape[1], 1)), atol=1e-6)
-    assert not rows[1, :, 2].any()
 
 
 def test_without_noise_every_client_trains_alone(federation: Make) -> None:
@@ -347,58 +322,6 @@ def test_steps_too_small_to_see_leave_the_own_model(
     assert "samples to measure" not in capsys.readouterr().err
 
 
-def test_a_cohort_of_two(federation: Make) -> None:
-    """They mix with each other, and later with those that took part before."""
-    fed = federation(SelfKAPC(), clients=5, rounds=4)
-    fed.round(1, [0, 1])
-    two = fed.round(2, [0, 1]).relation
-    assert two.sources == [0, 1] and float(two.rows[0, 0, 1]) > 0
-    fed.round(3, [2, 3])
-    last = fed.round(4, [0, 2]).relation
-    assert last.sources == [0, 1, 2, 3]
-    np.testing.assert_allclose(last.rows.sum(-1), 1, rtol=1e-5)
-    assert fed.run.server.memory["noise.rounds"].tolist() == [3, 2, 2, 1, 0]
-
-
-def test_layer_selection_on_top(fit: Callable[..., Path]) -> None:
-    """By the command: layers in which a client mostly keeps to itself do not travel to it; resumed
-    to the bit."""
-    flags = "--method selfkapc --data.partition iid --method.kappa 0.5 --callbacks checkpoint"
-    selection = (
-        "--callbacks layerselection --callbacks.layerselection.client false "
-        "--callbacks.layerselection.mu 0.5"
-    )
-    plain, run = RunFolder(fit("plain", flags)), RunFolder(fit("selected", flags, selection))
-    rows, layers = run.read_relation(2).rows, run.read_relation(2).layers
-    own = np.array([rows[c, :, c] for c in range(4)])
-    assert (own > 0.5).any() and (own < 0.5).any()
-    for folder, name in ((plain, "plain"), (run, "selected")):
-        assert all(f"noise_share_{layer}" in folder.read("metrics")[-1] for layer in layers), name
-    whole, less = (folder.read("metrics")[1]["download_bytes"] for folder in (plain, run))
-    assert 0 < less < whole
-    cut = fit("cut", flags, selection, "--federation.rounds 2")
-    assert main(["fit", "--name", "cut", "--resume", "--federation.rounds", "3"]) == 0
-    assert RunFolder(cut).read("final") == run.read("final")
-
-
 def test_one_client_alone(federation: Make) -> None:
     fed = run_all(federation(SelfKAPC(), clients=1, rounds=3))
     assert models(fed)[0].isfinite().all()
-
-
-def test_layers_with_fewer_numbers_than_clients_are_named_once(
-    federation: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The plain network's last layer has 16 x 10 + 10 numbers."""
-    run_all(federation(SelfKAPC(), clients=4, rounds=2))
-    assert "fewer numbers" not in capsys.readouterr().err
-    federation(SelfKAPC(), clients=171, data={"partition": "iid", "min_samples": 2}).prepare()
-    [line] = [line for line in capsys.readouterr().err.splitlines() if "fewer numbers" in line]
-    assert "selfkapc: out (170 numbers): fewer numbers than the 171 clients." in line
-
-
-def test_the_relation_is_the_server_s_and_learns_once_a_round(federation: Make) -> None:
-    fed = run_all(federation(SelfKAPC(), rounds=3))
-    assert isinstance(fed.run.relation, MeasuredCube)
-    assert fed.run.server.memory["noise.rounds"].tolist() == [3, 3, 3, 3]
-    assert client_of(fed, 0).rounds == 3

@@ -3,15 +3,13 @@ FedDyn."""
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from reckoning import WHOLE, batch_of, slope, uploads
 from torch import Tensor
-from watching import Make, Watch, client_of, global_model, run_all
+from watching import Make, Watch, client_of, global_model
 
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
@@ -113,23 +111,6 @@ def test_adam_and_yogi_by_hand(federation: Make, method: FedAdam | FedYogi) -> N
         torch.testing.assert_close(new, old + 0.2 * m / (v.sqrt() + 0.01), rtol=0, atol=1e-12)
 
 
-def test_the_pages_optimiser_is_15_lines_and_steps_by_the_sign(
-    federation: Make, tmp_path: Path
-) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "server-optimiser.md").read_text()
-    code = page.partition("```python\n# my_optimizer.py\n")[2].partition("```")[0]
-    assert 10 < len([line for line in code.splitlines() if line]) <= 15
-    (tmp_path / "my_optimizer.py").write_text(code)
-    method = runpy.run_path(str(tmp_path / "my_optimizer.py"))["FedSignum"](
-        server_lr=0.02, beta=0.6
-    )
-    means, models = mean_changes(federation, method)
-    momentum = torch.zeros_like(models[0])
-    for change, old, new in zip(means, models, models[1:], strict=False):
-        momentum = 0.6 * momentum + 0.4 * change
-        torch.testing.assert_close(new, old + 0.02 * momentum.sign(), rtol=0, atol=1e-12)
-
-
 def test_normalised_by_steps(federation: Make) -> None:
     """With momentum, so that what steps come to is not their number, and clients of unlike
     sizes."""
@@ -152,13 +133,6 @@ def test_momentum_that_is_kept_is_refused(federation: Make) -> None:
     with pytest.raises(BadInput, match=r"^optimizer\.keep_state: "):
         federation(FedNova(), optimizer={"momentum": 0.5, "keep_state": True}).prepare()
     federation(FedNova(), optimizer={"keep_state": True}).prepare()
-
-
-def test_with_equal_steps_it_is_fedavg(federation: Make) -> None:
-    settings: dict[str, Any] = {**EXACT, "batch_size": 10_000}
-    ours, theirs = federation(FedNova(), **settings), federation(FedAvg(), **settings)
-    run_all(ours), run_all(theirs)
-    torch.testing.assert_close(global_model(ours), global_model(theirs), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])

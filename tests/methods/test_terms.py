@@ -21,9 +21,7 @@ from watching import (
     payload_of,
     run_all,
     same,
-    server_of,
     train,
-    trained,
 )
 
 from fl_lightning.core import Client
@@ -34,7 +32,6 @@ from fl_lightning.methods.fedalign import (
     last_block,
     slimmed,
     stretch,
-    stretch_gap,
     transmitting,
 )
 from fl_lightning.methods.fedavg import FedAvg
@@ -45,7 +42,6 @@ from fl_lightning.methods.fedgen import (
     alike,
     ensemble_loss,
     learned,
-    uploaded_heads,
 )
 from fl_lightning.methods.moon import MOON, contrast
 from fl_lightning.models.mlp import MLP
@@ -143,16 +139,6 @@ def test_moons_loss_is_of_received_and_last_model(federation: Make) -> None:
     assert same([client["last"], received], kept)
 
 
-def test_moon_remembers_the_client_as_it_last_was(federation: Make) -> None:
-    fed = federation(MOON(), rounds=3)
-    fed.round(1, [0, 1])
-    after = client_of(fed, 0)["model"].clone()
-    fed.round(2, [1, 2])
-    fed.round(3, [0, 3])
-    assert torch.equal(client_of(fed, 0)["last"], after)
-    assert "last" not in client_of(fed, 0).state.received
-
-
 def test_moons_projection_stands_before_the_classifier(federation: Make) -> None:
     fed = run_all(federation(MOON(projection=5), rounds=2, net="norm"))
     client = client_of(fed, 0)
@@ -216,15 +202,6 @@ def test_a_block_is_slimmed_by_its_first_channels() -> None:
     assert [kept(n, 0.25) for n in (1, 4, 5, 512)] == [1, 1, 2, 128]
 
 
-def test_at_full_width_there_is_no_gap() -> None:
-    """INV2, and no NaN in what the method makes of it."""
-    torch.manual_seed(0)
-    block, x = nn.Linear(6, 4), torch.randn(5, 6)
-    gap = stretch_gap(block, x, block(x).detach(), 1.0)
-    assert gap.item() == 0 and not torch.autograd.grad(gap, block.weight)[0].any()
-    assert stretch_gap(block, x, block(x).detach(), 0.5).item() > 0
-
-
 def test_the_last_block() -> None:
     assert last_block(MLP((64,), 10, [8, 8]), "classifier") == "hidden.1"
     assert last_block(ResNet18(10, (3, 32, 32)), "fc") == "layer4"
@@ -259,11 +236,6 @@ def test_fedaligns_term_weighs_as_the_task_loss(federation: Make, net: str, widt
     assert (
         phase.objective.loss.flops > 0 and not module.model.get_submodule(BLOCK[net])._forward_hooks
     )
-
-
-def test_fedalign_trains(federation: Make) -> None:
-    one, other = (trained(federation, m, rounds=2, net="norm") for m in (FedAlign(), FedAvg()))
-    assert not same(one, other) and all(w.isfinite().all() for w in one)
 
 
 @pytest.mark.parametrize(
@@ -304,29 +276,6 @@ def test_fedgens_first_round_is_fedavgs(federation: Make, net: str) -> None:
     assert not torch.equal(global_model(one), global_model(other))
 
 
-def test_fedgens_bytes(federation: Make) -> None:
-    fed = federation(FedGen(**SMALL), rounds=2)
-    records = [fed.round(t) for t in (1, 2)]
-    size = 8 * (4 + 10) + 8 + 16 * 8 + 16
-    assert len(fed.run.server.memory["generator"]) == size
-    down, up = ([r.traffic[:, way, -1].tolist() for r in records] for way in (0, 1))
-    assert down == [[[0, 0, 0, 0]] * 4, [[0, 0, 4 * 10, 4 * size]] * 4]
-    assert up == [[[0, 0, 4 * 10, 0]] * 4] * 2
-    assert fed.run.server.memory["labels"].tolist() == fed.run.data.class_counts.sum(0).tolist()
-
-
-def test_the_generator_is_two_layers() -> None:
-    G = Generator(3, 5, 2, 4)
-    theta = G.at_first(torch.Generator().manual_seed(0))["generator"]
-    W, b, V, c = theta.split([4 * 5, 4, 5 * 4, 5])
-    y, eps = torch.tensor([0, 2]), torch.randn(2, 2)
-    x = torch.cat([eps, one_hot(y, 3)], 1)
-    torch.testing.assert_close(
-        G(theta, y, eps), (x @ W.view(4, 5).T + b).relu() @ V.view(5, 4).T + c
-    )
-    assert float(W.abs().max()) <= 5**-0.5 and float(V.abs().max()) <= 0.5
-
-
 def test_labels_that_nobody_has_are_never_drawn() -> None:
     """INV4."""
     G = Generator(4, 5, 2, 4)
@@ -362,44 +311,6 @@ def test_what_teaches_the_generator() -> None:
     )
     torch.testing.assert_close(alike(made), torch.exp(-torch.as_tensor(far)))
     assert float(alike(Drawn(z[:1].expand(6, -1), y, z))) == 1
-
-
-def test_the_generator_learns_and_goes_on_where_it_stopped() -> None:
-    """It makes what the classifiers take for its classes; 15 steps and 15 more are 30."""
-    G, draws = Generator(3, 5, 2, 8), torch.Generator().manual_seed(0)
-    heads = torch.randn(2, 3, 5, generator=draws), torch.randn(2, 3, generator=draws)
-    told, first = torch.tensor([[4, 0, 2], [1, 3, 2]]), G.at_first(draws)
-    before = [t.clone() for t in (*first.values(), *heads)]
-
-    def go(
-        memory: Any, steps: int, seed: torch.Generator, weighted: bool = False
-    ) -> dict[str, Tensor]:
-        method = FedGen(
-            teacher="weighted" if weighted else "mean",
-            eta=0.1,
-            generator_lr=0.05,
-            generator_steps=steps,
-            generator_batch=16,
-        )
-        return method.taught(G, memory, heads, told, seed)
-
-    one = go(first, 30, torch.Generator().manual_seed(1))
-    seed = torch.Generator().manual_seed(1)
-    two = go(go(first, 15, seed), 15, seed)
-    assert all(torch.equal(one[name], two[name]) for name in one) and one["labels"].tolist() == [
-        5,
-        3,
-        4,
-    ]
-    assert same([*first.values(), *heads], before)
-    made = [
-        G.draw(m["generator"], one["labels"], 200, torch.Generator().manual_seed(2))
-        for m in (first, one)
-    ]
-    losses = [float(ensemble_loss(m, heads, None)) for m in made]
-    assert losses[1] < 0.5 * losses[0]
-    weighted = go(first, 30, torch.Generator().manual_seed(1), weighted=True)
-    assert not torch.equal(weighted["generator"], one["generator"])
 
 
 def test_the_codes_generator_normalises_draws_evenly_and_decays() -> None:
@@ -449,27 +360,6 @@ def test_the_codes_generator_normalises_draws_evenly_and_decays() -> None:
     assert float(made.eps.min()) >= 0 and 0.99 < float(made.eps.max()) < 1
     assert torch.bincount(made.y, minlength=3).tolist()[1] == 0
     assert float((made.y == 0).float().mean()) == pytest.approx(0.5, abs=0.12)
-
-
-def test_the_codes_generator_travels_with_its_statistics(federation: Make) -> None:
-    fed = federation(FedGen(generator="code", **SMALL), rounds=2)
-    fed.round(1)
-    size = 8 * (4 + 10) + 8 + 16 * 8 + 16 + 4 * 8
-    assert len(fed.run.server.memory["generator"]) == size
-    assert fed.round(2).traffic[:, 0, -1].tolist() == [[0, 0, 4 * 10, 4 * size]] * 4
-    assert (
-        fed.run.server.memory["generator"][-8:].min() > 0
-        and torch.isfinite(global_model(fed)).all()
-    )
-
-
-def test_the_teachers_are_the_uploaded_classifiers(federation: Make) -> None:
-    fed = federation(FedGen(**SMALL), evaluation={"judge": "after"})  # so that clients stay
-    fed.round(1, [0, 2])
-    weights, biases = uploaded_heads(server_of(fed).only, [0, 2])
-    for k, c in enumerate((0, 2)):
-        net: Any = client_of(fed, c).bind().model
-        assert torch.equal(weights[k], net.out.weight) and torch.equal(biases[k], net.out.bias)
 
 
 def test_what_the_generator_tells_a_client(federation: Make) -> None:

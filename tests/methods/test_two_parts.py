@@ -11,16 +11,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from reckoning import WHOLE, batch_of, slope, uploads
+from reckoning import WHOLE, batch_of, slope
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from watching import (
     Make,
-    Watch,
     client_of,
     global_model,
-    models,
     payload_of,
     run_all,
     train,
@@ -71,22 +69,6 @@ def test_fedrep_trains_the_classifier_first(federation: Make) -> None:
     w = torch.where(head, w, w - 0.05 * slope(client, w, batch))
     run_all(fed)
     torch.testing.assert_close(client["model"], w, rtol=0, atol=1e-12)
-
-
-def test_fedrep_sends_no_classifier(federation: Make) -> None:
-    watch = Watch()
-    fed = federation(FedRep(), callbacks=[watch])
-    record = run_all(fed).round(3)
-    layout = fed.run.groups[0].layout
-    assert all((sent == layout.mask(lambda b: not b.head)).all() for _, _, sent in watch.downloads)
-    body = 4 * int(layout.numbers[layout.mask(lambda b: not b.head)].sum())
-    assert record.metrics["upload_bytes"] == record.metrics["download_bytes"] == 4 * body
-    heads = [part(client_of(fed, c), w, head=True) for c, w in enumerate(models(fed))]
-    assert len({tuple(h.tolist()) for h in heads}) == 4
-    assert all(
-        torch.equal(part(client_of(fed, c), v, head=True), h)
-        for (c, v), h in zip(watch.models[-4:], heads, strict=True)
-    )
 
 
 # ---------------------------------------------------------------- FedRoD
@@ -146,34 +128,6 @@ def test_fedrod_takes_a_network_with_more_outputs_than_classes(federation: Make)
     assert phase.objective.loss(wide, batch).item() == pytest.approx(narrow.item(), rel=1e-6)
 
 
-class Shaken(FedRoD):
-    """FedRoD whose personal classifiers begin somewhere else."""
-
-    def build(self, model: nn.Module, num_classes: int) -> nn.Module:
-        """With a personal classifier of ones."""
-        net: Any = super().build(model, num_classes)
-        for p in net.personal.parameters():
-            nn.init.ones_(p)
-        return net
-
-
-def shared(fed: Any) -> Tensor:
-    """The global model without the personal classifier."""
-    keep = client_of(fed, 0).columns(lambda b: not b.name.startswith("personal."))
-    return global_model(fed)[keep]
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
-def test_fedrods_global_model_is_independent_of_personal_classifiers(
-    federation: Make, net: str
-) -> None:
-    """INV1: bit for bit."""
-    changes: dict[str, Any] = {"net": net, "rounds": 3, "optimizer": {"momentum": 0.9}}
-    one, other = run_all(federation(FedRoD(), **changes)), run_all(federation(Shaken(), **changes))
-    assert torch.equal(shared(one), shared(other))
-    assert not torch.equal(models(one)[0], models(other)[0])
-
-
 @pytest.mark.parametrize("net", ["plain", "norm"])
 def test_fedrod_on_equally_many_of_each_class_is_fedavg(federation: Make, net: str) -> None:
     """INV2: the prior is the same for all classes, 0: bit for bit."""
@@ -186,23 +140,6 @@ def test_fedrod_on_equally_many_of_each_class_is_fedavg(federation: Make, net: s
         torch.equal(names[f"model.{b.name}"], global_model(other)[b.start : b.stop])
         for b in layout.blocks
     )
-
-
-def test_fedrods_two_scores(federation: Make) -> None:
-    """INV3: with h = 0 the two models are one; in the end `global` is g alone, and `after` both."""
-    fed = federation(FedRoD(), rounds=3)
-    client = client_of(fed, 1)
-    x, _ = batch_of(client)
-    client.bind()
-    assert torch.equal(FedRoD().outputs(client, x, "global"), FedRoD().outputs(client, x, "after"))
-    record = [fed.round(t) for t in (1, 2, 3)][-1]
-    assert record.metrics["accuracy_after"] > record.metrics["accuracy_global"] + 0.1
-    client.bind()
-    z, g = _scores(client, client["model"], x)
-    personal = client.module.model.personal
-    torch.testing.assert_close(FedRoD().outputs(client, x, "global"), g)
-    torch.testing.assert_close(FedRoD().outputs(client, x, "after"), g + personal(z))
-    assert personal.weight.abs().max() > 0.01
 
 
 def test_fedrod_takes_a_label_that_it_does_not_know_of(federation: Make) -> None:
@@ -298,40 +235,3 @@ def test_fedala_may_look_at_the_last_batch_alone(
         client.fits.append(_fit(float(first + last) + found % 2))
         found += 1
     assert found == passes
-
-
-def test_fedala_mixes_as_many_layers_as_it_is_told(federation: Make) -> None:
-    for layers, names in ((1, {"out"}), (2, {"body.1", "out"})):
-        client = client_of(federation(FedALA(layers=layers)), 0)
-        client["blend"].zero_()
-        received = client["model"] + 1
-        client.payload = payload_of(client, received)
-        assert list(FedALA(layers=layers).receive(client, client.payload)) == []
-        own = {
-            b.name.rpartition(".")[0]
-            for b in client.layout.blocks
-            if client["model"][b.start] != received[b.start]
-        }
-        assert own == names
-
-
-def test_fedala_is_scored_as_it_begins(federation: Make) -> None:
-    """The final models are the mixes of the last round, before training."""
-    fed = federation(FedALA(), rounds=3)
-    record = [fed.round(t) for t in (1, 2, 3)][-1]
-    summary = fed.evaluator.everyone()
-    assert (
-        summary["final_mean_accuracy"]
-        == record.metrics["mean_accuracy"]
-        == record.metrics["accuracy_before"]
-    )
-    assert record.metrics["accuracy_before"] != record.metrics["accuracy_after"]
-
-
-def test_uploads_are_those_of_the_models(federation: Make) -> None:
-    """Blended weights are the client's own affair."""
-    fed = run_all(federation(FedALA(), rounds=2))
-    blends = uploads(fed, "blend")
-    assert len({tuple(b.tolist()) for b in blends}) == 4
-    assert all(float(b.min()) >= 0 and float(b.max()) == 1 for b in blends)
-    assert "blend" not in fed.run.states[0].received
