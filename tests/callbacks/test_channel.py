@@ -82,12 +82,6 @@ def test_computing_may_be_left_out_and_may_be_unknown() -> None:
     assert not made.metrics  # the round may be longer
 
 
-def test_the_defaults_are_the_journals_fedavg() -> None:
-    made = record({0: (42.654 * MIB, 42.654 * MIB)}, flops_forward=424.13e9)
-    FixedRate().on_round_end(run(), made)
-    assert [made.metrics[part] for part in PARTS] == pytest.approx([7.16, 5.81, 19.28], abs=0.005)
-
-
 # ---------------------------------------------------------------- the radio cell
 
 
@@ -131,19 +125,6 @@ def test_bands_are_shared_among_those_who_use_them() -> None:
     np.testing.assert_allclose(
         bits, rate(np.array([0.25, 0.75]) * 28.6e6, np.array([received]), noise)
     )
-
-
-def test_neither_order_nor_company_moves_a_client() -> None:
-    cell = Wireless(fading=True)
-    one, other = ([cell.gains(7, 3, c).tolist() for c in order] for order in ([4, 1, 9], [9, 4, 1]))
-    assert one == [other[1], other[2], other[0]]
-    assert cell.gains(7, 3, 4).tolist() != cell.gains(7, 4, 4).tolist()
-    assert Wireless().gains(7, 3, 4).tolist() == Wireless().gains(7, 4, 4).tolist()
-    there, back = (
-        seconds(cell, dict(pairs))
-        for pairs in (((0, (1e6, 2e6)), (1, (3e6, 1e6))), ((1, (3e6, 1e6)), (0, (1e6, 2e6))))
-    )
-    assert there == back
 
 
 def test_fading_is_one_on_average() -> None:
@@ -194,47 +175,6 @@ def test_table_4_by_hand() -> None:
         np.testing.assert_allclose(got[k], want)
     alone = cell.rates(run(5), 3, [2], sizes[:1])
     assert alone[0, 1] == got[0, 1] and alone[0, 0] == pytest.approx(2 * got[0, 0])
-
-
-def test_table_4_is_drawn_as_printed_and_for_each_client_once() -> None:
-    table = Table4()
-    made = np.array([table.client(0, c) for c in range(3000)])
-    made[:, 1] = 10 * np.log10(1e3 * made[:, 1])
-    low, high = np.array([10e6, 23, 100]), np.array([30e6, 30, 500])
-    assert (made >= low).all() and (made <= high).all()
-    np.testing.assert_allclose(made.mean(0), (low + high) / 2, rtol=0.02)
-    np.testing.assert_allclose(made.std(0), (high - low) / math.sqrt(12), rtol=0.03)
-    assert abs(np.corrcoef(made.T) - np.eye(3)).max() < 0.06
-    decibels = 10 * np.log10([table.interference(0, t, 5) for t in range(4000)])
-    np.testing.assert_allclose(decibels.mean(0), [1, 1], atol=0.15)
-    np.testing.assert_allclose(decibels.var(0), [9, 4], rtol=0.07)  # down, up
-
-
-def test_table_4_read_literally_is_far_from_table_5() -> None:
-    """Seconds for ResNet-18's 42.654 MiB (docs/decisions/0011): the journal prints 19.28 up and
-    7.16 down."""
-    means = []
-    for seed in range(400):
-        made = record(dict.fromkeys(range(10), (42.654 * MIB, 42.654 * MIB)))
-        Wireless(channel="table4").on_round_end(run(seed), made)
-        ways = [[row[part] for row in made.clients] for part in (PARTS[2], PARTS[0])]
-        means.append([f(way) for way in ways for f in (np.mean, max)])
-    mean_up, slowest_up, mean_down, slowest_down = np.mean(means, axis=0)
-    assert mean_up == pytest.approx(540, rel=0.1)
-    assert slowest_up == pytest.approx(2160, rel=0.15)
-    assert mean_down == pytest.approx(2500, rel=0.15)
-    assert slowest_down == pytest.approx(10200, rel=0.15)
-
-
-def test_table_4_is_the_same_on_any_order_and_takes_no_other_cell() -> None:
-    cell, sizes = Wireless(channel="table4", fading=True), np.ones((3, 2))
-    one, other = (cell.rates(run(), 2, order, sizes) for order in ([4, 1, 9], [9, 4, 1]))
-    np.testing.assert_array_equal(one, other[[1, 2, 0]])
-    assert (one[:, 1] != Wireless(channel="table4").rates(run(), 2, [4, 1, 9], sizes)[:, 1]).all()
-    with pytest.raises(BadInput, match=r"wireless\.client_dbm: 20\.0 .*table4 has its own"):
-        Wireless(channel="table4", client_dbm=20.0)
-    with pytest.raises(BadInput, match=r"wireless\.channel: .table5. .*one of fitted, table4"):
-        Wireless(channel="table5")  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- in a run

@@ -168,12 +168,6 @@ def test_the_last_few_and_the_best_are_kept(
     assert {p.relative_to(folder).as_posix() for p in folder.rglob("*.safetensors")} == named
 
 
-def test_only_what_changed_is_written(make_run: Make, tmp_path: Path) -> None:
-    after = saved(make_run(net="norm"), Checkpoint(keep=9), [0.1, 0.2, 0.3], half=True)
-    written = len(list((tmp_path / "checkpoints/rows").iterdir()))
-    assert written == sum(state.rounds for state in after.states.values()) == 3 * 2
-
-
 def test_rounds_that_take_no_time_are_saved_every_ten_seconds(
     make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,29 +186,6 @@ def test_rounds_that_take_no_time_are_saved_every_ten_seconds(
     for wrong in (-1.0, float("nan"), float("inf")):
         with pytest.raises(BadInput, match=r"callbacks\.checkpoint\.seconds"):
             Checkpoint(seconds=wrong)
-
-
-def test_the_first_checkpoint_comes_as_late_as_any_other(
-    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a run that has begun at 0 with rounds of 3 s, each better than the last; a short one saves
-    once."""
-    run, now = make_run(net="norm", rounds=9), [0.0]
-    monkeypatch.setattr("fl_lightning.callbacks.checkpoint.time.monotonic", lambda: now[0])
-    saver = Checkpoint(keep=99, best=False)
-    saver.on_fit_start(run)
-    for t in range(1, 10):
-        now[0] = 3.0 * t
-        record = a_round(run, t)
-        record.metrics["mean_accuracy"] = t / 10
-        saver.on_round_end(run, record)
-    assert rounds(tmp_path) == [4, 8, 9]
-    saver = Checkpoint()
-    saver.on_fit_start(run)
-    now[0] += 1.9
-    assert not saver._due(run, 1, 0.5)  # the best so far, but to save it is not known to be cheap
-    now[0] += 0.2
-    assert saver._due(run, 1, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -83,15 +83,6 @@ def test_one_step_from_the_identity() -> None:
     torch.testing.assert_close(R, expected.expand(3, n, n), rtol=0, atol=1e-12)
 
 
-def test_equal_models_leave_only_the_prior() -> None:
-    """The lambda part of the gradient vanishes for equal models and rows of sum 1 (INV3)."""
-    W = models(drift=0.0)
-    R = to_simplex(torch.randn(3, 6, 6, dtype=torch.float64))
-    prior = torch.full((6,), 1 / 6, dtype=torch.float64)
-    got = gradient(R, gram_of(W), prior, 5.0, 0.3, torch.arange(6))
-    torch.testing.assert_close(got, 0.3 * (R - prior), rtol=0, atol=1e-9)
-
-
 def test_projection_is_the_nearest_point() -> None:
     g = torch.Generator().manual_seed(3)
     points = torch.randn(50, 4, dtype=torch.float64, generator=g)
@@ -143,37 +134,6 @@ def test_exact_rows_are_a_generic_solvers(rho: float, seed: int) -> None:
         )
         assert objective(R[i].numpy()) <= found.fun + 1e-9
         np.testing.assert_allclose(R[i].numpy(), found.x, atol=2e-4)
-
-
-def test_exact_rows_satisfy_the_optimality_conditions_at_size() -> None:
-    """KKT of 60 rows in 60 unknowns, many of them at zero."""
-    W = models(L=2, n=60, d=30, drift=1.0)
-    C, rho = gram_of(W).centred, 0.05
-    prior = torch.full((60,), 1 / 60, dtype=torch.float64)
-    R = exact(C, prior, torch.full((2,), rho, dtype=torch.float64), torch.arange(60))
-    eye = torch.eye(60, dtype=torch.float64)
-    # gradient / 2; C symmetric, so row i subtracts C_i
-    slope = R @ (C + rho * eye) - (C + rho * prior)
-    level = torch.where(R > 1e-9, slope, torch.inf).min(-1, keepdim=True).values
-    assert ((R < 1e-9).sum() > 100).item()
-    assert torch.where(R > 1e-9, (slope - level).abs(), 0.0).max() < 1e-8
-    assert (slope - level).min() > -1e-8
-
-
-def test_ends_of_rho() -> None:
-    W = models()
-    C, places = gram_of(W).centred, torch.arange(6)
-    prior = torch.tensor([0.5, 0.1, 0.1, 0.1, 0.1, 0.1], dtype=torch.float64)
-    zero, endless = (
-        torch.zeros(3, dtype=torch.float64),
-        torch.full((3,), torch.inf, dtype=torch.float64),
-    )
-    assert torch.equal(
-        exact(C, prior, zero, places), torch.eye(6, dtype=torch.float64).expand(3, 6, 6)
-    )
-    assert torch.equal(exact(C, prior, endless, places), prior.expand(3, 6, 6))
-    strong = exact(C, prior, torch.full((3,), 1e9, dtype=torch.float64), places)
-    torch.testing.assert_close(strong, prior.expand(3, 6, 6), rtol=0, atol=1e-6)
 
 
 def test_a_partial_cohort_keeps_the_mass_it_had() -> None:
@@ -233,17 +193,6 @@ def test_without_a_projection_the_paper_step_explodes_and_says_so() -> None:
             cube(projection="none").weights(inputs(W, R, everyone, everyone))
 
 
-def test_the_pull_alone_leaves_the_prior() -> None:
-    """lam = 0 makes rho infinite: every row is the prior."""
-    W = models()
-    R = torch.full((6, 3, 6), 1 / 6, dtype=torch.float64)
-    rows = cube(lam=0.0, solver="exact", prior="samples").weights(
-        inputs(W, R, list(range(6)), list(range(6)))
-    )
-    samples = torch.arange(1, 7, dtype=torch.float64)
-    assert torch.equal(rows, (samples / 21).expand(3, 6, 6))
-
-
 def test_random_rows_are_drawn_evenly_from_the_simplex_by_the_seed_alone(make_run: Any) -> None:
     cubes = [
         make_run(KAPC(init="random"), clients=6, seed=s).server.memory["relation"]
@@ -267,18 +216,3 @@ def test_random_rows_are_drawn_evenly_from_the_simplex_by_the_seed_alone(make_ru
     assert (make_run(KAPC()).server.memory["relation"] == 0.25).all()
     with pytest.raises(BadInput, match=r"method\.init.*one of uniform, random"):
         KAPC(init="identity")  # type: ignore[arg-type]
-
-
-def test_rank_0_says_once_what_rho_is_and_only_when_a_round_begins(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Not before: a run that is refused says nothing but why."""
-    R, everyone = torch.full((6, 3, 6), 1 / 6, dtype=torch.float64), list(range(6))
-    for is_main in (True, False):
-        one = cube(lam=0.5, beta=0.2, solver="exact", rho_units="spread")
-        one.on_fit_start(SimpleNamespace(is_main=is_main))  # type: ignore[arg-type]
-        assert capsys.readouterr().err == ""
-        for _ in range(2):
-            one.weights(inputs(models(), R, everyone, everyone))
-        said = "relation: solver exact, rho = beta / (2 lam) = 0.2 of each layer's spread\n"
-        assert capsys.readouterr().err == (said if is_main else "")

@@ -10,7 +10,6 @@ from PIL import Image
 
 from fl_lightning.callbacks.attack import Attack
 from fl_lightning.callbacks.heatmaps import Heatmaps
-from fl_lightning.cli import main
 from fl_lightning.drawing.heatmap import save_png
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import ACCURACY
@@ -68,19 +67,6 @@ def test_pictures_of_three_clients_and_of_all(tmp_path) -> None:
         np.testing.assert_array_equal(png, np.asarray(made.images[f"relation/{name}"]))
 
 
-def test_a_client_picture_shows_that_clients_rows(tmp_path) -> None:
-    made = record(1, [0, 1, 2, 3, 4])
-    made.relation.rows[1:] = np.eye(5)[1:, None, :]
-    Heatmaps().on_round_end(run_of(tmp_path), made)
-    one, two = made.images["relation/client-001"], made.images["relation/client-002"]
-    yellow = np.array([0xFD, 0xE7, 0x24])
-    columns = [
-        np.flatnonzero((np.asarray(image) == yellow).all(axis=-1).sum(axis=0) > 60)
-        for image in (one, two)
-    ]
-    assert abs(columns[1][0] - columns[0][-1]) <= 2  # the bright column is the next one
-
-
 @pytest.mark.parametrize(
     ("chosen", "receivers", "drawn"),
     [
@@ -126,32 +112,6 @@ def test_loggers_get_the_relation_of_every_round_and_the_folder_keeps_few_files(
         20,
     ]
     assert len(list((tmp_path / "figures").iterdir())) == 6 * 3
-
-
-@pytest.mark.slow
-def test_a_run_with_both_viewers_has_a_picture_of_every_round(tmp_path, monkeypatch) -> None:
-    """Read back: TensorBoard's events, and the files of W&B's offline run."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    flags = (
-        "fit --config kapc_exact_digits --data.fraction 0.4 --federation.clients 4 "
-        "--federation.rounds 8 --name a"
-    )
-    assert (
-        main([*flags.split(), "--loggers", "tensorboard,wandb", "--fabric.accelerator", "cpu"]) == 0
-    )
-    events = EventAccumulator("runs/a/tensorboard", size_guidance={"images": 0})
-    events.Reload()
-    assert [event.step for event in events.Images("relation/overview")] == [*range(1, 9)]
-    assert len(events.Images("relation/client-000")) == 6
-    sent = list(
-        tmp_path.glob("runs/a/wandb/offline-run-*/files/media/images/relation/overview_*.png")
-    )
-    assert len(sent) == 8
-    names = {file.name for file in (tmp_path / "runs/a/figures").iterdir()}
-    assert len(names) == 6 * 4 + 2 and {"split.png", "accuracy-by-round.png"} <= names
 
 
 def test_a_finished_run_has_its_scores_by_round_as_a_picture(tmp_path) -> None:
@@ -221,14 +181,6 @@ def test_a_disk_that_takes_no_picture_is_named_once_and_viewers_get_them(tmp_pat
         assert made.images.keys() >= {"relation/overview", "relation/client-000"}
     (line,) = capsys.readouterr().err.splitlines()
     assert "callbacks.heatmaps: figures/split.png cannot be written" in line
-
-
-def test_only_rank_0_draws_and_nothing_is_nothing(tmp_path) -> None:
-    other, empty = record(1, [0, 1]), record(1, [0, 1], layers=0)
-    Heatmaps().on_round_end(run_of(tmp_path, is_main=False), other)
-    Heatmaps().on_round_end(run_of(tmp_path), empty)
-    assert not other.images
-    assert not empty.images
 
 
 def test_bad_arguments_are_named(tmp_path) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_lightning.callbacks import connection, exhibits, loggers
+from fl_lightning.callbacks import connection, exhibits
 from fl_lightning.callbacks.heatmaps import Heatmaps
 from fl_lightning.callbacks.loggers import TensorBoard, WandB
 from fl_lightning.configuration.config import (
@@ -144,19 +143,6 @@ def test_tensorboard_begun_again_before_a_first_checkpoint_has_no_doubles(tmp_pa
     assert [e.step for e in read_events(tmp_path).Scalars("accuracy/own_judge_mean")] == [1, 2]
 
 
-def test_tensorboard_holds_the_settings_as_text_and_as_hyperparameters(tmp_path) -> None:
-    log(TensorBoard(), run_of(tmp_path), [1])
-    events = read_events(tmp_path)
-    (text,) = (
-        event.tensor_proto.string_val[0].decode() for event in events.Tensors("config/text_summary")
-    )
-    assert "| method.lam | 0.5 |" in text
-    assert "hush" not in text
-    held = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
-    assert b"method.name" in held
-    assert b"kapc" in held
-
-
 # ---------------------------------------------------------------- W&B
 
 
@@ -221,37 +207,6 @@ def offline_runs(folder: Path) -> list[Path]:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("wandb_alone")
-def test_offline_holds_one_row_a_round_with_its_picture(tmp_path, capfd, monkeypatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    summary = log(WandB(tags=["test"]), run_of(tmp_path / "run"), [1, 2])
-    (offline,) = offline_runs(tmp_path / "run")
-    rows = history(offline)
-    assert [
-        (row["round"], row["accuracy/own_judge_mean"], row["communication/upload_bytes"])
-        for row in rows
-    ] == [
-        ("1", "0.25", "10"),
-        ("2", "0.5", "20"),
-    ]
-    assert all("relation/overview/path" in row for row in rows)
-    assert len(list((offline / "files/media/images/relation").glob("overview_*.png"))) == 2
-    # a picture's step in W&B's browser is its row's
-    assert [row["_step"] for row in rows] == ["1", "2"]
-    assert summary["wandb"] == f"wandb sync {offline}"
-    said = capfd.readouterr()
-    assert said.out == ""
-    (line,) = said.err.splitlines()
-    assert "does not answer" in line
-    assert f"wandb sync {offline}" in line
-    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    assert not [
-        path for path in files if KEY.encode() in path.read_bytes() or b"hush" in path.read_bytes()
-    ]
-    assert (tmp_path / "run" / "wandb_id.txt").read_text().strip() in offline.name
-
-
 @pytest.mark.usefixtures("wandb_alone")
 def test_an_offline_run_says_what_it_is_and_keeps_its_tables(tmp_path) -> None:
     folder = RunFolder(tmp_path / "run")
@@ -295,54 +250,6 @@ def test_an_offline_run_says_what_it_is_and_keeps_its_tables(tmp_path) -> None:
         key: value for part in sent(offline, "summary") for key, value in items(part.update).items()
     }
     assert json.loads(summary["data/heterogeneity"]) == pytest.approx(0.25)
-
-
-@pytest.mark.usefixtures("wandb_alone")
-def test_columns_are_summed_up_by_their_best_and_last_value_over_rounds(tmp_path) -> None:
-    log(WandB(mode="offline"), run_of(tmp_path / "run"), [1])
-    (offline,) = offline_runs(tmp_path / "run")
-    metrics = {m.name or m.glob_name: m for m in sent(offline, "metric")}
-    mean, volume = metrics["accuracy/own_judge_mean"], metrics["communication/upload_bytes"]
-    assert (mean.step_metric, mean.summary.max, mean.summary.last) == ("round", True, True)
-    assert (volume.step_metric, volume.summary.max, volume.summary.last) == ("round", False, True)
-
-
-@pytest.mark.usefixtures("wandb_alone")
-def test_a_long_run_with_many_pictures_stays_below_a_thousand_files(
-    tmp_path, monkeypatch, capsys
-) -> None:
-    sizes: list[int] = []
-    run, logger, made = run_of(tmp_path / "run", rounds=1000), WandB(mode="offline"), record(1)
-    made.images = {f"relation/client-{c:03d}": PICTURE for c in range(4)} | {
-        "relation/overview": PICTURE
-    }
-    monkeypatch.setattr(loggers.WandB, "_open", lambda *_: Counting(sizes))
-    logger.on_fit_start(run)
-    for t in range(1, 1001):
-        made.round = t
-        logger.on_round_end(run, made)
-    assert sum(sizes) < 990
-    assert sizes[0] > 4
-    assert sizes[-1] > 5  # the last round has its pictures and its table
-    assert [line for line in capsys.readouterr().err.splitlines() if "700 of 1000 rounds" in line]
-
-
-class Counting:
-    """Stands in for an open run; counts the files that each row would make."""
-
-    offline, dir, resumed, summary = True, "wandb/x/files", False, SimpleNamespace()
-
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
-
-    def log(self, row, step, commit) -> None:
-        import wandb
-
-        self.sizes.append(
-            sum(isinstance(value, wandb.Image | wandb.Table) for value in row.values())
-        )
-
-    def define_metric(self, *args, **kwargs) -> None: ...
 
 
 @pytest.mark.usefixtures("wandb_alone")
@@ -522,31 +429,6 @@ def test_a_key_in_netrc_counts(tmp_path, monkeypatch) -> None:
     (tmp_path / "netrc").write_text(f"machine here.example\n  login user\n  password {KEY}\n")
     (tmp_path / "netrc").chmod(0o600)
     assert connection.possible_mode() == ("online", "")
-
-
-@pytest.mark.parametrize("mode", ["auto", "online", "offline"])
-def test_other_ranks_and_disabled_do_nothing(mode, tmp_path) -> None:
-    log(WandB(mode=mode), run_of(tmp_path, is_main=False), [1])
-    assert "wandb" not in log(WandB(mode="disabled"), run_of(tmp_path), [1])
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_listening_socket_answers_and_a_closed_one_does_not() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert connection.answers("127.0.0.1", port)
-    assert not connection.answers("127.0.0.1", port)
-
-
-def test_the_address_is_the_proxys_where_there_is_one(monkeypatch) -> None:
-    for name in ("https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    assert connection.address("https://api.wandb.ai") == ("api.wandb.ai", 443)
-    assert connection.address("http://localhost:8080") == ("localhost", 8080)
-    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
-    assert connection.address("https://api.wandb.ai") == ("proxy.example", 3128)
-    monkeypatch.setenv("no_proxy", "api.wandb.ai")
-    assert connection.address("https://api.wandb.ai") == ("api.wandb.ai", 443)
 
 
 # ---------------------------------------------------------------- variables of other runs

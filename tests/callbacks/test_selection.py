@@ -52,13 +52,6 @@ def test_the_bounds_sums_in_closed_form() -> None:
     assert holds(2, B, tau, 100 * B, tau, sizes, 7) is False
 
 
-def test_layers_without_a_regulariser_say_nothing() -> None:
-    sizes = LayerSizes(np.array([4.0, 4.0]), np.array([2.0, 2.0]))
-    assert _log_m(2, np.ones(2), np.zeros(2), sizes) == -math.inf
-    # sqrt(4) / 2
-    assert math.exp(_log_m(2, np.ones(2), np.array([1.0, 0.0]), sizes)) == pytest.approx(1.0)
-
-
 def test_resnet18_keeps_nineteen_layers() -> None:
     """With equal norms the bound holds up to 19, fails at 20 and holds again at 21, the paper's
     'first 19 layers'."""
@@ -165,27 +158,6 @@ def test_a_convolutions_width_in_numbers() -> None:
             [holds(o, ones, ones, *norms, s, 10) for o in range(1, 22)] for s in (channels, numbers)
         )
         assert one[15:] == other[15:]
-
-
-def test_which_width_the_bound_is_given(
-    make_run: MakeRun, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[list[float]] = []
-    monkeypatch.setattr(
-        "fl_lightning.callbacks.selection.holds",
-        lambda *args: seen.append(args[5].outputs.tolist()),
-    )
-    monkeypatch.setattr(
-        "fl_lightning.callbacks.selection._numbers", lambda client, outputs: outputs + 0.5
-    )
-    client = make_client(make_run(KAPC(), callbacks=[LayerSelection()]), 0)
-    client.state.rounds, client.memory["selection.omega"] = 1, torch.tensor(1)
-    for width in ("channels", "numbers"):
-        LayerSelection(width=width)._omega(client)
-    L, plain = len(client.layout.layers), _sizes(client.layout).outputs
-    assert seen == [plain.tolist()] * L + [(plain + 0.5).tolist()] * L
-    with pytest.raises(BadInput, match=r"layerselection\.width.*one of channels, numbers"):
-        LayerSelection(width="depth")  # type: ignore[arg-type]
 
 
 def test_the_norms_that_the_bound_goes_by(make_run: MakeRun, make_client: MakeClient) -> None:
@@ -370,14 +342,3 @@ def test_what_is_not_sent_stays_stale_and_is_never_coached(
     is L - 1 at first."""
     fit("a", NORMED, "--callbacks layerselection", watches, "--federation.rounds 4")
     assert Stale.rounds == 4
-
-
-def test_layers_in_which_a_client_keeps_to_itself_are_not_sent(fit: Callable[..., Path]) -> None:
-    flags = "--method kapc --method.rho_units absolute --method.lam 1 --method.beta 1e-6"
-    run = RunFolder(fit("a", flags, f"{SELECTION}.mu 0.7 --callbacks.layerselection.client false"))
-    first, second, _ = run.read("metrics")
-    assert first["download_bytes"] == first["upload_bytes"]
-    rows = run.read_relation(2).rows
-    assert (np.array([rows[c, :, c] for c in range(4)]) > 0.7).all()
-    assert second["download_bytes"] == 0
-    assert second["upload_bytes"] == first["upload_bytes"]
