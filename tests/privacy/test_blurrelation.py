@@ -206,48 +206,6 @@ def test_what_is_refused(
         fed.fit()
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (
-            "--callbacks blurrelation",
-            "callbacks.blurrelation: '' is not allowed; one of decimals, noise and top must",
-        ),
-        (
-            "--callbacks.blurrelation.noise 0",
-            "callbacks.blurrelation.noise: 0.0 is not allowed; it must be above 0",
-        ),
-        (
-            "--callbacks.blurrelation.top 0",
-            "callbacks.blurrelation.top: 0 is not allowed; it must be at least 1",
-        ),
-        (
-            "--callbacks.blurrelation.decimals 16",
-            "callbacks.blurrelation.decimals: 16 is not allowed; it must lie in",
-        ),
-        (
-            "--method fedavg --callbacks.blurrelation.top 1",
-            "'fedavg' is not allowed; it changes a relation, and all",
-        ),
-    ],
-)
-def test_wrong_arguments_end_in_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: str,
-    line: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    flags = (
-        "--config kapc_exact_digits --loggers null --callbacks.heatmaps null --callbacks.progress "
-        "null"
-    )
-    assert main(["fit", *flags.split(), *words.split()]) == 2
-    shown = capsys.readouterr().err.strip()
-    assert line in shown and len(shown.splitlines()) == 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["kapc", "simpfd"])
 def test_the_same_on_ranks_and_after_a_resume(

@@ -19,7 +19,7 @@ from fl_lightning.callbacks.privacy import LocalPrivacy
 from fl_lightning.cli import main
 from fl_lightning.core import Client, Payload
 from fl_lightning.engine.federation import Federation
-from fl_lightning.lab.audit.claims import Claim, claimed
+from fl_lightning.lab.audit.claims import claimed
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.bound import lower_bound, share_right
 
@@ -39,14 +39,6 @@ def test_without_delta_the_bound_is_clopper_pearsons(guesses: int, right: int) -
     assert high == pytest.approx(
         1.0 if right == guesses else float(beta.ppf(0.975, right + 1, guesses - right))
     )
-
-
-def test_delta_takes_some_of_the_bound() -> None:
-    bounds = [lower_bound(1000, 100, 95, delta) for delta in (0.0, 1e-6, 1e-5, 1e-4, 1e-3)]
-    assert bounds == sorted(bounds, reverse=True) and bounds[0] > bounds[-1]
-    assert lower_bound(1000, 100, 50, 1e-5) == lower_bound(10, 0, 0, 1e-5) == 0
-    with pytest.raises(ValueError, match="7 right of 6 guesses"):
-        lower_bound(10, 6, 7, 1e-5)
 
 
 @pytest.mark.slow
@@ -131,21 +123,6 @@ def test_a_canary_sends_its_direction_or_nothing(federation: Make) -> None:
         wanted = 0.5 * coin(fed.run, client) * direction(fed.run, fed.run.groups[0], client)
         torch.testing.assert_close(seen[client], wanted, rtol=1e-3, atol=1e-5)
     assert all(0 < seen[c].norm() < 0.51 for c in set(range(8)) - canaries)
-
-
-def test_claims_of_several_runs_are_counted_together() -> None:
-    one = {
-        "privacy_unit": "client",
-        "privacy_epsilon": 2.0,
-        "privacy_delta": 1e-5,
-        "privacy_canaries": 100,
-    }
-    one |= {"privacy_canary_guesses": 20, "privacy_canary_right": 19}
-    both = claimed([one, one | {"privacy_epsilon": 3.0}])
-    assert both == Claim(3.0, 1e-5, 200, 40, 38)
-    assert float(both.bound or 0) > float(claimed([one]).bound or 0)  # type: ignore[union-attr]
-    assert claimed([{"privacy_unit": "sample"}, {}]) is None
-    assert claimed([one | {"privacy_epsilon": None}]).epsilon == math.inf  # type: ignore[union-attr]
 
 
 PRIVATE = (

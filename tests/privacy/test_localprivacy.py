@@ -4,7 +4,6 @@ refused by name."""
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,10 +17,9 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
-from fl_lightning.callbacks.privacy import INPUTS, NOISE, UPLOADS, LocalPrivacy
+from fl_lightning.callbacks.privacy import NOISE, UPLOADS, LocalPrivacy
 from fl_lightning.callbacks.robust import NormBound
 from fl_lightning.cli import main
-from fl_lightning.configuration import describe, viewers
 from fl_lightning.core import Client, Payload
 from fl_lightning.core.beside import Beside
 from fl_lightning.engine.federation import Federation
@@ -227,25 +225,6 @@ def test_epsilon_counts_the_rounds_in_which_a_client_took_part(federation: Make)
         == epsilon([Mechanism(2.0, max(taken))], 1e-5)
     )
     assert summary["privacy_epsilon_replace_one"] == epsilon([Mechanism(1.0, max(taken))], 1e-5)
-
-
-def test_a_run_says_its_epsilon_everywhere(fit: Callable[..., Path]) -> None:
-    flags = ["--method", "selfkapc", "--method.lam", "null", "--method.rho", "null"][:2]
-    folder = fit(
-        "a", *flags, "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.epsilon_target 8"
-    )
-    summary = json.loads((folder / "summary.json").read_text())
-    assert 7.9 < summary["privacy_epsilon"] <= 8.001
-    assert (summary["privacy_delta"], summary["privacy_unit"]) == (1e-5, "client")
-    assert summary["privacy_uploads"] == 3 and summary["privacy_covers"].endswith(INPUTS)
-    metrics, clients = (RunFolder(folder).read(name) for name in ("metrics", "clients"))
-    assert metrics[-1]["privacy_epsilon"] == pytest.approx(summary["privacy_epsilon"])
-    assert (
-        metrics[0]["privacy_epsilon"]
-        < metrics[1]["privacy_epsilon"]
-        < metrics[2]["privacy_epsilon"]
-    )
-    assert clients[-1]["privacy_epsilon"] == pytest.approx(summary["privacy_epsilon"])
 
 
 def tables(folder: Path) -> list[Any]:
@@ -471,39 +450,3 @@ def test_uploads_that_beside_does_not_cover_are_refused(
     with pytest.raises(BadInput, match=line):
         fed.fit()
     assert NOISE in fed.run.states[0].memory
-
-
-def test_a_plan_says_epsilon_before_the_run(
-    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = fit("x", "--method fedavg --federation.participation 0.5", NOISY)
-    summary = json.loads((folder / "summary.json").read_text())
-    words = (
-        "--config kapc_exact_digits --loggers null --callbacks null --data.fraction 0.4 "
-        "--federation.clients 4"
-    )
-    plan = (
-        f"plan {words} --federation.rounds 3 --method fedavg --federation.participation 0.5 {NOISY}"
-    )
-    capsys.readouterr()
-    assert main([*plan.split(), "--json"]) == 0
-    planned = json.loads(capsys.readouterr().out)["privacy"]
-    assert planned["privacy_epsilon"] == summary["privacy_epsilon"]
-    assert main(plan.split()) == 0
-    assert (
-        f"privacy: epsilon {planned['privacy_epsilon']:.4g} at delta 1e-05"
-        in capsys.readouterr().out
-    )
-
-
-def test_the_table_of_viewers_is_generated() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
-    assert describe.replaced(text, viewers.table(describe.methods())) == text
-    table = viewers.table(describe.methods())
-    assert all(f"\n| `{name}` |" in table for name in NAMES)
-    of_local = {
-        line.split(" | ")[0]: line.split(" | ")[3] for line in table.splitlines()[2:] if "|" in line
-    }
-    assert {
-        name.strip("| `") for name, cell in of_local.items() if cell.startswith("refused")
-    } == set(REFUSED)

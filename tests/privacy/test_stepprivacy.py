@@ -284,21 +284,6 @@ def test_no_two_steps_share_batches_or_noise(
     assert len(keys) == len(set(keys)) > 20
 
 
-def test_a_run_with_noise_of_the_systems_is_never_the_same(federation: Make) -> None:
-    def once(reproducible: bool) -> Tensor:
-        fed = private(
-            federation,
-            FedAvg(),
-            given=PRIVATE | {"clip": 1.0, "reproducible": reproducible},
-            rounds=1,
-        )
-        fed.fit()
-        return fed.run.groups[0].vectors["model"].clone()
-
-    assert torch.equal(once(True), once(True))
-    assert not torch.equal(once(False), once(False))
-
-
 # ---------------------------------------------------------------- epsilon
 
 DRAWS = np.random.default_rng(1)
@@ -392,34 +377,6 @@ def test_ranks_and_a_resumed_run_come_to_the_same_bits(
         ]
         assert plain[0] == plain[1]
     assert json.loads((one / "summary.json").read_text())["privacy_epsilon"] > 0
-
-
-@pytest.mark.slow
-def test_a_plan_says_epsilon_before_the_run(
-    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = (
-        "--method fedrep --method.head_epochs 2 --federation.participation 0.5 "
-        "--optimizer.privacy.clip 1"
-    )
-    folder = fit(
-        "x", given, "--optimizer.privacy.epsilon_target 6 --callbacks.checkpoint.seconds 0"
-    )
-    summary = json.loads((folder / "summary.json").read_text())
-    assert 5.9 < summary["privacy_epsilon"] <= 6.001
-    words = (
-        "--config kapc_exact_digits --loggers null --callbacks null --data.fraction 0.4 "
-        "--federation.clients 4"
-    )
-    more = "--federation.local_epochs 1 --federation.rounds 3 --optimizer.privacy.epsilon_target 6"
-    capsys.readouterr()
-    assert main(f"plan {words} {given} {more}".split()) == 0
-    assert (
-        f"privacy: epsilon {summary['privacy_epsilon']:.4g} at delta "
-        f"1e-05 for each sample" in capsys.readouterr().out
-    )
-    assert main(["fit", "--name", "x", "--resume", "--federation.rounds", "4"]) == 2
-    assert "the run began with noise" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- bad input
