@@ -77,13 +77,6 @@ def test_bad_contents_are_one_line(change: dict[str, Any], message: str, tmp_pat
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("contents", [b"", b"no zip", b"PK\x03\x04 cut short"])
-def test_a_file_that_is_no_archive(contents: bytes, tmp_path: Path) -> None:
-    (tmp_path / "a.npz").write_bytes(contents)
-    with pytest.raises(BadInput, match="cannot be read"):
-        arrays.load(DataConfig(root=str(tmp_path / "a.npz")))
-
-
 def test_what_is_no_archive_is_said_so(tmp_path: Path) -> None:
     """And not answered with numpy's advice to load it unsafely."""
     file = tmp_path / "x.csv"
@@ -94,15 +87,6 @@ def test_what_is_no_archive_is_said_so(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadInput, match=r"it is no \.npz archive, which numpy\.savez writes$"):
             read()
-
-
-def test_channels_may_be_first_where_the_file_says_so(tmp_path: Path) -> None:
-    first = good((5, 8, 9))
-    for layout, shape in (("first", (5, 8, 9)), ("last", (9, 5, 8))):
-        read = load(tmp_path, {**first, "channels": layout}).train.read(np.array([0]))
-        assert read.shape[1:] == shape
-    with pytest.raises(BadInput, match="channels holds 'both', and must be first or last"):
-        load(tmp_path, {**first, "channels": "both"})
 
 
 @pytest.mark.parametrize(
@@ -192,12 +176,3 @@ def test_images_and_targets_are_looked_at_too(
     assert second.startswith("data: x_train: of ")
     load(tmp_path, good(dtype=np.float64))
     assert merged(capsys) == []
-
-
-def test_clients_of_one_name_in_two_spellings_are_one(tmp_path: Path) -> None:
-    names = np.array(["Zu\u0308rich", "Z\u00fcrich", "Bern"] * 2)
-    source = load(tmp_path, good() | {"client_train": names, "client_test": names[:3]})
-    assert (
-        source.group_names == ["Bern", "Z\u00fcrich"]
-        and source.train.groups.tolist() == [1, 1, 0] * 2
-    )

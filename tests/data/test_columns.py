@@ -245,8 +245,3 @@ def test_a_column_that_a_silo_never_has_is_named(tmp_path: Path) -> None:
         BadInput, match=r"data\.impute: 'median' .*column 'age' of Basel has no value.*shared"
     ):
         prepare(replace(config, fitted="own"), 3, 0)
-
-
-def test_smoke_without_the_table(tmp_path: Path) -> None:
-    config = replace(table(tmp_path), root=str(tmp_path / "absent.csv"), columns=None, fitted="own")
-    assert prepare(config, 3, 0, smoke=True).made_up

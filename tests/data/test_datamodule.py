@@ -182,27 +182,3 @@ def test_a_run_by_its_import_path(fit: Callable[..., Path]) -> None:
     )
     assert (fit("a", flags, "--method fedavg --federation.rounds 1") / "summary.json").exists()
     assert main(["fit", "--data.source", "nomodule"]) == 2
-
-
-TIMES = """
-import numpy as np
-from lightning import LightningDataModule
-from torch.utils.data import DataLoader
-
-
-class Times(LightningDataModule):
-    def train_dataloader(self):
-        names = ["Zu\u0308rich", "Z\u00fcrich"]
-        return DataLoader([(np.array([1.76e9 + k, k]), k % 2, names[k % 2]) for k in range(60)])
-"""
-
-
-def test_times_and_names_in_two_spellings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "fl_my_times.py").write_text(TIMES, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    source = read(DataConfig(source="fl_my_times.Times"))
-    assert source.group_names == ["Z\u00fcrich"]
-    line = "data: feature 0 of its samples: of 60 different values 1 are left in 32 bits"
-    assert line in capsys.readouterr().err

@@ -103,11 +103,3 @@ def test_two_domains_of_digits(fl_data: Path) -> None:
         0,
     )
     assert data.groups == [0, 0, 1, 1] and min(data.class_counts.ravel()) > 50
-
-
-def test_an_average_of_an_image() -> None:
-    """28 pixels to 8: each is the mean of the pixels that it touches, 4 or 5 a side."""
-    raw = np.zeros((1, 1, 28, 28), np.uint8)
-    raw[0, 0, :4, :4] = 160
-    small = domains._averaged(raw)
-    assert small.shape == (1, 1, 8, 8) and small[0, 0, 0, 0] == 160 and small[0, 0, 2:].max() == 0

@@ -168,25 +168,3 @@ def test_rotation_turns_every_part(tmp_path: Path) -> None:
         for name in ("train", "validation", "test"):
             expected = torch.rot90(first(getattr(plain.client(i), name)), i, (-2, -1))
             assert torch.equal(first(getattr(turned.client(i), name)), expected)
-
-
-def test_class_counts_and_sizes() -> None:
-    data = prepare(DataConfig(validation=0.2, alpha=0.5), 5, 0)
-    assert data.class_counts.shape == (5, 10)
-    assert data.class_counts.sum(1).tolist() == data.train_sizes
-    for i in range(5):
-        labels = torch.cat([y for _, y in data.client(i).train.batches(100)])
-        assert data.class_counts[i].tolist() == torch.bincount(labels, minlength=10).tolist()
-        assert len(data.client(i).train) == data.train_sizes[i]
-
-
-@pytest.mark.slow
-def test_ten_thousand_small_clients() -> None:
-    raw = torch.zeros(20_000, 1, 8, 8, dtype=torch.uint8)
-    pool = module.Samples(
-        raw, torch.zeros(20_000, dtype=torch.int64), torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
-    )
-    shares = np.array_split(np.arange(20_000), 10_000)
-    data = FederatedData(pool, pool, (shares, shares, shares), ["0"], [0.0] * 10_000)
-    assert data.class_counts.tolist() == [[2]] * 10_000
-    assert sum(len(data.client(i).train) for i in range(10_000)) == 20_000

@@ -12,8 +12,6 @@ import torch
 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import FederatedData, owntest, prepare, windows
-from fl_lightning.data.load import load
-from fl_lightning.data.sampling import in_turn
 from fl_lightning.foundation.errors import BadInput
 
 SIZES = {"Aarau": 40, "Basel": 23, "Chur": 31}
@@ -66,13 +64,6 @@ def test_silos_stay_within_a_cycle_where_they_are_drawn() -> None:
     assert [sum(run.test_sizes[c] for run in runs[:4]) for c in range(5)] == sizes[0]
 
 
-def test_folds_of_labels_differ_by_a_sample_at_most() -> None:
-    labels = np.repeat([0, 1, 2], [17, 5, 1])
-    fold = in_turn(labels, 4, np.random.default_rng(0), drawn_first=True)
-    counts = np.array([np.bincount(labels[fold == f], minlength=3) for f in range(4)])
-    assert np.ptp(counts.sum(1)) <= 1 and (np.ptp(counts, axis=0) <= 1).all()
-
-
 @pytest.mark.parametrize(
     ("change", "what"),
     [
@@ -102,16 +93,6 @@ def test_what_cannot_be_cut_is_one_line(
     with pytest.raises(BadInput, match=what):
         config.validate()
         prepare(config, 3, 0)
-
-
-def test_a_cycle_tests_every_text_once(tmp_path: Path) -> None:
-    for name in ("Lear", "Hamlet"):
-        (tmp_path / f"{name}.txt").write_text("to be or not to be " * 60)
-    config = DataConfig(source="text", root=str(tmp_path), partition="natural", folds=3, length=8)
-    tested = [len(prepare(config, 2, seed).tested(0)[0]) for seed in range(3)]
-    source, _ = load(config, 2, smoke=False)
-    assert sum(tested) == sum(int((pool.groups == 0).sum()) for pool in (source.train, source.test))
-    assert max(tested) - min(tested) <= 1
 
 
 @pytest.mark.parametrize("seed", range(6))

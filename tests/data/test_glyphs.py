@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import glyphs, prepare
+from fl_lightning.data import glyphs
 from fl_lightning.data.source import Absent
 from fl_lightning.foundation.errors import BadInput
 
@@ -43,23 +43,6 @@ def test_a_typeface_is_a_group_and_draws_each_character_in_several_ways(two: str
         :, 0
     ].mean(axis=0)
     assert np.corrcoef(plain.ravel(), other.ravel())[0, 1] < 0.8
-
-
-def test_those_of_matplotlib_need_no_files() -> None:
-    names = glyphs.load(DataConfig(root=None)).group_names
-    assert {"DejaVuSans", "DejaVuSerif-Bold", "DejaVuSansMono", "STIXGeneral", "cmr10"} <= set(
-        names
-    )
-    assert not [
-        name
-        for name in names
-        if name.startswith(("STIXSiz", "STIXNon", "cmsy", "cmex", "LastResort"))
-    ]
-
-
-def test_a_client_for_each_typeface(two: str) -> None:
-    data = prepare(DataConfig(source="glyphs", root=two, partition="natural"), 2, 0)
-    assert data.train_sizes == [248, 248] and data.input_shape == (1, 28, 28)
 
 
 def test_what_is_no_typeface(tmp_path: Path, two: str) -> None:

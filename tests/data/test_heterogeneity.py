@@ -1,10 +1,5 @@
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +8,6 @@ from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import heterogeneity, prepare
 from fl_lightning.data.federated import FederatedData
 from fl_lightning.data.part import Samples
-from fl_lightning.results.folder import RunFolder
 
 MEASURES = ("jensen_shannon", "hellinger", "feature_shift", "feature_shift_within")
 
@@ -96,46 +90,3 @@ def test_of_many_clients_some_are_compared(monkeypatch: pytest.MonkeyPatch) -> N
     assert {name: table.shape for name, table in found.pairs.items()} == dict.fromkeys(
         MEASURES, (4, 4)
     )
-
-
-def test_planted_groups_are_far_apart_within_classes() -> None:
-    config = DataConfig(partition="iid")
-    plain = heterogeneity.measure(prepare(config, 8, 0)).pairs["feature_shift_within"]
-    for kind in ("rotation", "labels", "permuted"):
-        found = heterogeneity.measure(prepare(replace(config, planted=kind), 8, 0)).pairs[
-            "feature_shift_within"
-        ]
-        same = np.arange(8) % 4 == (np.arange(8) % 4)[:, None]
-        assert found[~same].mean() > 1.5 * found[same & ~np.eye(8, dtype=bool)].mean(), kind
-        assert found[~same].mean() > 1.5 * plain[~same].mean(), kind
-
-
-def test_a_run_leaves_it_in_its_folder_its_summary_and_the_report(fit: Callable[..., Path]) -> None:
-    folder = RunFolder(
-        fit("a", "--federation.rounds 1 --data.alpha 0.3 --data.planted labels --method fedavg")
-    )
-    summary = folder.read_summary()
-    with np.load(folder.path / "heterogeneity.npz") as held:
-        assert held["clients"].tolist() == [0, 1, 2, 3]
-        for name in MEASURES:
-            assert summary[f"heterogeneity_{name}"] == pytest.approx(
-                held[name].sum() / 12, rel=1e-5
-            )
-    assert 0 < summary["heterogeneity_quantity_gini"] < 1
-    rows = folder.read("heterogeneity")
-    assert [row["client"] for row in rows] == [0, 1, 2, 3]
-    assert rows[1]["hellinger"] == pytest.approx(held_mean(folder, "hellinger", 1), rel=1e-5)
-    from fl_lightning.lab.report.page import render
-    from fl_lightning.results.runs import load
-
-    page = render(load([folder.path]))
-    said = np.mean([row["jensen_shannon"] for row in rows])
-    assert (
-        f"in the mean over pairs label mixes {said:.2f} apart by Jensen-Shannon (0 to 1), " in page
-    )
-    assert json.dumps(summary)  # all of it is plain
-
-
-def held_mean(folder: RunFolder, name: str, client: int) -> float:
-    with np.load(folder.path / "heterogeneity.npz") as held:
-        return float(held[name][client].sum() / 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +74,6 @@ def test_images_with_named_classes_and_a_test_part(form: str, tmp_path: Path) ->
         np.testing.assert_array_equal(raw[:, 0, 5, 5] % 2, pool.labels)
     if not one:
         assert source.test.read_all()[:, 0, 0, 0].tolist() == list(range(100, 106))
-
-
-def test_tests_are_left_alone_where_validation_scores(tmp_path: Path) -> None:
-    broken = table(6) | {"label": ["yes"] * 5 + [None], "a": [0.0] * 5 + [None]}
-    parts = {
-        "train": datasets.Dataset.from_dict(table(20)),
-        "test": datasets.Dataset.from_dict(broken),
-    }
-    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "d"))
-    config = DataConfig(source="hf", root=str(tmp_path / "d"), columns=["a"])
-    with pytest.raises(BadInput, match="row 6 of test"):
-        hub.load(config)
-    source = hub.load(replace(config, score_on="validation"))
-    assert len(source.train.labels) == 20 and source.test.read_all().max() == 19
 
 
 def test_texts(tmp_path: Path) -> None:
@@ -230,15 +215,6 @@ def test_a_test_part_of_shorter_lists(tmp_path: Path) -> None:
         BadInput, match=r"'b' .*row 1 of test holds '\[1\]': 1 numbers, where row 1 of train has 2"
     ):
         hub.load(DataConfig(source="hf", root=str(tmp_path), columns=["a", "b"]))
-
-
-def test_a_test_part_of_other_columns(tmp_path: Path) -> None:
-    datasets.Dataset.from_dict(table()).to_parquet(str(tmp_path / "train.parquet"))
-    datasets.Dataset.from_dict(table()).remove_columns("b").to_parquet(
-        str(tmp_path / "test.parquet")
-    )
-    with pytest.raises(BadInput, match=r"its part test has no column 'b', which train has"):
-        hub.load(DataConfig(source="hf", root=str(tmp_path), group_column="writer"))
 
 
 def test_places_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

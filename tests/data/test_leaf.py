@@ -193,28 +193,3 @@ def test_a_user_without_test_samples_is_named_with_what_to_do(tmp_path: Path) ->
         prepare(config, 2, 0)
     shares = DataConfig(source="leaf", root=str(tmp_path), partition="natural", client_test=0.25)
     assert prepare(shares, 2, 0).test_sizes == [5, 4]
-
-
-def test_users_of_one_name_in_two_spellings_are_one(tmp_path: Path) -> None:
-    write(tmp_path, "train", {"Zu\u0308rich": images(0, 16), "f1": images(1, 16)})
-    write(tmp_path, "test", {"Z\u00fcrich": images(0, 4), "f1": images(1, 4)})
-    write(tmp_path, "test", {"._": images(0, 1)}, "._hidden")
-    source = leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
-    assert source.group_names == ["Z\u00fcrich", "f1"]
-    assert source.test.groups is not None and np.bincount(source.test.groups).tolist() == [4, 4]
-
-
-def test_numbers_that_32_bits_merge_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(
-        tmp_path,
-        "train",
-        {"a": ([[1.76e9 + k, k, 0] for k in range(20)], [k % 2 for k in range(20)])},
-    )
-    write(tmp_path, "test", {"a": ([[1.76e9, 0, 0]], [0])})
-    leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
-    assert (
-        "data: value 0 of samples: of 20 different values 1 are left in 32 bits"
-        in capsys.readouterr().err
-    )

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,10 +66,6 @@ def test_pooled_test_samples_are_moved_too() -> None:
             assert torch.equal(changed, (y + i) % 10)
 
 
-def test_a_smoke_run_has_no_more_groups_than_clients() -> None:
-    assert prepare(replace(PLAIN, planted="labels"), 2, 0, smoke=True).groups == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("options", "clients", "message"),
     [
@@ -109,12 +104,3 @@ def test_what_cannot_be_planted_is_said(
     with pytest.raises(BadInput, match=message):
         config.validate()
         prepare(config, clients, 0)
-
-
-def test_rotation_needs_images(tmp_path: Path) -> None:
-    path = str(tmp_path / "v.npz")
-    x = np.random.default_rng(0).normal(size=(60, 3))
-    np.savez(path, x_train=x, y_train=np.arange(60) % 2, x_test=x[:10], y_test=np.arange(10) % 2)
-    with pytest.raises(BadInput, match=r"data\.planted: 'rotation' .*it needs images"):
-        prepare(replace(PLAIN, root=path, planted="rotation", groups=2), 3, 0)
-    assert prepare(replace(PLAIN, root=path, planted="labels", groups=2), 3, 0).groups == [0, 1, 0]

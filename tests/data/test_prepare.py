@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import dataclasses
 import subprocess
 import sys
@@ -45,15 +44,6 @@ def test_the_seed_moves_shares_and_test_set_unless_that_has_its_own(test_seed: i
     assert not torch.equal(everything(one)[0], everything(two)[0])
     images = [{image.numpy().tobytes() for image in data._test.raw} for data in (one, two)]
     assert (images[0] == images[1]) == (test_seed == 0)
-
-
-def test_normalisation_by_hand() -> None:
-    raw = np.array([[[[0, 2]], [[5, 5]]], [[[4, 6]], [[5, 5]]]], np.uint8)  # [2, channels 2, 1, 2]
-    mean, std = normalisation(raw)
-    assert mean.shape == (2, 1, 1)
-    assert mean.flatten().tolist() == [3, 5]
-    # a channel that never changes keeps 1
-    assert std.flatten().tolist() == pytest.approx([5**0.5, 1])
 
 
 def test_normalisation_agrees_with_numpy_far_from_zero() -> None:
@@ -197,20 +187,6 @@ def test_fedoras_splits(fl_data: Path) -> None:
     config.rest_to = 36
     with pytest.raises(BadInput, match=r"data\.rest_to: 36 .*0 to 35"):
         prepare(config, 36, 0)
-
-
-def test_smoke_still_refuses_a_bad_file(tmp_path: Path) -> None:
-    (tmp_path / "a.npz").write_bytes(b"no zip")
-    with pytest.raises(BadInput, match="cannot be read"):
-        prepare(DataConfig(root=str(tmp_path / "a.npz")), 4, 0, smoke=True)
-
-
-def test_names_are_read_without_importing_anything() -> None:
-    tree = ast.parse(Path(names.__file__).read_text())
-    assert [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)] == [
-        "__future__"
-    ]
-    assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))
 
 
 def test_importing_the_package_loads_no_slow_library() -> None:

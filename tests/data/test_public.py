@@ -118,37 +118,6 @@ def test_grey_public_images_for_colour_clients(tmp_path: Path) -> None:
     assert not torch.equal(raw[0], raw[1])
 
 
-def test_real_digits_of_another_set(fl_data: Path, tmp_path: Path) -> None:
-    root, file = str(fl_data), str(tmp_path / "private.npz")
-    x, y = (
-        np.random.default_rng(0).integers(0, 256, (400, 28, 28), dtype=np.uint8),
-        np.arange(400) % 10,
-    )
-    np.savez(file, x_train=x[:300], y_train=y[:300], x_test=x[300:], y_test=y[300:])
-    data = prepare(
-        DataConfig(root=file, public="mnist", public_root=root, public_samples=300, alpha=100.0),
-        4,
-        0,
-    )
-    assert data.public().shape == (300, 1, 28, 28)
-    assert float(data.public().mean()) == pytest.approx(
-        (0.1307 * 255 - x.mean()) / x.std(), abs=0.05
-    )
-    for same in (
-        DataConfig(source="mnist", root=root, public="mnist"),
-        DataConfig(root=file, public=file),
-    ):
-        with pytest.raises(
-            BadInput, match=r"data\.public: .* those are the private data themselves: held_back"
-        ):
-            prepare(same, 4, 0)
-    with pytest.raises(BadInput, match=r"data\.public: 'mnist' .*\(1, 28, 28\).*\(1, 8, 8\)"):
-        prepare(DataConfig(public="mnist", public_root=root), 4, 0)
-    colour = DataConfig(root=f"{root}/cifar10_10pct.npz", public="mnist", alpha=1.0)
-    with pytest.raises(BadInput, match=r"data\.public: 'mnist' .*\(3, 28, 28\).*\(3, 32, 32\)"):
-        prepare(colour, 4, 0)  # the folder of the file is where MNIST is looked for
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

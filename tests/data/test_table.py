@@ -141,25 +141,6 @@ def test_bytes_that_are_no_text_and_a_file_that_is_not_there(tmp_path: Path) -> 
         prepare(DataConfig(root="none.csv"), 3, 0)
 
 
-@pytest.mark.parametrize("columns", [None, ["a", "b"], ["file"]])
-def test_smoke(columns: list[str] | None, tmp_path: Path) -> None:
-    config = DataConfig(
-        source="table",
-        root="none.csv",
-        columns=columns,
-        group_column="year",
-        partition="natural",
-        client_test=0.4,
-    )
-    data = prepare(config, 4, 0, smoke=True)
-    assert data.made_up
-    assert data.input_shape == {0: (8,), 1: (3, 32, 32), 2: (2,)}[len(columns or [])]
-    real = DataConfig(root=write(tmp_path, FARMS), group_column="farm", partition="natural")
-    some = prepare(real, 2, 0, smoke=True)
-    assert not some.made_up
-    assert some.train_sizes == [24, 24]
-
-
 def test_names_with_digits_and_underscores_are_no_numbers(tmp_path: Path) -> None:
     """Python's `float` reads 3_4 as 34."""
     rows = "".join(f"{k}.5,{('3_4', '34', '5')[k % 3]}\n" for k in range(9))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -130,16 +129,6 @@ def test_word_pieces(reviews: str) -> None:
     assert len(np.unique(good[good > 0])) > 1 and {tuple(row) for row in good}.isdisjoint(
         {tuple(row) for row in bad}
     )
-
-
-def test_word_pieces_want_their_package(reviews: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(
-        BadInput, match=r"data\.tokens: 'word_pieces' .*install 'tokenizers>=.*; characters"
-    ):
-        table.load(
-            DataConfig(root=reviews, columns=["review"], label_column="mood", tokens="word_pieces")
-        )
 
 
 # ---------------------------------------------------------------- runs

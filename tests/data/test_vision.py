@@ -50,16 +50,6 @@ def test_missing_files_are_one_line_with_the_remedies(name: str, tmp_path: Path)
     assert ("--data.download true" in line) == RECIPES[name].downloads
 
 
-def test_a_lost_network_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(*_: Any, **__: Any) -> None:
-        raise urllib.error.URLError("no route to host")
-
-    monkeypatch.setattr("torchvision.datasets.svhn.download_url", unreachable)
-    with pytest.raises(BadInput, match="no route to host") as caught:
-        vision.load(DataConfig(source="svhn", root=str(tmp_path), download=True))
-    assert "--data.download" not in str(caught.value)
-
-
 def test_a_failed_download_leaves_no_folder_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,23 +147,6 @@ def test_files_are_decoded_and_resized(
     assert images[:, 0].max(axis=(1, 2)).tolist() == [1, 0, 1]
 
 
-def test_a_set_without_test_part_is_split_alike_in_every_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fake(monkeypatch, "EuroSAT", targets=(np.arange(200) % 10).tolist())
-    one, two = (
-        vision.load(DataConfig(source="eurosat", root="r")),
-        vision.load(DataConfig(source="eurosat", root="r")),
-    )
-    assert np.bincount(one.test.labels).tolist() == [4] * 10
-    assert np.array_equal(one.test.read(np.arange(40)), two.test.read(np.arange(40)))
-    # The fake's red channel is the sample's number: no sample is in both parts.
-    red = [
-        source.read(np.arange(len(source.labels)))[:, 0, 0, 0] for source in (one.train, one.test)
-    ]
-    assert sorted(np.concatenate(red).tolist()) == list(range(200))
-
-
 def test_gtsrb_files_on_disk(tmp_path: Path) -> None:
     from PIL import Image
 
@@ -195,21 +168,6 @@ def test_gtsrb_files_on_disk(tmp_path: Path) -> None:
         images = pool.read(np.arange(3))
         assert images.shape == (3, 3, 32, 32)
         assert images[:, 0, 5, 5].tolist() == [0, 50, 100]
-
-
-def test_svhn_files_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scipy.io import savemat
-
-    monkeypatch.setattr(torchvision.datasets.SVHN, "_check_integrity", lambda self: True)
-    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 6), dtype=np.uint8)
-    for part in ("train", "test"):
-        savemat(
-            tmp_path / f"{part}_32x32.mat",
-            {"X": pixels, "y": np.array([[10], [1], [2], [3], [4], [5]])},
-        )
-    source = vision.load(DataConfig(source="svhn", root=str(tmp_path)))
-    assert source.train.labels.tolist() == [0, 1, 2, 3, 4, 5]
-    assert np.array_equal(source.test.read(np.array([2]))[0], pixels[..., 2].transpose(2, 0, 1))
 
 
 # ---------------------------------------------------------------- idx files in the root itself

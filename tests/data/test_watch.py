@@ -23,16 +23,6 @@ def samples_of(spans: np.ndarray) -> set[tuple[int, int]]:
     return {(int(r), k) for r, begin, end in spans for k in range(begin, end)}
 
 
-def test_no_sample_is_in_the_training_and_the_test_part() -> None:
-    train, test = windows.cut([1000, 437, 90], 100, 50)
-    assert not samples_of(train) & samples_of(test)
-    assert {tuple(row) for row in train[train[:, 0] == 0]} == {
-        (0, k, k + 100) for k in range(0, 701, 50)
-    }
-    # the second's fifth is short
-    assert {tuple(row) for row in test} == {(0, 800, 900), (0, 850, 950), (0, 900, 1000)}
-
-
 @pytest.mark.parametrize("dealt", ["by recording", "at random"])
 def test_what_is_held_out_is_the_last_and_shares_no_sample_with_training(dealt: str) -> None:
     spans = windows.cut([2000, 1500, 900, 600], 100, 50)[0]
@@ -48,12 +38,6 @@ def test_what_is_held_out_is_the_last_and_shares_no_sample_with_training(dealt: 
         for recording in np.unique(spans[theirs, 0]):
             began = spans[theirs][spans[theirs, 0] == recording][:, 1].min()
             assert (spans[ours][spans[ours, 0] == recording][:, 1] < began).all()
-
-
-def test_overlaps_are_found_whatever_the_lengths() -> None:
-    ours = np.array([[0, 0, 10], [0, 10, 20], [1, 0, 10], [2, 5, 6]])
-    theirs = np.array([[0, 9, 10], [1, 10, 30], [2, 0, 99]])
-    assert windows.overlapping(ours, theirs).tolist() == [True, False, False, True]
 
 
 PERSONS, EXERCISES = 4, 3
