@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ from torch import Tensor, nn
 
 from fl_lightning.callbacks.selection import LayerSelection
 from fl_lightning.cli import main as cli
-from fl_lightning.configuration.components import AdaptersConfig, Network
+from fl_lightning.configuration.components import Network
 from fl_lightning.configuration.config import Component
-from fl_lightning.configuration.files import layer_of
 from fl_lightning.configuration.flags import layers_of_flags, read_flags
-from fl_lightning.configuration.resolve import resolve, to_settings
+from fl_lightning.configuration.resolve import resolve
 from fl_lightning.engine.build import federation as federate
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
@@ -27,7 +25,7 @@ from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedem import FedEM
 from fl_lightning.methods.fedrod import FedRoD
 from fl_lightning.methods.kapc import KAPC
-from fl_lightning.models import another, build, head_of
+from fl_lightning.models import build, head_of
 from fl_lightning.models.vit import ViT
 
 pytest.importorskip("peft")
@@ -62,12 +60,6 @@ def test_queries_and_values_of_every_layer_get_a_and_b() -> None:
     assert {*names} == ab | {"net.heads.head.weight", "net.heads.head.bias"}
     assert sum(names[n].numel() for n in ab) == 4 * 2 * 3 * 16
     assert {*trains(adapted(head=False))} == ab
-
-
-def test_it_begins_as_the_model_without_adapters() -> None:
-    torch.manual_seed(0)
-    plain, x = build(Component(VIT, SMALL), *DIGITS), torch.randn(3, 1, 8, 8)
-    assert torch.equal(plain.eval()(x), adapted().eval()(x))
 
 
 def test_what_an_adapter_adds_is_alpha_b_a_over_r() -> None:
@@ -134,22 +126,6 @@ def test_what_cannot_be_adapted_is_said(adapters: dict[str, Any], said: str) -> 
         adapted(**adapters)
 
 
-def test_without_peft_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(
-        BadInput, match=r"it needs peft, which is not installed: .*pip install 'peft>="
-    ):
-        adapted()
-
-
-def test_another_first_model_has_other_adapters_on_the_same_targets() -> None:
-    model = adapted()
-    twin = another(model)
-    assert {*trains(twin)} == {*trains(model)}
-    a = next(n for n in trains(model) if "lora_A" in n)
-    assert not torch.equal(trains(twin)[a], trains(model)[a])
-
-
 # ---------------------------------------------------------------- in a federation
 
 
@@ -212,50 +188,11 @@ def test_who_builds_on_the_classifier_wants_one_that_trains(federation: Make) ->
     federate(fabric, run.config, run.data, [adapted(head=False)], FedAvg(), [], run.folder)
 
 
-def test_stacked_clients_share_the_frozen_part(around: Make) -> None:
-    """What `vmap` trains is what the loop trains, with one copy of the backbone for all."""
-    found = []
-    for name in ("loop", "vmap"):
-        fed = around(
-            FedAvg(), precision="64-true", optimizer={"momentum": 0.5}, fabric={"executor": name}
-        )
-        fed.fit()
-        assert fed.worker.trainers[0].executor.name == name
-        found.append(fed.run.groups[0].vectors["model"])
-    torch.testing.assert_close(*found, rtol=0, atol=1e-10)
-
-
 # ---------------------------------------------------------------- on the command line
 
 
 def resolved(*flags: str) -> Any:
     return resolve(layers_of_flags(read_flags(list(flags))[1])[0])
-
-
-def test_flags_and_configs_say_adapters() -> None:
-    [model] = resolved("--model.adapters.rank=4", "--model.adapters.targets=[hidden.0]").models
-    assert isinstance(model.component, Network)
-    assert model.component.adapters == {
-        "rank": 4,
-        "alpha": 8.0,
-        "targets": ["hidden.0"],
-        "dropout": 0.0,
-        "head": True,
-    }
-    config = resolved("--model.adapters=true", "--model.weights=w.safetensors")
-    assert config.models[0].component.adapters == vars(AdaptersConfig())
-    said = to_settings(config)["model"]
-    assert said["weights"] == "w.safetensors" and said["adapters"] == vars(AdaptersConfig())
-    layer = layer_of("again", {"model": said})
-    assert resolve([layer]).models == config.models
-    off = resolve(
-        [
-            layer,
-            *layers_of_flags(read_flags(["--model.adapters=null", "--model.weights=null"])[1])[0],
-        ]
-    )
-    assert not isinstance(off.models[0].component, Network)
-    assert config.by_key()["model"]["adapters"]["rank"] == 8
 
 
 @pytest.mark.parametrize(
@@ -363,18 +300,6 @@ def test_functions_of_torchvision_get_the_classes() -> None:
         .component
     )
     assert found == Network(path, {"dropout": 0.25}, "a.safetensors")
-
-
-def test_functions_of_timm_get_the_classes() -> None:
-    pytest.importorskip("timm")
-    args = {"model_name": "vit_tiny_patch16_224", "in_chans": 1, "img_size": 8, "patch_size": 4}
-    model = build(
-        Network("timm.create_model", args, adapters={"targets": ["attn.qkv"]}), (1, 8, 8), 7
-    )
-    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 7)
-    assert {
-        n.rpartition("lora_")[0].rpartition("attn.")[2] for n in trains(model) if "lora" in n
-    } == {"qkv."}
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.utils import spectral_norm as hooked
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
-from fl_lightning.configuration.config import Component
 from fl_lightning.core import Layout
 from fl_lightning.core.buffers import singular_vectors
 from fl_lightning.core.layout import Binding
@@ -21,11 +20,10 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.moon import MOON
-from fl_lightning.models import build, head_of
+from fl_lightning.models import head_of
 
 Make = Callable[..., Federation]
 Wrap = Callable[[nn.Linear], nn.Module]
-HERE = "fl_lightning.foundation.errors"
 
 
 class Net(nn.Module):
@@ -142,31 +140,6 @@ def test_other_parametrisations_are_averaged_as_parameters(made: Make, wrap: Wra
     fed = made(net, FedAvg())
     fed.prepare()
     assert fed.round(1).metrics["train_loss"] > 0
-
-
-def test_statistics_are_averaged_and_counters_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Counting(nn.Module):
-        head = "out"
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.InstanceNorm2d(1, track_running_stats=True)
-            self.lazy = nn.LazyBatchNorm1d(momentum=None)
-            self.out = nn.LazyLinear(10)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(self.lazy(self.norm(x).flatten(1)))
-
-    monkeypatch.setattr(f"{HERE}.Counting", Counting, raising=False)
-    model = build(Component(f"{HERE}.Counting"), (1, 8, 8), 10)
-    layout = Layout(model, head_of(model))
-    assert [b.name for b in layout.blocks if b.kind == "buffer"] == [
-        "norm.running_mean",
-        "norm.running_var",
-        "lazy.running_mean",
-        "lazy.running_var",
-    ]
-    assert layout.own_names == ["norm.num_batches_tracked", "lazy.num_batches_tracked"]
 
 
 class Uncalled(Net):

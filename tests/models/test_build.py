@@ -25,14 +25,6 @@ BUILT_IN = [
 ]
 
 
-KT_PFL = [
-    Component("fl_lightning.models.lenet.LeNet"),
-    Component("fl_lightning.models.alexnet.AlexNet", {"width": 64}),
-    Component("fl_lightning.models.resnet18.ResNet18", {"stem": "3x3"}),
-    Component("fl_lightning.models.shufflenetv2.ShuffleNetV2", {"stem": "stride1"}),
-]
-
-
 class Theirs(nn.Module):
     """A user's model, which knows nothing of us."""
 
@@ -65,18 +57,6 @@ def test_built_in_models_fit_the_usual_data(path: str) -> None:
         assert isinstance(head, nn.Linear)
         assert head.out_features == classes
         assert model.training
-
-
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 28, 28), (3, 32, 32)])
-@pytest.mark.parametrize(
-    "component", KT_PFL, ids=lambda component: component.class_path.rpartition(".")[2]
-)
-def test_the_architectures_of_kt_pfl_fit_its_images(
-    component: Component, shape: tuple[int, ...]
-) -> None:
-    model = build(component, shape, 10)
-    assert model.eval()(torch.zeros(3, *shape)).shape == (3, 10)
-    assert model.get_submodule(head_of(model)).out_features == 10
 
 
 def test_what_the_user_sets_stays(theirs: str) -> None:
@@ -146,18 +126,6 @@ def test_bad_models_are_one_line(
         build(Component(path, init_args), shape, 10)
     assert caught.value.key.startswith("model")
     assert "\n" not in str(caught.value)
-
-
-def test_heads() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
-    assert head_of(model) == "1.0"
-    model.head = "0"
-    assert head_of(model) == "0"
-    model.head = "classifier"
-    with pytest.raises(BadInput, match="'classifier'"):
-        head_of(model)
-    with pytest.raises(BadInput, match=r"no nn\.Linear"):
-        head_of(nn.Conv2d(1, 1, 1))
 
 
 class Traced(nn.Module):

@@ -13,18 +13,6 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def test_five_layers() -> None:
-    layers = [m for m in CNN((1, 28, 28), 10).modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    assert len(layers) == 5
-    assert [tuple(layer.weight.shape[:2]) for layer in layers] == [
-        (32, 1),
-        (64, 32),
-        (512, 1024),
-        (128, 512),
-        (10, 128),
-    ]
-
-
 def test_parameters_by_hand() -> None:
     # 25*32+32 + 25*32*64+64 + 64*S*S*512+512 + 512*128+128 + 128*10+10, S pixels left along a side:
     # 28 -> 24 -> 12 -> 8 -> 4 without padding; 28 -> 14 -> 7, 8 -> 4 -> 2, 32 -> 16 -> 8 with

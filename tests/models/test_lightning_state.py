@@ -293,25 +293,6 @@ def test_a_loss_without_a_gradient_is_refused(made: Make) -> None:
         fed.round(1)
 
 
-def test_logs_are_accepted_and_a_line_says_that_they_are_not_kept(
-    made: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def then(self: Lit, loss: Tensor, batch_idx: int) -> Tensor:
-        self.log("loss", loss)
-        self.log_dict({"loss": loss}, prog_bar=True)
-        self.logger.experiment.add_scalar("loss", loss, self.global_step)  # type: ignore[union-attr]
-        self.loggers[0].log_metrics({"loss": 1.0})
-        return loss
-
-    fed = made(then)
-    fed.prepare()
-    fed.round(1)
-    assert (
-        capsys.readouterr().err.count("model: what Then logs (self.log, self.logger) is not kept")
-        == 1
-    )
-
-
 def test_hooks_that_are_not_called_are_named(
     made: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,12 +31,6 @@ def test_scores_and_classifier(representation: int | None, channels: int) -> Non
     assert any(b.head for b in Layout(model, "classifier").blocks)
 
 
-def test_resnet18_with_a_representation_is_classified_by_the_layer_behind_it() -> None:
-    model = ResNet18(10, (1, 28, 28), stem="3x3", representation=64)
-    assert head_of(model) == "classifier"
-    assert model.eval()(torch.randn(2, 1, 28, 28)).shape == (2, 10)
-
-
 def test_a_stem_of_stride_1_keeps_the_resolution_and_the_parameters() -> None:
     strided, whole = ShuffleNetV2(10, (3, 32, 32)), ShuffleNetV2(10, (3, 32, 32), stem="stride1")
     x = torch.zeros(1, 3, 32, 32)

@@ -102,16 +102,6 @@ def test_images_that_cannot_be_cut_into_patches_are_refused(
 # ---------------------------------------------------------------- loss and score
 
 
-def test_loss_and_accuracy_are_over_positions() -> None:
-    scores, y = torch.randn(5, LENGTH, VOCABULARY).double(), torch.randint(VOCABULARY, (5, LENGTH))
-    flat = cross_entropy(scores.flatten(0, 1), y.flatten())
-    torch.testing.assert_close(ACCURACY.loss(scores, y), flat)
-    torch.testing.assert_close(ACCURACY.loss(scores, y, "none").mean(), flat)
-    torch.testing.assert_close(ACCURACY.loss(scores, y, "sum"), 5 * flat)
-    right = (scores.argmax(-1) == y).double().mean()
-    assert float(ACCURACY.total(scores, y, VOCABULARY)) / 5 == pytest.approx(float(right))
-
-
 def test_positions_without_a_target_do_not_count() -> None:
     """A sample's loss and its share of right answers are means over those that have one; of none at
     all: 0."""
@@ -154,33 +144,6 @@ def around(
     assert data.text is not None
     model = model_of(name, data.text.per_position, data.num_classes).to(run.dtype)
     return federate(fabric, run.config, data, [model], run.method, [], run.folder)
-
-
-def test_next_tokens_are_learned(federation: Make) -> None:
-    data = texts()
-    assert data.text == Text(VOCABULARY, True) and data.input_shape == (LENGTH,)
-    assert data.class_counts.sum(1).tolist() == [40 * LENGTH] * 4
-    options: dict[str, Any] = {
-        "batch_size": 8,
-        "optimizer": {"name": "adam", "lr": 0.01},
-        "local_epochs": 3,
-    }
-    fed = around(federation, FedAvg(), "transformer.Transformer", data, rounds=3, **options)
-    fed.round(1)
-    assert fed.round(2).metrics["mean_accuracy"] > 0.9
-    x, y = next(iter(data.client(0).train.batches(4)))
-    assert x.dtype == torch.int64 and torch.equal(y, (x + 1) % VOCABULARY)
-
-
-def test_stacked_clients_train_on_texts_alike(federation: Make) -> None:
-    found = []
-    for name in ("loop", "vmap"):
-        options: dict[str, Any] = {"precision": "64-true", "fabric": {"executor": name}}
-        fed = around(federation, FedAvg(), "transformer.Transformer", texts(), **options)
-        fed.fit()
-        assert fed.worker.trainers[0].executor.name == name
-        found.append(fed.run.groups[0].vectors["model"])
-    torch.testing.assert_close(*found, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("method", [FedProto(), MOON()])
