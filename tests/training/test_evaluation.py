@@ -214,20 +214,6 @@ def test_equal_seeds_equal_scores(made: Make, net: type[nn.Module]) -> None:
     assert runs[0] != other
 
 
-def test_a_score_does_not_depend_on_what_was_scored_before(made: Make) -> None:
-    fed = made(Drops, FedAvg())
-    fed.prepare()
-    fed.evaluator.remembered.enabled = False
-    vector = fed.run.groups[0].initial
-    first = fed.evaluator.scores("before", fed.evaluator.at_rest(1), vector)
-    fed.evaluator.scores("before", fed.evaluator.at_rest(0), torch.randn_like(vector))
-    np.random.rand()
-    assert (
-        fed.evaluator.scores("after", fed.evaluator.at_rest(1), vector).popitem()[1]
-        == first.popitem()[1]
-    )
-
-
 def test_hooks_draw_what_follows_from_client_and_round(made: Make) -> None:
     """Whatever was trained or scored in between, and in whatever order."""
     seen: list[dict[int, float]] = []

@@ -3,13 +3,11 @@ trains beside whom."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ from fl_lightning.configuration.config import Component, DataConfig
 from fl_lightning.core.client import Client
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Batch, Phase
+from fl_lightning.core.phase import Phase
 from fl_lightning.data import prepare
 from fl_lightning.data.part import ResidentPart
 from fl_lightning.engine.build import federation as build
@@ -44,7 +42,6 @@ from fl_lightning.training.executors import choice, vmap
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Loop
 from fl_lightning.training.executors.choice import make
 from fl_lightning.training.executors.feed import Feed, laid_out
-from fl_lightning.training.executors.stack import Stack
 from fl_lightning.training.executors.vmap import Vmap
 from fl_lightning.training.schedule import Length, stream
 
@@ -176,20 +173,6 @@ def check_agree(fed: Federation, make_jobs: Callable[[], list[LocalJob]]) -> lis
     return first_stretch
 
 
-@pytest.mark.sampled("pulled-")
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.7)], ids=["free", "pulled"])
-def test_they_agree_with_the_loop(
-    federation: Make, method: Method, settings: dict[str, Any]
-) -> None:
-    fed = federation(method, precision="64-true", clients=6, optimizer=settings)
-    ended = check_agree(fed, partial(jobs_of, fed))
-    assert len({fit.steps for _, fit in ended}) > 1  # clients differ in batches
-    for job, fit in ended:
-        assert (fit.coaching > 0) == isinstance(method, FedProx)
-        assert bool(job.kept) == settings.get("keep_state", False)
-
-
 def test_they_agree_where_stretches_are_short_or_empty(federation: Make) -> None:
     """A smoke run's are cut; `local`'s clients stop at different rounds."""
     fed = federation(FedProx(mu=0.7), precision="64-true", clients=6)
@@ -254,40 +237,6 @@ def test_a_client_that_diverges_spoils_nobody_else(federation: Make) -> None:
     ]
 
 
-def test_one_that_raises_leaves_all_as_they_were(federation: Make) -> None:
-    fed = federation(FedAvg())
-    jobs = jobs_of(fed)
-    before = [job.vector.clone() for job in jobs]
-    jobs[1].part = None  # type: ignore[assignment]
-    with pytest.raises(TypeError):
-        stacked(fed).train(jobs)
-    assert all(torch.equal(job.vector, vector) for job, vector in zip(jobs, before, strict=True))
-
-
-class Batches:
-    """A part whose epoch is these batches, of a job that goes through it once."""
-
-    def __init__(self, *batches: tuple[int, ...]) -> None:
-        self.batches, self.size = batches, 2
-        self.counts, self.tensors = [len(b) for b in batches], None
-
-    def feed(self) -> Feed:
-        made = Feed.__new__(Feed)
-        pairs = [
-            (torch.tensor(b, dtype=torch.float32)[:, None], torch.tensor(b)) for b in self.batches
-        ]
-        made.size, made.counts, made._tensors, made._rest = 2, self.counts, None, iter(pairs)
-        made._job = SimpleNamespace(part=SimpleNamespace(batches=lambda n: iter(pairs)))  # type: ignore[assignment]
-        return made
-
-
-def test_batches_are_laid_out() -> None:
-    x, y, weight = laid_out({0: Batches((1, 2), (3,)).feed(), 2: Batches((4,)).feed()}, 4, 0, 2)
-    assert x[..., 0].tolist() == [[[1, 2], [3, 3]], [[0, 0]] * 2, [[4, 4], [0, 0]], [[0, 0]] * 2]
-    assert torch.equal(x[..., 0].long(), y)
-    assert weight.tolist() == [[[0.5, 0.5], [1, 0]], [[0, 0]] * 2, [[1, 0], [0, 0]], [[0, 0]] * 2]
-
-
 @pytest.mark.parametrize("batch_size", [3, 4])
 def test_samples_in_memory_are_laid_out_as_they_are_trained_on(
     federation: Make, batch_size: int
@@ -309,12 +258,6 @@ def test_samples_in_memory_are_laid_out_as_they_are_trained_on(
                 assert weight[1, k].tolist() == pytest.approx(
                     [1 / len(labels)] * len(labels) + [0] * (4 - len(labels))
                 )
-
-
-def test_the_largest_batch() -> None:
-    spec = ExecutorSpec(None, (1,), 2, torch.float32, 10, [25, 25, 31, 7, 5], 5, whole_last=False)  # type: ignore[arg-type]
-    assert spec.largest_batch == 10
-    assert replace(spec, batch_size=64).largest_batch == 31
 
 
 # ---------------------------------------------------------------- which models and runs are fit
@@ -395,17 +338,6 @@ def test_a_parameter_that_the_loss_does_not_reach_stays(federation: Make) -> Non
         assert not torch.equal(other.vector, start.vector)
 
 
-def test_one_that_is_fit_is_taken(federation: Make) -> None:
-    for precision in ("32-true", "64-true", "bf16-mixed", "bf16-true"):
-        fed = federation(FedAvg(), precision=precision)
-        fed = with_model(fed, Odd("") if precision == "bf16-true" else Convolutions())
-        found, reason = made(fed, "vmap")
-        assert isinstance(found, Vmap), reason
-        jobs, results = trained(found, jobs_of(fed))
-        assert all(job.vector.isfinite().all() for job in jobs)
-        assert len(results) == 4
-
-
 def test_settings_that_are_not_fit(federation: Make) -> None:
     cases = [
         (federation(FedAvg(), net="norm"), "BatchNorm"),
@@ -415,14 +347,6 @@ def test_settings_that_are_not_fit(federation: Make) -> None:
         found, reason = made(fed, "vmap")
         assert isinstance(found, Loop)
         assert word in (reason or "")
-
-
-def test_a_stack_has_a_view_of_every_tensor(federation: Make) -> None:
-    fed = federation(FedAvg(), net="norm")
-    module = first(fed).module
-    stack = Stack(module, fed.run.config.optimizer, 3, fed.run.dtype)
-    assert {*stack.names, *stack.fixed} == {*dict(module.model.named_parameters()), *stack.fixed}
-    assert {*stack.names, *stack.fixed} == set(module.model.state_dict())
 
 
 # ---------------------------------------------------------------- in a federation
@@ -621,28 +545,6 @@ def test_auto_takes_nothing_that_it_has_measured_to_be_slower(
     assert first(fed).executor.name == best
 
 
-def test_steps_that_are_not_measured_count_too() -> None:
-    """By hand: one client has 40 batches, three have 2, and 4 of each are measured at most."""
-    assert choice.more_steps([2, 3, 4], 1) == choice.more_steps([2, 3, 4], 3) == 1
-    assert choice.more_steps([40, 2, 2, 2], 1) == 46 / 10
-    assert choice.more_steps([40, 2, 2, 2], 4) == 40 / 4
-    assert choice.more_steps([40, 2, 2, 2], 2) == 42 / 6
-    assert choice.more_steps([], 2) == 0
-
-
-def test_auto_measures_for_real(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    fed = named(federation(FedAvg(), net={"plain": 3, "norm": 1}), "auto")
-    torch.manual_seed(3)
-    state = torch.get_rng_state()
-    choose(fed)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not fed.run.states
-    held = json.loads((fed.run.folder / "executor.json").read_text())
-    assert held["executors"] == [trainer.executor.name for trainer in fed.worker.trainers]
-    assert [set(s) for s in held["seconds_by_client"]] == [{"loop", "vmap"}, set()]
-    assert "auto: loop for normnet (a client: no other is fit)" in capsys.readouterr().err
-
-
 # ----------------------------------------------- phases: masks, own rates, linear terms, own losses
 
 
@@ -711,73 +613,9 @@ def test_momentum_of_what_does_not_train_waits(federation: Make) -> None:
         torch.testing.assert_close(b, a, rtol=0, atol=1e-10)
 
 
-def test_adam_passes_over_what_does_not_train(federation: Make) -> None:
-    fed = federation(FedAvg(), optimizer={"name": "adam", "weight_decay": 0.1})
-    jobs = phase_jobs(fed, masks="alike", linear=False)
-    before = [job.vector.clone() for job in jobs]
-    trained(loop_of(fed), jobs)
-    head = fed.run.groups[0].layout.segments(head_only(fed))
-    for job, vector in zip(jobs, before, strict=True):
-        changed = torch.zeros(fed.run.groups[0].layout.size, dtype=torch.bool)
-        for s in head:
-            changed[s.start : s.stop] = True
-        assert torch.equal(job.vector[~changed], vector[~changed])
-        assert not torch.equal(job.vector, vector)
-
-
 def squared(module: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     x, y = batch
     return (module.model(x).softmax(1) - nn.functional.one_hot(y, 10)).square().sum(1).mean()
-
-
-@dataclass(frozen=True)
-class Squares(FedProx):
-    """FedProx whose clients `who` have another loss; that of client `bad` fails."""
-
-    who: tuple[int, ...] = ()
-    bad: int | None = None
-
-    def phases(self, client: Client, payload: Payload) -> list[Phase]:
-        def loss(module: Any, batch: Batch) -> Tensor:
-            if client.id == self.bad:
-                raise ArithmeticError("it burst")
-            return squared(module, batch)
-
-        [phase] = super().phases(client, payload)
-        own = replace(phase.objective, loss=loss if client.id in self.who else None)
-        return [replace(phase, objective=own)]
-
-
-def test_an_own_loss_is_left_to_the_loop(federation: Make) -> None:
-    """Bit for bit the loop's numbers; beside it the others train as ever, and if it fails, it fails
-    alone."""
-    settings: dict[str, Any] = {
-        "optimizer": {"momentum": 0.9, "keep_state": True},
-        "on_bad_client": "skip",
-    }
-
-    def after(name: str, **own: Any) -> dict[int, Any]:
-        fed = named(federation(Squares(mu=0.7, **own), **settings), name)
-        fed.prepare()
-        fed.round(1)
-        assert first(fed).executor.name == name
-        return {c: (state.vectors, state.memory) for c, state in fed.run.states.items()}
-
-    def same(one: dict[int, Any], other: dict[int, Any]) -> list[bool]:
-        return [
-            all(torch.equal(a[k], b[k]) for a, b in zip(one[c], other[c], strict=True) for k in a)
-            for c in range(4)
-        ]
-
-    plain, loop = after("vmap"), after("loop", who=(1, 2))
-    assert loop[1][1].keys() != set()
-    mixed = after("vmap", who=(1, 2))
-    assert same(mixed, plain) == [True, False, False, True]
-    assert same(mixed, loop)[1:3] == [True, True]
-    assert all(same(after("vmap", who=(0, 1, 2, 3)), after("loop", who=(0, 1, 2, 3))))
-    failed = after("vmap", who=(1, 2), bad=2)
-    assert failed.pop(2, None) is None
-    assert [same(failed | {2: mixed[2]}, mixed)[c] for c in (0, 1, 3)] == [True] * 3
 
 
 def test_an_own_loss_or_step_is_refused_by_those_that_know_the_task_loss_alone(

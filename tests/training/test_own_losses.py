@@ -4,10 +4,9 @@ loop trains."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,13 +16,9 @@ from fl_lightning.core import Client, Module, Objective, Payload, Phase, PureLos
 from fl_lightning.core.phase import Batch
 from fl_lightning.engine.federation import Federation
 from fl_lightning.methods import Method, Traits
-from fl_lightning.methods.fedrod import FedRoD
-from fl_lightning.methods.gpfl import GPFL
-from fl_lightning.methods.moon import MOON
 from fl_lightning.training.executors import own
 from fl_lightning.training.executors.base import LocalJob
-from fl_lightning.training.executors.together import Together
-from tests.training.test_together import drive, models, vmapped, whole
+from tests.training.test_together import models, vmapped, whole
 
 Make = Callable[..., Federation]
 Loss = Callable[[Tensors, Module, Batch], Tensor]
@@ -123,18 +118,6 @@ def test_a_pure_loss_is_stacked(
     assert any(len(job.part) % 24 for job in stacked)
 
 
-def test_the_terms_of_an_objective_come_to_it(federation: Make, stacked: list[LocalJob]) -> None:
-    class Pulled(Own):
-        def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
-            [phase] = super().phases(client, payload)
-            weight = np.where(client.layout.is_parameter, 0.3, 0.0)
-            pulled = replace(phase.objective, anchor=payload.vector * 0.5, proximal_weight=weight)
-            return [replace(phase, objective=pulled)]
-
-    compare(*both(federation, Pulled(of_the_head), optimizer={"momentum": 0.5}))
-    assert len(stacked) == 8
-
-
 @pytest.mark.parametrize(
     ("loss", "why"),
     [
@@ -178,24 +161,3 @@ def test_a_loss_that_is_made_for_each_client_is_refused() -> None:
 
     with pytest.raises(ValueError, match="no closure"):
         PureLoss(closure)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [MOON(), FedRoD()], ids=["MOON", "FedRoD"])
-def test_own_losses_have_the_same_bits_alone_and_among_others(
-    federation: Make, stacked: list[LocalJob], method: Method
-) -> None:
-    """Beside runs of the same method, with other seeds, and of others."""
-    changes = {"clients": 5, "optimizer": {"momentum": 0.5}, "batch_size": 16}
-    alone = vmapped(federation(method, **changes))
-    scores = whole(alone)
-    assert len(stacked) == 10
-    together = Together()
-    company = [method, Own(), method, GPFL(), method]
-    feds = [
-        vmapped(federation(one, seed=k, **changes), together) for k, one in enumerate(company, 1)
-    ]
-    feds.insert(2, vmapped(federation(method, **changes), together))
-    ended = drive(together, [lambda fed=fed: whole(fed) for fed in feds])  # type: ignore[misc]
-    assert repr(ended[2]) == repr(scores)
-    assert all(torch.equal(a, b) for a, b in zip(models(alone), models(feds[2]), strict=True))

@@ -20,7 +20,6 @@ from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.trainer import choose_executors
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import FEW, key, keys
-from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.local import Local
 from fl_lightning.training.schedule import BatchSchedule, Length, stream
 
@@ -66,21 +65,6 @@ def test_steps_go_on_where_the_stretch_before_has_ended() -> None:
         found = taken(part(), *(schedule(k, Length(steps=cut)) for k in range(30 // cut)))
         assert found == whole, cut
     assert taken(part(), *(schedule(k, Length(epochs=0.4)) for k in range(15))) == whole
-
-
-def test_augmentation_does_not_depend_on_the_cut() -> None:
-    whole = [x for x, _ in stream(part(augmented=True), schedule(0, Length(epochs=2)))]
-    cut = [
-        x for k in range(5) for x, _ in stream(part(augmented=True), schedule(k, Length(steps=2)))
-    ]
-    assert all(torch.equal(a, b) for a, b in zip(whole, cut, strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(whole[:5], whole[5:], strict=True))
-
-
-def test_an_epoch_of_at_most_some_batches() -> None:
-    found = taken(part(), schedule(0, Length(epochs=2), most_batches=2))
-    whole = taken(part(), schedule(0, Length(epochs=2)))
-    assert found == [*whole[:2], *whole[5:7]]
 
 
 def test_a_lone_last_sample_joins_its_batch() -> None:
@@ -132,24 +116,6 @@ def test_the_steps_of_an_epoch_are_an_epoch(federation: Make, name: str) -> None
         assert all(torch.equal(a, b) for a, b in zip(want, models_of(fed, name), strict=True)), (
             count
         )
-
-
-def test_vmap_takes_the_steps_of_the_loop(federation: Make) -> None:
-    """With clients of other sizes: some go through several epochs in a round, others through a part
-    of one."""
-    settings: dict[str, Any] = {
-        "local_epochs": None,
-        "local_steps": 7,
-        "precision": "64-true",
-        "rounds": 3,
-    }
-    settings["evaluation"] = {"judge": "finetuned"}
-    loop, stacked = (
-        run(federation(FedProx(mu=0.3), **settings), name) for name in ("loop", "vmap")
-    )
-    found = [fed.run.groups[0].vectors["model"] for fed in (loop, stacked)]
-    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-10)
-    assert not torch.equal(found[0], loop.run.groups[0].initial)
 
 
 def test_a_part_of_an_epoch(federation: Make) -> None:

@@ -22,7 +22,6 @@ from fl_lightning.methods.kapc import KAPC
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.training.constants import constants
-from fl_lightning.training.executors.even import WIDTHS, widened
 from fl_lightning.training.executors.replay import recorded
 from fl_lightning.training.executors.together import Shared, Together
 
@@ -167,22 +166,6 @@ def test_models_with_other_constants_train_beside_them(
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nn.LSTM(3, 4, 2),
-        lambda: nn.TransformerEncoderLayer(8, 2),
-        lambda: Scaled((1, "a", None)),
-        nn.Identity,
-    ],
-)
-def test_models_that_differ_in_what_is_trained_alone_have_equal_constants(
-    make: Callable[[], nn.Module],
-) -> None:
-    one, other = constants(make()), constants(make())
-    assert one == other and hash(one) == hash(other)
-
-
-@pytest.mark.parametrize(
     "value", [threading.Lock(), torch.zeros(2, device="meta"), lambda: 0, {"a": [threading.Lock()]}]
 )
 def test_what_cannot_be_compared_is_equal_to_itself_alone(value: Any) -> None:
@@ -266,11 +249,6 @@ def test_the_gradient_mode_is_each_runs_own() -> None:
     drive(together, [without, plain])
     assert torch.is_grad_enabled()
     assert seen == [True, False, True]
-
-
-def test_widths() -> None:
-    assert [widened(n) for n in (1, 4, 5, 9, 33, 128, 500)] == [4, 4, 8, 12, 48, 128, 128]
-    assert sorted(WIDTHS) == list(WIDTHS)
 
 
 def test_what_is_recorded_is_what_was_computed() -> None:
