@@ -281,50 +281,6 @@ def test_bits_are_asked_for_on_the_same_machine_alone(golden: ModuleType) -> Non
         assert golden.changes("new", golden.Run({}), found, held)
 
 
-def test_runs_with_parts_in_32_bits_have_a_wider_tolerance_on_another_machine(
-    golden: ModuleType,
-) -> None:
-    found, other = ({"t/x": [1.0, 2.0 + off]} for off in (0, 1e-6))
-    for machine, single, differ in (
-        ("another", True, 0),
-        ("another", False, 1),
-        (golden.machine(), True, 1),
-    ):
-        held = {
-            "machine": machine,
-            "runs": {"r": {"bits": golden.bits(found), "numbers": golden.facts(found)}},
-        }
-        assert len(golden.changes("r", golden.Run({}, single=single), other, held)) == differ
-        assert golden.changes("r", golden.Run({}, single=single), {"t/x": [1.0, 2.1]}, held)
-
-
-def test_a_run_is_written_alone_and_names_its_machine(
-    golden: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All others stay to the letter; bits of another machine are not asked for."""
-    old, text = (FOLDER / "golden.json").read_text(), golden.rewritten({}, HELD, all_=False)
-    assert text == old
-    found = {"t/x": [1.0, 2.0, 3.0, 4.0]}
-    monkeypatch.setattr(golden, "machine", lambda: "here")
-    new = json.loads(golden.rewritten({"dbe": found, "dbe-two-ranks": found}, HELD, all_=False))
-    assert new["machine"] == HELD["machine"] and new["runs"]["dbe"]["machine"] == "here"
-    assert {n: r for n, r in new["runs"].items() if n != "dbe"} == {
-        n: r for n, r in HELD["runs"].items() if n != "dbe"
-    }
-    other = {"t/x": [1.0, 2.0, 3.0, 4.0 + 1e-14]}
-    assert not golden.changes("dbe", golden.Run({}), found, new) and golden.changes(
-        "dbe", golden.Run({}), other, new
-    )
-    monkeypatch.setattr(golden, "machine", lambda: HELD["machine"])
-    assert not golden.changes("dbe", golden.Run({}), other, new)
-    all_ = json.loads(golden.rewritten({"dbe": found}, HELD, all_=True))
-    assert (
-        all_["machine"] == HELD["machine"]
-        and [*all_["runs"]] == ["dbe"]
-        and "machine" not in all_["runs"]["dbe"]
-    )
-
-
 @pytest.mark.slow
 def test_the_command_writes_and_compares(
     golden: ModuleType,
