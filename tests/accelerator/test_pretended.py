@@ -1,13 +1,8 @@
 """The pretended device is as strict as a GPU, and a run on it ends as one whose device is lost or
 full."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from pretended import STATE
-from torch import Tensor, nn
 from touchy import Body
 
 from fl_lightning.cli import main
@@ -20,12 +15,8 @@ pytestmark = pytest.mark.usefixtures("only_pretended")
 @pytest.mark.sampled("[skip]")
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 def test_a_device_that_is_lost_ends_the_run_and_no_client_is_blamed(
-    policy: str,
-    device: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    policy, device, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Body, "touch", lose)
     line = (
@@ -39,6 +30,6 @@ def test_a_device_that_is_lost_ends_the_run_and_no_client_is_blamed(
     assert "more lines" not in said and not (tmp_path / "runs" / "lost" / "failures.csv").exists()
 
 
-def lose(self: nn.Module, x: Tensor) -> Tensor:
+def lose(self, x):
     STATE.dead = self.training and len(x) > 2  # not while operations are counted
     return x

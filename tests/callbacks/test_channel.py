@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from numpy.testing import assert_allclose
 from torch import nn
 
 from fl_lightning.callbacks.channel import PARTS, FixedRate, Table4, Wireless, rate
 from fl_lightning.cli import main
-from fl_lightning.core.run import RunContext
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
@@ -25,11 +21,11 @@ from fl_lightning.results.record import RelationView, RoundRecord
 MIB = 2**20
 
 
-def run(seed: int = 0) -> Any:
+def run(seed=0):
     return SimpleNamespace(config=SimpleNamespace(seed=seed), callbacks=[], is_main=True)
 
 
-def record(sizes: dict[int, tuple[float, float]], round: int = 1, **work: float) -> RoundRecord:
+def record(sizes, round=1, **work):
     """A round of clients with their bytes down and up, and what they compute (without any `work`:
     not known)."""
     work = {name: work.get(name, 0.0) for name in CLIENT_FLOPS} if work else {}
@@ -42,9 +38,7 @@ def record(sizes: dict[int, tuple[float, float]], round: int = 1, **work: float)
     )
 
 
-def seconds(
-    channel: Any, sizes: dict[int, tuple[float, float]], round: int = 1, seed: int = 0
-) -> dict[int, list]:
+def seconds(channel, sizes, round=1, seed=0):
     """Download, compute and upload of each client."""
     made = record(sizes, round, flops_forward=0.0)
     channel.on_round_end(run(seed), made)
@@ -54,7 +48,7 @@ def seconds(
 # ---------------------------------------------------------------- fixed rates
 
 
-def test_fixed_rates_are_exact_and_the_slowest_is_the_round() -> None:
+def test_fixed_rates_are_exact_and_the_slowest_is_the_round():
     """2 and 8 Mbit/s, 50 ms: a megabyte takes 4.05 s up and 1.05 s down."""
     made = record({3: (1e6, 1e6), 5: (2e6, 1e6), 8: (0, 0)}, flops_forward=1e9, flops_penalty=5e8)
     FixedRate(2.0, 8.0, latency_ms=50, client_gflops=3.0).on_round_end(run(), made)
@@ -70,7 +64,7 @@ def test_fixed_rates_are_exact_and_the_slowest_is_the_round() -> None:
     }
 
 
-def test_computing_may_be_left_out_and_may_be_unknown() -> None:
+def test_computing_may_be_left_out_and_may_be_unknown():
     made = record({0: (8e6, 0)}, flops_forward=1e12)
     FixedRate(8.0, 8.0, client_gflops=None).on_round_end(run(), made)
     assert [made.clients[0][part] for part in PARTS] == [8.0, 0.0, 0.0]
@@ -85,11 +79,11 @@ def test_computing_may_be_left_out_and_may_be_unknown() -> None:
 # ---------------------------------------------------------------- the radio cell
 
 
-def test_shannon_by_hand() -> None:
+def test_shannon_by_hand():
     """A signal as strong as the noise: a bit a second for each hertz; 3 and 1023 times as strong: 2
     and 10."""
     one = rate(np.full(3, 1e6), np.array([1e-9, 3e-9, 1023e-9]), 1e-15)
-    np.testing.assert_allclose(one, [1e6, 2e6, 10e6])
+    assert_allclose(one, [1e6, 2e6, 10e6])
     # At 1 km: 30 dBm - 130 dB = -100 dBm, noise -170 dBm/Hz + 60 dB for a megahertz + 10 dB = -100
     # dBm: 1 bit/s/Hz, down, where the whole power of 3 MHz is shared like the band. Up 23 dB more:
     # log2(1 + 10^2.3) = 7.65.
@@ -105,10 +99,10 @@ def test_shannon_by_hand() -> None:
         far=1000.0,
     )
     got = cell.rates(run(), 1, [0, 1, 2], np.ones((3, 2)))
-    np.testing.assert_allclose(got, [[1e6, 1e6 * math.log2(1 + 10**2.3)]] * 3)
+    assert_allclose(got, [[1e6, 1e6 * math.log2(1 + 10**2.3)]] * 3)
 
 
-def test_bands_are_shared_among_those_who_use_them() -> None:
+def test_bands_are_shared_among_those_who_use_them():
     alone = seconds(Wireless(), {0: (1e6, 1e6)})[0]
     idle = seconds(Wireless(), {0: (1e6, 1e6), 1: (0, 0)})
     assert idle == {0: alone, 1: [0.0, 0.0, 0.0]}
@@ -122,20 +116,18 @@ def test_bands_are_shared_among_those_who_use_them() -> None:
     assert uneven[1][2] == pytest.approx(24e6 / bits[1])
     noise = 10 ** ((-174 + 5.9) / 10 - 3)
     received = 10 ** ((23 - 128.1 + 37.6) / 10 - 3)  # at a tenth of a kilometre
-    np.testing.assert_allclose(
-        bits, rate(np.array([0.25, 0.75]) * 28.6e6, np.array([received]), noise)
-    )
+    assert_allclose(bits, rate(np.array([0.25, 0.75]) * 28.6e6, np.array([received]), noise))
 
 
-def test_fading_is_one_on_average() -> None:
+def test_fading_is_one_on_average():
     still, moving = Wireless(), Wireless(fading=True)
     ratios = np.array([moving.gains(0, t, 5) / still.gains(0, t, 5) for t in range(4000)])
-    np.testing.assert_allclose(ratios.mean(axis=0), 1.0, atol=0.06)  # four standard errors
+    assert_allclose(ratios.mean(axis=0), 1.0, atol=0.06)  # four standard errors
     assert abs(np.corrcoef(ratios.T)[0, 1]) < 0.06  # up and down fade apart
     assert np.mean(ratios < math.log(2)) == pytest.approx(0.5, abs=0.03)  # the exponential's median
 
 
-def test_the_defaults_give_the_journals_times() -> None:
+def test_the_defaults_give_the_journals_times():
     """ResNet-18, 10 of 100 clients, 42.654 MiB each way: 19.28 s up and 7.16 s down for the slowest
     (Table 5)."""
     made = []
@@ -153,7 +145,7 @@ def test_the_defaults_give_the_journals_times() -> None:
 # ---------------------------------------------------------------- the journal's Table 4
 
 
-def test_table_4_by_hand() -> None:
+def test_table_4_by_hand():
     """Client 2's own draws, put into Shannon's formula; the server's 50 MHz and 30 dBm shared by
     two receivers."""
     cell, table, sizes = (
@@ -172,7 +164,7 @@ def test_table_4_by_hand() -> None:
             share * 50e6 * math.log2(1 + share * gain / (share * 50e6 * noise * down)),
             hertz * math.log2(1 + watts * gain / (hertz * noise * up)),
         ]
-        np.testing.assert_allclose(got[k], want)
+        assert_allclose(got[k], want)
     alone = cell.rates(run(5), 3, [2], sizes[:1])
     assert alone[0, 1] == got[0, 1] and alone[0, 0] == pytest.approx(2 * got[0, 0])
 
@@ -180,7 +172,7 @@ def test_table_4_by_hand() -> None:
 # ---------------------------------------------------------------- in a run
 
 
-def test_two_channels_are_refused(make_run: Callable[..., RunContext]) -> None:
+def test_two_channels_are_refused(make_run):
     two = make_run(callbacks=[FixedRate(), Wireless()])
     with pytest.raises(BadInput, match=r"callbacks: .fixedrate, wireless. .*one channel at a time"):
         two.callbacks[0].on_fit_start(two)
@@ -201,10 +193,10 @@ def test_two_channels_are_refused(make_run: Callable[..., RunContext]) -> None:
         (lambda: Wireless(far=10.0), r"wireless\.far: 10\.0 .*at least near = 35"),
         (lambda: Wireless(upload_mhz=math.inf), r"wireless\.upload_mhz"),
         (lambda: Wireless(client_dbm=1e4), r"wireless\.client_dbm"),
-        (lambda: Wireless(shares="fair"), r"wireless\.shares: .fair. .*one of equal, bytes"),  # type: ignore[arg-type]
+        (lambda: Wireless(shares="fair"), r"wireless\.shares: .fair. .*one of equal, bytes"),
     ],
 )
-def test_bad_values_are_named(make: Callable[[], object], message: str) -> None:
+def test_bad_values_are_named(make, message):
     with pytest.raises(BadInput, match=message):
         make()
 
@@ -217,11 +209,11 @@ class Normed(nn.Module):
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
         self.out = nn.Linear(16, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.out(self.body(x))
 
 
-def test_all_bytes_count_and_nothing_sent_takes_no_time(fit: Callable[..., Path]) -> None:
+def test_all_bytes_count_and_nothing_sent_takes_no_time(fit):
     channel = (
         "--callbacks fixedrate --callbacks.fixedrate.upload_mbit 1.0 "
         "--callbacks.fixedrate.download_mbit 1.0"
@@ -238,9 +230,7 @@ def test_all_bytes_count_and_nothing_sent_takes_no_time(fit: Callable[..., Path]
 
 @pytest.mark.sampled("table4")
 @pytest.mark.parametrize("channel", ["fitted", "table4"])
-def test_resumed_as_if_never_broken_off(
-    channel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_as_if_never_broken_off(channel, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = "--config kapc_exact_digits --loggers null --callbacks.heatmaps null"
     flags += (

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +40,7 @@ DATA = SimpleNamespace(
 )
 
 
-def config_of(seed: int = 3, rounds: int = 3, **data: Any) -> Config:
+def config_of(seed=3, rounds=3, **data):
     federation = FederationConfig(rounds=rounds, clients=2)
     kapc = Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.5})
     return Config(
@@ -51,9 +48,7 @@ def config_of(seed: int = 3, rounds: int = 3, **data: Any) -> Config:
     )
 
 
-def run_of(
-    folder: Path, resumed_from: int = 0, is_main: bool = True, rounds: int = 3
-) -> SimpleNamespace:
+def run_of(folder, resumed_from=0, is_main=True, rounds=3):
     folder.mkdir(exist_ok=True)
     return SimpleNamespace(
         is_main=is_main,
@@ -68,7 +63,7 @@ def run_of(
     )
 
 
-def record(round: int) -> RoundRecord:
+def record(round):
     metrics = {"mean_accuracy": round / 4, "upload_bytes": 10 * round}
     return RoundRecord(
         round,
@@ -83,7 +78,7 @@ def record(round: int) -> RoundRecord:
     )
 
 
-def log(logger, run, rounds) -> dict:
+def log(logger, run, rounds):
     logger.on_fit_start(run)
     for round in rounds:
         logger.on_round_end(run, record(round))
@@ -101,7 +96,7 @@ def log(logger, run, rounds) -> dict:
 # ---------------------------------------------------------------- TensorBoard
 
 
-def read_events(folder: Path):
+def read_events(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(
@@ -111,7 +106,7 @@ def read_events(folder: Path):
     return events
 
 
-def test_tensorboard_holds_scalars_and_pictures(tmp_path) -> None:
+def test_tensorboard_holds_scalars_and_pictures(tmp_path):
     log(TensorBoard(), run_of(tmp_path), [1, 2])
     events = read_events(tmp_path)
     assert [(e.step, e.value) for e in events.Scalars("accuracy/own_judge_mean")] == [
@@ -124,7 +119,7 @@ def test_tensorboard_holds_scalars_and_pictures(tmp_path) -> None:
     ]
 
 
-def test_tensorboard_goes_on_after_a_resume_without_doubles(tmp_path) -> None:
+def test_tensorboard_goes_on_after_a_resume_without_doubles(tmp_path):
     first = TensorBoard()
     first.on_fit_start(run_of(tmp_path))
     for round in (1, 2):
@@ -134,7 +129,7 @@ def test_tensorboard_goes_on_after_a_resume_without_doubles(tmp_path) -> None:
     assert [e.step for e in read_events(tmp_path).Scalars("accuracy/own_judge_mean")] == [1, 2, 3]
 
 
-def test_tensorboard_begun_again_before_a_first_checkpoint_has_no_doubles(tmp_path) -> None:
+def test_tensorboard_begun_again_before_a_first_checkpoint_has_no_doubles(tmp_path):
     first = TensorBoard()
     first.on_fit_start(run_of(tmp_path))
     first.on_round_end(run_of(tmp_path), record(1))
@@ -147,7 +142,7 @@ def test_tensorboard_begun_again_before_a_first_checkpoint_has_no_doubles(tmp_pa
 
 
 @pytest.fixture
-def wandb_alone(tmp_path, monkeypatch) -> Iterator[None]:
+def wandb_alone(tmp_path, monkeypatch):
     """W&B without this machine's keys and settings, and without the network."""
     import wandb
 
@@ -164,7 +159,7 @@ def wandb_alone(tmp_path, monkeypatch) -> Iterator[None]:
     wandb.teardown()
 
 
-def read_records(file: Path) -> list:
+def read_records(file):
     """The records of a `.wandb` file: a log of blocks of 32 KiB, with chunks of (checksum, length,
     kind, bytes)."""
     from wandb.proto.wandb_internal_pb2 import Record
@@ -183,7 +178,7 @@ def read_records(file: Path) -> list:
     return records
 
 
-def sent(offline: Path, kind: str) -> list[Any]:
+def sent(offline, kind):
     """What an offline run holds of one kind: `history`, `summary`, `config`, `metric`, `run`,
     `artifact`."""
     import wandb
@@ -193,22 +188,22 @@ def sent(offline: Path, kind: str) -> list[Any]:
     return [getattr(r, kind) for r in read_records(file) if r.WhichOneof("record_type") == kind]
 
 
-def items(entries: Any) -> dict[str, str]:
+def items(entries):
     return {item.key or "/".join(item.nested_key): item.value_json for item in entries}
 
 
-def history(offline: Path) -> list[dict[str, str]]:
+def history(offline):
     return [items(row.item) for row in sent(offline, "history")]
 
 
-def offline_runs(folder: Path) -> list[Path]:
+def offline_runs(folder):
     return sorted(
         (folder / "wandb").glob("offline-run-*"), key=lambda path: path.stat().st_ctime_ns
     )
 
 
 @pytest.mark.usefixtures("wandb_alone")
-def test_an_offline_run_says_what_it_is_and_keeps_its_tables(tmp_path) -> None:
+def test_an_offline_run_says_what_it_is_and_keeps_its_tables(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.append(record(1))
     folder.write_final([0.1, 0.2], models=["after", "before"])
@@ -253,7 +248,7 @@ def test_an_offline_run_says_what_it_is_and_keeps_its_tables(tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("wandb_alone")
-def test_a_resumed_offline_run_is_whole_under_the_same_id(tmp_path) -> None:
+def test_a_resumed_offline_run_is_whole_under_the_same_id(tmp_path):
     folder = RunFolder(tmp_path / "run")
     log(WandB(mode="offline"), run_of(folder.path), [1, 2])
     for round in (1, 2):
@@ -271,7 +266,7 @@ def test_a_resumed_offline_run_is_whole_under_the_same_id(tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("wandb_alone")
-def test_losing_wandb_midway_does_not_stop_the_training(tmp_path, capfd) -> None:
+def test_losing_wandb_midway_does_not_stop_the_training(tmp_path, capfd):
     logger, run = WandB(mode="offline"), run_of(tmp_path / "run")
     logger.on_fit_start(run)
     capfd.readouterr()
@@ -286,7 +281,7 @@ def test_losing_wandb_midway_does_not_stop_the_training(tmp_path, capfd) -> None
 
 
 @pytest.mark.usefixtures("wandb_alone")
-def test_a_key_that_cannot_be_used_is_never_shown(tmp_path, capfd, monkeypatch) -> None:
+def test_a_key_that_cannot_be_used_is_never_shown(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "not a key")
     assert connection.possible_mode()[0] == "offline"
     with pytest.raises(BadInput) as caught:
@@ -310,8 +305,8 @@ class Online:
             "https://here.example/abc123",
             "wandb/run-abc123/files",
         )
-        self.rows: list[dict] = []
-        self.asked: list[dict] = []
+        self.rows = []
+        self.asked = []
 
     def init(self, **asked):
         self.asked.append(asked)
@@ -320,15 +315,15 @@ class Online:
         self.offline = asked["mode"] == "offline"
         return self
 
-    def log(self, row, step, commit) -> None:
+    def log(self, row, step, commit):
         assert (step, commit) == (row["round"], True)
         self.rows.append(row)
 
-    def define_metric(self, *args, **kwargs) -> None: ...
+    def define_metric(self, *args, **kwargs): ...
 
-    def log_artifact(self, artifact) -> None: ...
+    def log_artifact(self, artifact): ...
 
-    def finish(self, exit_code) -> None:
+    def finish(self, exit_code):
         raise TimeoutError
 
 
@@ -337,7 +332,7 @@ def online(monkeypatch):
     """Makes W&B's server answer with the given run."""
     import wandb
 
-    def answer_with(run: Online) -> Online:
+    def answer_with(run):
         monkeypatch.setattr(wandb, "init", run.init)
         monkeypatch.setattr(connection, "possible_mode", lambda: ("online", ""))
         return run
@@ -345,7 +340,7 @@ def online(monkeypatch):
     return answer_with
 
 
-def test_a_resumed_online_run_gets_what_the_server_lacks(tmp_path, online, capfd) -> None:
+def test_a_resumed_online_run_gets_what_the_server_lacks(tmp_path, online, capfd):
     folder = RunFolder(tmp_path)
     for round in (1, 2):
         folder.append(record(round))
@@ -362,7 +357,7 @@ def test_a_resumed_online_run_gets_what_the_server_lacks(tmp_path, online, capfd
     ]
 
 
-def test_sums_go_on_over_rounds_that_the_server_has_and_are_trained_again(tmp_path, online) -> None:
+def test_sums_go_on_over_rounds_that_the_server_has_and_are_trained_again(tmp_path, online):
     """After a kill the server may have rounds beyond the checkpoint."""
     folder = RunFolder(tmp_path)
     for round in (1, 2):
@@ -375,9 +370,7 @@ def test_sums_go_on_over_rounds_that_the_server_has_and_are_trained_again(tmp_pa
     assert row["round"] == 5 and mib == pytest.approx(10 * (1 + 2 + 3 + 4 + 5) / 2**20)
 
 
-def test_a_server_that_refuses_means_offline_and_the_key_stays_unsaid(
-    tmp_path, online, capfd
-) -> None:
+def test_a_server_that_refuses_means_offline_and_the_key_stays_unsaid(tmp_path, online, capfd):
     server = online(Online({}, refuses=("online",)))
     log(WandB(), run_of(tmp_path), [1])
     assert [asked["mode"] for asked in server.asked] == ["online", "offline"]
@@ -387,7 +380,7 @@ def test_a_server_that_refuses_means_offline_and_the_key_stays_unsaid(
     assert KEY not in said
 
 
-def test_training_goes_on_without_any_wandb_unless_it_was_demanded(tmp_path, online, capfd) -> None:
+def test_training_goes_on_without_any_wandb_unless_it_was_demanded(tmp_path, online, capfd):
     online(Online({}, refuses=("online", "offline")))
     assert "wandb" not in log(WandB(), run_of(tmp_path), [1])
     assert (
@@ -409,9 +402,7 @@ def test_training_goes_on_without_any_wandb_unless_it_was_demanded(tmp_path, onl
         ({"WANDB_MODE": "disabled"}, True, "disabled", "W&B is set to disabled"),
     ],
 )
-def test_the_mode_is_decided_up_front(
-    environment, answers, mode, reason, monkeypatch, capfd
-) -> None:
+def test_the_mode_is_decided_up_front(environment, answers, mode, reason, monkeypatch, capfd):
     monkeypatch.setenv("WANDB_BASE_URL", "https://here.example")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -423,7 +414,7 @@ def test_the_mode_is_decided_up_front(
 
 
 @pytest.mark.usefixtures("wandb_alone")
-def test_a_key_in_netrc_counts(tmp_path, monkeypatch) -> None:
+def test_a_key_in_netrc_counts(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_BASE_URL", "https://here.example")
     monkeypatch.setattr(connection, "answers", lambda host, port: True)
     (tmp_path / "netrc").write_text(f"machine here.example\n  login user\n  password {KEY}\n")
@@ -441,7 +432,7 @@ OTHERS = {
 }
 
 
-def identity(folder: Path) -> str:
+def identity(folder):
     """Id of the offline run in a run folder: of its file, which W&B has named after it."""
     assert [run.name.rpartition("-")[2] for run in offline_runs(folder)] == [
         (folder / "wandb_id.txt").read_text()[:-1]
@@ -450,7 +441,7 @@ def identity(folder: Path) -> str:
 
 
 @pytest.mark.usefixtures("wandb_alone")
-def test_a_run_has_its_own_id_whatever_the_environment_holds(tmp_path, monkeypatch, capfd) -> None:
+def test_a_run_has_its_own_id_whatever_the_environment_holds(tmp_path, monkeypatch, capfd):
     for name, value in (OTHERS | {"WANDB_DIR": str(tmp_path / "theirs")}).items():
         monkeypatch.setenv(name, value)
     log(WandB(mode="offline"), run_of(tmp_path / "a"), [1])
@@ -467,7 +458,7 @@ def test_a_run_has_its_own_id_whatever_the_environment_holds(tmp_path, monkeypat
 # W&B leaves the agent's file open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("wandb_alone")
-def test_the_run_that_an_agent_has_started_has_the_agents_id(tmp_path, monkeypatch) -> None:
+def test_the_run_that_an_agent_has_started_has_the_agents_id(tmp_path, monkeypatch):
     """The next one of the same process has its own."""
     file = tmp_path / "wandb" / "sweep-sw" / "config-trial1.yaml"
     file.parent.mkdir(parents=True)
@@ -480,7 +471,7 @@ def test_the_run_that_an_agent_has_started_has_the_agents_id(tmp_path, monkeypat
     assert identity(tmp_path / "b") != "trial1"
 
 
-def test_the_users_variables_are_heeded(tmp_path, online, monkeypatch) -> None:
+def test_the_users_variables_are_heeded(tmp_path, online, monkeypatch):
     for name in ("PROJECT", "RUN_GROUP", "JOB_TYPE"):
         monkeypatch.setenv(f"WANDB_{name}", f"my {name}")
     server = online(Online({}))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 from types import SimpleNamespace
 
@@ -18,7 +16,7 @@ class KAPC:
     pass
 
 
-def run_of(tmp_path, resumed_from: int = 0, is_main: bool = True) -> SimpleNamespace:
+def run_of(tmp_path, resumed_from=0, is_main=True):
     return SimpleNamespace(
         is_main=is_main,
         folder=tmp_path,
@@ -32,7 +30,7 @@ def run_of(tmp_path, resumed_from: int = 0, is_main: bool = True) -> SimpleNames
     )
 
 
-def record(round: int, accuracy: float | None) -> RoundRecord:
+def record(round, accuracy):
     metrics = {
         "train_loss": 0.5,
         "seconds": 2.0,
@@ -54,14 +52,14 @@ def record(round: int, accuracy: float | None) -> RoundRecord:
     )
 
 
-def show(run, shown: Progress, accuracies: dict[int, float | None], ended: bool = True) -> None:
+def show(run, shown, accuracies, ended=True):
     shown.on_fit_start(run)
     for round, accuracy in accuracies.items():
         shown.on_round_start(run, round, [0, 1])
         for client in (0, 1):
             shown.on_client_end(run, client)
         shown.on_round_end(run, record(round, accuracy))
-    summary: dict = {}
+    summary = {}
     if ended:
         shown.on_fit_end(run, summary)
         summary |= {
@@ -74,12 +72,12 @@ def show(run, shown: Progress, accuracies: dict[int, float | None], ended: bool 
     shown.on_close(run)
 
 
-def cells(text: str, label: str) -> list[str]:
+def cells(text, label):
     (line,) = [line for line in text.splitlines() if label in line]
     return line.replace("│", " ").partition(label)[2].split()
 
 
-def test_without_a_terminal_one_plain_line_a_round(tmp_path, capsys) -> None:
+def test_without_a_terminal_one_plain_line_a_round(tmp_path, capsys):
     show(run_of(tmp_path), Progress(), {1: 0.5, 2: None, 3: 0.25})
     assert capsys.readouterr().err.splitlines() == [
         "round 1/3: mean accuracy 0.5000 (best 0.5000 in round 1), loss 0.5000, 2.0 s",
@@ -88,9 +86,7 @@ def test_without_a_terminal_one_plain_line_a_round(tmp_path, capsys) -> None:
     ]
 
 
-def test_a_line_costs_the_same_however_many_rounds_there_have_been(
-    tmp_path, capsys, monkeypatch
-) -> None:
+def test_a_line_costs_the_same_however_many_rounds_there_have_been(tmp_path, capsys, monkeypatch):
     looked, found = [], progress.best
     monkeypatch.setattr(progress, "best", lambda rows: looked.append(len(rows)) or found(rows))
     accuracies = {t: t / 50 if t < 30 else (t - 20) / 50 for t in range(1, 50)}
@@ -101,7 +97,7 @@ def test_a_line_costs_the_same_however_many_rounds_there_have_been(
     assert [int(line.partition(" in round ")[2].partition(")")[0]) for line in lines] == bests
 
 
-def test_a_round_without_a_step_has_no_loss(tmp_path, capsys) -> None:
+def test_a_round_without_a_step_has_no_loss(tmp_path, capsys):
     progress, idle = Progress(), record(1, 0.5)
     del idle.metrics["train_loss"]
     progress.on_fit_start(run := run_of(tmp_path))
@@ -112,7 +108,7 @@ def test_a_round_without_a_step_has_no_loss(tmp_path, capsys) -> None:
     )
 
 
-def test_the_table_tells_best_last_and_the_judge(tmp_path, capsys) -> None:
+def test_the_table_tells_best_last_and_the_judge(tmp_path, capsys):
     show(run_of(tmp_path), Progress(), {1: 0.5, 2: None, 3: 0.25})
     out = capsys.readouterr().out
     assert "KAPC, 4 clients, 3 rounds" in out
@@ -127,7 +123,7 @@ def test_the_table_tells_best_last_and_the_judge(tmp_path, capsys) -> None:
     assert "global model" not in out
 
 
-def test_a_resumed_run_counts_what_was_before(tmp_path, capsys) -> None:
+def test_a_resumed_run_counts_what_was_before(tmp_path, capsys):
     folder = RunFolder(tmp_path)
     for round, accuracy in ((1, 0.75), (2, 0.125)):  # round 2 will be run again
         folder.append(record(round, accuracy))
@@ -138,7 +134,7 @@ def test_a_resumed_run_counts_what_was_before(tmp_path, capsys) -> None:
     assert "3.0 MiB up" in said.out
 
 
-def test_a_terminal_gets_a_bar_that_moves_with_the_clients(tmp_path) -> None:
+def test_a_terminal_gets_a_bar_that_moves_with_the_clients(tmp_path):
     progress, run = Progress(), run_of(tmp_path)
     screen = io.StringIO()
     progress._console = Console(file=screen, force_terminal=True, width=120)

@@ -1,20 +1,16 @@
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import FederatedData, Part, prepare
+from fl_lightning.data import FederatedData, prepare
 from fl_lightning.data import federated as module
 from fl_lightning.data.part import LoadedPart, ResidentPart, TargetPart
 
 
-def arrays(folder: Path, size: int = 300, shape: tuple[int, ...] = (12, 12, 3)) -> str:
+def arrays(folder, size=300, shape=(12, 12, 3)):
     rng = np.random.default_rng(0)
     np.savez(
         folder / "a.npz",
@@ -26,20 +22,18 @@ def arrays(folder: Path, size: int = 300, shape: tuple[int, ...] = (12, 12, 3)) 
     return str(folder / "a.npz")
 
 
-def draw(seed: int) -> torch.Generator:
+def draw(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def collect(part: Part, **options: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def collect(part, **options):
     return list(part.batches(7, **options))
 
 
 @pytest.mark.parametrize("augment", ["none", "flip", "crop_flip"])
 @pytest.mark.parametrize("partition", ["dirichlet", "rotated"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_loader_and_resident_give_the_same_bits(
-    augment: Any, partition: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_loader_and_resident_give_the_same_bits(augment, partition, dtype, tmp_path):
     config = DataConfig(
         root=arrays(tmp_path), partition=partition, augment=augment, validation=0.1, alpha=1.0
     )
@@ -67,7 +61,7 @@ def test_loader_and_resident_give_the_same_bits(
                     assert y.dtype == torch.int64
 
 
-def test_no_part_touches_the_global_random_state(tmp_path: Path) -> None:
+def test_no_part_touches_the_global_random_state(tmp_path):
     for resident in ("always", "never"):
         data = prepare(
             DataConfig(root=arrays(tmp_path), augment="crop_flip", resident=resident), 3, 0
@@ -78,13 +72,13 @@ def test_no_part_touches_the_global_random_state(tmp_path: Path) -> None:
         assert torch.equal(before, torch.get_rng_state())
 
 
-def first(part: Part) -> torch.Tensor:
+def first(part):
     return torch.cat([x for x, _ in part.batches(1000)])
 
 
 @pytest.mark.parametrize("resident", ["always", "never"])
 @pytest.mark.parametrize("augment", ["none", "flip"])
-def test_targets_stay_with_their_samples(resident: Any, augment: Any, tmp_path: Path) -> None:
+def test_targets_stay_with_their_samples(resident, augment, tmp_path):
     """In any order, in parts, and where inputs are augmented, which they are as without targets."""
     train = (
         prepare(DataConfig(root=arrays(tmp_path), augment=augment, resident=resident), 3, 0)
@@ -94,9 +88,7 @@ def test_targets_stay_with_their_samples(resident: Any, augment: Any, tmp_path: 
     labels = torch.cat([y for _, y in train.batches(1000)])
     part = TargetPart(train, torch.stack([labels, torch.arange(len(labels))], 1).double())
     for only in (slice(None), slice(1, 3)):
-        options: list[Any] = [
-            {"generator": draw(5), "augment": draw(6), "only": only} for _ in range(3)
-        ]
+        options = [{"generator": draw(5), "augment": draw(6), "only": only} for _ in range(3)]
         plain, ours, shuffled = (
             list(p.batches(2, **o)) for p, o in zip((train, part, part), options, strict=True)
         )
@@ -123,9 +115,7 @@ def test_targets_stay_with_their_samples(resident: Any, augment: Any, tmp_path: 
         (0, 4, True, []),
     ],
 )
-def test_batch_sizes(
-    resident: Any, samples: int, batch: int, whole_last: bool, sizes: list[int]
-) -> None:
+def test_batch_sizes(resident, samples, batch, whole_last, sizes):
     pool = module.Samples(
         torch.zeros(10, 3), torch.zeros(10, dtype=torch.int64), torch.zeros(3), torch.ones(3)
     )
@@ -138,7 +128,7 @@ def test_batch_sizes(
     assert len(part) == samples
 
 
-def test_augmentation_changes_training_data_only(tmp_path: Path) -> None:
+def test_augmentation_changes_training_data_only(tmp_path):
     data = prepare(DataConfig(root=arrays(tmp_path), augment="flip", validation=0.2), 2, 0).client(
         0
     )
@@ -154,14 +144,14 @@ def test_augmentation_changes_training_data_only(tmp_path: Path) -> None:
     assert torch.equal(first(data.train), plain)  # nothing was changed in place
 
 
-def test_auto_residency_asks_how_much_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_residency_asks_how_much_fits(monkeypatch):
     samples = 1797 * 64 * 4
     for free, kind in ((2 * samples, ResidentPart), (2 * samples - 1, LoadedPart)):
         monkeypatch.setattr(module, "free_bytes", lambda device, free=free: free)
         assert isinstance(prepare(DataConfig(), 4, 0).client(0).train, kind)
 
 
-def test_rotation_turns_every_part(tmp_path: Path) -> None:
+def test_rotation_turns_every_part(tmp_path):
     config = DataConfig(root=arrays(tmp_path), partition="rotated", validation=0.1)
     turned, plain = prepare(config, 4, 0), prepare(replace(config, partition="iid"), 4, 0)
     for i in range(4):  # 0, 90, 180, 270 degrees counter-clockwise move every pixel onto another

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -16,13 +14,13 @@ FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> str:
+def two(tmp_path):
     for name in ("DejaVuSans.ttf", "STIXGeneral.ttf"):
         shutil.copy(FONTS / name, tmp_path)
     return str(tmp_path)
 
 
-def test_a_typeface_is_a_group_and_draws_each_character_in_several_ways(two: str) -> None:
+def test_a_typeface_is_a_group_and_draws_each_character_in_several_ways(two):
     source = glyphs.load(DataConfig(root=two))
     assert (
         source.group_names == ["DejaVuSans", "STIXGeneral"]
@@ -45,7 +43,7 @@ def test_a_typeface_is_a_group_and_draws_each_character_in_several_ways(two: str
     assert np.corrcoef(plain.ravel(), other.ravel())[0, 1] < 0.8
 
 
-def test_what_is_no_typeface(tmp_path: Path, two: str) -> None:
+def test_what_is_no_typeface(tmp_path, two):
     with pytest.raises(Absent, match=r"data\.root: 'none' .*\.ttf or \.otf"):
         glyphs.load(DataConfig(root="none"))
     shutil.copy(FONTS / "STIXSizOneSymReg.ttf", two)

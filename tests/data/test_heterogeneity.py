@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -12,9 +10,7 @@ from fl_lightning.data.part import Samples
 MEASURES = ("jensen_shannon", "hellinger", "feature_shift", "feature_shift_within")
 
 
-def federated(
-    x: torch.Tensor, y: list[int], owners: list[int], classes: int, vocabulary: int = 0
-) -> FederatedData:
+def federated(x, y, owners, classes, vocabulary=0):
     """Client i holds the samples that `owners` gives it."""
     shares = [np.flatnonzero(np.array(owners) == c) for c in range(max(owners) + 1)]
     samples = Samples(x, torch.tensor(y), torch.zeros(x.shape[1]), torch.ones(x.shape[1]))
@@ -24,7 +20,7 @@ def federated(
     )
 
 
-def test_label_mixes_by_hand() -> None:
+def test_label_mixes_by_hand():
     """Client 0 has class 0 alone, 1 has both alike, 2 has class 1 alone."""
     data = federated(torch.zeros(8, 3), [0, 0, 0, 1, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2, 2], 2)
     pairs = heterogeneity.measure(data).pairs
@@ -44,7 +40,7 @@ def test_label_mixes_by_hand() -> None:
     assert np.isnan(within).tolist() == [[False, False, True], [False] * 3, [True, False, False]]
 
 
-def test_a_shift_of_inputs_is_in_deviations_and_not_made_by_label_mixes() -> None:
+def test_a_shift_of_inputs_is_in_deviations_and_not_made_by_label_mixes():
     draws = torch.Generator().manual_seed(0)
     y = torch.arange(400) % 2
     x = torch.randn(400, 6, generator=draws) + 8 * y[:, None]  # two classes far from each other
@@ -68,7 +64,7 @@ def test_a_shift_of_inputs_is_in_deviations_and_not_made_by_label_mixes() -> Non
     assert shifted["heterogeneity_jensen_shannon"] == alike["heterogeneity_jensen_shannon"] == 0
 
 
-def test_texts_are_compared_by_their_tokens() -> None:
+def test_texts_are_compared_by_their_tokens():
     x = torch.tensor([[1, 2, 1], [2, 1, 2], [5, 5, 5], [5, 5, 5]])
     found = heterogeneity.measure(federated(x, [0, 0, 0, 0], [0, 0, 1, 1], 6, vocabulary=6)).pairs[
         "feature_shift"
@@ -79,11 +75,11 @@ def test_texts_are_compared_by_their_tokens() -> None:
 @pytest.mark.parametrize(
     ("sizes", "gini"), [([5, 5, 5], 0), ([0, 0, 9], 2 / 3), ([1, 3], 0.25), ([0], 0)]
 )
-def test_the_gini_coefficient(sizes: list[int], gini: float) -> None:
+def test_the_gini_coefficient(sizes, gini):
     assert heterogeneity.gini(np.array(sizes)) == pytest.approx(gini)
 
 
-def test_of_many_clients_some_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_clients_some_are_compared(monkeypatch):
     monkeypatch.setattr(heterogeneity, "MOST_CLIENTS", 4)
     found = heterogeneity.measure(prepare(DataConfig(partition="iid"), 20, 0))
     assert found.clients == [0, 6, 13, 19]

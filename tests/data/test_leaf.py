@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +9,7 @@ from fl_lightning.data.source import Absent
 from fl_lightning.foundation.errors import BadInput
 
 
-def write(
-    folder: Path, part: str, users: dict[str, tuple[list[Any], list[Any]]], name: str = "all_data_0"
-) -> None:
+def write(folder, part, users, name="all_data_0"):
     """A file as LEAF's scripts write it."""
     (folder / part).mkdir(parents=True, exist_ok=True)
     held = {
@@ -26,20 +20,20 @@ def write(
     (folder / part / f"{name}.json").write_text(json.dumps(held))
 
 
-def images(user: int, count: int) -> tuple[list[Any], list[Any]]:
+def images(user, count):
     x = np.full((count, 784), 1.0)
     x[:, 0], x[:, 1] = user / 10, np.arange(count) / 100
     return x.tolist(), [(user + k) % 4 for k in range(count)]
 
 
-def femnist(folder: Path) -> str:
+def femnist(folder):
     write(folder, "train", {"f1": images(1, 12), "f0": images(0, 16)})
     write(folder, "train", {"f2": images(2, 14)}, "all_data_1")
     write(folder, "test", {"f0": images(0, 4), "f1": images(1, 3), "f2": images(2, 2)})
     return str(folder)
 
 
-def test_femnist(tmp_path: Path) -> None:
+def test_femnist(tmp_path):
     root = femnist(tmp_path)
     source = leaf.load(DataConfig(source="leaf", root=root))
     assert source.group_names == ["f0", "f1", "f2"] and source.class_names == ["0", "1", "2", "3"]
@@ -64,7 +58,7 @@ def test_femnist(tmp_path: Path) -> None:
     assert prepare(validated, 3, 0).test_sizes == [3, 2, 2]
 
 
-def test_one_folder_is_split_within_each_user(tmp_path: Path) -> None:
+def test_one_folder_is_split_within_each_user(tmp_path):
     write(tmp_path, ".", {"a": images(0, 20), "b": images(1, 10)})
     source = leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
     assert source.test.groups is not None and np.bincount(source.test.groups).tolist() == [4, 2]
@@ -74,7 +68,7 @@ def test_one_folder_is_split_within_each_user(tmp_path: Path) -> None:
 LINES = ["the quick ", "he quick b", "e quick br", " quick bro"]
 
 
-def test_shakespeare(tmp_path: Path) -> None:
+def test_shakespeare(tmp_path):
     write(
         tmp_path,
         "train",
@@ -135,13 +129,13 @@ def test_shakespeare(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_samples_are_named(users: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_bad_samples_are_named(users, message, tmp_path):
     write(tmp_path, ".", users)
     with pytest.raises(BadInput, match=rf"data\.root: .*{message}"):
         leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
 
 
-def test_bad_files_are_named(tmp_path: Path) -> None:
+def test_bad_files_are_named(tmp_path):
     config = DataConfig(source="leaf", root=str(tmp_path))
     with pytest.raises(Absent, match=r"there is no \.json file"):
         leaf.load(config)
@@ -172,9 +166,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         leaf.load(config)
 
 
-def test_users_without_training_samples_are_left_out_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_users_without_training_samples_are_left_out_in_a_line(tmp_path, capsys):
     write(tmp_path, "train", {"f0": images(0, 16), "f1": ([], []), "f2": images(2, 14)})
     write(tmp_path, "test", {"f0": images(0, 4), "f1": images(1, 3), "f2": images(2, 2)})
     source = leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
@@ -183,7 +175,7 @@ def test_users_without_training_samples_are_left_out_in_a_line(
     assert line in capsys.readouterr().err
 
 
-def test_a_user_without_test_samples_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_a_user_without_test_samples_is_named_with_what_to_do(tmp_path):
     write(tmp_path, "train", {"f0": images(0, 16), "f1": images(1, 16)})
     write(tmp_path, "test", {"f0": images(0, 4), "f1": ([], [])})
     config = DataConfig(source="leaf", root=str(tmp_path), partition="natural")

@@ -1,20 +1,14 @@
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import FederatedData, prepare, public
+from fl_lightning.data import prepare, public
 from fl_lightning.foundation.errors import BadInput
 
 
-def arrays(
-    folder: Path, name: str = "a.npz", shape: tuple[int, ...] = (4, 4), dtype: Any = np.uint8
-) -> str:
+def arrays(folder, name="a.npz", shape=(4, 4), dtype=np.uint8):
     rng = np.random.default_rng(len(name))
     x = rng.integers(0, 256, (60, *shape)).astype(dtype)
     np.savez(
@@ -23,7 +17,7 @@ def arrays(
     return str(folder / name)
 
 
-def train_images(data: FederatedData) -> torch.Tensor:
+def train_images(data):
     parts = [
         getattr(data.client(i), part)
         for i in range(data.clients)
@@ -32,11 +26,11 @@ def train_images(data: FederatedData) -> torch.Tensor:
     return torch.cat([x for part in parts for x, _ in part.batches(1000)])
 
 
-def rows(images: torch.Tensor) -> list[bytes]:
+def rows(images):
     return sorted(image.numpy().tobytes() for image in images)
 
 
-def test_what_is_held_back_and_what_clients_hold_make_up_the_training_set(tmp_path: Path) -> None:
+def test_what_is_held_back_and_what_clients_hold_make_up_the_training_set(tmp_path):
     root = arrays(tmp_path)
     raw = np.load(root)["x_train"].astype(np.float32)
     data = prepare(DataConfig(root=root, partition="iid", public="held_back", validation=0.2), 3, 0)
@@ -47,7 +41,7 @@ def test_what_is_held_back_and_what_clients_hold_make_up_the_training_set(tmp_pa
     assert rows(both.round()) == rows(torch.from_numpy(raw[:, None]))
 
 
-def test_the_normalisation_is_that_of_the_private_data(tmp_path: Path) -> None:
+def test_the_normalisation_is_that_of_the_private_data(tmp_path):
     data = prepare(
         DataConfig(root=arrays(tmp_path), partition="iid", public="held_back", public_samples=20),
         2,
@@ -60,7 +54,7 @@ def test_the_normalisation_is_that_of_the_private_data(tmp_path: Path) -> None:
     assert abs(float(data.public().mean())) > 1e-4
 
 
-def test_an_index_picks_in_its_order_and_the_precision_is_the_callers() -> None:
+def test_an_index_picks_in_its_order_and_the_precision_is_the_callers():
     data = prepare(DataConfig(public="held_back", public_samples=50), 5, 0)
     index = torch.tensor([3, 0, 3, 49])
     assert torch.equal(data.public(index), data.public()[index])
@@ -70,14 +64,14 @@ def test_an_index_picks_in_its_order_and_the_precision_is_the_callers() -> None:
         data.public(torch.tensor([50]))
 
 
-def test_a_function_of_the_seed_that_leaves_other_draws_alone() -> None:
+def test_a_function_of_the_seed_that_leaves_other_draws_alone():
     config = DataConfig(public="held_back")
     first, again, other = (prepare(config, 5, seed) for seed in (1, 1, 2))
     assert torch.equal(first.public(), again.public())
     assert rows(first.public()) != rows(other.public())
 
 
-def test_public_images_are_not_turned(tmp_path: Path) -> None:
+def test_public_images_are_not_turned(tmp_path):
     config = {"root": arrays(tmp_path), "public": arrays(tmp_path, "public.npz")}
     plain, turned = (
         prepare(DataConfig(partition=name, **config), 4, 0) for name in ("iid", "rotated")
@@ -86,7 +80,7 @@ def test_public_images_are_not_turned(tmp_path: Path) -> None:
     assert not torch.equal(train_images(plain), train_images(turned))
 
 
-def test_a_file_without_labels_and_a_limit(tmp_path: Path) -> None:
+def test_a_file_without_labels_and_a_limit(tmp_path):
     root = arrays(tmp_path)
     x = np.arange(40 * 16, dtype=np.uint8).reshape(40, 4, 4)
     np.savez(tmp_path / "public.npz", x_public=x, x_train=x[:2])
@@ -94,7 +88,7 @@ def test_a_file_without_labels_and_a_limit(tmp_path: Path) -> None:
     data = prepare(config, 2, 0)
     seen = data._train
     expected = (torch.from_numpy(x[:, None]).float() - seen.mean) / seen.std
-    torch.testing.assert_close(data.public(), expected)
+    assert_close(data.public(), expected)
     assert sum(data.train_sizes) == 60  # nothing is taken from the clients
     config.public_samples = 7
     some = prepare(config, 2, 0)
@@ -107,14 +101,14 @@ def test_a_file_without_labels_and_a_limit(tmp_path: Path) -> None:
     )
 
 
-def test_grey_public_images_for_colour_clients(tmp_path: Path) -> None:
+def test_grey_public_images_for_colour_clients(tmp_path):
     root = arrays(tmp_path, shape=(4, 4, 3))
     data = prepare(
         DataConfig(root=root, partition="iid", public=arrays(tmp_path, "grey.npz")), 2, 0
     )
     raw = data.public() * data._train.std + data._train.mean
     assert raw.shape == (60, 3, 4, 4)
-    torch.testing.assert_close(raw[:, 0], raw[:, 2])
+    assert_close(raw[:, 0], raw[:, 2])
     assert not torch.equal(raw[0], raw[1])
 
 
@@ -135,16 +129,16 @@ def test_grey_public_images_for_colour_clients(tmp_path: Path) -> None:
         ({"public": "held_back", "public_samples": 1400}, r"federation\.clients"),
     ],
 )
-def test_bad_input(options: dict[str, Any], message: str) -> None:
+def test_bad_input(options, message):
     with pytest.raises(BadInput, match=message) as caught:
         prepare(DataConfig(**options), 10, 0)
     assert "\n" not in str(caught.value)
 
 
-def test_bad_files_name_the_key(tmp_path: Path) -> None:
+def test_bad_files_name_the_key(tmp_path):
     root = arrays(tmp_path)
     other = tmp_path / "p.npz"
-    held: list[tuple[dict[str, Any], str]] = [
+    held = [
         ({"x_public": np.zeros((0, 4, 4))}, "no samples"),
         ({"images": np.zeros((3, 4, 4))}, "x_public or x_train"),
         (
@@ -163,7 +157,7 @@ def test_bad_files_name_the_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["digits", "mnist", "arrays"])
 @pytest.mark.parametrize("name", ["held_back", "cifar10", "nowhere.npz"])
-def test_smoke_makes_some_up_where_they_are_absent(source: str, name: str, tmp_path: Path) -> None:
+def test_smoke_makes_some_up_where_they_are_absent(source, name, tmp_path):
     root = None if (source, name) == ("digits", "held_back") else str(tmp_path)
     config = DataConfig(source=source, root=root, public=name, public_samples=3000)
     data = prepare(config, 4, 0, smoke=True)

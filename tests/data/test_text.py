@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ VERSE = "to be, or not to be: that is the question.\n"
 
 
 @pytest.fixture
-def plays(tmp_path: Path) -> str:
+def plays(tmp_path):
     (tmp_path / "hamlet.txt").write_text(VERSE * 20, encoding="utf-8")
     (tmp_path / "lear.txt").write_text(
         "Blow, winds, and crack your cheeks! " * 20, encoding="utf-8"
@@ -26,7 +23,7 @@ def plays(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_targets_are_the_next_characters_and_parts_share_none(plays: str) -> None:
+def test_targets_are_the_next_characters_and_parts_share_none(plays):
     source = text.load(DataConfig(source="text", root=plays, length=10))
     assert source.group_names == ["hamlet", "lear"]
     names, texts = source.class_names, [VERSE * 20, "Blow, winds, and crack your cheeks! " * 20]
@@ -48,14 +45,14 @@ def test_targets_are_the_next_characters_and_parts_share_none(plays: str) -> Non
     assert not seen[0] & seen[1] and min(map(len, seen)) > 150
 
 
-def test_a_character_that_only_the_test_part_has_is_unknown(tmp_path: Path) -> None:
+def test_a_character_that_only_the_test_part_has_is_unknown(tmp_path):
     (tmp_path / "a.txt").write_text("ab" * 200 + "ZZ" * 50)
     source = text.load(DataConfig(source="text", root=str(tmp_path), length=5))
     assert source.class_names == ["<unknown>", "a", "b"]
     assert set(source.test.read_all().ravel().tolist()) == {0}
 
 
-def test_folders_and_files_that_do_not_go(tmp_path: Path) -> None:
+def test_folders_and_files_that_do_not_go(tmp_path):
     with pytest.raises(Absent, match=r"data\.root: None .*\.txt"):
         text.load(DataConfig(source="text"))
     with pytest.raises(BadInput, match=r"holds no \.txt file"):
@@ -77,12 +74,12 @@ LINES = [
 
 
 @pytest.fixture
-def reviews(tmp_path: Path) -> str:
+def reviews(tmp_path):
     (tmp_path / "reviews.csv").write_text("\n".join(["review,mood,site", *LINES]))
     return str(tmp_path / "reviews.csv")
 
 
-def test_a_column_of_texts_in_a_table(reviews: str) -> None:
+def test_a_column_of_texts_in_a_table(reviews):
     config = DataConfig(
         root=reviews,
         columns=["review"],
@@ -107,7 +104,7 @@ def test_a_column_of_texts_in_a_table(reviews: str) -> None:
     assert x.dtype == y.dtype == torch.int64
 
 
-def test_short_texts_are_filled_up_on_the_left(tmp_path: Path) -> None:
+def test_short_texts_are_filled_up_on_the_left(tmp_path):
     (tmp_path / "t.csv").write_text("text,label\n" + "ab,0\nba,1\n" * 10)
     source = table.load(
         DataConfig(root=str(tmp_path / "t.csv"), columns=["text"], tokens="characters", length=4)
@@ -115,7 +112,7 @@ def test_short_texts_are_filled_up_on_the_left(tmp_path: Path) -> None:
     assert {tuple(row) for row in source.train.read_all().tolist()} == {(0, 0, 1, 2), (0, 0, 2, 1)}
 
 
-def test_word_pieces(reviews: str) -> None:
+def test_word_pieces(reviews):
     pytest.importorskip("tokenizers", reason="the extra text is not installed")
     config = DataConfig(
         root=reviews, columns=["review"], label_column="mood", tokens="word_pieces", length=6
@@ -134,7 +131,7 @@ def test_word_pieces(reviews: str) -> None:
 # ---------------------------------------------------------------- runs
 
 
-def test_a_run_on_next_characters(plays: str, tmp_path: Path) -> None:
+def test_a_run_on_next_characters(plays, tmp_path):
     """A client for each file; the measures of how unlike they are go by characters."""
     flags = f"--data.source text --data.root {plays} --data.length 10 --federation.clients 2"
     model = (
@@ -151,7 +148,7 @@ def test_a_run_on_next_characters(plays: str, tmp_path: Path) -> None:
     assert 0 <= summary["final_mean_accuracy"] <= 1
 
 
-def test_a_run_on_labels_of_texts(reviews: str, tmp_path: Path) -> None:
+def test_a_run_on_labels_of_texts(reviews, tmp_path):
     flags = (
         f"--data.root {reviews} --data.columns [review] --data.label_column mood "
         f"--data.group_column site"
@@ -166,7 +163,7 @@ def test_a_run_on_labels_of_texts(reviews: str, tmp_path: Path) -> None:
     assert 0 <= summary["final_mean_accuracy"] <= 1 and not summary["made_up_data"]
 
 
-def fit_text(tmp_path: Path, *flags: str) -> Path:
+def fit_text(tmp_path, *flags):
     quiet = (
         "--fabric.accelerator cpu --fabric.threads 1 --callbacks null --loggers null --method "
         "fedavg --optimizer.lr 0.5"

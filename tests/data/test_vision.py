@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import inspect
 import urllib.error
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from fl_lightning.foundation.errors import BadInput
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_recipes_fit_torchvisions_signatures(name: str) -> None:
+def test_recipes_fit_torchvisions_signatures(name):
     recipe = RECIPES[name]
     build = getattr(torchvision.datasets, recipe.dataset)
     parameters = inspect.signature(build).parameters
@@ -33,7 +32,7 @@ def test_recipes_fit_torchvisions_signatures(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_missing_files_are_one_line_with_the_remedies(name: str, tmp_path: Path) -> None:
+def test_missing_files_are_one_line_with_the_remedies(name, tmp_path):
     with pytest.raises(BadInput) as caught:
         vision.load(DataConfig(source=name, root=str(tmp_path)))
     line = str(caught.value)
@@ -50,10 +49,8 @@ def test_missing_files_are_one_line_with_the_remedies(name: str, tmp_path: Path)
     assert ("--data.download true" in line) == RECIPES[name].downloads
 
 
-def test_a_failed_download_leaves_no_folder_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unreachable(*_: Any, **__: Any) -> None:
+def test_a_failed_download_leaves_no_folder_behind(tmp_path, monkeypatch):
+    def unreachable(*_, **__):
         raise urllib.error.URLError("no route to host")
 
     monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", unreachable)
@@ -75,16 +72,16 @@ class Fake:
     def __init__(self, **attributes: Any) -> None:
         self.__dict__.update(attributes)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index):
         from PIL import Image
 
         return Image.new("RGB", (40, 50), (index, 0, 255)), 0
 
 
-def fake(monkeypatch: pytest.MonkeyPatch, dataset: str, **attributes: Any) -> list[dict[str, Any]]:
-    calls: list[dict[str, Any]] = []
+def fake(monkeypatch, dataset, **attributes):
+    calls = []
 
-    def build(**arguments: Any) -> Fake:
+    def build(**arguments):
         calls.append(arguments)
         return Fake(**attributes)
 
@@ -92,7 +89,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, dataset: str, **attributes: Any) -> li
     return calls
 
 
-def test_channels_first_and_last_become_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channels_first_and_last_become_first(monkeypatch):
     images = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
     labels = np.arange(20) % 10
     fake(
@@ -115,7 +112,7 @@ def test_channels_first_and_last_become_first(monkeypatch: pytest.MonkeyPatch) -
     assert np.array_equal(svhn.test.labels, labels)
 
 
-def test_labels_start_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_start_at_zero(monkeypatch):
     data = torch.zeros(26, 28, 28, dtype=torch.uint8)
     names = ["N/A", *"abcdefghijklmnopqrstuvwxyz"]
     calls = fake(monkeypatch, "EMNIST", data=data, targets=torch.arange(1, 27), classes=names)
@@ -126,7 +123,7 @@ def test_labels_start_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     assert letters.train.read(np.arange(2)).shape == (2, 1, 28, 28)
 
 
-def test_labels_outside_the_classes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_outside_the_classes_are_refused(monkeypatch):
     fake(monkeypatch, "CIFAR10", data=np.zeros((2, 32, 32, 3), np.uint8), targets=[0, 10])
     with pytest.raises(BadInput, match="labels 0 to 10 for 10 classes"):
         vision.load(DataConfig(source="cifar10", root="r"))
@@ -136,9 +133,7 @@ def test_labels_outside_the_classes_are_refused(monkeypatch: pytest.MonkeyPatch)
     "labels",
     [{"_samples": [("a", 0), ("b", 1)]}, {"_labels": [0, 1]}, {"index": [(0, "a"), (1, "b")]}],
 )
-def test_files_are_decoded_and_resized(
-    monkeypatch: pytest.MonkeyPatch, labels: dict[str, Any]
-) -> None:
+def test_files_are_decoded_and_resized(monkeypatch, labels):
     fake(monkeypatch, "GTSRB", **labels)
     source = vision.load(DataConfig(source="gtsrb", root="r"))
     assert source.train.labels.tolist() == [0, 1]
@@ -147,7 +142,7 @@ def test_files_are_decoded_and_resized(
     assert images[:, 0].max(axis=(1, 2)).tolist() == [1, 0, 1]
 
 
-def test_gtsrb_files_on_disk(tmp_path: Path) -> None:
+def test_gtsrb_files_on_disk(tmp_path):
     from PIL import Image
 
     training = tmp_path / "gtsrb" / "GTSRB" / "Training"
@@ -173,7 +168,7 @@ def test_gtsrb_files_on_disk(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- idx files in the root itself
 
 
-def write_idx(folder: Path, train: list[int], packed: bool) -> np.ndarray:
+def write_idx(folder, train, packed):
     """MNIST-like files of two pools, those of the test part one sample shorter; gives the training
     images."""
     folder.mkdir(exist_ok=True)
@@ -194,7 +189,7 @@ def write_idx(folder: Path, train: list[int], packed: bool) -> np.ndarray:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_idx_files_in_the_root(packed: bool, tmp_path: Path) -> None:
+def test_idx_files_in_the_root(packed, tmp_path):
     images = write_idx(tmp_path, [3, 1, 9, 0], packed)
     source = vision.load(DataConfig(source="fashionmnist", root=str(tmp_path)))
     assert source.train.labels.tolist() == [3, 1, 9, 0] and source.test.labels.tolist() == [3, 1, 9]
@@ -202,7 +197,7 @@ def test_idx_files_in_the_root(packed: bool, tmp_path: Path) -> None:
     assert source.class_names[9] == "Ankle boot"
 
 
-def test_bad_idx_files_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_idx_files_are_one_line(tmp_path, monkeypatch):
     write_idx(tmp_path, [3, 1, 9, 0], True)
     monkeypatch.setattr(idx, "WHOLE", 4)
     with pytest.raises(BadInput, match=r"of another data set: labels begin \[3, 1, 9, 0\]"):

@@ -1,30 +1,25 @@
 """Windows are split in time: no sample of a recording is in two parts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import FederatedData, prepare, watch, windows
+from fl_lightning.data import prepare, watch, windows
 from fl_lightning.data.source import Absent
 from fl_lightning.foundation.errors import BadInput
 
 RNG = np.random.default_rng(0)
 
 
-def samples_of(spans: np.ndarray) -> set[tuple[int, int]]:
+def samples_of(spans):
     """(recording, sample) of all that lies in the windows."""
     return {(int(r), k) for r, begin, end in spans for k in range(begin, end)}
 
 
 @pytest.mark.parametrize("dealt", ["by recording", "at random"])
-def test_what_is_held_out_is_the_last_and_shares_no_sample_with_training(dealt: str) -> None:
+def test_what_is_held_out_is_the_last_and_shares_no_sample_with_training(dealt):
     spans = windows.cut([2000, 1500, 900, 600], 100, 50)[0]
     order = RNG.permutation(len(spans))
     owner = spans[:, 0] % 2 if dealt == "by recording" else RNG.integers(0, 2, len(spans))
@@ -44,7 +39,7 @@ PERSONS, EXERCISES = 4, 3
 
 
 @pytest.fixture
-def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def wheel(tmp_path, monkeypatch):
     """seglearn's file as its wheel has it; a sample's first two axes say where it is: recording and
     place."""
     kinds = [
@@ -87,12 +82,12 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"validation": 0.2, "client_test": 0.3, "public": "held_back", "public_samples": 60},
     ],
 )
-def test_a_person_is_a_client_and_no_sample_is_in_two_parts(options: dict[str, Any]) -> None:
+def test_a_person_is_a_client_and_no_sample_is_in_two_parts(options):
     config = DataConfig(source="watch", **{"partition": "natural", **options})
     config.validate()
     data = prepare(config, PERSONS, 0)
     assert data.input_shape == (6, 100) and data.class_names == ["PEN", "ABD", "FEL"]
-    seen: dict[str, set[tuple[int, int]]] = {"train": set(), "validation": set(), "test": set()}
+    seen = {"train": set(), "validation": set(), "test": set()}
     for client in range(PERSONS):
         for name, samples in seen.items():
             x, y = next(iter(getattr(data.client(client), name).batches(10_000)))
@@ -114,19 +109,19 @@ def test_a_person_is_a_client_and_no_sample_is_in_two_parts(options: dict[str, A
         assert not moments(raw_of(data.public(), data)) & (seen["validation"] | seen["test"])
 
 
-def raw_of(x: Tensor, data: FederatedData) -> Tensor:
+def raw_of(x, data):
     raw = (x * data._train.std + data._train.mean).round().long()
     assert (raw[:, 0] == raw[:, :1, 0]).all() and (raw[:, 1].diff() == 1).all()
     return raw
 
 
-def moments(raw: Tensor) -> set[tuple[int, int]]:
+def moments(raw):
     """(recording, place) of all that the windows show."""
     return {(r, k) for r, begin in raw[:, :2, 0].tolist() for k in range(begin, begin + 100)}
 
 
 @pytest.mark.usefixtures("wheel")
-def test_what_does_not_go_is_said() -> None:
+def test_what_does_not_go_is_said():
     natural = DataConfig(source="watch", partition="natural")
     with pytest.raises(
         BadInput,
@@ -145,7 +140,7 @@ def test_what_does_not_go_is_said() -> None:
         prepare(replace(natural, validation=0.4, min_samples=55), PERSONS, 0)
 
 
-def test_without_its_file_or_its_package(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_file_or_its_package(wheel, monkeypatch):
     held = np.load(wheel, allow_pickle=True).item()
     for change, what in (
         ({"X": [*held["X"][:2], held["X"][2][:, :5]]}, r"recording 3 has the shape \(\d+, 5\)"),

@@ -2,34 +2,23 @@
 (card 1.21), kNN-Per (6.11), FedEM (6.15) and pFedFDA (6.14).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from reckoning import WHOLE, batch_of, scores_at, slope
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
-from watching import (
-    Make,
-    client_of,
-    global_model,
-    module_of,
-    payload_of,
-    run_all,
-    server_of,
-    train,
-)
+from torch.testing import assert_close
+from watching import client_of, global_model, module_of, payload_of, run_all, server_of, train
 
 from fl_lightning.core import Client, Phase
-from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import Method, fedem, pfedfda
+from fl_lightning.methods import fedem, pfedfda
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedem import FedEM
 from fl_lightning.methods.knnper import KNNPer, vote
@@ -39,9 +28,9 @@ from fl_lightning.methods.pfedfda import Gaussians, PFedFDA
 EXACT = {"rtol": 0, "atol": 1e-12}
 
 
-def first(part: Any) -> tuple[Tensor, Tensor]:
+def first(part):
     """All samples of a part."""
-    batch: tuple[Tensor, Tensor] = next(iter(part.batches(10_000)))
+    batch = next(iter(part.batches(10_000)))
     return batch
 
 
@@ -49,7 +38,7 @@ def first(part: Any) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("variant", ["fo", "hf"])
-def test_perfedavgs_step_by_hand(federation: Make, variant: Any) -> None:
+def test_perfedavgs_step_by_hand(federation, variant):
     """On three batches, of which the second is the phase's; the loss that is recorded is that at
     w~."""
     method = PerFedAvg(alpha=0.3, variant=variant, delta=1e-4)
@@ -68,11 +57,11 @@ def test_perfedavgs_step_by_hand(federation: Make, variant: Any) -> None:
         )
     assert phase.step is not None
     loss = phase.step(client, batch)
-    torch.testing.assert_close(client["model"], w - 0.05 * g, rtol=0, atol=1e-10)
-    torch.testing.assert_close(loss, cross_entropy(scores_at(client, inner, batch[0]), batch[1]))
+    assert_close(client["model"], w - 0.05 * g, rtol=0, atol=1e-10)
+    assert_close(loss, cross_entropy(scores_at(client, inner, batch[0]), batch[1]))
 
 
-def test_perfedavgs_hessian_is_exact_where_the_loss_is_quadratic(federation: Make) -> None:
+def test_perfedavgs_hessian_is_exact_where_the_loss_is_quadratic(federation):
     """INV2: on f(w) = sum a w^2 / 2 a step is lr (I - alpha A) grad f(w - alpha grad f(w))."""
     method = PerFedAvg(alpha=0.2, variant="hf", delta=0.1)
     fed = federation(method, precision="64-true")
@@ -81,18 +70,16 @@ def test_perfedavgs_hessian_is_exact_where_the_loss_is_quadratic(federation: Mak
         client.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
     parts = [a[b.start : b.stop].view(b.shape) for b in client.layout.blocks]
-    module.task_loss = lambda batch, k=0: sum(  # type: ignore[method-assign]
+    module.task_loss = lambda batch, k=0: sum(
         (0.5 * c * p.square()).sum() for c, p in zip(parts, module.binding.parameters, strict=True)
     )
     w = client["model"].clone()
     method.step(torch.Generator(), client, batch_of(client, 8))
-    torch.testing.assert_close(
-        client["model"], w - 0.05 * (1 - 0.2 * a) * a * (w - 0.2 * a * w), **EXACT
-    )
+    assert_close(client["model"], w - 0.05 * (1 - 0.2 * a) * a * (w - 0.2 * a * w), **EXACT)
 
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
-def test_perfedavg_scores_a_copy_that_has_taken_a_step(federation: Make, net: str) -> None:
+def test_perfedavg_scores_a_copy_that_has_taken_a_step(federation, net):
     """INV3: w stays what it is, bit for bit; the step is down the mean over all training data, in
     parts too."""
     method = PerFedAvg(alpha=0.4)
@@ -106,7 +93,7 @@ def test_perfedavg_scores_a_copy_that_has_taken_a_step(federation: Make, net: st
         module.model.eval()
         client.bind(w.clone())
         expected = w - 0.4 * client.gradient(w, first(client.data.train), training=False)[1]
-        torch.testing.assert_close(found, expected, **EXACT)
+        assert_close(found, expected, **EXACT)
         assert not torch.equal(found, w)
     assert torch.equal(PerFedAvg(adapt_steps=0).personal(client), w)
 
@@ -114,7 +101,7 @@ def test_perfedavg_scores_a_copy_that_has_taken_a_step(federation: Make, net: st
 # ---------------------------------------------------------------- kNN-Per
 
 
-def test_the_vote_by_hand() -> None:
+def test_the_vote_by_hand():
     """Three of four known samples vote, the two nearest alike: by a gaussian, and by an exponential
     of distances."""
     known = torch.tensor([[0.0, 1.0], [0.0, -1.0], [3.0, 0.0], [50.0, 0.0]])
@@ -126,13 +113,13 @@ def test_the_vote_by_hand() -> None:
         weights = np.array([energy(1.0), energy(1.0), energy(3.0)])
         weights /= weights.sum()
         found = vote(z, known, labels, 3, k=3, scale=4.0, kernel=kernel)
-        np.testing.assert_allclose(found[0], [weights[1], 0, weights[0] + weights[2]], rtol=1e-6)
+        assert_allclose(found[0], [weights[1], 0, weights[0] + weights[2]], rtol=1e-6)
     # every weight would be 0
     far = vote(z + 1e6, known, labels, 3, k=2, scale=1e-3, kernel="gaussian")
-    torch.testing.assert_close(far.sum(1), torch.ones(1))
+    assert_close(far.sum(1), torch.ones(1))
 
 
-def test_knnper_without_the_vote_is_fedavg(federation: Make) -> None:
+def test_knnper_without_the_vote_is_fedavg(federation):
     """INV1: bit for bit, whatever is scored; with it only what is scored differs, and the global
     model's score not."""
     records = {}
@@ -155,7 +142,7 @@ def test_knnper_without_the_vote_is_fedavg(federation: Make) -> None:
     assert records["half"][2]["final_model"] == "personal"
 
 
-def test_its_nearest_sample_tells_a_training_samples_label(federation: Make) -> None:
+def test_its_nearest_sample_tells_a_training_samples_label(federation):
     """INV2: lam 1, k 1: no error on training data. What is scored is the mixture at the model's own
     features."""
     method = KNNPer(lam=1.0, k=1)
@@ -170,10 +157,10 @@ def test_its_nearest_sample_tells_a_training_samples_label(federation: Make) -> 
     scores = client.module.model(x)
     near = vote(client.module.features, client.module.features, y, 10, 3, 1.0, "gaussian")
     expected = 0.25 * near + 0.75 * scores.softmax(1)
-    torch.testing.assert_close(half.outputs(client, x, "before").exp(), expected)
+    assert_close(half.outputs(client, x, "before").exp(), expected)
 
 
-def test_knnper_picks_the_weight_that_validates_best(federation: Make) -> None:
+def test_knnper_picks_the_weight_that_validates_best(federation):
     fed = federation(KNNPer(lam=None), data={"validation": 0.3})
     client = client_of(fed, 1)
     found = float(KNNPer(lam=None).prepare(client, client["model"], "before")["lam"])
@@ -193,7 +180,7 @@ def test_knnper_picks_the_weight_that_validates_best(federation: Make) -> None:
 # ---------------------------------------------------------------- FedEM
 
 
-def parts(fed: Federation, vector: Tensor) -> list[Tensor]:
+def parts(fed, vector):
     """The numbers of each component of a model."""
     layout, count = fed.run.groups[0].layout, fed.run.method.components
     found = [
@@ -203,14 +190,9 @@ def parts(fed: Federation, vector: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
-def test_fedem_of_one_model_is_fedavg(federation: Make, net: str) -> None:
+def test_fedem_of_one_model_is_fedavg(federation, net):
     """INV1: bit for bit."""
-    changes: dict[str, Any] = {
-        "net": net,
-        "rounds": 3,
-        "participation": 0.5,
-        "optimizer": {"momentum": 0.9},
-    }
+    changes = {"net": net, "rounds": 3, "participation": 0.5, "optimizer": {"momentum": 0.9}}
     one, other = (
         run_all(federation(FedEM(components=1), **changes)),
         run_all(federation(FedAvg(), **changes)),
@@ -222,7 +204,7 @@ def test_fedem_of_one_model_is_fedavg(federation: Make, net: str) -> None:
     )
 
 
-def test_fedems_steps_by_hand(federation: Make) -> None:
+def test_fedems_steps_by_hand(federation):
     """q ~ pi_k p_k(y|x), pi = mean q (INV3: it sums to 1), theta_k <- theta_k - lr grad sum q_k CE
     / B."""
     fed = federation(FedEM(components=2), rounds=1, **WHOLE)
@@ -243,28 +225,28 @@ def test_fedems_steps_by_hand(federation: Make) -> None:
     [gradient] = torch.autograd.grad((q * losses).sum() / len(y), leaf)
     expected = client["model"] - 0.05 * gradient
     [phase] = FedEM().phases(client, payload_of(client))
-    torch.testing.assert_close(client.memory["pi"], q.mean(0), **EXACT)
+    assert_close(client.memory["pi"], q.mean(0), **EXACT)
     assert float(client.memory["pi"].sum()) == pytest.approx(1)
     train(fed, client, phase)  # in an order of its own: each sample must meet its own q
-    torch.testing.assert_close(client["model"], expected, **EXACT)
+    assert_close(client["model"], expected, **EXACT)
 
 
-def test_fedem_mixes_probabilities_by_the_clients_weights(federation: Make) -> None:
+def test_fedem_mixes_probabilities_by_the_clients_weights(federation):
     """Not scores; as `global` by plain weights."""
     client = client_of(federation(FedEM(components=2)), 0)
     client.memory["pi"] = torch.tensor([0.9, 0.1], dtype=torch.float64)
     x, _ = batch_of(client, 9)
     net = client.bind().model
     one, two = (component(x).softmax(1) for component in net.components)
-    torch.testing.assert_close(FedEM().outputs(client, x, "before").exp(), 0.9 * one + 0.1 * two)
-    torch.testing.assert_close(FedEM().outputs(client, x, "global").exp(), (one + two) / 2)
-    torch.testing.assert_close(net(x).exp(), (one + two) / 2)
+    assert_close(FedEM().outputs(client, x, "before").exp(), 0.9 * one + 0.1 * two)
+    assert_close(FedEM().outputs(client, x, "global").exp(), (one + two) / 2)
+    assert_close(net(x).exp(), (one + two) / 2)
 
 
 # ---------------------------------------------------------------- pFedFDA
 
 
-def some(C: int = 3, d: int = 4, seed: int = 0) -> Gaussians:
+def some(C=3, d=4, seed=0):
     draws = torch.Generator().manual_seed(seed)
     A = torch.randn(d, d, generator=draws, dtype=torch.float64)
     return Gaussians(
@@ -273,7 +255,7 @@ def some(C: int = 3, d: int = 4, seed: int = 0) -> Gaussians:
     )
 
 
-def test_the_discriminant_is_bayes_rule_for_gaussians() -> None:
+def test_the_discriminant_is_bayes_rule_for_gaussians():
     """Its scores differ from log densities plus log prior by what is the same for all classes."""
     from scipy.stats import multivariate_normal
 
@@ -291,25 +273,23 @@ def test_the_discriminant_is_bayes_rule_for_gaussians() -> None:
         + prior.log().numpy()
     )
     scores = (z @ weight.T + bias).numpy()
-    np.testing.assert_allclose(scores - scores[:, :1], density - density[:, :1], atol=1e-9)
+    assert_allclose(scores - scores[:, :1], density - density[:, :1], atol=1e-9)
 
 
-def test_estimates_by_hand() -> None:
+def test_estimates_by_hand():
     """A class of two samples scatters about its own mean; only one without any has the mean that is
     known."""
     known, z = some(3, 3), torch.randn(7, 3, dtype=torch.float64)
     y = torch.tensor([0, 0, 0, 0, 0, 1, 1])
     found = pfedfda.estimated(z, y, known, ridge=0.5)
     for k, rows in enumerate((z[:5], z[5:])):
-        torch.testing.assert_close(found.means[k], rows.mean(0))
+        assert_close(found.means[k], rows.mean(0))
     assert torch.equal(found.means[2], known.means[2])
     away = torch.cat([z[:5] - z[:5].mean(0), z[5:] - z[5:].mean(0)])
-    torch.testing.assert_close(
-        found.covariance, away.T @ away / 6 + 0.5 * torch.eye(3, dtype=torch.float64)
-    )
+    assert_close(found.covariance, away.T @ away / 6 + 0.5 * torch.eye(3, dtype=torch.float64))
 
 
-def test_a_small_class_is_scored_by_the_servers_mean_and_told_by_its_own(federation: Make) -> None:
+def test_a_small_class_is_scored_by_the_servers_mean_and_told_by_its_own(federation):
     """Of a class with one or two samples; the covariance is the same both times."""
     fed = federation(PFedFDA(beta=1.0), precision="64-true")
     client = client_of(fed, 0)
@@ -318,13 +298,13 @@ def test_a_small_class_is_scored_by_the_servers_mean_and_told_by_its_own(federat
     few = torch.cat([(y == small).nonzero()[:2, 0], (y != small).nonzero()[:, 0]])
 
     class Few:
-        def batches(self, size: int) -> Any:
+        def batches(self, size):
             return [(x[few], y[few])]
 
-    def passes(part: Any, vector: Any = None) -> Any:
-        return Client.passes(client, Few(), vector)  # type: ignore[arg-type]
+    def passes(part, vector=None):
+        return Client.passes(client, Few(), vector)
 
-    client.passes = passes  # type: ignore[method-assign]
+    client.passes = passes
     told, scored = (
         PFedFDA(ridge=0.1, beta=1.0).adapted(client, client["model"], n) for n in (1, pfedfda.LEAST)
     )
@@ -333,7 +313,7 @@ def test_a_small_class_is_scored_by_the_servers_mean_and_told_by_its_own(federat
     assert not torch.equal(told.means[small], known.means[small])
     others = [k for k in range(10) if k != small and (y == k).sum() >= 3]
     assert others and torch.equal(told.means[others], scored.means[others])
-    seen: list[tuple[int, ...]] = []
+    seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PFedFDA, "adapted", lambda *a: (seen.append(a[3:]), known)[1])
         fed.run.method.personal(client)
@@ -341,13 +321,13 @@ def test_a_small_class_is_scored_by_the_servers_mean_and_told_by_its_own(federat
     assert seen == [(3,), ()]
 
 
-def headless(client: Client, vector: Tensor) -> tuple[Tensor, Tensor]:
+def headless(client, vector):
     """The classifier's numbers, and all others."""
     head = client.columns(lambda b: b.head)
     return vector[head], vector[~head]
 
 
-def test_pfedfda_that_trusts_itself_ignores_the_server(federation: Make) -> None:
+def test_pfedfda_that_trusts_itself_ignores_the_server(federation):
     """INV1: with beta 1, where all classes are held. INV3: with beta 0 classifiers differ by log
     shares alone."""
     fed = federation(PFedFDA(beta=1.0), data={"partition": "iid"}, precision="64-true")
@@ -365,17 +345,17 @@ def test_pfedfda_that_trusts_itself_ignores_the_server(federation: Make) -> None
     shares = counts / counts.sum(1, keepdim=True) + 1e-4
     logs = (shares / shares.sum(1, keepdim=True)).log()
     assert torch.equal(a[:160], b[:160])
-    torch.testing.assert_close(a[160:] - b[160:], logs[0] - logs[1], **EXACT)
+    assert_close(a[160:] - b[160:], logs[0] - logs[1], **EXACT)
 
 
-def test_pfedfdas_server_takes_means_by_samples(federation: Make) -> None:
+def test_pfedfdas_server_takes_means_by_samples(federation):
     """Of bodies and of what is told; the first Gaussians are not sent, later ones are, as many
     numbers as they have."""
     fed = federation(PFedFDA(), rounds=2)
-    watched: list[dict[str, Tensor]] = []
+    watched = []
     collect = server_of(fed).__class__.collect
     try:
-        server_of(fed).__class__.collect = lambda self, a, s: (  # type: ignore[method-assign]
+        server_of(fed).__class__.collect = lambda self, a, s: (
             watched.extend(s.values()),
             collect(self, a, s),
         )[-1]
@@ -384,17 +364,17 @@ def test_pfedfdas_server_takes_means_by_samples(federation: Make) -> None:
         for name in ("means", "covariance"):
             told = torch.stack([t[name] for t in watched]).double()
             expected = (shares.view(-1, *[1] * (told.ndim - 1)) * told).sum(0).float()
-            torch.testing.assert_close(fed.run.server.memory[f"gaussian.{name}"], expected)
+            assert_close(fed.run.server.memory[f"gaussian.{name}"], expected)
         records.append(fed.round(2))
     finally:
-        server_of(fed).__class__.collect = collect  # type: ignore[method-assign]
+        server_of(fed).__class__.collect = collect
     told = 4 * 4 * (10 * 16 + 16 * 16)
     body = 4 * 4 * (64 * 16 + 16)
     assert [r.metrics["download_bytes"] for r in records] == [body, body + told]
     assert [r.metrics["upload_bytes"] for r in records] == [body + told] * 2
 
 
-def test_pfedfda_wants_a_classifier_with_a_bias(federation: Make) -> None:
+def test_pfedfda_wants_a_classifier_with_a_bias(federation):
     fed = federation(PFedFDA())
     fed.run.groups[0].head = nn.Linear(16, 10, bias=False)
     with pytest.raises(BadInput, match=r"^model: .*bias"):
@@ -407,9 +387,7 @@ def test_pfedfda_wants_a_classifier_with_a_bias(federation: Make) -> None:
 @pytest.mark.parametrize(
     "method", [PerFedAvg(alpha=0.5), KNNPer(), FedEM(), PFedFDA()], ids=lambda m: type(m).__name__
 )
-def test_who_joins_without_labels_is_not_adapted_to_made_up_ones(
-    federation: Make, method: Method
-) -> None:
+def test_who_joins_without_labels_is_not_adapted_to_made_up_ones(federation, method):
     """It is scored by what the server has; with labels it is not."""
     fed = run_all(federation(method, rounds=1))
     new = fed.run.data.client(1, fed.run.device, fed.run.dtype)
@@ -421,12 +399,12 @@ def test_who_joins_without_labels_is_not_adapted_to_made_up_ones(
     assert len(fed.run.data.client(1).train) > 0
 
 
-def test_targets_are_those_of_the_clients_own_data() -> None:
+def test_targets_are_those_of_the_clients_own_data():
     with pytest.raises(BadInput, match=r"^Phase\.targets: "):
         Phase(targets=torch.zeros(1), part=object())
 
 
-def test_responsibilities_are_found_in_evaluation_mode(federation: Make) -> None:
+def test_responsibilities_are_found_in_evaluation_mode(federation):
     """Nothing is written to running statistics, and parts make no difference."""
     found = []
     for size in (500, 7):
@@ -438,4 +416,4 @@ def test_responsibilities_are_found_in_evaluation_mode(federation: Make) -> None
         found.append(fedem.responsibilities(client, torch.tensor([0.5, 0.5])))
         assert torch.equal(client["model"], before)
     for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
+        assert_close(one, other, **EXACT)

@@ -3,20 +3,16 @@ bytes that add up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from lightning import LightningModule
 from reckoning import batch_of
-from torch import Tensor, nn
-from watching import Make, client_of
+from torch import nn
+from watching import client_of
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.core import Client, Layout, RunContext
+from fl_lightning.core import Layout
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedem import Mixture
@@ -27,13 +23,13 @@ from fl_lightning.methods.pfedme import PFedMe
 from fl_lightning.models import head_of
 from fl_lightning.models.resnet18 import ResNet18
 
-TUNED: dict[str, Any] = {"judge": "finetuned", "models": ["global"]}
+TUNED = {"judge": "finetuned", "models": ["global"]}
 
 
 # -------------------------------------------------------------- FedAvg+FT and FedProx+FT (1.3, 1.5)
 
 
-def test_fine_tuning_knows_no_pull(federation: Make) -> None:
+def test_fine_tuning_knows_no_pull(federation):
     """1.5: a strong pull holds the model that is trained, not the copy, which moves as FedAvg's
     would."""
     fed = federation(FedProx(mu=1e3), evaluation=TUNED, optimizer={"lr": 1e-3})
@@ -47,7 +43,7 @@ def test_fine_tuning_knows_no_pull(federation: Make) -> None:
 # ---------------------------------------------------------------- HeurFedAMP, FedBN, pFedMe, FedPer
 
 
-def test_fedbn_sends_all_of_resnet18_but_normalisation() -> None:
+def test_fedbn_sends_all_of_resnet18_but_normalisation():
     """1.10 INV1 and INV4: by type, where the one of the shortcut is called downsample.1: 11,172,042
     numbers."""
     with torch.device("meta"):
@@ -79,10 +75,10 @@ class Counting(LightningModule):
             nn.Linear(8, 10),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.out(self.body(x))
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         self.asked.append(batch_idx)
         return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
@@ -92,9 +88,7 @@ class Counting(LightningModule):
     [FedAvg(), FedProto(lam=1.0), PFedMe(inner_steps=1)],
     ids=["plain", "own loss", "own step"],
 )
-def test_it_is_told_which_batch_it_is(
-    federation: Make, monkeypatch: pytest.MonkeyPatch, method: Method
-) -> None:
+def test_it_is_told_which_batch_it_is(federation, monkeypatch, method):
     """Under a loss and a step of the method's own, too; outside of training it is 0."""
     monkeypatch.setitem(nets(federation), "plain", Counting)
     fed = federation(
@@ -117,16 +111,16 @@ def test_it_is_told_which_batch_it_is(
     assert model.asked[-1] == 0
 
 
-def nets(make: Callable[..., Any]) -> dict[str, Any]:
+def nets(make):
     """The networks that the fixture `federation` makes."""
-    found: dict[str, Any] = make.__globals__["NETS"]
+    found = make.__globals__["NETS"]
     return found
 
 
 @pytest.mark.parametrize(
     "build", [TwoHeads, lambda model: Mixture(model, 2)], ids=["fedrod", "fedem"]
 )
-def test_a_step_that_would_be_passed_by_is_refused(build: Callable[[nn.Module], nn.Module]) -> None:
+def test_a_step_that_would_be_passed_by_is_refused(build):
     with pytest.raises(BadInput, match=r"^model: 'Counting' .*(fedrod|fedem) .* training_step"):
         build(Counting())
     build(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
@@ -143,15 +137,15 @@ class Keeps(Transform):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+    def init_client(self, run):
         return {self.name: torch.zeros(1)}
 
-    def on_upload(self, client: Client, payload: Any) -> None:
+    def on_upload(self, client, payload):
         client.memory[self.name] = client.memory[self.name] + 1
 
 
 @pytest.mark.parametrize("names", [["optimizer.mine"], ["received.0"], ["a.b", "a.b"]])
-def test_a_name_that_is_anothers_is_refused(federation: Make, names: list[str]) -> None:
+def test_a_name_that_is_anothers_is_refused(federation, names):
     fed = federation(FedAvg(), callbacks=[Keeps(name) for name in names])
     with pytest.raises(BadInput, match=rf"^Keeps\.init_client: '{names[0]}' "):
         fed.round(1)

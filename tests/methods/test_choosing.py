@@ -1,19 +1,14 @@
 """FedFomo (card 1.23), whose clients choose among models of others, and LG-FedAvg (1.25)."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from reckoning import scores_at
-from torch import Tensor
 from torch.nn.functional import cross_entropy
-from watching import Make, Watch, client_of, models, run_all, server_of
+from torch.testing import assert_close
+from watching import Watch, client_of, models, run_all, server_of
 
 from fl_lightning.callbacks.compression import Quantize
-from fl_lightning.core import Client
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedfomo import (
     FedFomo,
@@ -24,11 +19,11 @@ from fl_lightning.methods.fedfomo import (
 )
 from fl_lightning.methods.lgfedavg import LGFedAvg
 
-VALIDATION: dict[str, Any] = {"data": {"validation": 0.2}}
+VALIDATION = {"data": {"validation": 0.2}}
 NUMBERS = 64 * 16 + 16 + 160 + 10
 
 
-def validation_loss(client: Client, vector: Tensor) -> float:
+def validation_loss(client, vector):
     """By hand."""
     [(x, y)] = client.data.validation.batches(10_000)
     return float(cross_entropy(scores_at(client, vector, x), y))
@@ -37,7 +32,7 @@ def validation_loss(client: Client, vector: Tensor) -> float:
 # ---------------------------------------------------------------- FedFomo
 
 
-def test_gains_are_first_order_and_shares_positive(federation: Make) -> None:
+def test_gains_are_first_order_and_shares_positive(federation):
     """INV1 of the formula: by hand, in float64; equal models and losses that are not finite gain
     nothing."""
     fed = federation(FedFomo(), precision="64-true", **VALIDATION)
@@ -63,10 +58,10 @@ def test_gains_are_first_order_and_shares_positive(federation: Make) -> None:
     assert shares.tolist() == [[0.25, 0.0, 0.75], [0.0, 0.0, 0.0]]
     assert torch.equal(towards(start, others, torch.zeros(4)), start)
     mixed = towards(start, others[:2], torch.tensor([0.25, 0.75]))
-    torch.testing.assert_close(mixed, 0.25 * others[0] + 0.75 * others[1])
+    assert_close(mixed, 0.25 * others[0] + 0.75 * others[1])
 
 
-def test_the_best_are_fetched_first() -> None:
+def test_the_best_are_fetched_first():
     """Without exploring: in the order of their scores, ties drawn; with it: all alike, nobody
     twice."""
     scores, rng = torch.tensor([9.0, 1.0, 3.0, 3.0, 2.0]), np.random.default_rng(0)
@@ -79,7 +74,7 @@ def test_the_best_are_fetched_first() -> None:
     assert epsilon_greedy(scores, [1, 2], 5, 0.0, rng) == [2, 1]
 
 
-def test_what_a_client_fetches_and_makes_of_it(federation: Make) -> None:
+def test_what_a_client_fetches_and_makes_of_it(federation):
     """INV4: M models down. It goes from the model before its last training, towards the others' and
     its own."""
     watch, still = Watch(), {"lr": 0.05, "lr_decay": 1e-30}  # in round 2 nobody moves any more
@@ -112,15 +107,15 @@ def test_what_a_client_fetches_and_makes_of_it(federation: Make) -> None:
             (base - validation_loss(client, w[j])) / float((w[j] - initial).norm()) for j in names
         ]
         worth = torch.tensor(gains, dtype=torch.float64)
-        torch.testing.assert_close(moved[c, fetched], worth[:2], rtol=1e-6, atol=1e-9)
+        assert_close(moved[c, fetched], worth[:2], rtol=1e-6, atol=1e-9)
         shares = worth.clamp_min(0) / worth.clamp_min(0).sum()
-        torch.testing.assert_close(rows[c, names], shares, rtol=1e-5, atol=1e-6)
+        assert_close(rows[c, names], shares, rtol=1e-5, atol=1e-6)
         expected = initial + sum(s * (w[j] - initial) for s, j in zip(shares, names, strict=True))
         for vector in fed.run.states[c].vectors.values():
-            torch.testing.assert_close(vector, expected)
+            assert_close(vector, expected)
 
 
-def test_fedfomos_sums_by_the_authors_code(federation: Make) -> None:
+def test_fedfomos_sums_by_the_authors_code(federation):
     """A round's gains over the absolute value of their sum, one's own model's among them; what is
     mixed is the same."""
     told = {0: [3.0, -1.0, 2.0], 1: [-4.0, 1.0, 1.0]}  # of two others, then of one's own
@@ -145,19 +140,19 @@ def test_fedfomos_sums_by_the_authors_code(federation: Make) -> None:
         want = (
             torch.tensor([[0, 3.0, -1.0], [-4.0, 0, 1.0], [0, 0, 0]], dtype=torch.float64) / scale
         )
-        torch.testing.assert_close(server.memory["affinity"] - before, want)
+        assert_close(server.memory["affinity"] - before, want)
         rows = server.relation_view().rows[:, 0]
         np.testing.assert_allclose(rows, [[0.4, 0.6, 0], [0, 0.5, 0.5]], atol=1e-7)
 
 
-def test_nobody_fetches_who_has_not_uploaded(federation: Make) -> None:
+def test_nobody_fetches_who_has_not_uploaded(federation):
     fed = federation(FedFomo(models=3), clients=6, rounds=2, **VALIDATION)
     fed.round(1, [0, 1])
     record = fed.round(2, [1, 5])
     assert [int(c["download_bytes"]) for c in record.clients] == [4 * NUMBERS, 2 * 4 * NUMBERS]
 
 
-def test_transforms_see_every_model_that_travels(federation: Make) -> None:
+def test_transforms_see_every_model_that_travels(federation):
     """Quantised candidates take fewer bytes, and are other numbers."""
     watch = Watch()
     fed = federation(
@@ -172,7 +167,7 @@ def test_transforms_see_every_model_that_travels(federation: Make) -> None:
     assert not any(torch.equal(v, own) for v in further for own in w.values())
 
 
-def test_fedfomo_wants_validation_data(federation: Make) -> None:
+def test_fedfomo_wants_validation_data(federation):
     with pytest.raises(BadInput, match=r"^data\.validation: 0\.0 .*fedfomo weighs models"):
         federation(FedFomo()).prepare()
     federation(FedFomo(), **VALIDATION).prepare()
@@ -181,9 +176,7 @@ def test_fedfomo_wants_validation_data(federation: Make) -> None:
 # ---------------------------------------------------------------- LG-FedAvg
 
 
-def test_lgfedavg_is_scored_with_its_own_representation_under_the_global_head(
-    federation: Make,
-) -> None:
+def test_lgfedavg_is_scored_with_its_own_representation_under_the_global_head(federation):
     fed = run_all(federation(LGFedAvg(1, "uniform")))
     assert fed.run.judge == "before"
     head = slice(64 * 16 + 16, None)
@@ -192,6 +185,6 @@ def test_lgfedavg_is_scored_with_its_own_representation_under_the_global_head(
         kind, vector, _ = fed.evaluator.final_model(c)
         assert kind == "before"
         assert torch.equal(vector[: head.start], own[: head.start])
-        torch.testing.assert_close(vector[head], heads.mean(0))
+        assert_close(vector[head], heads.mean(0))
     with pytest.raises(BadInput, match=r"^method\.layers: -1 "):
         LGFedAvg(-1)

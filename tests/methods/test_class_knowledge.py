@@ -1,9 +1,6 @@
 """FedProto and FedHKD: what class means promise (cards 1.8, 1.32 and 1.33)."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +9,11 @@ from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
-from torch import Tensor, nn
-from watching import Make, client_of, payload_of, run_all, same, server_of, trained
+from torch import nn
+from torch.testing import assert_close
+from watching import client_of, payload_of, run_all, same, server_of, trained
 
 from fl_lightning.core import Layout
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import generator
 from fl_lightning.methods.common.class_means import distance_to_means
@@ -28,7 +25,7 @@ from fl_lightning.training.module import ClientModule
 THREE = {"rounds": 3}
 
 
-def pooled(fed: Federation) -> tuple[Tensor, Tensor]:
+def pooled(fed):
     """Mean feature of each class over all clients' samples, each client's by its own model; and
     which classes exist."""
     features, labels = [], []
@@ -46,19 +43,19 @@ def pooled(fed: Federation) -> tuple[Tensor, Tensor]:
     ), y
 
 
-def test_prototypes_weighted_by_samples_are_pooled_means(federation: Make) -> None:
+def test_prototypes_weighted_by_samples_are_pooled_means(federation):
     fed = federation(FedProto(), rounds=1)
     fed.round(1)
     want, labels = pooled(fed)
     memory = fed.run.server.memory
     assert memory["means.known"].tolist() == [bool((labels == j).any()) for j in range(10)]
-    torch.testing.assert_close(memory["means.features"], want, rtol=1e-4, atol=1e-5)
+    assert_close(memory["means.features"], want, rtol=1e-4, atol=1e-5)
     uniform = federation(FedProto(weighting="uniform"), rounds=1)
     uniform.round(1)
     assert not torch.allclose(uniform.run.server.memory["means.features"], want, atol=1e-3)
 
 
-def test_who_is_not_in_the_cohort_counts_with_what_it_told_last(federation: Make) -> None:
+def test_who_is_not_in_the_cohort_counts_with_what_it_told_last(federation):
     """A round without training: each client's means are those of its model, whenever it told
     them."""
     fed = federation(FedProto(lam=0.0), participation=0.5, rounds=3, optimizer={"lr": 1e-12})
@@ -68,12 +65,12 @@ def test_who_is_not_in_the_cohort_counts_with_what_it_told_last(federation: Make
         known = fed.run.server.memory["means.known"].numpy()
         assert known.tolist() == (counts[: 2 if t == 1 else 4].sum(0) > 0).tolist()
     want, _ = pooled(fed)
-    torch.testing.assert_close(fed.run.server.memory["means.features"], want, rtol=1e-4, atol=1e-5)
+    assert_close(fed.run.server.memory["means.features"], want, rtol=1e-4, atol=1e-5)
     # all take part: there is nothing to keep
     assert "last.counts" not in federation(FedProto()).run.server.memory
 
 
-def resident() -> Any:
+def resident():
     """A client of one linear classifier on four features."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
@@ -83,7 +80,7 @@ def resident() -> Any:
     return module
 
 
-def tables(known: list[bool]) -> dict[str, Tensor]:
+def tables(known):
     torch.manual_seed(1)
     return {
         "features": torch.randn(3, 4),
@@ -93,7 +90,7 @@ def tables(known: list[bool]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("distance", ["means", "squared", "norm"])
-def test_the_distance_to_prototypes_is_what_it_says(distance: Any) -> None:
+def test_the_distance_to_prototypes_is_what_it_says(distance):
     module, means = resident(), tables([True, False, True])
     x, y = torch.randn(5, 6), torch.tensor([0, 1, 2, 1, 0])
     module.model(x)
@@ -102,16 +99,16 @@ def test_the_distance_to_prototypes_is_what_it_says(distance: Any) -> None:
     want = sum((e.mean() if distance == "squared" else e.sum().sqrt()) for e in each) / 5
     if distance == "means":  # of class 1 nothing is known
         want = sum((f[y == j].mean(0) - means["features"][j]).norm() for j in (0, 2))
-    torch.testing.assert_close(distance_to_means(f, y, means, distance), want)
+    assert_close(distance_to_means(f, y, means, distance), want)
     loss = FedProto(lam=0.3, distance=distance).loss(means, module, (x, y))
-    torch.testing.assert_close(loss - module.task_loss((x, y)), 0.3 * want)
+    assert_close(loss - module.task_loss((x, y)), 0.3 * want)
     # A class that nobody holds adds nothing, not even a gradient.
     nothing = distance_to_means(f, torch.ones(5, dtype=torch.int64), means, distance)
     assert nothing == 0
     assert all((g == 0).all() for g in torch.autograd.grad(nothing, module.model[0].parameters()))
 
 
-def test_at_the_prototype_itself_the_gradient_is_finite() -> None:
+def test_at_the_prototype_itself_the_gradient_is_finite():
     module, x = resident(), torch.randn(2, 6)
     module.model(x)
     z = module.features.detach().clone()
@@ -122,7 +119,7 @@ def test_at_the_prototype_itself_the_gradient_is_finite() -> None:
         assert gradient.isfinite().all()
 
 
-def test_scores_by_prototypes_are_distances_to_those_that_are_known(federation: Make) -> None:
+def test_scores_by_prototypes_are_distances_to_those_that_are_known(federation):
     method = FedProto(predict="prototype")
     fed = run_all(federation(method, rounds=1))
     client, memory = client_of(fed, 0), fed.run.server.memory
@@ -135,7 +132,7 @@ def test_scores_by_prototypes_are_distances_to_those_that_are_known(federation: 
         want = [-(module.features - memory["means.features"][j]).norm(dim=1) for j in range(10)]
         assert (scores[:, [2, 7]] == -math.inf).all()
         for j in (0, 1, 3, 4, 5, 6, 8, 9):
-            torch.testing.assert_close(scores[:, j], want[j], rtol=1e-3, atol=1e-3)
+            assert_close(scores[:, j], want[j], rtol=1e-3, atol=1e-3)
         memory["means.known"][:] = False
         assert torch.equal(method.outputs(client, x, "after"), module.model(x))
 
@@ -143,9 +140,7 @@ def test_scores_by_prototypes_are_distances_to_those_that_are_known(federation: 
 # ---------------------------------------------------------------- FedHKD
 
 
-def test_a_threshold_that_shuts_everyone_out_is_fedavg_and_says_so(
-    federation: Make, capsys
-) -> None:
+def test_a_threshold_that_shuts_everyone_out_is_fedavg_and_says_so(federation, capsys):
     counts = federation(FedAvg()).run.data.class_counts
     # so that nobody's data is all one class
     assert all((np.asarray(c) > 0).sum() > 1 for c in counts)
@@ -155,7 +150,7 @@ def test_a_threshold_that_shuts_everyone_out_is_fedavg_and_says_so(
     assert "round 1: no client uploaded the mean of any class" in capsys.readouterr().err
 
 
-def test_the_noise_has_the_variance_of_the_mechanism(federation: Make) -> None:
+def test_the_noise_has_the_variance_of_the_mechanism(federation):
     nothing, counts = torch.zeros(10, 5000), torch.full((10,), 256)
     noise = noisy(nothing, counts, 7.0, 3.0, generator(0, "noise"))
     assert float(noise.var()) == pytest.approx((2 * 3 * 7 / 256) ** 2, rel=0.03)  # 0.0269
@@ -176,14 +171,12 @@ def test_the_noise_has_the_variance_of_the_mechanism(federation: Make) -> None:
     )
 
 
-def added(
-    method: FedHKD, means: dict[str, Tensor], module: Any, batch: tuple[Tensor, Tensor]
-) -> Tensor:
+def added(method, means, module, batch):
     """What `means` add to the task loss."""
     return method.loss(means, module, batch) - module.task_loss(batch)
 
 
-def test_the_terms_are_worth_their_formulas_and_the_classifiers_spares_the_features() -> None:
+def test_the_terms_are_worth_their_formulas_and_the_classifiers_spares_the_features():
     module, means = resident(), tables([True, False, True])
     x, y = torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
     plain = module.task_loss((x, y))
@@ -193,7 +186,7 @@ def test_the_terms_are_worth_their_formulas_and_the_classifiers_spares_the_featu
         ((G(means["features"][j]) / 0.5).softmax(0) - means["predictions"][j]).norm()
         for j in (0, 2)
     )
-    torch.testing.assert_close(loss - plain, 0.3 * want / 3)
+    assert_close(loss - plain, 0.3 * want / 3)
     body = module.model[0].weight
     assert torch.equal(*(torch.autograd.grad(f, body, retain_graph=True)[0] for f in (plain, loss)))
     head = G.weight
@@ -203,15 +196,13 @@ def test_the_terms_are_worth_their_formulas_and_the_classifiers_spares_the_featu
     both = added(FedHKD(temperature=0.5, lam=0.3, gamma=0.7), means, module, (x, y))
     f = module.features
     pull = sum((f[k] - means["features"][y[k]]).norm() for k in (0, 2, 3)) / 4
-    torch.testing.assert_close(both, 0.3 * want / 3 + 0.7 * pull)
+    assert_close(both, 0.3 * want / 3 + 0.7 * pull)
 
 
 @pytest.mark.parametrize(
     ("method", "known"), [(FedProto(), [2, 5]), (FedHKD(lam=0.0, gamma=0.0), [2])]
 )
-def test_a_class_that_nobody_told_is_forgotten_or_kept(
-    federation: Make, method: Any, known: list[int]
-) -> None:
+def test_a_class_that_nobody_told_is_forgotten_or_kept(federation, method, known):
     fed = federation(method, rounds=1)
     fed.run.server.memory["means.known"][5] = True
     rows = {name: torch.ones(1, {"features": 16, "predictions": 10}[name]) for name in method.names}
@@ -225,7 +216,7 @@ def test_a_class_that_nobody_told_is_forgotten_or_kept(
 @pytest.mark.parametrize(
     "method", [FedProto(), FedHKD(sigma=0.0, nu=0.0)], ids=["fedproto", "fedhkd"]
 )
-def test_what_is_sent_is_laid_out_by_class_for_the_loss(federation: Make, method: Any) -> None:
+def test_what_is_sent_is_laid_out_by_class_for_the_loss(federation, method):
     """What a client's loss sees after a round is what the server knows, whichever classes are
     known."""
     fed = run_all(federation(method, rounds=1))
@@ -245,11 +236,11 @@ def test_what_is_sent_is_laid_out_by_class_for_the_loss(federation: Make, method
     assert phase.objective.loss is None
 
 
-def test_the_privacy_report_is_the_gaussian_mechanisms(federation: Make) -> None:
+def test_the_privacy_report_is_the_gaussian_mechanisms(federation):
     """Against the exact condition of Balle and Wang (ICML 2018), Theorem 8, for the composed noise
     sigma / sqrt(T)."""
 
-    def delta(epsilon: float, sigma: float) -> float:
+    def delta(epsilon, sigma):
         a, b = 1 / (2 * sigma), epsilon * sigma
         return norm.cdf(a - b) - math.exp(epsilon) * norm.cdf(-a - b)
 
@@ -263,15 +254,15 @@ def test_the_privacy_report_is_the_gaussian_mechanisms(federation: Make) -> None
     assert summary["privacy_epsilon"] == math.inf  # features without a bound: no guarantee
 
 
-def test_bounds_on_coordinates_and_on_norms_promise_different_things(federation: Make) -> None:
+def test_bounds_on_coordinates_and_on_norms_promise_different_things(federation):
     """A vector of d bounded coordinates is d mechanisms at once: an accountant composes coordinates
     and rounds."""
 
-    def report(**changes: Any) -> dict[str, Any]:
+    def report(**changes):
         method = FedHKD(**changes)
         return method.summary(federation(method, rounds=3).run)  # PlainNet: 16 features
 
-    def composed(times: int) -> float:
+    def composed(times):
         accountant = PLDAccountant()
         accountant.compose(SelfComposedDpEvent(GaussianDpEvent(7.0), times))
         return float(accountant.get_epsilon(1e-5))
@@ -297,7 +288,7 @@ def test_bounds_on_coordinates_and_on_norms_promise_different_things(federation:
 
 
 @pytest.mark.parametrize("bound", ["norm", "coordinate"])
-def test_no_sample_moves_a_class_mean_further_than_its_bound(bound: Any) -> None:
+def test_no_sample_moves_a_class_mean_further_than_its_bound(bound):
     """The sensitivity behind the report, met by the worst pair of samples: 2 zeta / N, sqrt(d)
     times it for corners."""
     method, n, width = FedHKD(bound=bound, zeta=3.0), 8, 16
@@ -306,17 +297,17 @@ def test_no_sample_moves_a_class_mean_further_than_its_bound(bound: Any) -> None
     moved = float((means[0] - means[1]).norm())
     assert moved * n / (2 * 3.0) == pytest.approx(1.0 / (noise_multiplier(1.0, width, bound)))
     with pytest.raises(BadInput, match=r"method\.bound.*one of norm, coordinate"):
-        FedHKD(bound="sample")  # type: ignore[arg-type]
+        FedHKD(bound="sample")
 
 
-def test_a_classifier_of_two_layers_is_refused(federation: Make) -> None:
+def test_a_classifier_of_two_layers_is_refused(federation):
     run = federation(FedAvg()).run
     run.groups[0].head = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
     with pytest.raises(BadInput, match="one linear layer"):
         FedProto().init_server(run)
 
 
-def test_a_client_may_predict_among_its_own_classes_alone(federation: Make) -> None:
+def test_a_client_may_predict_among_its_own_classes_alone(federation):
     """With `among own`: of all known prototypes the nearest of those classes of which it has
     training samples."""
     fed = run_all(

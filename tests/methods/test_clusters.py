@@ -1,34 +1,29 @@
 """Methods whose clients are in clusters: IFCA (card 1.29) and FeSEM (1.30)."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from reckoning import scores_at
-from torch import Tensor
 from torch.nn.functional import cross_entropy
-from watching import Make, Watch, client_of, models, run_all, same
+from torch.testing import assert_close
+from watching import Watch, client_of, models, run_all, same
 
-from fl_lightning.engine.federation import Federation
 from fl_lightning.methods.fesem import FeSEM
 from fl_lightning.methods.ifca import IFCA
 from fl_lightning.methods.local import Local
 
 
-def cluster(fed: Federation) -> list[int]:
+def cluster(fed):
     """Of every client."""
-    found: list[int] = fed.run.server.memory["cluster"].tolist()
+    found = fed.run.server.memory["cluster"].tolist()
     return found
 
 
-def centre(fed: Federation, k: int) -> Tensor:
+def centre(fed, k):
     """The model of a cluster."""
     return fed.run.groups[0].vectors["model" if k == 0 else f"model.{k}"]
 
 
-def loss_at(fed: Federation, client: int, vector: Tensor) -> float:
+def loss_at(fed, client, vector):
     """Mean cross entropy on the client's training data, by hand."""
     c = client_of(fed, client)
     [(x, y)] = c.data.train.batches(10_000)
@@ -38,7 +33,7 @@ def loss_at(fed: Federation, client: int, vector: Tensor) -> float:
 # ---------------------------------------------------------------- IFCA
 
 
-def test_ifca_takes_the_model_of_the_least_loss(federation: Make) -> None:
+def test_ifca_takes_the_model_of_the_least_loss(federation):
     """INV4, by losses worked out by hand; all models travel down, one of them up, with its
     number."""
     watch = Watch()
@@ -54,7 +49,7 @@ def test_ifca_takes_the_model_of_the_least_loss(federation: Make) -> None:
     assert len({loss_at(fed, 0, v) for v in sent[:3]}) == 3  # drawn anew, each
 
 
-def test_ifcas_clusters_are_means_of_their_clients_and_empty_ones_stay(federation: Make) -> None:
+def test_ifcas_clusters_are_means_of_their_clients_and_empty_ones_stay(federation):
     """INV3: bit for bit; what is drawn is who was averaged with whom."""
     watch = Watch()
     fed = federation(IFCA(4), callbacks=[watch], rounds=2)
@@ -66,18 +61,18 @@ def test_ifcas_clusters_are_means_of_their_clients_and_empty_ones_stay(federatio
     for k in range(4):
         who = [w for c, w in watch.models[4:] if of[c] == k]
         if who:
-            torch.testing.assert_close(centre(fed, k), torch.stack(who).mean(0))
+            assert_close(centre(fed, k), torch.stack(who).mean(0))
         else:
             assert torch.equal(centre(fed, k), before[k])
     same_cluster = (of[:, None] == of).double()
     rows = torch.from_numpy(record.relation.rows[:, 0]).double()
-    torch.testing.assert_close(rows, same_cluster / same_cluster.sum(1, keepdim=True))
+    assert_close(rows, same_cluster / same_cluster.sum(1, keepdim=True))
 
 
 # ---------------------------------------------------------------- FeSEM
 
 
-def test_fesem_with_a_centre_for_each_is_local(federation: Make) -> None:
+def test_fesem_with_a_centre_for_each_is_local(federation):
     """INV4: bit for bit, as long as everybody is nearest to itself."""
     a, b = (run_all(federation(method)) for method in (FeSEM(4), Local()))
     assert sorted(cluster(a)) == [0, 1, 2, 3]
@@ -86,9 +81,7 @@ def test_fesem_with_a_centre_for_each_is_local(federation: Make) -> None:
 
 
 @pytest.mark.parametrize("distance", ["model", "head"])
-def test_fesem_assigns_to_the_nearest_centre_and_both_steps_descend(
-    federation: Make, distance: Any
-) -> None:
+def test_fesem_assigns_to_the_nearest_centre_and_both_steps_descend(federation, distance):
     """INV2, INV3: sum of ||w_i - W_r||^2 never rises by E, nor by M; over the head alone with
     `head`."""
     watch = Watch()
@@ -112,7 +105,7 @@ def test_fesem_assigns_to_the_nearest_centre_and_both_steps_descend(
         assert sums[0] >= sums[1] > sums[2]
 
 
-def test_fesem_counts_the_last_upload_of_who_is_away(federation: Make) -> None:
+def test_fesem_counts_the_last_upload_of_who_is_away(federation):
     """A cluster's centre is the mean of all its clients that have uploaded; who has not keeps the
     initial model."""
     watch = Watch()
@@ -125,5 +118,5 @@ def test_fesem_counts_the_last_upload_of_who_is_away(federation: Make) -> None:
     for k in range(2):
         who = [last[c] for c in range(4) if of[c] == k]
         if who:
-            torch.testing.assert_close(centre(fed, k), torch.stack(who).mean(0))
+            assert_close(centre(fed, k), torch.stack(who).mean(0))
     assert fed.run.server.uploaded == {0, 1, 2, 3}

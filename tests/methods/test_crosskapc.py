@@ -4,15 +4,14 @@ steps."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from torch import Tensor
-from watching import Make, Watch, client_of, run_all
+from torch.testing import assert_close
+from watching import Watch, client_of, run_all
 
 from fl_lightning.callbacks.crossfitted import (
     COMPARED,
@@ -36,7 +35,7 @@ from fl_lightning.results.folder import RunFolder
 
 N = 6
 GROUPS = [0, 1, 0, 1, 0, 1]
-CONFLICT: dict[str, Any] = {
+CONFLICT = {
     "clients": N,
     "rounds": LAST + 2,
     "local_epochs": 3,
@@ -55,24 +54,24 @@ ALIKE = CONFLICT | {"data": {"source": "digits", "partition": "iid", "fraction":
 # ---------------------------------------------------------------- the pieces
 
 
-def test_the_split_by_hand() -> None:
+def test_the_split_by_hand():
     """Means 0.1 and 0.8, within them deviations of 0.1: seven of them."""
     threshold, distance = split(torch.tensor([0.0, 0.2, 0.7, 0.9]))
     assert threshold == pytest.approx(0.45) and distance == pytest.approx(7.0)
 
 
-def test_a_normal_sample_does_not_split() -> None:
+def test_a_normal_sample_does_not_split():
     """Halved at its mean it has 2 (2 / pi)^1/2 / (1 - 2 / pi)^1/2 = 2.65."""
     draws = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
     assert split(draws)[1] == pytest.approx(2.65, abs=0.05)
 
 
 @pytest.mark.parametrize("values", [[0.3] * 6, [0.3, 0.3 + 1e-9, 0.3, 0.3], [0.5]])
-def test_equal_values_do_not_split(values: list[float]) -> None:
+def test_equal_values_do_not_split(values):
     assert split(torch.tensor(values, dtype=torch.float64))[1] == 0
 
 
-def test_groups_without_noise_are_exact() -> None:
+def test_groups_without_noise_are_exact():
     """Cosines of 0.4 within them and of 0.1 between."""
     truth = torch.tensor(GROUPS)[:, None] == torch.tensor(GROUPS)
     cosines = 0.1 + 0.3 * truth.double()
@@ -95,7 +94,7 @@ def planted(effects: tuple[float, float, float], noise: float = 0.0) -> Tensor:
     )
 
 
-def test_gains_are_those_of_least_squares() -> None:
+def test_gains_are_those_of_least_squares():
     """Against numpy's solution and the covariance by hand, with one loss missing."""
     losses = planted((0.0, -0.3, 0.1), 0.2)
     losses[1, 5] = math.inf
@@ -116,14 +115,14 @@ def test_gains_are_those_of_least_squares() -> None:
     assert z[FIRST, HEAD] == pytest.approx((beta[10] - beta[11]) / over)
 
 
-def test_too_few_losses_decide_nothing() -> None:
+def test_too_few_losses_decide_nothing():
     assert gains(torch.full((3, 8), math.inf), COMPARED) == {}
     losses = planted((0.0, 1.0, 2.0))
     losses[:, 1:] = math.inf
     assert gains(losses, COMPARED) == {}
 
 
-def rows_of(stage: int, choice: int, near: Tensor, t: int = LAST) -> Tensor:
+def rows_of(stage, choice, near, t=LAST):
     """Rows of all, of a model of three layers."""
     n = len(near)
     cube = CrossFittedCube(4.0)
@@ -132,13 +131,13 @@ def rows_of(stage: int, choice: int, near: Tensor, t: int = LAST) -> Tensor:
     samples = torch.arange(1, n + 1).double()
     return cube.weights(
         RelationInputs(list(range(n)), list(range(n)), samples, 3, n, memory, lambda: None)
-    )  # type: ignore
+    )
 
 
 NEAR = torch.tensor([[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
 
 
-def test_tried_rows_have_no_own_model() -> None:
+def test_tried_rows_have_no_own_model():
     """In round 4 clients 0, 1, 2, 3 try H, I, M, H. Who is alone in its group has FedAvg's row."""
     rows = rows_of(1, EVERYWHERE, NEAR, COMPARED)
     assert not rows.diagonal(dim1=1, dim2=2).any()
@@ -146,17 +145,17 @@ def test_tried_rows_have_no_own_model() -> None:
     without /= without.sum(1, keepdim=True)
     expected = without.expand(3, 4, 4).clone()
     expected[2, 0] = torch.tensor([0, 0, 1, 0])
-    torch.testing.assert_close(rows, expected)
+    assert_close(rows, expected)
 
 
-def test_one_client_keeps_its_own() -> None:
+def test_one_client_keeps_its_own():
     assert rows_of(1, EVERYWHERE, torch.zeros(1, 1)).tolist() == [[[1.0]]] * 3
 
 
 # ---------------------------------------------------------------- in a federation
 
 
-def test_planted_groups_are_found(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_planted_groups_are_found(federation, capsys):
     """By the steps of three rounds, exactly; one layer is mixed within them, the other among
     all."""
     fed = federation(CrossKAPC(), **CONFLICT)
@@ -173,16 +172,14 @@ def test_planted_groups_are_found(federation: Make, capsys: pytest.CaptureFixtur
     rows = records[-1].relation.rows
     for c in range(N):
         inside = np.array(GROUPS) == GROUPS[c]
-        np.testing.assert_allclose(rows[c, grouped], inside * n / n[inside].sum(), atol=1e-6)
-        np.testing.assert_allclose(rows[c, 1 - grouped], n / n.sum(), atol=1e-6)
+        assert_allclose(rows[c, grouped], inside * n / n[inside].sum(), atol=1e-6)
+        assert_allclose(rows[c, 1 - grouped], n / n.sum(), atol=1e-6)
     metrics = records[-1].metrics
     assert metrics["groups_separation"] > 4
     assert max(metrics["groups_z_last"], metrics["groups_z_first"]) > 2
 
 
-def test_without_conflict_it_is_fedavg(
-    federation: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_conflict_it_is_fedavg(federation, capsys):
     """From the second round on all receive what FedAvg would send: the mean of uploads, to the bit,
     one for all."""
     watch, after = Watch(), list[Tensor]()
@@ -197,7 +194,7 @@ def test_without_conflict_it_is_fedavg(
         assert all(torch.equal(vector, mean) for _, vector, _ in downloads[t + 1])
 
 
-def test_from_round_7_on_it_trains_as_fedavg(federation: Make) -> None:
+def test_from_round_7_on_it_trains_as_fedavg(federation):
     """FedAvg, set to the same model after round 6, trains the same models to the bit."""
     ours, theirs = (federation(method, **ALIKE) for method in (CrossKAPC(), FedAvg()))
     for fed in (ours, theirs):
@@ -213,7 +210,7 @@ def test_from_round_7_on_it_trains_as_fedavg(federation: Make) -> None:
         )
 
 
-def test_the_judged_step_is_shrunk_by_its_noise(federation: Make) -> None:
+def test_the_judged_step_is_shrunk_by_its_noise(federation):
     """start + (1 - share)^1/2 (model - start) by layer; share = s^2 / n_i, s^2 from the halves of
     round 1."""
     fed = run_all(federation(CrossKAPC(), **(ALIKE | {"rounds": 2})))
@@ -221,24 +218,24 @@ def test_the_judged_step_is_shrunk_by_its_noise(federation: Make) -> None:
     client, layout = client_of(fed, 3), fed.run.groups[0].layout
     share = (sums / count / fed.run.data.train_sizes[3]).clamp_max(1)
     assert bool((share > 0).all()) and bool((share < 1).all())
-    torch.testing.assert_close(client.memory["share"].double(), share, rtol=1e-6, atol=0)
+    assert_close(client.memory["share"].double(), share, rtol=1e-6, atol=0)
     judged, start, model = fed.run.method.personal(client), client["start"], client["model"]
     for s in layout.segments(layout.is_parameter, by_layer=True):
         at = slice(s.start, s.stop)
         expected = start[at] + (1 - float(share[s.layer])) ** 0.5 * (model[at] - start[at])
-        torch.testing.assert_close(judged[at], expected)
+        assert_close(judged[at], expected)
 
 
 # ---------------------------------------------------------------- where there are no groups to find
 
 
-def test_a_model_of_one_layer(fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_one_layer(fit, capsys):
     run = fit("single", FLAGS, "--model mlp --model.hidden []")
     assert capsys.readouterr().err.count("the model has one layer: no groups are looked for") == 1
     assert "groups_separation" not in RunFolder(run).read("metrics")[-1]
 
 
-def test_one_sample_a_client(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_sample_a_client(federation, capsys):
     """No halves, no losses: all of a step counts as noise, what was received is judged, and a line
     says so."""
     few = prepare(DataConfig(source="digits", partition="iid"), 5, 0)
@@ -252,14 +249,14 @@ def test_one_sample_a_client(federation: Make, capsys: pytest.CaptureFixture[str
     assert fed.run.server.memory["cross.losses"].isinf().all()
 
 
-def test_a_client_that_was_never_there_keeps_the_rest_out_of_groups(federation: Make) -> None:
+def test_a_client_that_was_never_there_keeps_the_rest_out_of_groups(federation):
     fed = federation(CrossKAPC(guard=0.0), **CONFLICT)
     for t in range(1, LAST + 1):
         fed.round(t, [0, 1, 2, 3, 4])
     assert not fed.run.server.memory["cross.near"].any()
 
 
-def test_groups_are_found_by_part_of_the_clients(federation: Make) -> None:
+def test_groups_are_found_by_part_of_the_clients(federation):
     """Where every two of them were once in a round together; those there report losses."""
     fed = federation(CrossKAPC(), **CONFLICT)
     for t, absent in enumerate((5, 0, 1, 2, 3, 4, 5, 0), 1):
@@ -292,8 +289,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("key", REFUSED)
 def test_the_default_is_refused_in_a_line_that_says_what_to_choose(
-    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    key, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     words = REFUSED[key].split(" ", 1) if key == "model" else REFUSED[key].split()
     assert main(["fit", *words]) == 2
@@ -302,24 +299,20 @@ def test_the_default_is_refused_in_a_line_that_says_what_to_choose(
     assert "method" in line and ("fedavg" in line or "kapc" in line.split("method", 1)[1])
 
 
-def test_layer_selection_leaves_no_common_start(
-    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_layer_selection_leaves_no_common_start(fit, capsys):
     run = fit("selected", FLAGS, "--callbacks layerselection")
     assert capsys.readouterr().err.count("withholds layers, so clients do not begin from one") == 1
     assert "groups_separation" not in RunFolder(run).read("metrics")[-1]
 
 
-def test_a_run_that_goes_on_for_longer_looks_for_groups_then(
-    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_goes_on_for_longer_looks_for_groups_then(fit, capsys):
     fit("short", FLAGS, "--federation.rounds 4")
     assert "4 rounds, where the first 6 would find groups" in capsys.readouterr().err
     assert main(["fit", "--name", "short", "--resume", "--federation.rounds", "9"]) == 0
     assert "rounds 6 to 8 try them" in capsys.readouterr().err
 
 
-def test_newcomers_join(fit: Callable[..., Path]) -> None:
+def test_newcomers_join(fit):
     run = fit("joined", FLAGS, "--data.held_out_clients 0.2")
     assert main(["report", str(run)]) == 0
     rows = RunFolder(run).read("newcomers")

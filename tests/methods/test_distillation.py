@@ -4,20 +4,20 @@ go wrong."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from torch import Tensor
-from watching import Make, client_of, models, payload_of, run_all, same, server_of, train
+from torch.testing import assert_close
+from watching import client_of, models, payload_of, run_all, same, server_of, train
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.simplex import to_simplex
-from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.engine import scoring
-from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.phases import job_of
 from fl_lightning.foundation.errors import BadClient, BadInput, RunFailed
 from fl_lightning.methods import ktpfl, simpfd, topkpfd
@@ -28,7 +28,7 @@ from fl_lightning.methods.ktpflmodels import KTPFLModels
 from fl_lightning.methods.simpfd import SimPFD
 from fl_lightning.methods.topkpfd import TopKPFD
 
-SMALL: dict[str, Any] = {"samples": 40, "batch_size": 16}
+SMALL = {"samples": 40, "batch_size": 16}
 PUBLIC = {"data": {"public": "held_back"}}
 METHODS = [
     FedMD(**SMALL),
@@ -44,17 +44,17 @@ def predictions(m: int = 4, samples: int = 6, classes: int = 3, seed: int = 0) -
     return torch.randn(m, samples, classes, generator=draws, dtype=torch.float64).softmax(2)
 
 
-def rows_of(fed: Federation) -> Tensor:
+def rows_of(fed):
     return fed.run.server.memory["public.rows"]
 
 
-def weigh(fed: Federation, P: Tensor, told: list[int]) -> Tensor:
+def weigh(fed, P, told):
     """What the method of `fed` makes of the predictions `P` of `told`."""
-    rows: Tensor = fed.run.method.weigh(server_of(fed), P, told)
+    rows = fed.run.method.weigh(server_of(fed), P, told)
     return rows
 
 
-def aggregate(fed: Federation, told: dict[int, dict[str, Tensor]]) -> None:
+def aggregate(fed, told):
     """A round has ended in which clients told this."""
     server = server_of(fed)
     server.collect(list(told), told)
@@ -64,22 +64,22 @@ def aggregate(fed: Federation, told: dict[int, dict[str, Tensor]]) -> None:
 # ---------------------------------------------------------------- formulas
 
 
-def test_similarity_is_the_cosine_of_flat_predictions_and_the_least_alike_gets_nothing() -> None:
+def test_similarity_is_the_cosine_of_flat_predictions_and_the_least_alike_gets_nothing():
     P = predictions()
     S = d.cosines(P)
     flat = P.flatten(1).numpy()
     norms = np.linalg.norm(flat, axis=1)
-    np.testing.assert_allclose(S.numpy(), flat @ flat.T / np.outer(norms, norms), atol=1e-12)
+    assert_allclose(S.numpy(), flat @ flat.T / np.outer(norms, norms), atol=1e-12)
     R = simpfd.shifted(S)
-    torch.testing.assert_close(R.sum(1), torch.ones(4, dtype=torch.float64))
+    assert_close(R.sum(1), torch.ones(4, dtype=torch.float64))
     assert (R >= 0).all() and ((R == 0).sum(1) >= 1).all()
     assert (R.argmin(1) == S.argmin(1)).all()
     order = torch.tensor([2, 0, 3, 1])
-    torch.testing.assert_close(simpfd.shifted(d.cosines(P[order])), R[order][:, order])
+    assert_close(simpfd.shifted(d.cosines(P[order])), R[order][:, order])
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 9])
-def test_the_nearest_are_k_with_oneself_among_them(k: int) -> None:
+def test_the_nearest_are_k_with_oneself_among_them(k):
     S = d.cosines(predictions(5))
     R = topkpfd.nearest(S, k)
     k = min(k, 5)
@@ -92,21 +92,21 @@ def test_the_nearest_are_k_with_oneself_among_them(k: int) -> None:
         assert all(alike[a] >= alike[b] for a in chosen for b in left)
 
 
-def test_who_is_equally_near_goes_by_number() -> None:
+def test_who_is_equally_near_goes_by_number():
     R = topkpfd.nearest(d.cosines(predictions(1).expand(4, -1, -1)), 2)
     assert [row.nonzero()[:, 0].tolist() for row in R] == [[0, 1], [0, 1], [0, 2], [0, 3]]
 
 
-def test_the_gradient_of_the_coefficients_is_autograds() -> None:
+def test_the_gradient_of_the_coefficients_is_autograds():
     P = predictions()
     c = torch.rand(4, 4, dtype=torch.float64).requires_grad_()
     teachers = torch.einsum("nj,jdk->ndk", c, P)
     value = (teachers * (teachers / P).log()).sum(2).mean(1).sum()
     (found,) = torch.autograd.grad(value, c)
-    torch.testing.assert_close(ktpfl.kl_gradient(c.detach(), P), found)
+    assert_close(ktpfl.kl_gradient(c.detach(), P), found)
 
 
-def test_the_papers_step() -> None:
+def test_the_papers_step():
     """Eq. 7 by hand for two clients with one sample of two classes."""
     P = torch.tensor([[[0.8, 0.2]], [[0.4, 0.6]]], dtype=torch.float64)
     c = torch.tensor([[0.5, 0.5], [0.3, 0.7]], dtype=torch.float64)
@@ -135,7 +135,7 @@ def test_the_papers_step() -> None:
     )
 
 
-def test_the_codes_step_is_at_least_as_long_as_asked_for_and_less_than_five_times() -> None:
+def test_the_codes_step_is_at_least_as_long_as_asked_for_and_less_than_five_times():
     """As the authors' loop leaves it: five passes, each divides a mean above 0.01 by 5 and
     multiplies one below it."""
     P, start = predictions(3), torch.full((3, 3), 1 / 3, dtype=torch.float64)
@@ -151,13 +151,13 @@ def test_the_codes_step_is_at_least_as_long_as_asked_for_and_less_than_five_time
             if mean < size:
                 mean, scale = mean * 5, scale * 5
         found = ktpfl.code_step(start, P, rho=0.0, size=size)[0]
-        torch.testing.assert_close(found, torch.softmax(5 * (start[0] - scale * gradient[0]), 0))
+        assert_close(found, torch.softmax(5 * (start[0] - scale * gradient[0]), 0))
     # no step at all
     assert torch.equal(ktpfl.code_step(start, P, rho=0.0, size=0.0), torch.softmax(5 * start, 1))
 
 
 @pytest.mark.parametrize("update", ["paper", "code"])
-def test_coefficients_outside_those_who_told_stay(federation: Make, update: Any) -> None:
+def test_coefficients_outside_those_who_told_stay(federation, update):
     """INV3 of 1.20, for predictions; a row's mass stays too, and others learn from those who
     told."""
     fed = federation(KTPFL(update=update, step=0.5, **SMALL), **PUBLIC)
@@ -167,12 +167,12 @@ def test_coefficients_outside_those_who_told_stay(federation: Make, update: Any)
     told = torch.zeros(4, 4, dtype=torch.bool)
     told[1, 1] = told[1, 3] = told[3, 1] = told[3, 3] = True
     assert torch.equal(after[~told], before[~told]) and not torch.equal(after[told], before[told])
-    torch.testing.assert_close(after.sum(1), torch.ones(4, dtype=torch.float64))
+    assert_close(after.sum(1), torch.ones(4, dtype=torch.float64))
     assert rows.shape == (4, 2)
-    torch.testing.assert_close(rows[0], torch.tensor([0.5, 0.5], dtype=torch.float64))
+    assert_close(rows[0], torch.tensor([0.5, 0.5], dtype=torch.float64))
 
 
-def test_without_a_projection_the_step_is_eq_7_whatever_the_rows_sum_to(federation: Make) -> None:
+def test_without_a_projection_the_step_is_eq_7_whatever_the_rows_sum_to(federation):
     fed = federation(KTPFL(projection="none", step=0.1, rho=0.3, lam=2.0, **SMALL), **PUBLIC)
     c, P = fed.run.server.memory["coefficients"].clone(), predictions(4, 40, 10)
     sizes = torch.tensor(fed.run.data.train_sizes, dtype=torch.float64)
@@ -181,18 +181,18 @@ def test_without_a_projection_the_step_is_eq_7_whatever_the_rows_sum_to(federati
             2.0 * (sizes / sizes.sum())[:, None] * ktpfl.kl_gradient(c, P) + 2 * 0.3 * (c - 0.25)
         )
         rows = weigh(fed, P, [0, 1, 2, 3])
-        torch.testing.assert_close(rows, c)
+        assert_close(rows, c)
     assert not torch.allclose(c.sum(1), torch.ones(4, dtype=torch.float64), atol=1e-3)
     part = weigh(fed, P[:2], [0, 1])
     shares = sizes[:2] / sizes[:2].sum()
     step = 0.1 * (
         2.0 * shares[:, None] * ktpfl.kl_gradient(c[:2, :2], P[:2]) + 2 * 0.3 * (c[:2, :2] - 0.25)
     )
-    torch.testing.assert_close(part[:2], c[:2, :2] - step)
+    assert_close(part[:2], c[:2, :2] - step)
 
 
 @pytest.mark.parametrize("projection", ["simplex", "none"])
-def test_the_sum_of_eq_2_is_as_many_times_as_steep(federation: Make, projection: Any) -> None:
+def test_the_sum_of_eq_2_is_as_many_times_as_steep(federation, projection):
     """Of 40 public samples: the KL's gradient is 40 times the mean's, the pull to 1/N is the
     same."""
     fed = federation(
@@ -205,12 +205,12 @@ def test_the_sum_of_eq_2_is_as_many_times_as_steep(federation: Make, projection:
             40 * (sizes / sizes.sum())[:, None] * ktpfl.kl_gradient(c, P) + 2 * 0.3 * (c - 0.25)
         )
         c = to_simplex(c) if projection == "simplex" else c
-        torch.testing.assert_close(weigh(fed, P, [0, 1, 2, 3]), c)
+        assert_close(weigh(fed, P, [0, 1, 2, 3]), c)
     with pytest.raises(BadInput, match=r"method\.divergence: 'sum' .*update paper"):
         KTPFL(divergence="sum", update="code")
 
 
-def test_weights_that_make_no_distribution_are_named(federation: Make) -> None:
+def test_weights_that_make_no_distribution_are_named(federation):
     fed = federation(KTPFL(projection="none", step=50.0, **SMALL), **PUBLIC)
     told = {c: {"predictions": p.float()} for c, p in enumerate(predictions(4, 40, 10))}
     with pytest.raises(RunFailed, match=r"method\.projection simplex"):
@@ -218,14 +218,14 @@ def test_weights_that_make_no_distribution_are_named(federation: Make) -> None:
             aggregate(fed, told)
 
 
-def test_a_row_whose_weight_has_all_gone_can_come_back(federation: Make) -> None:
+def test_a_row_whose_weight_has_all_gone_can_come_back(federation):
     fed = federation(KTPFL(**SMALL), **PUBLIC)
     c = torch.zeros(4, 4, dtype=torch.float64)
     c[:, 3] = 1.0
     fed.run.server.memory["coefficients"] = c
     weigh(fed, predictions(2, 40, 10), [0, 1])
     after = fed.run.server.memory["coefficients"]
-    torch.testing.assert_close(after.sum(1), torch.ones(4, dtype=torch.float64))
+    assert_close(after.sum(1), torch.ones(4, dtype=torch.float64))
     assert (
         float(after[0, :2].sum()) == pytest.approx(0.5)
         and after[0, 3] == 0.5
@@ -233,7 +233,7 @@ def test_a_row_whose_weight_has_all_gone_can_come_back(federation: Make) -> None
     )
 
 
-def test_a_row_teaches_its_own_client(federation: Make) -> None:
+def test_a_row_teaches_its_own_client(federation):
     """INV5: with an asymmetric matrix client 0's teacher is made by row 0."""
     fed = federation(KTPFL(**SMALL), clients=2, **PUBLIC)
     P = predictions(2, 40, 10).float()
@@ -244,14 +244,14 @@ def test_a_row_teaches_its_own_client(federation: Make) -> None:
         "public.rows": rows,
     }
     sent = fed.run.method.broadcast(server_of(fed))
-    torch.testing.assert_close(sent[0].extra["teacher"], 0.9 * P[0] + 0.1 * P[1])
-    torch.testing.assert_close(sent[1].extra["teacher"], 0.4 * P[0] + 0.6 * P[1])
+    assert_close(sent[0].extra["teacher"], 0.9 * P[0] + 0.1 * P[1])
+    assert_close(sent[1].extra["teacher"], 0.4 * P[0] + 0.6 * P[1])
 
 
 # ---------------------------------------------------------------- the distil phase
 
 
-def distilled(fed: Federation, teacher: Tensor) -> tuple[Tensor, Tensor]:
+def distilled(fed, teacher):
     """A client's model before and after it has met `teacher` in round 2."""
     client = client_of(fed, 0, 2)
     payload = payload_of(client)
@@ -262,18 +262,16 @@ def distilled(fed: Federation, teacher: Tensor) -> tuple[Tensor, Tensor]:
     return before, client["model"]
 
 
-def gap(fed: Federation, teacher: Tensor, t: int = 1) -> Tensor:
+def gap(fed, teacher, t=1):
     """The method's loss of client 0 on the public subset of round `t`, in training mode."""
     module, method = client_of(fed, 0).bind(), fed.run.method
     module.model.train()
     with torch.no_grad():
-        found: Tensor = method.gap(
-            {}, module, (d.public_subset(fed.run, t, method.samples), teacher)
-        )
+        found = method.gap({}, module, (d.public_subset(fed.run, t, method.samples), teacher))
     return found
 
 
-def test_the_loss_is_kl_of_teacher_and_student_at_the_temperature(federation: Make) -> None:
+def test_the_loss_is_kl_of_teacher_and_student_at_the_temperature(federation):
     fed = federation(KTPFL(temperature=3.0, lam=0.5, samples=32), precision="64-true", **PUBLIC)
     x, teacher = d.public_subset(fed.run, 1, 32), predictions(1, 32, 10)[0]
     with torch.no_grad():
@@ -282,7 +280,7 @@ def test_the_loss_is_kl_of_teacher_and_student_at_the_temperature(federation: Ma
     assert float(gap(fed, teacher)) == pytest.approx(wanted)
 
 
-def test_the_distil_phase_is_what_the_method_says(federation: Make) -> None:
+def test_the_distil_phase_is_what_the_method_says(federation):
     """So many epochs in batches of that size, on the inputs that the teacher's predictions are
     of."""
     fed = federation(FedMD(samples=40, epochs=2, batch_size=7), **PUBLIC)
@@ -301,7 +299,7 @@ def test_the_distil_phase_is_what_the_method_says(federation: Make) -> None:
     assert (second.part, second.purpose) == (None, "train")
 
 
-def test_the_optimiser_keeps_nothing_of_the_distil_phase(federation: Make) -> None:
+def test_the_optimiser_keeps_nothing_of_the_distil_phase(federation):
     """With `keep_state` momentum goes from local training to local training."""
     optimizer = {"keep_state": True, "momentum": 0.9}
     fed = federation(FedMD(**SMALL), optimizer=optimizer, **PUBLIC)
@@ -314,15 +312,13 @@ def test_the_optimiser_keeps_nothing_of_the_distil_phase(federation: Make) -> No
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_distilled_model_is_judged_before_it_trains_on(
-    federation: Make, method: FedMD, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_distilled_model_is_judged_before_it_trains_on(federation, method, monkeypatch):
     """Round t scores what the predictions of round t - 1 made of the models: the end of the paper's
     round t - 1."""
-    found: dict[tuple[int, int], list[Tensor]] = {}
+    found = {}
     phases = FedMD.phases
 
-    def watched(self: FedMD, client: Client, payload: Payload) -> Iterator[Phase]:
+    def watched(self, client, payload):
         for phase in phases(self, client, payload):
             found.setdefault((client.round, client.id), []).append(client["model"].clone())
             yield phase
@@ -352,7 +348,7 @@ def test_the_distilled_model_is_judged_before_it_trains_on(
 # ---------------------------------------------------------------- in a federation
 
 
-def test_the_public_subset_is_new_every_round_and_the_same_for_all(federation: Make) -> None:
+def test_the_public_subset_is_new_every_round_and_the_same_for_all(federation):
     fed, again = (federation(FedMD(**SMALL), **PUBLIC).run for _ in range(2))
     one, two = d.public_subset(fed, 1, 40), d.public_subset(fed, 2, 40)
     assert one.shape == (40, 1, 8, 8) and not torch.equal(one, two)
@@ -360,7 +356,7 @@ def test_the_public_subset_is_new_every_round_and_the_same_for_all(federation: M
     assert len(torch.unique(one.flatten(1), dim=0)) > 35  # without replacement
 
 
-def test_the_public_subsets_of_two_rounds_are_kept_as_long_as_the_run(federation: Make) -> None:
+def test_the_public_subsets_of_two_rounds_are_kept_as_long_as_the_run(federation):
     gc.collect()
     run = federation(FedMD(**SMALL), **PUBLIC).run
     known = len(d._SUBSETS)
@@ -376,7 +372,7 @@ def test_the_public_subsets_of_two_rounds_are_kept_as_long_as_the_run(federation
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_who_was_away_learns_from_those_who_told(federation: Make, method: FedMD) -> None:
+def test_who_was_away_learns_from_those_who_told(federation, method):
     fed = federation(method, participation=0.5, rounds=4, **PUBLIC)
     for t in range(1, 5):
         record = fed.round(t)
@@ -384,10 +380,10 @@ def test_who_was_away_learns_from_those_who_told(federation: Make, method: FedMD
         assert (
             rows.shape == (4, 2) and fed.run.server.memory["public.told"].tolist() == record.cohort
         )
-        torch.testing.assert_close(rows.sum(1), torch.ones(4, dtype=torch.float64))
+        assert_close(rows.sum(1), torch.ones(4, dtype=torch.float64))
 
 
-def test_no_public_data_or_too_few(federation: Make) -> None:
+def test_no_public_data_or_too_few(federation):
     with pytest.raises(BadInput, match=r"data\.public.*held_back"):
         federation(FedMD(**SMALL)).fit()
     with pytest.raises(BadInput, match=r"method\.samples.*30 public samples"):
@@ -413,12 +409,12 @@ class Tells(Transform):
     def __init__(self, what: Callable[[dict[str, Tensor]], Any]) -> None:
         self.what = what
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(self, client, payload):
         if client.id == 1:
             self.what(payload.extra)
 
 
-def test_predictions_that_are_not_finite_are_their_clients_fault(federation: Make) -> None:
+def test_predictions_that_are_not_finite_are_their_clients_fault(federation):
     bad = Tells(lambda extra: extra["predictions"].fill_(float("nan")))
     with pytest.raises(
         BadClient, match="client 1 failed in round 1, stage upload: what it tells is not finite"
@@ -429,7 +425,7 @@ def test_predictions_that_are_not_finite_are_their_clients_fault(federation: Mak
     assert fed.run.server.memory["public.told"].tolist() == [0, 2, 3]
 
 
-def test_a_hook_may_leave_predictions_out(federation: Make) -> None:
+def test_a_hook_may_leave_predictions_out(federation):
     fed = federation(
         KTPFL(**SMALL), callbacks=[Tells(lambda extra: extra.pop("predictions"))], **PUBLIC
     )
@@ -445,18 +441,18 @@ def test_a_hook_may_leave_predictions_out(federation: Make) -> None:
     ]
 
 
-def test_a_second_attempt_receives_the_same_teacher(federation: Make) -> None:
+def test_a_second_attempt_receives_the_same_teacher(federation):
     """A transform that puts another tensor beside the model has not changed what the next attempt
     receives."""
-    seen: list[Tensor] = []
+    seen = []
 
     class Doubles(Transform):
-        def on_download(self, client: Client, payload: Payload) -> None:
+        def on_download(self, client, payload):
             if "teacher" in payload.extra:
                 payload.extra["teacher"] = 2 * payload.extra["teacher"]
                 seen.extend([payload.extra["teacher"]] if client.id == 1 else [])
 
-        def on_upload(self, client: Client, payload: Payload) -> None:
+        def on_upload(self, client, payload):
             if len(seen) == 1 and client.id == 1:
                 raise ValueError("once")
 
@@ -468,7 +464,7 @@ def test_a_second_attempt_receives_the_same_teacher(federation: Make) -> None:
 # ---------------------------------------------------------------- of models (1.20)
 
 
-def test_models_mixed_evenly_are_the_plain_mean(federation: Make) -> None:
+def test_models_mixed_evenly_are_the_plain_mean(federation):
     """INV1 of 1.20: with an endless pull towards 1/N everybody hears the uniform mean."""
     fed = federation(KTPFLModels(rho=1e12), rounds=2, precision="64-true")
     fed.round(1)
@@ -476,10 +472,10 @@ def test_models_mixed_evenly_are_the_plain_mean(federation: Make) -> None:
     sent = fed.run.method.broadcast(server)
     mean = torch.stack([fed.run.states[c].received["model"] for c in range(4)]).mean(0)
     for payload in sent.values():
-        torch.testing.assert_close(payload.vector, mean)
-    np.testing.assert_allclose(server.relation_view().rows, 0.25, atol=1e-6)
+        assert_close(payload.vector, mean)
+    assert_allclose(server.relation_view().rows, 0.25, atol=1e-6)
 
 
-def test_rho_is_in_units_of_the_spread_where_it_is_solved_exactly() -> None:
-    assert KTPFLModels().relation().settings.rho_units == "spread"  # type: ignore[attr-defined]
-    assert KTPFLModels(solver="step").relation().settings.rho_units == "absolute"  # type: ignore[attr-defined]
+def test_rho_is_in_units_of_the_spread_where_it_is_solved_exactly():
+    assert KTPFLModels().relation().settings.rho_units == "spread"
+    assert KTPFLModels(solver="step").relation().settings.rho_units == "absolute"

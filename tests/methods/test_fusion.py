@@ -1,15 +1,10 @@
 """FedDF and pFedDF: the server distils clients' models on public data (cards 1.15 and 1.16)."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
-from watching import Make, global_model, models, module_of, run_all, server_of
+from torch.testing import assert_close
+from watching import global_model, models, module_of, run_all, server_of
 
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import feddf
 from fl_lightning.methods.common import predictions as public
@@ -17,24 +12,24 @@ from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.feddf import FedDF
 from fl_lightning.methods.pfeddf import PFedDF
 
-PUBLIC: dict[str, Any] = {"data": {"public": "held_back"}}
-SMALL: dict[str, Any] = {"samples": 40, "batch_size": 16, "steps": 5}
+PUBLIC = {"data": {"public": "held_back"}}
+SMALL = {"samples": 40, "batch_size": 16, "steps": 5}
 
 
-def scores(fed: Federation, vector: Tensor, x: Tensor) -> Tensor:
+def scores(fed, vector, x):
     """Of a model on x, in evaluation mode."""
     module = module_of(fed)
     module.binding.bind(vector, fed.run.groups[0].initial_buffers)
     module.model.eval()
     with torch.no_grad():
-        found: Tensor = module.model(x)
+        found = module.model(x)
     return found
 
 
 @pytest.mark.parametrize("net", ["plain", "norm", {"plain": 2, "norm": 2}], ids=str)
-def test_feddf_without_a_step_is_fedavg(federation: Make, net: Any) -> None:
+def test_feddf_without_a_step_is_fedavg(federation, net):
     """INV1: bit for bit, of each architecture; with steps it is not."""
-    changes: dict[str, Any] = {"net": net, "participation": 0.5, **PUBLIC}
+    changes = {"net": net, "participation": 0.5, **PUBLIC}
     still, other = (
         run_all(federation(FedDF(steps=0), **changes)),
         run_all(federation(FedAvg(), **changes)),
@@ -46,7 +41,7 @@ def test_feddf_without_a_step_is_fedavg(federation: Make, net: Any) -> None:
 
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
-def test_a_student_that_equals_its_teachers_stays(federation: Make, net: Any) -> None:
+def test_a_student_that_equals_its_teachers_stays(federation, net):
     """INV2: in evaluation mode the loss has no slope, whatever the normalisation. (Adam's further
     steps would blow up what rounding leaves of it.)
     """
@@ -54,11 +49,11 @@ def test_a_student_that_equals_its_teachers_stays(federation: Make, net: Any) ->
         FedDF(**SMALL | {"steps": 1}), net=net, precision="64-true", local_epochs=0, **PUBLIC
     )
     fed.round(1)
-    torch.testing.assert_close(global_model(fed), fed.run.groups[0].initial, rtol=0, atol=1e-9)
+    assert_close(global_model(fed), fed.run.groups[0].initial, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("ensemble", ["scores", "probabilities"])
-def test_the_step_is_down_the_kl_from_the_mean_of_all(federation: Make, ensemble: Any) -> None:
+def test_the_step_is_down_the_kl_from_the_mean_of_all(federation, ensemble):
     """INV4: one full step by hand, with the teacher first: sum t log(t / s)."""
     method = FedDF(samples=40, batch_size=40, steps=1, server_lr=0.01, ensemble=ensemble)
     fed, plain = (federation(m, precision="64-true", **PUBLIC) for m in (method, FedAvg()))
@@ -75,24 +70,24 @@ def test_the_step_is_down_the_kl_from_the_mean_of_all(federation: Make, ensemble
     [gradient] = torch.autograd.grad(loss, leaf)
     assert gradient.norm() < feddf.CLIP
     expected = start - 0.01 * gradient / (gradient.abs() + 1e-8)  # Adam's first step
-    torch.testing.assert_close(global_model(fed), expected, rtol=0, atol=1e-9)
+    assert_close(global_model(fed), expected, rtol=0, atol=1e-9)
 
 
-def models_of_round(federation: Make) -> list[Tensor]:
+def models_of_round(federation):
     """What FedAvg's clients upload in the first round."""
     fed = federation(FedAvg(), precision="64-true", evaluation={"judge": "after"}, **PUBLIC)
     fed.round(1)
     return models(fed)
 
 
-def test_all_architectures_teach_each(federation: Make) -> None:
+def test_all_architectures_teach_each(federation):
     """A student learns from those that it cannot be averaged with; scores come in the order of
     clients."""
     fed = federation(FedDF(**SMALL), net={"plain": 2, "norm": 2}, **PUBLIC)
-    seen: list[Tensor] = []
+    seen = []
     distilled = feddf.distilled
 
-    def watched(group: Any, vector: Tensor, x: Tensor, teacher: Tensor, *rest: Any) -> Tensor:
+    def watched(group, vector, x, teacher, *rest):
         seen.append(teacher)
         return distilled(group, vector, x, teacher, *rest)
 
@@ -100,11 +95,11 @@ def test_all_architectures_teach_each(federation: Make) -> None:
         patch.setattr("fl_lightning.methods.feddf.distilled", watched)
         fed.round(1)
     assert len(seen) == 2 and torch.equal(seen[0], seen[1])
-    torch.testing.assert_close(seen[0].sum(1), torch.ones(40))
+    assert_close(seen[0].sum(1), torch.ones(40))
 
 
-def test_the_students_running_statistics_are_the_means(federation: Make) -> None:
-    changes: dict[str, Any] = {"net": "norm", "rounds": 1, **PUBLIC}
+def test_the_students_running_statistics_are_the_means(federation):
+    changes = {"net": "norm", "rounds": 1, **PUBLIC}
     ours, theirs = (
         run_all(federation(FedDF(**SMALL), **changes)),
         run_all(federation(FedAvg(), **changes)),
@@ -114,7 +109,7 @@ def test_the_students_running_statistics_are_the_means(federation: Make) -> None
     assert not torch.equal(global_model(ours)[buffers], ours.run.groups[0].initial[buffers])
 
 
-def test_batches_go_through_whole_orders() -> None:
+def test_batches_go_through_whole_orders():
     found = feddf._batches(10, 4, 7, torch.Generator().manual_seed(0))
     assert [len(i) for i in found] == [4, 4, 2, 4, 4, 2, 4]
     assert (
@@ -125,7 +120,7 @@ def test_batches_go_through_whole_orders() -> None:
     assert not torch.equal(found[0], found[3])
 
 
-def test_pfeddf_is_feddf_whose_copies_are_tuned(federation: Make) -> None:
+def test_pfeddf_is_feddf_whose_copies_are_tuned(federation):
     """1.16: INV1 without an epoch it scores FedDF's model; INV2 one start for all; INV3 the
     federation is untouched."""
     plain = run_all(federation(FedDF(**SMALL), **PUBLIC))
@@ -146,7 +141,7 @@ def test_pfeddf_is_feddf_whose_copies_are_tuned(federation: Make) -> None:
     assert len(starts) == 1
 
 
-def test_feddf_wants_public_data_and_classes(federation: Make) -> None:
+def test_feddf_wants_public_data_and_classes(federation):
     with pytest.raises(BadInput, match=r"^data\.public: "):
         federation(FedDF()).prepare()
     with pytest.raises(BadInput, match=r"^method\.samples: "):
@@ -155,13 +150,13 @@ def test_feddf_wants_public_data_and_classes(federation: Make) -> None:
         federation(FedDF(), data={"task": "regression", "public": "held_back"}).prepare()
 
 
-def test_all_public_data_are_drawn_where_no_number_is_given(federation: Make) -> None:
+def test_all_public_data_are_drawn_where_no_number_is_given(federation):
     fed = federation(FedDF(), **PUBLIC)
     assert public.drawn(fed.run, None) == fed.run.data.public_size > 40
     assert public.drawn(fed.run, 7) == 7
 
 
-def test_who_has_not_answered_teaches_nothing(federation: Make) -> None:
+def test_who_has_not_answered_teaches_nothing(federation):
     fed = federation(FedDF(**SMALL), participation=0.5, **PUBLIC)
     fed.round(1)
     server = server_of(fed, [0, 2])

@@ -1,16 +1,12 @@
 """Methods whose clients mix by a graph: HeurFedAMP (card 1.6), FedU (1.31), pFedGraph (6.7) and
 pFedLA (1.11)."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from reckoning import batch_of, uploads
-from torch import Tensor
-from watching import Make, Watch, client_of, models, module_of, run_all, same, server_of
+from torch.testing import assert_close
+from watching import Watch, client_of, models, module_of, run_all, same, server_of
 
 from fl_lightning.callbacks.graphs import CollaborationGraph, CosineAttention
 from fl_lightning.callbacks.simplex import to_simplex
@@ -24,7 +20,7 @@ from fl_lightning.methods.pfedgraph import PFedGraph, alignment
 from fl_lightning.methods.pfedla import PFedLA
 
 
-def inputs_of(W: Tensor, samples: list[float] | None = None, **memory: Tensor) -> RelationInputs:
+def inputs_of(W, samples=None, **memory):
     """What a relation sees of the models `W` (n, D), all of which receive."""
     everyone, mean = list(range(len(W))), W.mean(0)
     D = W - mean
@@ -33,25 +29,25 @@ def inputs_of(W: Tensor, samples: list[float] | None = None, **memory: Tensor) -
     return RelationInputs(everyone, everyone, shares, 1, len(W), memory, lambda since="zero": gram)
 
 
-def random_models(n: int = 5) -> Tensor:
+def random_models(n=5):
     return torch.randn(n, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 
 # ---------------------------------------------------------------- HeurFedAMP
 
 
-def test_heurfedamps_rows(federation: Make) -> None:
+def test_heurfedamps_rows(federation):
     """INV1: one's own weight is given, the rest is a softmax of cosines over the others; rows sum
     to 1."""
     W = random_models()
     rows = CosineAttention(0.3, 2.0).weights(inputs_of(W))[0]
     others = torch.exp(2 * torch.cosine_similarity(W[:, None], W[None], dim=2)).fill_diagonal_(0)
     expected = 0.7 * others / others.sum(1, keepdim=True) + 0.3 * torch.eye(5, dtype=torch.float64)
-    torch.testing.assert_close(rows, expected)
+    assert_close(rows, expected)
     assert CosineAttention(0.3, 2.0).weights(inputs_of(W[:1])).tolist() == [[[1.0]]]
 
 
-def test_heurfedamp_alone_is_local(federation: Make) -> None:
+def test_heurfedamp_alone_is_local(federation):
     """INV3, and with all weight on oneself: bit for bit."""
     local = models(run_all(federation(Local())))
     assert same(models(run_all(federation(HeurFedAMP(lam=0.0)))), local)
@@ -67,7 +63,7 @@ def test_heurfedamp_alone_is_local(federation: Make) -> None:
 # ---------------------------------------------------------------- FedU
 
 
-def test_fedus_step_is_the_papers(federation: Make) -> None:
+def test_fedus_step_is_the_papers(federation):
     """INV2: the sum of models is kept; every model is the formula's, from models that nobody has
     moved (INV4)."""
     watch = Watch()
@@ -78,12 +74,12 @@ def test_fedus_step_is_the_papers(federation: Make) -> None:
     moved = torch.stack([v for _, v, _ in watch.downloads[4:]])
     for k in range(4):
         expected = w[k] - 0.1 * sum(a[k, j] * (w[k] - w[j]) for j in range(4))
-        torch.testing.assert_close(moved[k], expected)
-    torch.testing.assert_close(moved.sum(0), w.sum(0))
+        assert_close(moved[k], expected)
+    assert_close(moved.sum(0), w.sum(0))
     assert not torch.allclose(moved, w)
 
 
-def test_fedus_graph(federation: Make) -> None:
+def test_fedus_graph(federation):
     drawn = federation(FedU(), clients=10).run.server.memory["graph"]
     assert torch.equal(drawn, drawn.T) and not drawn.diagonal().any()
     positive = drawn[drawn > 0]
@@ -100,16 +96,16 @@ def test_fedus_graph(federation: Make) -> None:
 # ---------------------------------------------------------------- pFedGraph
 
 
-def test_pfedgraphs_rows_solve_their_problem() -> None:
+def test_pfedgraphs_rows_solve_their_problem():
     """alpha ||r - p||^2 - cos r over the simplex: no nearby point of it is better; INV4: no
     order."""
     W, n = random_models(), [1.0, 2.0, 3.0, 4.0, 5.0]
     relation, x = CollaborationGraph(0.8, 1.0), inputs_of(W, n)
     rows, p = relation.weights(x)[0], x.samples / 15
     cos = torch.cosine_similarity(W[:, None], W[None], dim=2)
-    torch.testing.assert_close(rows, to_simplex(p + cos / 1.6))
+    assert_close(rows, to_simplex(p + cos / 1.6))
 
-    def objective(r: Tensor) -> Tensor:
+    def objective(r):
         return 0.8 * (r - p).square().sum(1) - (r * cos).sum(1)
 
     generator = torch.Generator().manual_seed(0)
@@ -118,11 +114,11 @@ def test_pfedgraphs_rows_solve_their_problem() -> None:
         assert (objective(other) >= objective(rows) - 1e-12).all()
     order = torch.tensor([3, 1, 4, 0, 2])
     again = relation.weights(inputs_of(W[order], [n[k] for k in order]))[0]
-    torch.testing.assert_close(again, rows[order][:, order])
+    assert_close(again, rows[order][:, order])
 
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
-def test_pfedgraph_between_fedavg_and_local(federation: Make, net: str) -> None:
+def test_pfedgraph_between_fedavg_and_local(federation, net):
     """INV1: without the cosine and with a strong pull FedAvg's models; with none at all local's,
     bit for bit."""
     graph, fedavg, alone, local = (
@@ -130,11 +126,11 @@ def test_pfedgraph_between_fedavg_and_local(federation: Make, net: str) -> None:
         for m in (PFedGraph(1e9, 0.0), FedAvg(), PFedGraph(0.0, 0.0), Local())
     )
     for a, b in zip(models(graph), models(fedavg), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        assert_close(a, b, rtol=1e-4, atol=1e-5)
     assert same(models(alone), models(local))
 
 
-def test_who_has_not_uploaded_is_like_nobody(federation: Make) -> None:
+def test_who_has_not_uploaded_is_like_nobody(federation):
     """Its change is 0, whatever its inner products round to: it weighs by samples, with the initial
     model."""
     fed = federation(PFedGraph(lam=0.0), clients=5)
@@ -145,7 +141,7 @@ def test_who_has_not_uploaded_is_like_nobody(federation: Make) -> None:
     assert rows[0, 3] == 0 and np.abs(rows[0] - n[:4] / n[:3].sum()).max() > 0.01
 
 
-def test_pfedgraphs_term_raises_the_cosine(federation: Make) -> None:
+def test_pfedgraphs_term_raises_the_cosine(federation):
     """INV3: the sign. Its gradient is that of -lam <w, u> / ||w||."""
     fed = federation(PFedGraph(lam=0.5), precision="64-true")
     fed.round(1)
@@ -163,16 +159,14 @@ def test_pfedgraphs_term_raises_the_cosine(federation: Make) -> None:
     [expected] = torch.autograd.grad(-0.5 * (leaf @ u) / leaf.norm(), leaf)
     blocks = fed.run.groups[0].layout.blocks
     for b, a, p in zip(blocks, with_term, plain, strict=True):
-        torch.testing.assert_close(
-            (a - p).flatten(), expected[b.start : b.stop], rtol=1e-6, atol=1e-12
-        )
+        assert_close((a - p).flatten(), expected[b.start : b.stop], rtol=1e-6, atol=1e-12)
     with torch.no_grad():
         before = float(alignment(module, u))
         client.bind(w - 0.1 * expected)
         assert float(alignment(module, u)) > before
 
 
-def _first(phases: Any) -> Any:
+def _first(phases):
     """The first phase of a generator: the client has trained nothing yet."""
     yield next(iter(phases))
 
@@ -180,7 +174,7 @@ def _first(phases: Any) -> Any:
 # ---------------------------------------------------------------- pFedLA
 
 
-def test_pfedla_with_own_layers_alone_is_local(federation: Make) -> None:
+def test_pfedla_with_own_layers_alone_is_local(federation):
     """INV2, INV4: bit for bit, and nothing is sent down; some own layers save their download."""
     own, local = (
         run_all(federation(PFedLA(local_layers=2), net="plain")),
@@ -197,7 +191,7 @@ def test_pfedla_with_own_layers_alone_is_local(federation: Make) -> None:
     assert record.metrics["upload_bytes"] > record.metrics["download_bytes"] > 0
 
 
-def test_pfedlas_step_is_down_the_jacobian(federation: Make) -> None:
+def test_pfedlas_step_is_down_the_jacobian(federation):
     """psi, v <- psi, v - lr J^T (mix - trained), against autograd through the mix itself; others'
     networks stay."""
     fed = federation(PFedLA(hyper_lr=0.1, hidden=5, embedding=3), precision="64-true", rounds=2)
@@ -213,13 +207,11 @@ def test_pfedlas_step_is_down_the_jacobian(federation: Make) -> None:
         loss = loss + ((mix - trained[b.start : b.stop]).detach() * mix).sum()
     found = torch.autograd.grad(loss, list(network.parameters()))
     for (name, p), gradient in zip(network.named_parameters(), found, strict=True):
-        torch.testing.assert_close(
-            memory[f"rows.1.{name}"], p - 0.1 * gradient, rtol=1e-3, atol=1e-5
-        )
+        assert_close(memory[f"rows.1.{name}"], p - 0.1 * gradient, rtol=1e-3, atol=1e-5)
     assert all(torch.equal(v, kept[k]) for k, v in memory.items() if not k.startswith("rows.1."))
 
 
-def test_a_row_of_zeros_is_ones_own(federation: Make) -> None:
+def test_a_row_of_zeros_is_ones_own(federation):
     fed = federation(PFedLA(), rounds=1)
     relation, memory = fed.run.relation, fed.run.server.memory
     last = max((k for k in memory if k.startswith("rows.2.")), key=lambda k: int(k.split(".")[2]))

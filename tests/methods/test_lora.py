@@ -1,15 +1,10 @@
 """FedSA-LoRA and FFA-LoRA, and what averaging A and B apart errs about their product."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
-from watching import Make, Watch, global_model, models, run_all
+from torch.testing import assert_close
+from watching import Watch, global_model, models, run_all
 
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.common.adapters import AdapterError
 from fl_lightning.methods.fedavg import FedAvg
@@ -20,10 +15,10 @@ from fl_lightning.methods.ffalora import FFALoRA
 
 pytest.importorskip("peft")
 
-DOUBLE: Any = {"precision": "64-true", "rounds": 2}
+DOUBLE = {"precision": "64-true", "rounds": 2}
 
 
-def a_and_b(fed: Federation, vector: Tensor) -> tuple[Tensor, Tensor]:
+def a_and_b(fed, vector):
     """The one adapter's matrices in a model's vector."""
     blocks = {
         b.name.split(".lora_")[1][0]: b
@@ -34,16 +29,16 @@ def a_and_b(fed: Federation, vector: Tensor) -> tuple[Tensor, Tensor]:
     return a, b
 
 
-def shares(fed: Federation) -> list[float]:
+def shares(fed):
     sizes = [fed.run.data.train_sizes[c] for c in range(fed.run.clients)]
     return [size / sum(sizes) for size in sizes]
 
 
-LORA: Any = {"precision": "64-true", "ranks": [2]}
+LORA = {"precision": "64-true", "ranks": [2]}
 
 
 @pytest.fixture
-def federation(federation: Make) -> Make:
+def federation(federation):
     """With what hangs on every run that has adapters."""
     return lambda *args, callbacks=(), **changes: federation(
         *args, callbacks=[AdapterError(), *callbacks], **changes
@@ -56,7 +51,7 @@ def federation(federation: Make) -> Make:
 # ---------------------------------------------------------------- FedSA-LoRA
 
 
-def test_b_never_travels_and_everybody_receives_the_mean_of_a(federation: Make) -> None:
+def test_b_never_travels_and_everybody_receives_the_mean_of_a(federation):
     watch = Watch()
     fed = federation(FedSALoRA(), callbacks=[watch], **DOUBLE)
     names = [b.name for b in fed.run.groups[0].layout.blocks]
@@ -71,7 +66,7 @@ def test_b_never_travels_and_everybody_receives_the_mean_of_a(federation: Make) 
     )
     received = [a_and_b(fed, vector)[0] for _, vector, _ in watch.downloads[4:]]
     assert all(torch.equal(a, received[0]) for a in received)
-    torch.testing.assert_close(received[0], mean, rtol=1e-12, atol=1e-14)
+    assert_close(received[0], mean, rtol=1e-12, atol=1e-14)
     assert metrics["upload_bytes"] == metrics["download_bytes"] == 4 * 2 * 64 * 8
     assert "adapter_error" not in metrics
     own = [a_and_b(fed, model)[1] for model in models(fed)]
@@ -81,7 +76,7 @@ def test_b_never_travels_and_everybody_receives_the_mean_of_a(federation: Make) 
 # ---------------------------------------------------------------- FFA-LoRA
 
 
-def test_the_mean_of_products_is_the_product_of_means(federation: Make) -> None:
+def test_the_mean_of_products_is_the_product_of_means(federation):
     """A is everybody's first one, decay and momentum notwithstanding; so B's mean is the
     product's."""
     watch = Watch()
@@ -96,13 +91,13 @@ def test_the_mean_of_products_is_the_product_of_means(federation: Make) -> None:
     a, b = a_and_b(fed, global_model(fed))
     exact = sum(p * (own @ first) for p, (_, own) in zip(shares(fed), uploaded, strict=True))
     assert torch.equal(a, first)
-    torch.testing.assert_close(b @ a, exact, rtol=1e-12, atol=1e-14)
+    assert_close(b @ a, exact, rtol=1e-12, atol=1e-14)
 
 
 # ---------------------------------------------------------------- the error of averaging apart
 
 
-def test_the_error_is_that_of_the_products_by_hand(federation: Make) -> None:
+def test_the_error_is_that_of_the_products_by_hand(federation):
     watch = Watch()
     fed = federation(FedAvg(), callbacks=[watch], **LORA)
     for t in (1, 2):
@@ -116,7 +111,7 @@ def test_the_error_is_that_of_the_products_by_hand(federation: Make) -> None:
         assert 0 < error < 1
 
 
-def test_of_one_client_there_is_no_error_and_it_is_no_operation(federation: Make) -> None:
+def test_of_one_client_there_is_no_error_and_it_is_no_operation(federation):
     alone = federation(FedAvg(), participation=0.25, **LORA).round(1).metrics
     assert alone["adapter_error"] < 1e-12
     body = federation(FedPer(), **LORA).round(1).metrics
@@ -131,7 +126,7 @@ def test_of_one_client_there_is_no_error_and_it_is_no_operation(federation: Make
 
 
 @pytest.mark.parametrize("method", [FedSALoRA(), FFALoRA()])
-def test_without_adapters_it_is_refused(federation: Make, method: Any) -> None:
+def test_without_adapters_it_is_refused(federation, method):
     said = (
         r"model\.adapters: None .* needs low-rank adapters in plainnet, such as "
         r"--model\.adapters\.rank 8"
@@ -141,7 +136,7 @@ def test_without_adapters_it_is_refused(federation: Make, method: Any) -> None:
 
 
 @pytest.mark.parametrize("method", [FedSALoRA(), FFALoRA(), FedAvg()])
-def test_mixed_ranks_are_refused(federation: Make, method: Any) -> None:
+def test_mixed_ranks_are_refused(federation, method):
     """Of one network; who uploads no adapters may have any."""
     # two architectures, which the configuration of this fixture calls by one name
     nets = {"plain": 2, "norm": 2}

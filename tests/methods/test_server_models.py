@@ -1,17 +1,12 @@
 """Methods whose server has more than one model: CFL (card 6.2) and pFedHN (1.24)."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
-from watching import Make, Watch, global_model, models, run_all
+from torch.testing import assert_close
+from watching import Watch, global_model, models, run_all
 
 from fl_lightning.callbacks.robust import Median
-from fl_lightning.core.run import RunContext
-from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.cfl import CFL, halves
@@ -28,13 +23,13 @@ PLANTED = {"partition": "iid", "planted": "labels", "groups": 3}
 # ---------------------------------------------------------------- CFL
 
 
-def cluster(fed: Federation) -> list[int]:
+def cluster(fed):
     """Of every client."""
-    found: list[int] = fed.run.server.memory["cluster"].tolist()
+    found = fed.run.server.memory["cluster"].tolist()
     return found
 
 
-def test_halves_of_opposed_updates() -> None:
+def test_halves_of_opposed_updates():
     """INV3: cosine 1 within and -1 across, of any lengths and in any order; where all are alike
     there are two, too."""
     direction, signs = (
@@ -49,7 +44,7 @@ def test_halves_of_opposed_updates() -> None:
     assert set(halves(torch.zeros(3, 3, dtype=torch.float64))) == {0, 1}
 
 
-def test_halves_by_complete_linkage() -> None:
+def test_halves_by_complete_linkage():
     """By its farthest members: a chain at 0, 30, 61 and 93 degrees is cut in the middle, not at its
     widest gap."""
     angles = torch.deg2rad(torch.tensor([0.0, 30.0, 61.0, 93.0], dtype=torch.float64))
@@ -58,7 +53,7 @@ def test_halves_by_complete_linkage() -> None:
     assert a == b != c == d
 
 
-def test_two_splits_find_the_planted_groups(federation: Make) -> None:
+def test_two_splits_find_the_planted_groups(federation):
     """INV1: after the second split too, clusters are of clients, not of places within the cluster
     that was split."""
     fed = federation(CFL(**EAGER), clients=6, rounds=3, local_epochs=3, data=PLANTED)
@@ -72,9 +67,7 @@ def test_two_splits_find_the_planted_groups(federation: Make) -> None:
     assert cluster(fed) == found  # clusters of two stay
 
 
-def test_a_new_client_gets_the_only_model_or_the_one_that_suits_its_samples(
-    federation: Make,
-) -> None:
+def test_a_new_client_gets_the_only_model_or_the_one_that_suits_its_samples(federation):
     fed = federation(CFL(**EAGER | {"first_round": 2}), clients=6, data=PLANTED)
     fed.round(1)
     new = fed.run.data.client(0)
@@ -93,7 +86,7 @@ def test_a_new_client_gets_the_only_model_or_the_one_that_suits_its_samples(
     assert torch.equal(join(fed.worker, new, False, 0).vector, largest)
 
 
-def test_each_cluster_has_the_mean_of_its_clients(federation: Make) -> None:
+def test_each_cluster_has_the_mean_of_its_clients(federation):
     """By samples, of the new clusters in the round of the split already; that is what is sent and
     scored."""
     watch = Watch()
@@ -109,10 +102,8 @@ def test_each_cluster_has_the_mean_of_its_clients(federation: Make) -> None:
         expected = (share / share.sum()) @ uploaded
         found = fed.evaluator.global_model(c)
         assert found is not None
-        torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
-        torch.testing.assert_close(
-            torch.from_numpy(record.relation.rows[c, 0]).double(), share / share.sum()
-        )
+        assert_close(found.double(), expected, rtol=0, atol=1e-6)
+        assert_close(torch.from_numpy(record.relation.rows[c, 0]).double(), share / share.sum())
     expected = [fed.evaluator.global_model(c) for c in range(6)]
     fed.round(2)
     assert all(torch.equal(w, expected[c]) for c, w, _ in watch.downloads[6:])
@@ -121,7 +112,7 @@ def test_each_cluster_has_the_mean_of_its_clients(federation: Make) -> None:
 @pytest.mark.parametrize(
     ("eps1", "eps2", "splits"), [(1.01, 0.99, True), (0.99, 0.99, False), (1.01, 1.01, False)]
 )
-def test_what_a_split_waits_for(federation: Make, eps1: float, eps2: float, splits: bool) -> None:
+def test_what_a_split_waits_for(federation, eps1, eps2, splits):
     """||sum p_i D_i|| < eps1 and max ||D_i|| > eps2, of the parameters' changes in this round."""
     watch = Watch()
     fed = run_all(federation(FedAvg(), net="norm", callbacks=[watch]))
@@ -138,15 +129,15 @@ def test_what_a_split_waits_for(federation: Make, eps1: float, eps2: float, spli
 
 # ---------------------------------------------------------------- pFedHN
 
-PLAIN: dict[str, Any] = {"hyper_momentum": 0.0, "hyper_decay": 0.0, "hyper_lr": 0.01}
+PLAIN = {"hyper_momentum": 0.0, "hyper_decay": 0.0, "hyper_lr": 0.01}
 
 
-def hyper(run: RunContext) -> Hypernetwork:
+def hyper(run):
     """A copy of the hypernetwork as it stands."""
     return Hypernetwork.of({k: v.clone() for k, v in run.server.memory.items()})
 
 
-def test_a_step_is_down_the_jacobian(federation: Make) -> None:
+def test_a_step_is_down_the_jacobian(federation):
     """phi, v <- phi, v - lr J^T (h(v_i) - trained), with J worked out entry by entry."""
     fed = federation(PFedHN(hidden=3, hidden_layers=1, **PLAIN))
     network = hyper(fed.run)
@@ -164,12 +155,12 @@ def test_a_step_is_down_the_jacobian(federation: Make) -> None:
         gap[b.stop : after.start] = 0
     for name, w in weights.items():
         step = torch.tensordot(gap, jacobian[name], 1)
-        torch.testing.assert_close(
+        assert_close(
             fed.run.server.memory[f"hypernetwork.{name}"], w - 0.01 * step, rtol=1e-4, atol=1e-6
         )
 
 
-def test_the_optimizer_goes_on_from_round_to_round(federation: Make) -> None:
+def test_the_optimizer_goes_on_from_round_to_round(federation):
     """Momenta, weight decay and clipping are those of one SGD over all steps, one client after the
     other."""
     fed = federation(PFedHN(clip=0.5), rounds=3)
@@ -188,11 +179,11 @@ def test_the_optimizer_goes_on_from_round_to_round(federation: Make) -> None:
             assert nn.utils.clip_grad_norm_(network.parameters(), 0.5) > 0.5
             optimizer.step()
     for name, p in network.named_parameters():
-        torch.testing.assert_close(p.detach(), fed.run.server.memory[f"hypernetwork.{name}"])
+        assert_close(p.detach(), fed.run.server.memory[f"hypernetwork.{name}"])
 
 
 @pytest.mark.parametrize("last_relu", [True, False])
-def test_a_hypernetwork_is_found_again_by_its_tensors(last_relu: bool) -> None:
+def test_a_hypernetwork_is_found_again_by_its_tensors(last_relu):
     """In whatever order they come back from a file, and with more than ten layers."""
     torch.manual_seed(0)
     network = Hypernetwork(
@@ -203,12 +194,12 @@ def test_a_hypernetwork_is_found_again_by_its_tensors(last_relu: bool) -> None:
     again = Hypernetwork.of(memory)
     with torch.no_grad():
         assert torch.equal(again(torch.tensor(1)), network(torch.tensor(1)))
-        again[0].weight.zero_()  # type: ignore[operator,union-attr]
+        again[0].weight.zero_()
     assert not memory["hypernetwork.0.weight"].any()
     assert again.products == 2 * 4 + 5 * 4 * 4 + 4 * 7
 
 
-def test_without_the_last_relu_two_linear_layers_follow_each_other(federation: Make) -> None:
+def test_without_the_last_relu_two_linear_layers_follow_each_other(federation):
     network = hyper(federation(PFedHN(hidden=3, hidden_layers=1, last_relu=False)).run)
     assert [type(layer) for layer in network] == [
         nn.Embedding,
@@ -222,6 +213,6 @@ def test_without_the_last_relu_two_linear_layers_follow_each_other(federation: M
     assert all(torch.isfinite(model).all() for model in models(fed))
 
 
-def test_an_aggregator_has_nothing_to_aggregate(federation: Make) -> None:
+def test_an_aggregator_has_nothing_to_aggregate(federation):
     with pytest.raises(BadInput, match=r"^callbacks\.median: "):
         federation(PFedHN(), callbacks=[Median()]).prepare()

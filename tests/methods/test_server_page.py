@@ -1,16 +1,14 @@
 """The server optimiser of docs/add-a-method.md is FedAvgM, and FedAvg without momentum; a stop
 changes nothing."""
 
-from __future__ import annotations
-
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.testing import assert_close
 
 from fl_lightning.cli import main
 
@@ -22,7 +20,7 @@ SMALL = (
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch):
     [text] = re.findall(r"```python\n# my_server\.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "my_server.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -31,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("my_server", None)
 
 
-def model(name: str, flags: str, *more: str) -> dict[str, torch.Tensor]:
+def model(name, flags, *more):
     for each in (flags, *more):
         assert main(["fit", *f"{SMALL} --name {name} {each}".split()]) == 0
     assert (
@@ -42,7 +40,7 @@ def model(name: str, flags: str, *more: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_the_pages_optimiser(folder: Path) -> None:
+def test_the_pages_optimiser(folder):
     rounds = "--federation.rounds 3"
     ours = model("ours", f"--method my_server.Momentum --method.beta 0.5 {rounds}")
     shipped = model("shipped", f"--method fedavgm --method.momentum 0.5 {rounds}")
@@ -51,8 +49,8 @@ def test_the_pages_optimiser(folder: Path) -> None:
         model("avg", f"--method fedavg {rounds}"),
     )
     for name, tensor in shipped.items():
-        torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(none[name], fedavg[name], rtol=1e-4, atol=1e-5)
+        assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5)
+        assert_close(none[name], fedavg[name], rtol=1e-4, atol=1e-5)
     assert any((ours[name] - fedavg[name]).abs().max() > 1e-3 for name in ours)
     begin = "--method my_server.Momentum --method.beta 0.5 --callbacks.checkpoint.seconds 0"
     parts = model(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from fl_lightning.callbacks.selection import LayerSelection
 from fl_lightning.cli import main as cli
@@ -20,7 +19,6 @@ from fl_lightning.configuration.resolve import resolve
 from fl_lightning.engine.build import federation as federate
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedem import FedEM
 from fl_lightning.methods.fedrod import FedRoD
@@ -35,19 +33,19 @@ HERE = "fl_lightning.foundation.errors"
 MLP = "fl_lightning.models.mlp.MLP"
 VIT = "fl_lightning.models.vit.ViT"
 SMALL = {"depth": 2, "width": 16, "heads": 2}
-DIGITS: Any = ((1, 8, 8), 10)
+DIGITS = ((1, 8, 8), 10)
 
 
-def trains(model: nn.Module) -> dict[str, Tensor]:
+def trains(model):
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def adapted(path: str = VIT, args: dict[str, Any] | None = None, **adapters: Any) -> nn.Module:
+def adapted(path=VIT, args=None, **adapters):
     torch.manual_seed(0)
     return build(Network(path, SMALL if args is None else args, adapters=adapters), *DIGITS)
 
 
-def test_queries_and_values_of_every_layer_get_a_and_b() -> None:
+def test_queries_and_values_of_every_layer_get_a_and_b():
     model = adapted(rank=3)
     assert isinstance(model, ViT) and head_of(model) == "net.heads.head"
     names = trains(model)
@@ -62,20 +60,20 @@ def test_queries_and_values_of_every_layer_get_a_and_b() -> None:
     assert {*trains(adapted(head=False))} == ab
 
 
-def test_what_an_adapter_adds_is_alpha_b_a_over_r() -> None:
+def test_what_an_adapter_adds_is_alpha_b_a_over_r():
     """Hu et al., section 4.1; in double precision, by hand."""
     model, x = (
         adapted(MLP, {"hidden": [5]}, rank=2, alpha=6.0).double(),
         torch.randn(3, 64).double(),
     )
     layer = model.get_submodule("hidden.0")
-    b = torch.nn.init.normal_(layer.lora_B.default.weight)  # type: ignore[union-attr, arg-type]
-    a, w, bias = layer.lora_A.default.weight, layer.base_layer.weight, layer.base_layer.bias  # type: ignore[union-attr]
-    wanted = x @ (w + 6 / 2 * b @ a).T + bias  # type: ignore[operator]
+    b = torch.nn.init.normal_(layer.lora_B.default.weight)
+    a, w, bias = layer.lora_A.default.weight, layer.base_layer.weight, layer.base_layer.bias
+    wanted = x @ (w + 6 / 2 * b @ a).T + bias
     assert torch.allclose(layer(x), wanted, rtol=0, atol=1e-12)
 
 
-def test_targets_are_ends_of_names() -> None:
+def test_targets_are_ends_of_names():
     chosen = adapted(MLP, {"hidden": [5, 6]}, targets=["1"])
     assert {n.partition(".lora")[0] for n in trains(chosen)} == {
         "hidden.1",
@@ -99,11 +97,11 @@ class Torchs(nn.Module):
         self.layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
         self.free, self.out = nn.Linear(8, 8), nn.Linear(64, 10)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.out(self.free(self.layer(x[:, 0])).flatten(1))
 
 
-def test_where_an_adapter_would_go_unused_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_an_adapter_would_go_unused_it_is_refused(monkeypatch):
     monkeypatch.setattr(f"{HERE}.Torchs", Torchs, raising=False)
     for target in ("self_attn", "linear1", "out_proj"):
         with pytest.raises(
@@ -121,7 +119,7 @@ def test_where_an_adapter_would_go_unused_it_is_refused(monkeypatch: pytest.Monk
         ({"targets": ["dropout"]}, "not supported"),
     ],
 )
-def test_what_cannot_be_adapted_is_said(adapters: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_adapted_is_said(adapters, said):
     with pytest.raises(BadInput, match=said):
         adapted(**adapters)
 
@@ -133,10 +131,10 @@ Make = Callable[..., Federation]
 
 
 @pytest.fixture
-def around(federation: Make) -> Make:
+def around(federation):
     """A federation of small vision transformers with adapters."""
 
-    def make(method: Method, callbacks: Any = (), **changes: Any) -> Federation:
+    def make(method, callbacks=(), **changes):
         fed = federation(method, **changes)
         run, fabric = fed.run, fed.worker.trainers[0].fabric
         model = adapted(rank=2).to(run.dtype)
@@ -145,7 +143,7 @@ def around(federation: Make) -> Make:
     return make
 
 
-def test_the_cube_and_selection_go_by_a_and_b(around: Make) -> None:
+def test_the_cube_and_selection_go_by_a_and_b(around):
     """A and B are layers: KAPC learns a relation for each, and layer selection leaves some of them
     out."""
     fed = around(KAPC(), [LayerSelection(mu=0.5)], rounds=2)
@@ -172,7 +170,7 @@ def test_the_cube_and_selection_go_by_a_and_b(around: Make) -> None:
     assert all(norm > 0 for norm in blocks.values())
 
 
-def test_further_networks_of_a_method_have_adapters_alone_too(around: Make) -> None:
+def test_further_networks_of_a_method_have_adapters_alone_too(around):
     """FedEM builds more of them: their backbones lie once on a rank as well."""
     layout = around(FedEM(components=2)).run.groups[0].layout
     assert not any("base_layer" in b.name for b in layout.blocks)
@@ -180,7 +178,7 @@ def test_further_networks_of_a_method_have_adapters_alone_too(around: Make) -> N
     assert sum("base_layer.weight" in name for name in layout.frozen) == 2 * 4
 
 
-def test_who_builds_on_the_classifier_wants_one_that_trains(federation: Make) -> None:
+def test_who_builds_on_the_classifier_wants_one_that_trains(federation):
     fed = federation(FedAvg())
     run, fabric = fed.run, fed.worker.trainers[0].fabric
     with pytest.raises(BadInput, match="fedrod builds on the classifier, and it is frozen"):
@@ -191,7 +189,7 @@ def test_who_builds_on_the_classifier_wants_one_that_trains(federation: Make) ->
 # ---------------------------------------------------------------- on the command line
 
 
-def resolved(*flags: str) -> Any:
+def resolved(*flags):
     return resolve(layers_of_flags(read_flags(list(flags))[1])[0])
 
 
@@ -210,7 +208,7 @@ def resolved(*flags: str) -> Any:
         (["--model.weights=3"], r"model\.weights: 3 .* a safetensors file"),
     ],
 )
-def test_bad_adapters_are_named(flags: list[str], said: str) -> None:
+def test_bad_adapters_are_named(flags, said):
     with pytest.raises(BadInput, match=said):
         resolved(*flags)
 
@@ -218,7 +216,7 @@ def test_bad_adapters_are_named(flags: list[str], said: str) -> None:
 # -------------------------------------------------------------- weights, and whoever makes networks
 
 
-def saved(path: Path, change: Callable[[dict[str, Tensor]], None] = lambda tensors: None) -> str:
+def saved(path, change=lambda tensors: None):
     torch.manual_seed(1)
     tensors = {
         n: t.contiguous()
@@ -229,12 +227,12 @@ def saved(path: Path, change: Callable[[dict[str, Tensor]], None] = lambda tenso
     return str(path)
 
 
-def read(file: str, **options: Any) -> nn.Module:
+def read(file, **options):
     torch.manual_seed(0)
     return build(Network(MLP, {"hidden": [5]}, file, **options), *DIGITS)
 
 
-def test_weights_are_where_a_model_begins(tmp_path: Path) -> None:
+def test_weights_are_where_a_model_begins(tmp_path):
     file = saved(tmp_path / "w.safetensors")
     torch.manual_seed(1)
     there = build(Component(MLP, {"hidden": [5]}), *DIGITS).state_dict()
@@ -250,7 +248,7 @@ def test_weights_are_where_a_model_begins(tmp_path: Path) -> None:
         lambda w: w.pop("classifier.bias"),
     ],
 )
-def test_a_classifier_of_other_classes_is_drawn(tmp_path: Path, change: Any) -> None:
+def test_a_classifier_of_other_classes_is_drawn(tmp_path, change):
     model, plain = (
         read(saved(tmp_path / "w.safetensors", change)),
         build(Component(MLP, {"hidden": [5]}), *DIGITS),
@@ -277,12 +275,12 @@ def test_a_classifier_of_other_classes_is_drawn(tmp_path: Path, change: Any) -> 
         ),
     ],
 )
-def test_weights_of_another_model_are_refused(tmp_path: Path, change: Any, said: str) -> None:
+def test_weights_of_another_model_are_refused(tmp_path, change, said):
     with pytest.raises(BadInput, match=rf"model\.weights: .*{said}"):
         read(saved(tmp_path / "w.safetensors", change))
 
 
-def test_what_is_no_file_of_weights_is_said(tmp_path: Path) -> None:
+def test_what_is_no_file_of_weights_is_said(tmp_path):
     with pytest.raises(BadInput, match="there is no such file"):
         read(str(tmp_path / "none.safetensors"))
     (tmp_path / "bad.safetensors").write_bytes(b"abc")
@@ -290,7 +288,7 @@ def test_what_is_no_file_of_weights_is_said(tmp_path: Path) -> None:
         read(str(tmp_path / "bad.safetensors"))
 
 
-def test_functions_of_torchvision_get_the_classes() -> None:
+def test_functions_of_torchvision_get_the_classes():
     model = build(Component("torchvision.models.squeezenet1_1", {"dropout": 0.1}), (3, 32, 32), 7)
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
     path = "torchvision.models.squeezenet1_1"
@@ -303,9 +301,7 @@ def test_functions_of_torchvision_get_the_classes() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_with_adapters_goes_on_and_gives_its_models_away(
-    fit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_adapters_goes_on_and_gives_its_models_away(fit, monkeypatch, capsys):
     """Taken up after its second round it ends as one that was never stopped; what is exported
     scores as it did."""
     flags = "--model.adapters.rank 2 --callbacks checkpoint --callbacks.checkpoint.seconds 0"
@@ -319,7 +315,7 @@ def test_a_run_with_adapters_goes_on_and_gives_its_models_away(
     assert cli(["export", "--run", str(whole), "--client", "1", "--out", "one.safetensors"]) == 0
     assert "adapters={'rank': 2" in Path("one.py").read_text()
     monkeypatch.chdir(whole.parents[1])
-    made: dict[str, Any] = {}
+    made = {}
     exec(Path("one.py").read_text(), made)
     names = dict(made["model"].named_parameters())
     assert any("lora_B" in n and float(p.detach().abs().max()) > 0 for n, p in names.items())

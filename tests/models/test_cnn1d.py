@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -10,7 +8,7 @@ from fl_lightning.models import build, head_of
 PATH = "fl_lightning.models.cnn1d.CNN1D"
 
 
-def test_windows_of_any_length_become_logits() -> None:
+def test_windows_of_any_length_become_logits():
     model = build(Component(PATH, {"channels": [8, 16, 4], "width": 3}), (6, 50), 7)
     assert model(torch.randn(5, 6, 50)).shape == (5, 7)
     assert head_of(model) == "classifier"
@@ -18,7 +16,7 @@ def test_windows_of_any_length_become_logits() -> None:
 
 
 @pytest.mark.parametrize("shape", [(64,), (1, 8, 8), (6, 3)])
-def test_what_is_no_window_is_refused(shape: tuple[int, ...]) -> None:
+def test_what_is_no_window_is_refused(shape):
     with pytest.raises(
         BadInput, match=r"model: 'cnn1d' .*are no windows \(channels, samples\) of 4 or more"
     ):

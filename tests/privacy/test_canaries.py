@@ -1,13 +1,9 @@
 """A lower bound on epsilon: its formula, runs whose epsilon is known, a noise that is smaller than
 claimed."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +13,6 @@ from fl_lightning.callbacks.canaries import Canaries, coin, direction
 from fl_lightning.callbacks.central import CentralPrivacy
 from fl_lightning.callbacks.privacy import LocalPrivacy
 from fl_lightning.cli import main
-from fl_lightning.core import Client, Payload
 from fl_lightning.engine.federation import Federation
 from fl_lightning.lab.audit.claims import claimed
 from fl_lightning.methods.fedavg import FedAvg
@@ -27,7 +22,7 @@ Make = Callable[..., Federation]
 
 
 @pytest.mark.parametrize(("guesses", "right"), [(100, 80), (40, 40), (200, 130)])
-def test_without_delta_the_bound_is_clopper_pearsons(guesses: int, right: int) -> None:
+def test_without_delta_the_bound_is_clopper_pearsons(guesses, right):
     """Randomised response is right with e^eps / (1 + e^eps): the bound is the logit of the
     one-sided interval."""
     least = float(beta.ppf(0.05, right, guesses - right + 1))
@@ -42,7 +37,7 @@ def test_without_delta_the_bound_is_clopper_pearsons(guesses: int, right: int) -
 
 
 @pytest.mark.slow
-def test_randomised_response_is_below_its_epsilon() -> None:
+def test_randomised_response_is_below_its_epsilon():
     """Exactly: over all numbers of right guesses, the bound is above epsilon with 5 % at most."""
     for epsilon in (0.5, 2.0):
         share = 1 / (1 + math.exp(-epsilon))
@@ -51,7 +46,7 @@ def test_randomised_response_is_below_its_epsilon() -> None:
         assert above
 
 
-def of(fed: Federation) -> dict[str, Any]:
+def of(fed):
     return {k: v for k, v in fed.fit().items() if k.startswith("privacy_")}
 
 
@@ -66,10 +61,8 @@ MANY = {
 
 @pytest.mark.parametrize("kind", ["local", "central"])
 @pytest.mark.parametrize("noise", [0.01, 30.0])
-def test_all_coins_are_known_without_noise_and_none_with_much(
-    federation: Make, kind: str, noise: float
-) -> None:
-    private: Any = (LocalPrivacy if kind == "local" else CentralPrivacy)(clip=0.5, noise=noise)
+def test_all_coins_are_known_without_noise_and_none_with_much(federation, kind, noise):
+    private = (LocalPrivacy if kind == "local" else CentralPrivacy)(clip=0.5, noise=noise)
     summary = of(federation(FedAvg(), callbacks=[Canaries(guesses=0.5), private], **MANY))
     assert summary["privacy_canaries"] == 100 and summary["privacy_canary_guesses"] == 50
     claim = claimed([summary])
@@ -84,14 +77,12 @@ def test_all_coins_are_known_without_noise_and_none_with_much(
         assert summary["privacy_canary_right"] < 40 and claim.bound < 0.5
 
 
-def test_noise_that_is_smaller_than_claimed_is_found(
-    federation: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_that_is_smaller_than_claimed_is_found(federation, monkeypatch):
     """A mechanism with a fault: it counts noise 5, and adds a hundredth of it."""
     private = CentralPrivacy(clip=0.5, noise=5.0)
     whole = CentralPrivacy.finished
 
-    def weak(self: CentralPrivacy, *args: Any) -> Any:
+    def weak(self, *args):
         self._noise, kept = self._noise / 100, self._noise
         try:
             return whole(self, *args)
@@ -105,11 +96,11 @@ def test_noise_that_is_smaller_than_claimed_is_found(
     assert claim.words("fedavg").endswith("THE CLAIM IS FALSE")
 
 
-def test_a_canary_sends_its_direction_or_nothing(federation: Make) -> None:
-    seen: dict[int, torch.Tensor] = {}
+def test_a_canary_sends_its_direction_or_nothing(federation):
+    seen = {}
 
     class Spy(CentralPrivacy):
-        def on_upload(self, client: Client, payload: Payload) -> None:
+        def on_upload(self, client, payload):
             super().on_upload(client, payload)
             seen[client.id] = payload.vector - client.group.vectors["model"]
 
@@ -117,7 +108,7 @@ def test_a_canary_sends_its_direction_or_nothing(federation: Make) -> None:
         FedAvg(), callbacks=[Canaries(share=0.5), Spy(clip=0.5, noise=1.0)], clients=8, rounds=1
     )
     fed.fit()
-    canaries = fed.run.callbacks[0]._canaries  # type: ignore[attr-defined]
+    canaries = fed.run.callbacks[0]._canaries
     assert len(canaries) == 4 and {coin(fed.run, c) for c in range(20)} == {True, False}
     for client in canaries:
         wanted = 0.5 * coin(fed.run, client) * direction(fed.run, fed.run.groups[0], client)
@@ -132,9 +123,7 @@ PRIVATE = (
 
 
 @pytest.mark.slow
-def test_an_audit_says_what_canaries_refute(
-    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_audit_says_what_canaries_refute(fit, capsys, tmp_path):
     folder = fit("x", f"--method fedavg --callbacks.checkpoint.seconds 0 {PRIVATE}")
     summary = json.loads((folder / "summary.json").read_text())
     assert main(["audit", "runs/x", "--out", "a"]) == 0
@@ -162,10 +151,8 @@ def test_an_audit_says_what_canaries_refute(
 
 
 @pytest.mark.slow
-def test_canaries_give_the_same_bits_on_ranks_and_after_a_resume(
-    fit: Callable[..., Path], tmp_path: Path
-) -> None:
-    def bits(folder: Path) -> dict[str, Any]:
+def test_canaries_give_the_same_bits_on_ranks_and_after_a_resume(fit, tmp_path):
+    def bits(folder):
         summary = json.loads((folder / "summary.json").read_text())
         return {k: v for k, v in summary.items() if k.startswith("privacy_")}
 

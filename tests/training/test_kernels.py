@@ -1,14 +1,11 @@
 """The terms beside the loss and the direction of a step, against autograd, finite differences and
 torch's own SGD."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 
 from fl_lightning.configuration.config import OptimizerConfig
 from fl_lightning.core.layout import Layout
@@ -19,25 +16,25 @@ from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import AnyOptimizer, FastSGD
 
 
-def rows(k: int = 3, size: int = 6, seed: int = 0) -> Tensor:
+def rows(k=3, size=6, seed=0):
     return torch.randn(k, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("k", [1, 3])
-def test_terms_against_autograd(k: int) -> None:
+def test_terms_against_autograd(k):
     """Value and gradient, with one number for each stretch of columns and with a tensor of
     coefficients alike."""
     w, anchor, linear = rows(k, seed=1).requires_grad_(), rows(k, seed=2), rows(k, seed=3)
     c = torch.tensor([0.7, 0.7, 0.0, 0.2, 0.2, 0.0], dtype=torch.float64)
     want = (c * (w - anchor).square()).sum(1) + (linear * w).sum(1)
     [slope] = torch.autograd.grad(want.sum(), w)
-    segments: Any = [(0, 2, 1.4), (3, 5, 0.4), (2, 3, 0.0), (5, 6, 0.0)]
+    segments = [(0, 2, 1.4), (3, 5, 0.4), (2, 3, 0.0), (5, 6, 0.0)]
     for columns in (segments, [(0, 6, (2 * c).expand(k, -1))]):
         terms = Terms(torch.full_like(anchor, torch.nan), anchor, linear, columns)
-        torch.testing.assert_close(terms.value(w.detach()), want.detach(), rtol=1e-14, atol=0)
-        torch.testing.assert_close(terms.gradient(), slope, rtol=1e-14, atol=1e-15)
+        assert_close(terms.value(w.detach()), want.detach(), rtol=1e-14, atol=0)
+        assert_close(terms.gradient(), slope, rtol=1e-14, atol=1e-15)
         terms.value(w.detach())
-        torch.testing.assert_close(
+        assert_close(
             terms.gradient(torch.tensor(3.0, dtype=torch.float64)),
             3 * slope,
             rtol=1e-14,
@@ -45,7 +42,7 @@ def test_terms_against_autograd(k: int) -> None:
         )
 
 
-def test_columns_that_are_not_pulled_may_hold_anything() -> None:
+def test_columns_that_are_not_pulled_may_hold_anything():
     anchor = torch.tensor([[1.0, torch.nan, 1.0]])
     terms = Terms(
         torch.empty(1, 3), anchor, torch.ones(1, 3), [(0, 1, 2.0), (2, 3, 2.0), (1, 2, 0.0)]
@@ -54,7 +51,7 @@ def test_columns_that_are_not_pulled_may_hold_anything() -> None:
     assert terms.gradient().tolist() == [[-1.0, 1.0, -1.0]]
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "plain": {},
     "momentum": {"momentum": 0.9},
     "decay": {"weight_decay": 0.1},
@@ -64,7 +61,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("settings", [*SETTINGS.values(), {"clip_norm": 0.1, "momentum": 0.5}])
-def test_fast_sgd_is_torch_sgd(settings: dict[str, Any]) -> None:
+def test_fast_sgd_is_torch_sgd(settings):
     """Also where one gradient tensor reaches two parameters, and where the loss does not reach a
     parameter."""
     config = OptimizerConfig(lr=0.1, **settings)
@@ -86,7 +83,7 @@ def test_fast_sgd_is_torch_sgd(settings: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- the module's objective
 
 
-def module() -> tuple[ClientModule, Tensor]:
+def module():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
     layout = Layout(model, "2")
@@ -96,13 +93,13 @@ def module() -> tuple[ClientModule, Tensor]:
     return found, row
 
 
-def batch() -> tuple[Tensor, Tensor]:
+def batch():
     return rows(5, 3), torch.tensor([0, 1, 0, 1, 1])
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("reached", [True, False])
-def test_the_terms_are_added_alike_by_both_optimizers(reached: bool, frozen: bool) -> None:
+def test_the_terms_are_added_alike_by_both_optimizers(reached, frozen):
     """To the bit, also with frozen parameters and where the loss reaches none."""
     after = []
     for fast in (False, True):
@@ -115,7 +112,7 @@ def test_the_terms_are_added_alike_by_both_optimizers(reached: bool, frozen: boo
         client.set_objective(Objective(rows(1, len(row), seed=4)[0], pull, loss=loss))
         trained = [p for p in client.binding.parameters if p.requires_grad]
         config = OptimizerConfig(lr=0.1, momentum=0.5)
-        sgd: FastSGD | AnyOptimizer = FastSGD(trained, config)
+        sgd = FastSGD(trained, config)
         if not fast:
             sgd = AnyOptimizer(
                 one_process("64-true"), torch.optim.SGD(trained, 0.1, 0.5), trained, config
@@ -130,12 +127,12 @@ def test_the_terms_are_added_alike_by_both_optimizers(reached: bool, frozen: boo
     assert not torch.equal(after[0], module()[1])
 
 
-def test_an_anchor_needs_a_pull() -> None:
+def test_an_anchor_needs_a_pull():
     with pytest.raises(ValueError, match="needs an anchor"):
         Objective(anchor=torch.zeros(3))
 
 
-def test_what_does_not_train_needs_no_gradient() -> None:
+def test_what_does_not_train_needs_no_gradient():
     """What the user has frozen stays so."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     model[0].bias.requires_grad_(False)
@@ -152,9 +149,7 @@ def test_what_does_not_train_needs_no_gradient() -> None:
 @pytest.mark.parametrize(
     "pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1), nn.MaxPool2d((2, 3), (1, 2))]
 )
-def test_pooling_with_gradients_is_that_of_torch_to_the_bit(
-    pool: nn.MaxPool2d, channels: int
-) -> None:
+def test_pooling_with_gradients_is_that_of_torch_to_the_bit(pool, channels):
     """Ties (zeros after the activation), and gradients of gradients."""
     x = (
         torch.randn(4, channels, 9, 8, generator=torch.Generator().manual_seed(0))
@@ -173,13 +168,11 @@ def test_pooling_with_gradients_is_that_of_torch_to_the_bit(
     assert fast == (channels == 8)
 
 
-def test_pooling_of_a_client_is_the_fast_one_only_without_gradients(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pooling_of_a_client_is_the_fast_one_only_without_gradients(monkeypatch):
     """On an image that is smaller than the window torch's own pooling says what is wrong."""
     net = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 2))
     module = ClientModule(net, Layout(net, "2"), 2)
-    slow: list[bool] = []
+    slow = []
     forward = nn.MaxPool2d.forward
     monkeypatch.setattr(
         nn.MaxPool2d, "forward", lambda pool, x: slow.append(True) or forward(pool, x)
