@@ -1,9 +1,7 @@
 """What is kept, what a load believes, and what it refuses."""
 
-import itertools
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,13 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
-from fl_lightning.core import RunContext, Slot, Traits
+from fl_lightning.core import Slot, Traits
 from fl_lightning.core.client import client_memory
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.record import RelationView, RoundRecord
-from fl_lightning.run import _restore
 from fl_lightning.storage.state import MODEL, ClientState
 from fl_lightning.storage.store import VectorStore
 
@@ -108,9 +105,6 @@ def own_copies(state):
     return [slot for slot, vector in state.received.items() if vector is not state.vectors[slot]]
 
 
-Make = Callable[..., RunContext]
-
-
 def rounds(folder):
     return sorted(
         int(p.stem.rpartition("-")[2]) for p in (folder / "checkpoints").glob("manifest-*")
@@ -167,29 +161,6 @@ def test_rounds_that_take_no_time_are_saved_every_ten_seconds(make_run, tmp_path
             Checkpoint(seconds=wrong)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "every", "took", "fine"),
-    [
-        (10, 1, [], True),
-        (10, 1, [30], True),  # killed as it was being saved
-        (10, 1, [5, 4, 9], True),
-        (10, 1, [5, 5, 1], False),  # round 2 was due
-        (0, 1, [1], True),
-        (0, 1, [1, 1], True),  # it may have begun with the default, 10 s
-        (0, 1, [9, 1, 1], False),
-        (0, 3, [1, 1, 1], True),
-        (0, 3, [1, 1, 1, 1], True),
-        (0, 3, [4, 4, 4, 1], False),
-        (10, 3, [4, 4, 1, 4, 4, 4], True),  # 9 s at round 3; round 6 is being saved
-        (10, 3, [4, 4, 4, 1], False),
-    ],
-)
-def test_a_run_may_have_no_checkpoint_yet(seconds, every, took, fine):
-    assert (
-        Checkpoint(every=every, seconds=seconds).may_be_none([{"seconds": s} for s in took]) is fine
-    )
-
-
 @pytest.mark.parametrize(("runs", "saved", "best"), [(1, [1, 3, 6, 9], 6), (3, [1, 5, 9], 9)])
 def test_a_best_round_is_saved_early_where_that_is_cheap(
     runs, saved, best, make_run, tmp_path, monkeypatch
@@ -213,37 +184,6 @@ def test_a_best_round_is_saved_early_where_that_is_cheap(
     for other in (Checkpoint(best=False), Checkpoint()):
         assert not other._is_best(None)
         assert other._is_best(0.5) == other.best
-
-
-@pytest.mark.parametrize("column", ["mean_accuracy", "validation_accuracy"])
-def test_a_better_round_that_was_not_saved_is_told(
-    federation, tmp_path, monkeypatch, capsys, column
-):
-    """By validation data where there are any. A clock that moves on by a second each time that it
-    is looked at."""
-    fed, folder, seconds = federation(net="norm", rounds=4), RunFolder(tmp_path), itertools.count()
-    monkeypatch.setattr(
-        "fl_lightning.callbacks.checkpoint.time.monotonic", lambda: float(next(seconds))
-    )
-    saver = Checkpoint()
-    for t, score in enumerate([0.1, 0.2, 0.8, 0.5], 1):
-        record = a_round(fed.run, t)
-        record.metrics |= {"mean_accuracy": 0.0, column: score}
-        record.clients.append({"client": 0})
-        folder.append(record)
-        saver.on_round_end(fed.run, record)
-    assert rounds(tmp_path) == [1, 4]
-    _restore(fed, "best")
-    said = (
-        f"checkpoint best: round 4 ({column} 0.5000), the best that was saved; round 3 (0.8000) "
-        f"was not"
-    )
-    assert capsys.readouterr().err == f"{said}: callbacks.checkpoint.seconds\n"
-    _restore(fed, "last")
-    assert capsys.readouterr().err == ""
-    folder.truncate(2)  # round 3 was never there
-    _restore(fed, "best")
-    assert fed.run.server.round == 4 and capsys.readouterr().err == ""
 
 
 @dataclass(frozen=True)

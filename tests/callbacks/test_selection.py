@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.callbacks.selection import (
     LayerSelection,
     LayerSizes,
     _log_m,
-    _numbers,
     _sizes,
     holds,
     search,
 )
-from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Layout
-from fl_lightning.core.run import RunContext
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.models.resnet18 import ResNet18
 from fl_lightning.results.folder import RunFolder
 
-MakeRun = Callable[..., RunContext]
-MakeClient = Callable[..., Client]
 SELECTION = "--callbacks layerselection --callbacks.layerselection"
 
 
@@ -120,32 +112,6 @@ def test_bounds_are_learnt_again_only_where_all_layers_may_be_sent(
     assert bool(client.memory["selection.received"].all()) is learns
     with pytest.raises(BadInput, match=r"layerselection\.largest.*one of L-1, L"):
         LayerSelection(largest="all")
-
-
-def test_a_convolutions_width_in_numbers():
-    """By hand for ResNet-18 with the 7x7 stem: images of 32 x 32 are 1 x 1 in its last five
-    convolutions, so there both readings are one, and the answers at 16 layers and more, where Omega
-    moves, are the same."""
-    net = ResNet18(10, (3, 32, 32))
-    layout = Layout(net, "fc")
-    part = SimpleNamespace(
-        batches=lambda size: iter([(torch.zeros(size, 3, 32, 32), torch.zeros(size))])
-    )
-    client = SimpleNamespace(
-        bind=lambda: SimpleNamespace(model=net), layout=layout, data=SimpleNamespace(train=part)
-    )
-    channels = _sizes(layout)
-    numbers = LayerSizes(channels.columns, _numbers(client, channels.outputs))
-    by_hand = [64 * 16**2, *[64 * 8**2] * 4, *[128 * 4**2] * 5, *[256 * 2**2] * 5, *[512] * 5, 10]
-    assert numbers.outputs.tolist() == by_hand and channels.outputs.tolist()[:2] == [64, 64]
-    assert not any(m._forward_hooks for m in net.modules())
-    rng, ones = np.random.default_rng(0), np.ones(21)
-    for _ in range(20):
-        norms = rng.uniform(0.5, 1.5, (2, 21))
-        one, other = (
-            [holds(o, ones, ones, *norms, s, 10) for o in range(1, 22)] for s in (channels, numbers)
-        )
-        assert one[15:] == other[15:]
 
 
 def test_the_norms_that_the_bound_goes_by(make_run, make_client):
@@ -250,79 +216,3 @@ def test_nothing_downloaded_is_local(fit):
     )
     assert one == other
     assert nothing.read("final") == alone.read("final")
-
-
-class Sent(Transform):
-    """Keeps what passed, after selection, of the round at hand."""
-
-    up: list[tuple[int, np.ndarray, torch.Tensor]] = []  # noqa: RUF012
-    down: list[tuple[int, np.ndarray]] = []  # noqa: RUF012
-
-    def on_download(self, client, payload):
-        self.down.append((client.id, payload.sent.copy()))
-
-    def on_upload(self, client, payload):
-        self.up.append((client.id, payload.sent.copy(), payload.vector.clone()))
-
-
-class Stale(Observer):
-    """Checks each round what was sent, and what the server has of each client."""
-
-    last: dict[int, dict[str, torch.Tensor]] = {}  # noqa: RUF012
-    rounds = 0
-
-    def on_round_end(self, run, record):
-        Stale.rounds += 1
-        [group] = run.groups
-        layout = group.layout
-        head, normal = (
-            layout.mask(lambda b: b.head),
-            layout.mask(lambda b: b.normalisation and b.kind == "parameter"),
-        )
-        layers = layout.mask(lambda b: b.kind == "parameter" and not b.normalisation)
-        for client, sent, vector in Sent.up:
-            assert sent[normal].all()
-            omega = int(run.states[client].memory["selection.omega"])
-            assert np.array_equal(sent[layers], layout.layer_of[layers] < omega)
-            for block, went in zip(layout.blocks, sent, strict=True):
-                if went:
-                    Stale.last.setdefault(client, {})[block.name] = vector[block.start : block.stop]
-        sizes = 4 * layout.numbers
-        assert record.metrics["upload_bytes"] == sum(
-            int(sizes[sent].sum()) for _, sent, _ in Sent.up
-        )
-        assert record.metrics["download_bytes"] == sum(
-            int(sizes[sent].sum()) for _, sent in Sent.down
-        )
-        for client, state in run.states.items():
-            assert 1 <= int(state.memory["selection.omega"]) <= 2
-            for block in layout.blocks:
-                kept = Stale.last[client].get(block.name)
-                if kept is None:  # never uploaded: the server still holds the common initial layer
-                    kept = group.initial[block.start : block.stop]
-                assert torch.equal(state.received["model"][block.start : block.stop], kept)
-        if record.round == 1:
-            assert all(int(s.memory["selection.omega"]) == 2 for s in run.states.values())
-            assert all(sent[head].all() for _, sent in Sent.down)
-        else:
-            # kept back from every upload so far
-            assert not any(sent[head].any() for _, sent in Sent.down)
-        assert not torch.equal(run.states[0].received["model"], run.states[0].vectors["model"])
-        Sent.up.clear()
-        Sent.down.clear()
-
-
-@pytest.fixture
-def watches():
-    """The callbacks that keep what passes; they forget it afterwards."""
-    yield f"--callbacks {__name__}.Sent --callbacks {__name__}.Stale"
-    for held in (Sent.up, Sent.down, Stale.last):
-        held.clear()
-    Stale.rounds = 0
-
-
-def test_what_is_not_sent_stays_stale_and_is_never_coached(fit, watches):
-    """INV3 to INV5: bytes are those of the layers sent, stale layers are the last received, Omega
-    is L - 1 at first."""
-    fit("a", NORMED, "--callbacks layerselection", watches, "--federation.rounds 4")
-    assert Stale.rounds == 4

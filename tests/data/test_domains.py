@@ -80,24 +80,3 @@ def test_an_image_that_cannot_be_read_is_named(pacs):
         file.write_bytes(b"none")
     with pytest.raises(BadInput, match=r"an image cannot be read: .*photo/dog/\w+\.\w+ "):
         domains.load(DataConfig(root=pacs)).train.read_all()
-
-
-def test_two_domains_of_digits(fl_data):
-    """scikit-learn's and MNIST's: as many of each, on one scale, and another look."""
-    source = domains.digit_pair(DataConfig(root=str(fl_data), clients_per_domain=2))
-    assert source.group_names == ["digits 1", "digits 2", "mnist 1", "mnist 2"]
-    for pool, size in ((source.train, 1438), (source.test, 359)):
-        raw = pool.read_all()
-        assert raw.shape == (2 * size, 1, 8, 8) and raw.dtype == np.uint8 and raw.max() > 240
-        assert (
-            pool.groups is not None
-            and np.bincount(pool.groups).tolist() == [size // 2 + size % 2, size // 2] * 2
-        )
-    data = prepare(
-        DataConfig(
-            source="digit_pair", root=str(fl_data), partition="natural", clients_per_domain=2
-        ),
-        4,
-        0,
-    )
-    assert data.groups == [0, 0, 1, 1] and min(data.class_counts.ravel()) > 50

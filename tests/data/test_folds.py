@@ -48,12 +48,6 @@ def test_a_cycle_of_seeds_tests_every_sample_once(tmp_path, k):
             assert 6 // k <= labels.sum() <= -(-6 // k)  # "no" is class 0
 
 
-def test_the_next_cycle_is_cut_anew_and_a_seed_always_alike(tmp_path):
-    config = replace(table(tmp_path), folds=3)
-    first, again, later = (prepare(config, 3, seed) for seed in (1, 1, 4))
-    assert rows(first, 0, "test") == rows(again, 0, "test") != rows(later, 0, "test")
-
-
 def test_silos_stay_within_a_cycle_where_they_are_drawn():
     runs = [prepare(DataConfig(folds=4, alpha=1.0), 5, seed) for seed in (4, 5, 6, 7, 8)]
     sizes = [[a + b for a, b in zip(run.train_sizes, run.test_sizes, strict=True)] for run in runs]
@@ -121,15 +115,6 @@ def test_a_partition_seed_keeps_the_clients(tmp_path):
 
     assert owned(0, partition_seed=4) == owned(1, partition_seed=4) == owned(6, partition_seed=4)
     assert owned(0) != owned(6)
-
-
-def test_tiny_clients_test_a_sample_in_several_folds(tmp_path):
-    config = replace(table(tmp_path, 2, {"Aarau": 40, "Zug": 3}), folds=5, min_samples=1)
-    tested = [rows(prepare(config, 2, seed), 1, "test") for seed in range(5)]
-    assert [len(own) for own in tested] == [1] * 5
-    assert {number for own in tested for number in own} == {40, 41, 42}
-    with pytest.raises(BadInput, match="folds"):
-        prepare(replace(config, min_samples=2), 2, 0)
 
 
 def test_folds_of_windows_are_stretches_of_recordings():

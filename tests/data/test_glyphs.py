@@ -7,8 +7,6 @@ import pytest
 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import glyphs
-from fl_lightning.data.source import Absent
-from fl_lightning.foundation.errors import BadInput
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 
@@ -41,17 +39,3 @@ def test_a_typeface_is_a_group_and_draws_each_character_in_several_ways(two):
         :, 0
     ].mean(axis=0)
     assert np.corrcoef(plain.ravel(), other.ravel())[0, 1] < 0.8
-
-
-def test_what_is_no_typeface(tmp_path, two):
-    with pytest.raises(Absent, match=r"data\.root: 'none' .*\.ttf or \.otf"):
-        glyphs.load(DataConfig(root="none"))
-    shutil.copy(FONTS / "STIXSizOneSymReg.ttf", two)
-    with pytest.raises(BadInput, match=r"data\.root: .*STIXSizOneSymReg\.ttf lacks"):
-        glyphs.load(DataConfig(root=two))
-    (Path(two) / "0broken.ttf").write_bytes(b"none")
-    with pytest.raises(BadInput, match=r"data\.root: .*0broken\.ttf is no typeface"):
-        glyphs.load(DataConfig(root=two))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(BadInput, match=r"holds no \.ttf or \.otf file"):
-        glyphs.load(DataConfig(root=str(tmp_path / "empty")))

@@ -2,12 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import heterogeneity, prepare
+from fl_lightning.data import heterogeneity
 from fl_lightning.data.federated import FederatedData
 from fl_lightning.data.part import Samples
-
-MEASURES = ("jensen_shannon", "hellinger", "feature_shift", "feature_shift_within")
 
 
 def federated(x, y, owners, classes, vocabulary=0):
@@ -64,25 +61,8 @@ def test_a_shift_of_inputs_is_in_deviations_and_not_made_by_label_mixes():
     assert shifted["heterogeneity_jensen_shannon"] == alike["heterogeneity_jensen_shannon"] == 0
 
 
-def test_texts_are_compared_by_their_tokens():
-    x = torch.tensor([[1, 2, 1], [2, 1, 2], [5, 5, 5], [5, 5, 5]])
-    found = heterogeneity.measure(federated(x, [0, 0, 0, 0], [0, 0, 1, 1], 6, vocabulary=6)).pairs[
-        "feature_shift"
-    ]
-    assert found[0, 1] > 1 and found[0, 1] == found[1, 0] and found[0, 0] == 0
-
-
 @pytest.mark.parametrize(
     ("sizes", "gini"), [([5, 5, 5], 0), ([0, 0, 9], 2 / 3), ([1, 3], 0.25), ([0], 0)]
 )
 def test_the_gini_coefficient(sizes, gini):
     assert heterogeneity.gini(np.array(sizes)) == pytest.approx(gini)
-
-
-def test_of_many_clients_some_are_compared(monkeypatch):
-    monkeypatch.setattr(heterogeneity, "MOST_CLIENTS", 4)
-    found = heterogeneity.measure(prepare(DataConfig(partition="iid"), 20, 0))
-    assert found.clients == [0, 6, 13, 19]
-    assert {name: table.shape for name, table in found.pairs.items()} == dict.fromkeys(
-        MEASURES, (4, 4)
-    )

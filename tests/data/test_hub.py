@@ -1,7 +1,5 @@
 """Hugging Face data on disk, in their own formats."""
 
-import sys
-
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -10,7 +8,6 @@ from PIL import Image
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import hub, prepare
 from fl_lightning.data.load import load
-from fl_lightning.data.source import Absent
 from fl_lightning.foundation.errors import BadInput
 
 datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
@@ -199,25 +196,3 @@ def test_a_test_part_that_numbers_its_classes_in_another_order(column, tmp_path)
             match=r"'kind' .*row 2 of test holds 'eel', which is no class of training data",
         ):
             hub.load(config)
-
-
-def test_a_test_part_of_shorter_lists(tmp_path):
-    datasets.Dataset.from_dict(table()).to_parquet(str(tmp_path / "train.parquet"))
-    datasets.Dataset.from_dict(table() | {"b": [[1]] * 60}).to_parquet(
-        str(tmp_path / "test.parquet")
-    )
-    with pytest.raises(
-        BadInput, match=r"'b' .*row 1 of test holds '\[1\]': 1 numbers, where row 1 of train has 2"
-    ):
-        hub.load(DataConfig(source="hf", root=str(tmp_path), columns=["a", "b"]))
-
-
-def test_places_that_are_none(tmp_path, monkeypatch):
-    with pytest.raises(Absent, match=r"data\.root: 'nowhere' .*save_to_disk"):
-        hub.load(DataConfig(source="hf", root="nowhere"))
-    (tmp_path / "d.parquet").write_bytes(b"PAR1")
-    with pytest.raises(BadInput, match=r"data\.root: .*it must be a folder made by save_to_disk"):
-        hub.load(DataConfig(source="hf", root=str(tmp_path / "d.parquet")))
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(Absent, match=r"data\.source: 'hf' .*install 'datasets>="):
-        hub.load(DataConfig(source="hf", root=str(tmp_path)))

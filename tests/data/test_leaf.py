@@ -5,7 +5,6 @@ import pytest
 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import leaf, prepare
-from fl_lightning.data.source import Absent
 from fl_lightning.foundation.errors import BadInput
 
 
@@ -133,37 +132,6 @@ def test_bad_samples_are_named(users, message, tmp_path):
     write(tmp_path, ".", users)
     with pytest.raises(BadInput, match=rf"data\.root: .*{message}"):
         leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
-
-
-def test_bad_files_are_named(tmp_path):
-    config = DataConfig(source="leaf", root=str(tmp_path))
-    with pytest.raises(Absent, match=r"there is no \.json file"):
-        leaf.load(config)
-    (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(BadInput, match=r"broken\.json is none of LEAF's: JSONDecodeError"):
-        leaf.load(config)
-    (tmp_path / "broken.json").write_text("[]")
-    with pytest.raises(BadInput, match=r"broken\.json is none of LEAF's: TypeError"):
-        leaf.load(config)
-    for users, of_user, what in (
-        (5, {}, "is none of LEAF's"),
-        (["a"], [], "is none of LEAF's"),
-        (["a"], {"a": 1}, "user 'a' must have lists"),
-        ([], {}, "name no user"),
-    ):
-        (tmp_path / "broken.json").write_text(json.dumps({"users": users, "user_data": of_user}))
-        with pytest.raises(BadInput, match=what):
-            leaf.load(config)
-    (tmp_path / "broken.json").unlink()
-    femnist(tmp_path)
-    write(tmp_path, "test", {"f0": ([[1.0] * 783], [0])})
-    with pytest.raises(
-        BadInput, match=r"all_data_0\.json: sample 1 of user 'f0': x must hold 784 numbers"
-    ):
-        leaf.load(config)
-    write(tmp_path, "test", {"f9": images(1, 2)})
-    with pytest.raises(BadInput, match=r"the user 'f9' has test samples and none for training"):
-        leaf.load(config)
 
 
 def test_users_without_training_samples_are_left_out_in_a_line(tmp_path, capsys):

@@ -2,7 +2,6 @@
 both roads."""
 
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -33,7 +32,6 @@ from fl_lightning.foundation.errors import BadInput
 NUMBERS = torch.arange(40)
 ALL = TensorDataset(NUMBERS[:, None].float(), NUMBERS % 2)
 """Sample k is the number k."""
-Make = Callable[[], Any]
 
 
 class Stream(IterableDataset[Any]):
@@ -78,9 +76,6 @@ def module_of(train, test=None, **more):
     if test is not None:
         hooks["test_dataloader"] = lambda self: test()
     return type("Given", (LightningDataModule,), hooks)
-
-
-Road = Callable[[type[LightningDataModule]], dict[str, list[int]]]
 
 
 @pytest.fixture(params=["source", "python"])
@@ -184,26 +179,6 @@ def test_hooks_of_batches_are_refused(road):
     )
     with pytest.raises(BadInput, match="its on_after_batch_transfer would not be called"):
         road(hooked)
-
-
-def test_what_has_no_effect_is_said(road, capsys):
-    draws = torch.Generator()
-    road(
-        module_of(
-            lambda: DataLoader(ALL, 8, True, drop_last=True, generator=draws, worker_init_fn=print),
-            lambda: DataLoader(ALL, 8, drop_last=True),
-            val_dataloader=lambda self: DataLoader(ALL),
-        )
-    )
-    train, validation, test = capsys.readouterr().err.splitlines()
-    assert (
-        "batch_size=8, drop_last=True, generator, worker_init_fn of its train_dataloader() without "
-        "effect" in train
-    )
-    assert "its val_dataloader() is not read: data.validation" in validation
-    assert "drop_last=True of its test_dataloader() without effect: every sample is scored" in test
-    road(module_of(lambda: DataLoader(ALL, shuffle=True), lambda: DataLoader(ALL, 8)))
-    assert capsys.readouterr().err == ""
 
 
 def test_a_test_set_of_from_datasets_is_read(tmp_path):

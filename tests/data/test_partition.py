@@ -141,19 +141,6 @@ def test_pathological_holds_exactly_k_classes(clients, k):
     assert holders.max() - holders.min() <= 1
 
 
-def test_pathological_keeps_k_classes_when_it_tops_up():
-    # Each class has two holders; those of class 0 have 4 + 50 samples, and get 6 more of their
-    # other class where its other holder can spare them. With seed 1 both hold the same two classes:
-    # 108 samples are no 2 * 60.
-    labels, test = np.repeat([0, 1, 2, 3], [8, 100, 100, 100]), np.arange(40) % 4
-    train, _ = deal(4, labels, test, partition="pathological", min_samples=60)
-    counts = [np.bincount(labels[share], minlength=4) for share in train]
-    assert sorted(row.sum() for row in counts) == [60, 60, 94, 94]
-    assert [np.count_nonzero(row) for row in counts] == [2] * 4
-    with pytest.raises(BadInput, match=r"data\.min_samples: 60 .*lower it"):
-        deal(4, labels, test, seed=1, partition="pathological", min_samples=60)
-
-
 @pytest.mark.parametrize(("clients", "k"), [(20, 2), (20, 10), (100, 3), (7, 1)])
 def test_lognormal_follows_kt_pfls_generator(clients, k):
     labels, test = np.arange(60_000) % 10, np.arange(10_000) % 10

@@ -54,15 +54,6 @@ def test_images_of_a_group_are_turned_alike():
             assert torch.equal(y, same)
 
 
-def test_pooled_test_samples_are_moved_too():
-    config = replace(PLAIN, client_test=0.25)
-    plain, moved = prepare(config, 4, 0), prepare(replace(config, planted="labels"), 4, 0)
-    for i in range(4):
-        for name in PARTS:
-            y, changed = (whole(getattr(data.client(i), name))[1] for data in (plain, moved))
-            assert torch.equal(changed, (y + i) % 10)
-
-
 @pytest.mark.parametrize(
     ("options", "clients", "message"),
     [

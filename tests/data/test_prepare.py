@@ -161,30 +161,6 @@ def test_pooled_labels_stay_with_their_samples(tmp_path):
     assert data.public_size + len(everything(data)[1]) + len(everything(data, "test")[1]) == 100
 
 
-def test_fedoras_splits(fl_data):
-    """Card: 128 training and 64 validation images each; one client gets 2/3 and 1/3 of the rest."""
-    config = DataConfig(
-        source="mnist",
-        root=str(fl_data),
-        partition="rotated",
-        samples_per_client=192,
-        validation=1 / 3,
-        resident="never",
-    )
-    data = prepare(config, 36, 0)
-    assert data.train_sizes == [128] * 36
-    assert {len(data.client(i).validation) for i in range(36)} == {64}
-    assert {len(data.client(i).test) for i in range(36)} == {277, 278}
-    config.rest_to = 17
-    data = prepare(config, 36, 0)
-    rest = 60_000 - 35 * 192
-    assert data.train_sizes == [128] * 17 + [rest * 2 // 3] + [128] * 18
-    assert len(data.client(17).validation) == rest // 3
-    config.rest_to = 36
-    with pytest.raises(BadInput, match=r"data\.rest_to: 36 .*0 to 35"):
-        prepare(config, 36, 0)
-
-
 def test_importing_the_package_loads_no_slow_library():
     script = (
         "import sys, fl_lightning.data\n"

@@ -4,7 +4,7 @@ import torch
 from torch.testing import assert_close
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import prepare, public
+from fl_lightning.data import prepare
 from fl_lightning.foundation.errors import BadInput
 
 
@@ -52,16 +52,6 @@ def test_the_normalisation_is_that_of_the_private_data(tmp_path):
     assert private.mean() == pytest.approx(0, abs=1e-6)
     assert private.std(correction=0) == pytest.approx(1, abs=1e-5)
     assert abs(float(data.public().mean())) > 1e-4
-
-
-def test_an_index_picks_in_its_order_and_the_precision_is_the_callers():
-    data = prepare(DataConfig(public="held_back", public_samples=50), 5, 0)
-    index = torch.tensor([3, 0, 3, 49])
-    assert torch.equal(data.public(index), data.public()[index])
-    assert data.public(index, dtype=torch.float64).dtype == torch.float64
-    assert data.public(index, "cpu").shape == (4, 1, 8, 8)
-    with pytest.raises(IndexError):
-        data.public(torch.tensor([50]))
 
 
 def test_a_function_of_the_seed_that_leaves_other_draws_alone():
@@ -133,35 +123,3 @@ def test_bad_input(options, message):
     with pytest.raises(BadInput, match=message) as caught:
         prepare(DataConfig(**options), 10, 0)
     assert "\n" not in str(caught.value)
-
-
-def test_bad_files_name_the_key(tmp_path):
-    root = arrays(tmp_path)
-    other = tmp_path / "p.npz"
-    held = [
-        ({"x_public": np.zeros((0, 4, 4))}, "no samples"),
-        ({"images": np.zeros((3, 4, 4))}, "x_public or x_train"),
-        (
-            {"x_public": np.zeros((3, 4, 5), np.uint8)},
-            r"\(1, 4, 5\), but the private data \(1, 4, 4\)",
-        ),
-        ({"x_public": np.full((3, 4, 4), 0.5)}, "float32, but the private data uint8"),
-        ({"x_public": np.full((3, 4, 4), np.nan)}, "not finite"),
-    ]
-    for content, message in held:
-        np.savez(other, **content)
-        with pytest.raises(BadInput, match=message) as caught:
-            prepare(DataConfig(root=root, partition="iid", public=str(other)), 2, 0)
-        assert caught.value.key == "data.public"
-
-
-@pytest.mark.parametrize("source", ["digits", "mnist", "arrays"])
-@pytest.mark.parametrize("name", ["held_back", "cifar10", "nowhere.npz"])
-def test_smoke_makes_some_up_where_they_are_absent(source, name, tmp_path):
-    root = None if (source, name) == ("digits", "held_back") else str(tmp_path)
-    config = DataConfig(source=source, root=root, public=name, public_samples=3000)
-    data = prepare(config, 4, 0, smoke=True)
-    assert 0 < data.public_size <= public.SMOKE_SAMPLES
-    assert data.public().shape == (data.public_size, *data.input_shape)
-    assert data.made_up == (source != "digits" or name != "held_back")
-    assert torch.equal(data.public(), prepare(config, 4, 0, smoke=True).public())

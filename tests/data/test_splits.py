@@ -2,9 +2,7 @@
 of a large one."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -90,7 +88,6 @@ class Plain(LightningDataModule):
     return DataConfig(source=f"{name}.Plain")
 
 
-Make = Callable[[Path, pytest.MonkeyPatch], DataConfig]
 WITHOUT_TEST = [
     of_digits,
     of_a_table,
@@ -180,31 +177,6 @@ def test_a_small_silo_has_its_positive_tested_as_often_as_any_sample():
             hits[by_chance] += int(labels[tests[0]].sum())
     assert hits[False] == 0
     assert 100 - 4 * 8.7 < hits[True] < 100 + 4 * 8.7  # four deviations of a binomial of 400 by 1/4
-
-
-def positives_tested(data):
-    """Positive test samples of each client."""
-    return [
-        sum(int(y.sum()) for _, y in data.client(c).test.batches(100)) for c in range(data.clients)
-    ]
-
-
-def test_client_test_takes_that_rule(tmp_path):
-    # three farms of 8, the last of each is a positive
-    rows = [f"{k},{int(k // 3 == 7)},{k % 3}" for k in range(24)]
-    (tmp_path / "t.csv").write_text("\n".join(["x,label,farm", *rows]))
-    data = DataConfig(
-        root=str(tmp_path / "t.csv"),
-        group_column="farm",
-        partition="natural",
-        client_test=0.25,
-        min_samples=2,
-    )
-    made = [prepare(data, 3, seed) for seed in range(40)]
-    positives = np.array([positives_tested(one) for one in made])
-    assert all(one.test_sizes == [2, 2, 2] for one in made)
-    assert 0.12 < positives.mean() < 0.38  # 0.25 over 120 draws, three deviations
-    assert positives_tested(prepare(data, 3, 7)) == positives[7].tolist()
 
 
 @pytest.mark.parametrize(

@@ -35,32 +35,6 @@ def test_features_classes_and_groups(tmp_path):
     assert np.bincount(pool.groups).tolist() == [6, 6, 6]  # a fifth of each
 
 
-def test_the_natural_partition_of_a_table(tmp_path):
-    config = DataConfig(
-        root=write(tmp_path, FARMS),
-        group_column="farm",
-        partition="natural",
-        client_test=0.4,
-        validation=1 / 3,
-    )
-    data = prepare(config, 3, 0)
-    assert data.input_shape == (2,)
-    for client in range(3):
-        parts = data.client(client)
-        assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [12, 6, 12]
-        for part in (parts.train, parts.validation, parts.test):
-            for x, y in part.batches(99):
-                raw = (x * data._train.std + data._train.mean)[:, 0].round()
-                assert (raw % 3 == client).all()
-                assert torch.equal(raw % 2, y.float())
-    with pytest.raises(BadInput, match=r"federation\.clients: 4 .*it must be 3: .*'farm'"):
-        prepare(config, 4, 0)
-    half = prepare(
-        DataConfig(root=config.root, group_column="farm", partition="natural", fraction=0.5), 3, 0
-    )
-    assert half.train_sizes == [12, 12, 12]
-
-
 def test_images_beside_the_table(tmp_path):
     lines = ["file,sex,year"]
     for i in range(40):

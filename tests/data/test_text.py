@@ -104,14 +104,6 @@ def test_a_column_of_texts_in_a_table(reviews):
     assert x.dtype == y.dtype == torch.int64
 
 
-def test_short_texts_are_filled_up_on_the_left(tmp_path):
-    (tmp_path / "t.csv").write_text("text,label\n" + "ab,0\nba,1\n" * 10)
-    source = table.load(
-        DataConfig(root=str(tmp_path / "t.csv"), columns=["text"], tokens="characters", length=4)
-    )
-    assert {tuple(row) for row in source.train.read_all().tolist()} == {(0, 0, 1, 2), (0, 0, 2, 1)}
-
-
 def test_word_pieces(reviews):
     pytest.importorskip("tokenizers", reason="the extra text is not installed")
     config = DataConfig(
@@ -146,21 +138,6 @@ def test_a_run_on_next_characters(plays, tmp_path):
     )
     assert "heterogeneity_feature_shift_within" not in summary and not summary["made_up_data"]
     assert 0 <= summary["final_mean_accuracy"] <= 1
-
-
-def test_a_run_on_labels_of_texts(reviews, tmp_path):
-    flags = (
-        f"--data.root {reviews} --data.columns [review] --data.label_column mood "
-        f"--data.group_column site"
-    )
-    text_of = (
-        "--data.tokens characters --data.length 12 --data.partition natural --federation.clients 3"
-    )
-    folder = fit_text(
-        tmp_path, flags, text_of, "--model textcnn --model.embedding 8 --model.channels 8"
-    )
-    summary = json.loads((folder / "summary.json").read_text())
-    assert 0 <= summary["final_mean_accuracy"] <= 1 and not summary["made_up_data"]
 
 
 def fit_text(tmp_path, *flags):

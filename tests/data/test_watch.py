@@ -6,34 +6,8 @@ import numpy as np
 import pytest
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import prepare, watch, windows
-from fl_lightning.data.source import Absent
+from fl_lightning.data import prepare
 from fl_lightning.foundation.errors import BadInput
-
-RNG = np.random.default_rng(0)
-
-
-def samples_of(spans):
-    """(recording, sample) of all that lies in the windows."""
-    return {(int(r), k) for r, begin, end in spans for k in range(begin, end)}
-
-
-@pytest.mark.parametrize("dealt", ["by recording", "at random"])
-def test_what_is_held_out_is_the_last_and_shares_no_sample_with_training(dealt):
-    spans = windows.cut([2000, 1500, 900, 600], 100, 50)[0]
-    order = RNG.permutation(len(spans))
-    owner = spans[:, 0] % 2 if dealt == "by recording" else RNG.integers(0, 2, len(spans))
-    shares = [np.sort(order[owner[order] == c]) for c in (0, 1)]
-    left, held = windows.hold_out(shares, spans, 0.25)
-    together = [np.concatenate(parts) for parts in (left, held)]
-    assert not samples_of(spans[together[0]]) & samples_of(spans[together[1]])
-    for share, ours, theirs in zip(shares, left, held, strict=True):
-        assert len(theirs) == len(share) // 4
-        assert set(ours) | set(theirs) <= set(share) and len(ours)
-        for recording in np.unique(spans[theirs, 0]):
-            began = spans[theirs][spans[theirs, 0] == recording][:, 1].min()
-            assert (spans[ours][spans[ours, 0] == recording][:, 1] < began).all()
-
 
 PERSONS, EXERCISES = 4, 3
 
@@ -138,24 +112,3 @@ def test_what_does_not_go_is_said():
         prepare(replace(natural, augment="flip"), PERSONS, 0)
     with pytest.raises(BadInput, match=r"data\.min_samples: 55 .*some client has \d+ windows left"):
         prepare(replace(natural, validation=0.4, min_samples=55), PERSONS, 0)
-
-
-def test_without_its_file_or_its_package(wheel, monkeypatch):
-    held = np.load(wheel, allow_pickle=True).item()
-    for change, what in (
-        ({"X": [*held["X"][:2], held["X"][2][:, :5]]}, r"recording 3 has the shape \(\d+, 5\)"),
-        ({"y": held["y"][1:]}, "24 recordings, 23 exercises and 24 persons"),
-    ):
-        np.save(wheel, np.array({**held, **change}, dtype=object), allow_pickle=True)
-        with pytest.raises(BadInput, match=rf"data\.source: 'watch' .*watch_dataset\.npy .*{what}"):
-            watch.load(DataConfig())
-    wheel.write_bytes(b"none")
-    with pytest.raises(
-        BadInput, match=r"data\.source: 'watch' .*watch_dataset\.npy cannot be read"
-    ):
-        watch.load(DataConfig())
-    monkeypatch.setattr(watch, "find_spec", lambda name: None)
-    with pytest.raises(Absent, match=r"data\.source: 'watch' .*install 'seglearn>="):
-        watch.load(DataConfig())
-    made = prepare(DataConfig(source="watch", partition="natural"), 3, 0, smoke=True)
-    assert made.made_up and made.input_shape == (6, 100) and made.num_classes == 7

@@ -13,7 +13,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
-from watching import client_of, global_model, module_of, payload_of, run_all, server_of, train
+from watching import client_of, global_model, module_of, payload_of, run_all, train
 
 from fl_lightning.core import Client, Phase
 from fl_lightning.engine.joining import join
@@ -346,32 +346,6 @@ def test_pfedfda_that_trusts_itself_ignores_the_server(federation):
     logs = (shares / shares.sum(1, keepdim=True)).log()
     assert torch.equal(a[:160], b[:160])
     assert_close(a[160:] - b[160:], logs[0] - logs[1], **EXACT)
-
-
-def test_pfedfdas_server_takes_means_by_samples(federation):
-    """Of bodies and of what is told; the first Gaussians are not sent, later ones are, as many
-    numbers as they have."""
-    fed = federation(PFedFDA(), rounds=2)
-    watched = []
-    collect = server_of(fed).__class__.collect
-    try:
-        server_of(fed).__class__.collect = lambda self, a, s: (
-            watched.extend(s.values()),
-            collect(self, a, s),
-        )[-1]
-        records = [fed.round(1)]
-        shares = torch.tensor(fed.run.data.train_sizes).double() / sum(fed.run.data.train_sizes)
-        for name in ("means", "covariance"):
-            told = torch.stack([t[name] for t in watched]).double()
-            expected = (shares.view(-1, *[1] * (told.ndim - 1)) * told).sum(0).float()
-            assert_close(fed.run.server.memory[f"gaussian.{name}"], expected)
-        records.append(fed.round(2))
-    finally:
-        server_of(fed).__class__.collect = collect
-    told = 4 * 4 * (10 * 16 + 16 * 16)
-    body = 4 * 4 * (64 * 16 + 16)
-    assert [r.metrics["download_bytes"] for r in records] == [body, body + told]
-    assert [r.metrics["upload_bytes"] for r in records] == [body + told] * 2
 
 
 def test_pfedfda_wants_a_classifier_with_a_bias(federation):

@@ -74,47 +74,6 @@ def test_the_best_are_fetched_first():
     assert epsilon_greedy(scores, [1, 2], 5, 0.0, rng) == [2, 1]
 
 
-def test_what_a_client_fetches_and_makes_of_it(federation):
-    """INV4: M models down. It goes from the model before its last training, towards the others' and
-    its own."""
-    watch, still = Watch(), {"lr": 0.05, "lr_decay": 1e-30}  # in round 2 nobody moves any more
-    fed = federation(
-        FedFomo(models=2),
-        clients=5,
-        callbacks=[watch],
-        precision="64-true",
-        optimizer=still,
-        **VALIDATION,
-    )
-    first = fed.round(1)
-    assert first.metrics["download_bytes"] == 0
-    w = dict(watch.models)
-    affinity = fed.run.server.memory["affinity"].clone()
-    assert torch.equal(affinity, torch.eye(5, dtype=torch.float64))  # INV3: nobody fetched anything
-    record = fed.round(2)
-    assert record.metrics["download_parameter_bytes"] == 5 * 2 * 8 * NUMBERS
-    assert record.metrics["download_bytes"] == 5 * 2 * 8 * NUMBERS
-    moved = fed.run.server.memory["affinity"] - affinity
-    initial = fed.run.groups[0].initial
-    rows = torch.from_numpy(record.relation.rows[:, 0]).double()
-    for c in range(5):
-        client = client_of(fed, c)
-        fetched = moved[c].nonzero()[:, 0].tolist()
-        assert len(fetched) == 2 and c not in fetched
-        names = [*fetched, c]
-        base = validation_loss(client, initial)
-        gains = [
-            (base - validation_loss(client, w[j])) / float((w[j] - initial).norm()) for j in names
-        ]
-        worth = torch.tensor(gains, dtype=torch.float64)
-        assert_close(moved[c, fetched], worth[:2], rtol=1e-6, atol=1e-9)
-        shares = worth.clamp_min(0) / worth.clamp_min(0).sum()
-        assert_close(rows[c, names], shares, rtol=1e-5, atol=1e-6)
-        expected = initial + sum(s * (w[j] - initial) for s, j in zip(shares, names, strict=True))
-        for vector in fed.run.states[c].vectors.values():
-            assert_close(vector, expected)
-
-
 def test_fedfomos_sums_by_the_authors_code(federation):
     """A round's gains over the absolute value of their sum, one's own model's among them; what is
     mixed is the same."""

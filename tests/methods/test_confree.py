@@ -15,22 +15,6 @@ def updates(n=4, d=6, seed=0):
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_the_guidance_vector_by_hand():
-    """The paper's (3), on vectors."""
-    D = updates()
-    want = D.clone()
-    for i in range(4):
-        for j in range(4):
-            if i != j and D[i] @ D[j] < 0:
-                want[i] -= (D[i] @ D[j]) / D[j].square().sum() * D[j]
-    assert_close(guidance(D @ D.T) @ D, want.mean(0), rtol=0, atol=1e-12)
-    # orthogonal to each other then
-    two = torch.tensor([[1.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
-    parts = torch.stack([two[0] + 0.5 * two[1], two[1] + two[0]])
-    assert parts[0] @ two[1] == parts[1] @ two[0] == 0
-    assert_close(guidance(two @ two.T) @ two, parts.mean(0))
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_the_step_is_the_best_for_the_worst_off(seed):
     """Of all steps within c ||d|| of d: its least <step, D_j> is the dual's value, and no random

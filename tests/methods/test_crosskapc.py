@@ -134,20 +134,6 @@ def rows_of(stage, choice, near, t=LAST):
     )
 
 
-NEAR = torch.tensor([[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
-
-
-def test_tried_rows_have_no_own_model():
-    """In round 4 clients 0, 1, 2, 3 try H, I, M, H. Who is alone in its group has FedAvg's row."""
-    rows = rows_of(1, EVERYWHERE, NEAR, COMPARED)
-    assert not rows.diagonal(dim1=1, dim2=2).any()
-    without = torch.tensor([[0, 2, 3, 4], [1, 0, 3, 4], [1, 2, 0, 4], [1, 2, 3, 0]]).double()
-    without /= without.sum(1, keepdim=True)
-    expected = without.expand(3, 4, 4).clone()
-    expected[2, 0] = torch.tensor([0, 0, 1, 0])
-    assert_close(rows, expected)
-
-
 def test_one_client_keeps_its_own():
     assert rows_of(1, EVERYWHERE, torch.zeros(1, 1)).tolist() == [[[1.0]]] * 3
 

@@ -3,7 +3,6 @@ go wrong."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -346,29 +345,6 @@ def test_the_distilled_model_is_judged_before_it_trains_on(federation, method, m
 
 
 # ---------------------------------------------------------------- in a federation
-
-
-def test_the_public_subset_is_new_every_round_and_the_same_for_all(federation):
-    fed, again = (federation(FedMD(**SMALL), **PUBLIC).run for _ in range(2))
-    one, two = d.public_subset(fed, 1, 40), d.public_subset(fed, 2, 40)
-    assert one.shape == (40, 1, 8, 8) and not torch.equal(one, two)
-    assert torch.equal(d.public_subset(again, 2, 40), two)
-    assert len(torch.unique(one.flatten(1), dim=0)) > 35  # without replacement
-
-
-def test_the_public_subsets_of_two_rounds_are_kept_as_long_as_the_run(federation):
-    gc.collect()
-    run = federation(FedMD(**SMALL), **PUBLIC).run
-    known = len(d._SUBSETS)
-    first = d.public_subset(run, 1, 40)
-    second = d.public_subset(run, 2, 40)
-    assert d.public_subset(run, 1, 40) is first and d.public_subset(run, 2, 40) is second
-    d.public_subset(run, 3, 40)
-    assert d._SUBSETS[run].keys() == {2, 3} and d.public_subset(run, 2, 40) is second
-    assert len(d._SUBSETS) == known + 1
-    del run
-    gc.collect()
-    assert len(d._SUBSETS) == known
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -11,7 +11,7 @@ from watching import client_of, payload_of, same
 from watching import trained as trained_of
 
 from fl_lightning.callbacks.graphs import random_graph
-from fl_lightning.callbacks.propagation import Propagation, basis, neighbourhood, propagated
+from fl_lightning.callbacks.propagation import basis, neighbourhood, propagated
 from fl_lightning.cli import main
 from fl_lightning.data.part import ResidentPart
 from fl_lightning.engine.joining import join
@@ -197,26 +197,6 @@ def test_validation_data_are_asked_for(federation):
 
 
 # ---------------------------------------------------------------- new clients
-
-
-def test_a_newcomer_like_one_client_only_hears_what_that_client_hears(make):
-    fed = make(FEDORA())
-    relation = fed.run.relation
-    assert isinstance(relation, Propagation)
-    weights = relation.newcomer(fed.run, fed.run.data.client(2).train, labelled=True)
-    assert_close(weights.sum(), torch.tensor(1.0, dtype=torch.float64))
-    assert (weights >= 0).all()
-    # Orthogonal to all others, identical to client 2.
-    dim = fed.run.server.memory["fedora.bases"].shape[1]
-    eye = torch.eye(dim, dtype=torch.float64)
-    fed.run.server.memory["fedora.bases"] = eye[torch.tensor([3, 4, 0, 5])][:, :, None]
-    x = torch.zeros(6, 64)
-    x[:, 0] = 1.0
-    fed.run.server.memory["fedora.feature_bases"] = torch.eye(64, dtype=torch.float64)[
-        torch.tensor([3, 4, 0, 5])
-    ][:, :, None]
-    alike = relation.newcomer(fed.run, part(x), labelled=False)
-    assert torch.equal(alike, fed.run.server.memory["fedora.rows"][2])
 
 
 def hashes(folder):

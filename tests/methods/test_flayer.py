@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
 import torch
-from reckoning import WHOLE, batch_of, scores_at, slope
 from torch import nn
 from torch.testing import assert_close
-from watching import Watch, client_of, global_model, server_of
+from watching import global_model, server_of
 
 from fl_lightning.core import Layout, RunContext
 from fl_lightning.methods import flayer
@@ -131,42 +129,6 @@ def test_uploads_of_all_numbers_are_fedavgs(federation):
             uploaded(fed, [torch.ones(fed.run.groups[0].layout.size, dtype=torch.bool)] * 4)[2]
         )
     assert torch.equal(*news)
-
-
-def test_two_rounds_by_hand(federation):
-    """One step each: of the top layer alone, then at rates by layer; the second round's mix is by
-    the accuracy."""
-    watch = Watch()
-    settings = WHOLE | PLAIN | {"rounds": 2, "local_epochs": 1}
-    fed = federation(FLAYER(top_rate=0.5), callbacks=[watch], **settings)
-    lr, layout = fed.run.config.optimizer.lr, fed.run.groups[0].layout
-    top = torch.zeros(layout.size, dtype=torch.bool)
-    for b in layout.blocks:
-        top[b.start : b.stop] = b.above == 0
-    own, accuracy = [global_model(fed).clone()] * 4, [0.0] * 4
-    for t in (1, 2):
-        w, watch.models = global_model(fed).clone(), []
-        fed.round(t)
-        trained = dict(watch.models)
-        shares, total, moved = (
-            server_of(fed).shares(range(4)),
-            torch.zeros_like(w),
-            torch.zeros_like(w),
-        )
-        for c in range(4):
-            client = client_of(fed, c)
-            x, y = batch = batch_of(client)
-            begun = torch.where(top, accuracy[c] * own[c] + (1 - accuracy[c]) * w, w)
-            begun = begun - lr * 0.5 * torch.where(top, slope(client, begun, batch), 0)
-            accuracy[c] = float((scores_at(client, begun, x).argmax(1) == y).double().mean())
-            g = slope(client, begun, batch)
-            own[c] = begun - lr * layer_rates(layout, g, 0.5) * g
-            assert_close(trained[c], own[c], rtol=0, atol=1e-10)
-            assert float(fed.run.states[c].memory["accuracy"]) == pytest.approx(accuracy[c])
-            kept = most_changed(layout, own[c] - begun)
-            total, moved = total + shares[c] * kept, moved + shares[c] * kept * (own[c] - w)
-        assert_close(global_model(fed), w + moved / total.clamp_min(1e-9), rtol=0, atol=1e-10)
-    assert max(accuracy) > 0
 
 
 def test_rates_are_set_anew_at_the_first_batch_of_each_epoch(federation, monkeypatch):

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import cosine_similarity
 from torch.testing import assert_close
-from watching import client_of, global_model, payload_of, run_all, server_of
+from watching import server_of
 
 from fl_lightning.methods.fpl import FPL, cluster_losses, cluster_prototypes, finch, linked
 
@@ -61,24 +61,6 @@ def test_the_losses_by_hand():
         cluster_losses(leaf, torch.full((5,), 9), known, classes, tau), leaf
     )
     assert not slope.any()
-
-
-def test_what_is_sent_is_what_the_loss_sees(federation):
-    fed = run_all(federation(FPL(), rounds=1))
-    memory, method = fed.run.server.memory, fed.run.method
-    payload = method.broadcast(server_of(fed))[1]
-    assert len(memory["clusters.classes"]) >= 10 and torch.equal(payload.vector, global_model(fed))
-    assert torch.equal(payload.extra["prototypes"], memory["clusters.prototypes"])
-    client = client_of(fed, 1, 2)
-    [phase] = method.phases(client, payload)
-    module, batch = client.bind(), next(iter(client.data.train.batches(8)))
-    module.model.eval()
-    loss = phase.objective.loss(module, batch)
-    more = cluster_losses(
-        module.features, batch[1], memory["clusters.prototypes"], memory["clusters.classes"], 0.02
-    )
-    assert_close(loss, module.task_loss(batch) + more)
-    assert [p.objective.loss for p in method.phases(client, payload_of(client))] == [None]
 
 
 def test_a_class_that_nobody_uploads_is_forgotten(federation):

@@ -10,7 +10,6 @@ from fl_lightning.methods import feddf
 from fl_lightning.methods.common import predictions as public
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.feddf import FedDF
-from fl_lightning.methods.pfeddf import PFedDF
 
 PUBLIC = {"data": {"public": "held_back"}}
 SMALL = {"samples": 40, "batch_size": 16, "steps": 5}
@@ -96,49 +95,6 @@ def test_all_architectures_teach_each(federation):
         fed.round(1)
     assert len(seen) == 2 and torch.equal(seen[0], seen[1])
     assert_close(seen[0].sum(1), torch.ones(40))
-
-
-def test_the_students_running_statistics_are_the_means(federation):
-    changes = {"net": "norm", "rounds": 1, **PUBLIC}
-    ours, theirs = (
-        run_all(federation(FedDF(**SMALL), **changes)),
-        run_all(federation(FedAvg(), **changes)),
-    )
-    buffers = slice(ours.run.groups[0].layout.parameters.stop, None)
-    assert torch.equal(global_model(ours)[buffers], global_model(theirs)[buffers])
-    assert not torch.equal(global_model(ours)[buffers], ours.run.groups[0].initial[buffers])
-
-
-def test_batches_go_through_whole_orders():
-    found = feddf._batches(10, 4, 7, torch.Generator().manual_seed(0))
-    assert [len(i) for i in found] == [4, 4, 2, 4, 4, 2, 4]
-    assert (
-        sorted(torch.cat(found[:3]).tolist())
-        == list(range(10))
-        == sorted(torch.cat(found[3:6]).tolist())
-    )
-    assert not torch.equal(found[0], found[3])
-
-
-def test_pfeddf_is_feddf_whose_copies_are_tuned(federation):
-    """1.16: INV1 without an epoch it scores FedDF's model; INV2 one start for all; INV3 the
-    federation is untouched."""
-    plain = run_all(federation(FedDF(**SMALL), **PUBLIC))
-    tuned = federation(PFedDF(**SMALL), **PUBLIC)
-    record = [tuned.round(t) for t in (1, 2)][-1]
-    assert torch.equal(global_model(plain), global_model(tuned))
-    assert tuned.run.judge == "finetuned"
-    assert (
-        record.metrics["mean_accuracy"]
-        == record.metrics["accuracy_finetuned"]
-        > record.metrics["accuracy_global"]
-    )
-    summary = tuned.evaluator.everyone()
-    assert (summary["final_model"], summary["final_kinds"]) == ("finetuned", {"finetuned": 4})
-    still = federation(PFedDF(**SMALL), local_epochs=0, **PUBLIC).round(1)
-    assert still.metrics["accuracy_finetuned"] == still.metrics["accuracy_global"]
-    starts = {id(tuned.evaluator.global_model(c)) for c in range(4)}
-    assert len(starts) == 1
 
 
 def test_feddf_wants_public_data_and_classes(federation):

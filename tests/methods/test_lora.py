@@ -3,12 +3,11 @@
 import pytest
 import torch
 from torch.testing import assert_close
-from watching import Watch, global_model, models, run_all
+from watching import Watch, global_model, run_all
 
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.common.adapters import AdapterError
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedsalora import FedSALoRA
 from fl_lightning.methods.ffalora import FFALoRA
@@ -48,31 +47,6 @@ def federation(federation):
 """Adapters for a method that asks for none."""
 
 
-# ---------------------------------------------------------------- FedSA-LoRA
-
-
-def test_b_never_travels_and_everybody_receives_the_mean_of_a(federation):
-    watch = Watch()
-    fed = federation(FedSALoRA(), callbacks=[watch], **DOUBLE)
-    names = [b.name for b in fed.run.groups[0].layout.blocks]
-    fed.round(1)
-    mean = sum(
-        p * a_and_b(fed, model)[0] for p, model in zip(shares(fed), models(fed), strict=True)
-    )
-    metrics = fed.round(2).metrics
-    assert all(
-        [n for n, s in zip(names, sent, strict=True) if s] == ["body.1.lora_A.default.weight"]
-        for _, _, sent in watch.downloads
-    )
-    received = [a_and_b(fed, vector)[0] for _, vector, _ in watch.downloads[4:]]
-    assert all(torch.equal(a, received[0]) for a in received)
-    assert_close(received[0], mean, rtol=1e-12, atol=1e-14)
-    assert metrics["upload_bytes"] == metrics["download_bytes"] == 4 * 2 * 64 * 8
-    assert "adapter_error" not in metrics
-    own = [a_and_b(fed, model)[1] for model in models(fed)]
-    assert not any(torch.equal(own[0], b) for b in own[1:])
-
-
 # ---------------------------------------------------------------- FFA-LoRA
 
 
@@ -109,17 +83,6 @@ def test_the_error_is_that_of_the_products_by_hand(federation):
         )
         assert error == pytest.approx(float((exact - b @ a).norm() / exact.norm()), rel=1e-9)
         assert 0 < error < 1
-
-
-def test_of_one_client_there_is_no_error_and_it_is_no_operation(federation):
-    alone = federation(FedAvg(), participation=0.25, **LORA).round(1).metrics
-    assert alone["adapter_error"] < 1e-12
-    body = federation(FedPer(), **LORA).round(1).metrics
-    assert body["adapter_error"] == pytest.approx(
-        federation(FedAvg(), **LORA).round(1).metrics["adapter_error"], rel=1e-9
-    )
-    sent = 2 * 64 + 16 * 2 + 16 * 10 + 10
-    assert federation(FedAvg(), **LORA).round(1).metrics["flops_server"] < 20 * sent
 
 
 # ---------------------------------------------------------------- what is refused

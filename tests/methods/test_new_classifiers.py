@@ -6,22 +6,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
-from reckoning import WHOLE, batch_of, uploads
+from reckoning import WHOLE, batch_of
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, normalize
 from torch.testing import assert_close
 from watching import (
-    Watch,
     client_of,
     global_model,
     payload_of,
     run_all,
     same,
-    server_of,
     train,
     trained,
 )
@@ -188,36 +185,6 @@ def test_fedpac_without_alignment_and_mixing_is_fedrep(federation, monkeypatch):
     assert same(ours, trained(federation, FedRep(head_epochs=1), rounds=3))
     assert not same(ours, trained(federation, FedPAC(lam=0.0, head_lr=0.1), rounds=3))
     assert not same(ours, trained(federation, FedPAC(lam=1.0, head_lr=None), rounds=3))
-
-
-def test_fedpac_sends_the_mean_body_and_mixed_classifiers(federation):
-    watch = Watch()
-    fed = federation(FedPAC(), callbacks=[watch], rounds=3, **HALF)
-    first = feature_moments(client_of(fed, 0))["moments.means"]
-    fed.round(1, [0, 1])
-    told, uploaded = [client_of(fed, c) for c in (0, 1)], uploads(fed)
-    memory = {k: v.clone() for k, v in fed.run.server.memory.items()}
-    assert torch.equal(memory["moments.means"][0], first)
-    record = fed.round(2, [0, 1, 2])
-    H, V = memory["moments.means"][:2].double().flatten(1), memory["moments.V"][:2].double()
-    shares = server_of(fed).shares([0, 1]).float()
-    body = sum(s * part(told[0], w, head=False) for s, w in zip(shares, uploaded, strict=True))
-    assert record.relation.layers == [
-        "out"
-    ] and record.relation.receivers == record.relation.sources == [0, 1, 2]
-    for c, vector, sent in watch.downloads[2:]:
-        assert_close(part(told[0], vector, head=False), body)
-        a = collaborators(H, V, c) if c < 2 else torch.zeros(2).double()
-        mix = sum(w * part(told[0], u, head=True) for w, u in zip(a.float(), uploaded, strict=True))
-        own = part(told[0], told[0].group.initial, head=True)
-        assert_close(part(told[0], vector, head=True), mix if c < 2 else own)
-        row = record.relation.rows[c, 0]
-        np.testing.assert_allclose(row, [*a.tolist(), float(c == 2)], atol=1e-6)
-        assert sent.all()
-    held = int((fed.run.data.class_counts[0] > 0).sum())
-    extra = record.traffic[0, 1, -1].tolist()
-    # class and count, V; two tables of 16 features
-    assert extra == [0, 0, 2 * 4 * held + 4, 2 * 4 * 16 * held]
 
 
 def test_fedpac_leaves_out_small_weights(federation):
@@ -391,27 +358,6 @@ def test_dbe_without_its_two_parts_is_fedavg(federation, net):
 
 def test_everyone_is_there_only_where_a_method_asks(federation):
     assert len(federation(FedAvg(), **HALF).cohort(1)) == 2
-
-
-def test_dbes_running_mean_and_its_pull(federation):
-    """INV3: u_k = rho sum_j (1 - rho)^(k - j) z_j; the loss gains kappa / 2 of its mean squared
-    distance to u."""
-    method = DBE(kappa=3.0, momentum=0.4)
-    client = client_of(federation(method, **WHOLE | {"batch_size": 8}), 1, t=2)
-    x, y = next(iter(client.data.train.batches(24)))
-    client.payload = payload_of(client)
-    client.payload.extra["mean"] = goal = torch.linspace(-1, 1, 16)
-    phases = iter(method.phases(client, client.payload))
-    loss = next(phases).objective.loss
-    module, u = client.bind(), torch.zeros(16, dtype=torch.float64)
-    for k in range(3):
-        batch = x[8 * k : 8 * k + 8], y[8 * k : 8 * k + 8]
-        found = loss(module, batch)
-        z = features(client, client["model"], batch[0]).mean(0)
-        u = 0.6 * u + 0.4 * z
-        assert_close(found, module.task_loss(batch) + 1.5 * (u - goal).square().mean())
-    assert next(phases, None) is None
-    assert_close(client.scratch["mean"].double(), u, rtol=1e-6, atol=1e-6)
 
 
 def test_dbes_mean_is_of_complete_batches_alone(federation):

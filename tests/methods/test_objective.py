@@ -3,35 +3,23 @@ by hand."""
 
 from __future__ import annotations
 
-import math
 from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from torch.testing import assert_close
-from watching import client_of, models, module_of, run_all, server_of
+from watching import client_of, models, module_of
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.propagation import Propagation
 from fl_lightning.callbacks.relations import Attention
-from fl_lightning.callbacks.simplex import to_simplex
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Component
 from fl_lightning.methods.fedamp import FedAMP
-from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedora import FEDORA
 from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.ktpflmodels import KTPFLModels
-from fl_lightning.methods.local import Local
 
 DOUBLE = {"precision": "64-true"}
-NAMES = {
-    "objective",
-    "objective_coaching",
-    "objective_relation",
-    "gradient_norm_relation",
-    "gradient_norm_models_proxy",
-}
 
 
 def layers_of(fed):
@@ -144,52 +132,7 @@ def test_units_of_spread_weigh_each_layers_prior(federation, strength):
     )
 
 
-def test_only_a_learned_cube_has_an_objective(federation):
-    for method in (FedAvg(), Local(), FedAMP(), KTPFLModels()):
-        record = federation(method).round(1)
-        assert not NAMES & record.metrics.keys() and "gradient_norm" not in record.clients[0]
-    record = federation(KAPC(), participation=0.5).round(1)
-    assert record.metrics.keys() >= NAMES and "gradient_norm" not in record.clients[0]
-    assert all(math.isfinite(record.metrics[name]) for name in NAMES)
-
-
 # ---------------------------------------------------------------- clients that have not been heard
-
-
-def test_kapc_mixes_those_it_has_heard_and_oneself(federation):
-    """Cohorts 0 and 1, then 1 and 2: client 1 hears 0 and 1, client 2 hears 0, 1 and its own
-    initial model."""
-    lam, beta, eta = 0.3, 0.4, 0.05
-    fed = federation(
-        KAPC(lam=lam, beta=beta, eta_r=eta, sources="uploaded"), participation=0.5, **DOUBLE
-    )
-    initial = fed.run.groups[0].initial.clone()
-    first = fed.round(1, [0, 1]).relation
-    assert first.sources == [0, 1] and torch.equal(torch.from_numpy(first.rows[:, 0]), torch.eye(2))
-    W = {c: fed.run.states[c].vectors["model"].clone() for c in (0, 1)} | {2: initial}
-    fed.run.server.memory["relation"].fill_(0.25)
-    server = server_of(fed, [1, 2])
-    sent = fed.run.method.broadcast(server)
-    view = server.relation_view()
-    assert view.sources == [0, 1, 2] and sent.keys() == {1, 2}
-    for receiver, sources in ((1, [0, 1]), (2, [0, 1, 2])):
-        for k, columns in enumerate(layers_of(fed)):
-            rows = torch.stack([torch.cat([W[c][s] for s in columns]) for c in sources])
-            r = torch.full(
-                (len(sources),), 1 / len(sources), dtype=torch.float64, requires_grad=True
-            )
-            own = rows[sources.index(receiver)]
-            loss = (
-                lam * (r @ rows - own).square().sum()
-                + beta / 2 * (r - 1 / len(sources)).square().sum()
-            )
-            (slope,) = torch.autograd.grad(loss, r)
-            r = to_simplex((r.detach() - eta * slope)[None])[0]
-            heard = view.rows[view.receivers.index(receiver), k]
-            wanted = torch.zeros(3, dtype=torch.float64).index_copy(0, torch.tensor(sources), r)
-            assert_close(torch.from_numpy(heard).double(), wanted, rtol=1e-6, atol=1e-7)
-            mixed = torch.cat([sent[receiver].vector[s] for s in columns])
-            assert_close(mixed, r @ rows)
 
 
 @pytest.mark.parametrize(
@@ -214,31 +157,6 @@ def test_others_mix_those_they_have_heard_and_oneself(federation, method):
         assert weights[3] == 0 and float(weights.sum()) == pytest.approx(1)
     else:
         assert isinstance(relation, Attention)
-
-
-def test_initial_models_in_a_mix_are_said_once(federation, capsys):
-    fed = federation(KAPC(), rounds=3, participation=0.5)
-    for t in (1, 2, 3):
-        fed.round(t, [t - 1, t])
-    lines = [
-        line for line in capsys.readouterr().err.splitlines() if "have not uploaded yet" in line
-    ]
-    assert lines == [
-        "round 2: 1 of the 2 models that are mixed are of clients that have not uploaded yet: the "
-        "initial model makes "
-        "up 25% of what is received; --method.sources uploaded leaves them out"
-    ]
-    for method in (KAPC(sources="uploaded"), Local(), FedAvg()):
-        fed = federation(method, participation=0.5)
-        fed.round(1, [0, 1]), fed.round(2, [1, 2])
-    assert "have not uploaded yet" not in capsys.readouterr().err
-
-
-def test_mixing_everyone_heard_is_mixing_everyone_once_all_are(federation):
-    """The groups in which rows are asked for change nothing then."""
-    methods = [KAPC(sources="cohort"), KAPC(sources="uploaded")]
-    rows = [torch.stack(models(run_all(federation(method, **DOUBLE)))) for method in methods]
-    assert_close(*rows, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("entry", catalogue.table("methods").values(), ids=lambda entry: entry.name)

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
-from watching import server_of
 
 from fl_lightning.methods.fedtgp import LEARNED, FedTGP, adaptive_margin, margin_loss
 
@@ -81,29 +80,3 @@ def test_a_servers_steps_are_torchs(federation):
     assert_close(
         fed.run.server.memory["means.features"], layers(table.weight).detach(), rtol=0, atol=1e-10
     )
-
-
-def test_a_class_is_known_once_it_was_uploaded(federation):
-    fed = federation(FedTGP(server_epochs=1))
-    server = server_of(fed, [])
-    first = {name: t.clone() for name, t in server.memory.items()}
-    nothing = {
-        "classes": torch.empty(0, dtype=torch.int64),
-        "counts": torch.empty(0),
-        "features": torch.empty(0, 16),
-    }
-    server.collect([], {0: nothing})
-    fed.run.method.aggregate(server)
-    assert all(torch.equal(t, first[name]) for name, t in server.memory.items())
-    for known in ([2], [2, 5]):
-        one = {
-            "classes": torch.tensor(known[-1:]),
-            "counts": torch.ones(1),
-            "features": torch.ones(1, 16),
-        }
-        server.collect([], {0: one})
-        fed.run.method.aggregate(server)
-        assert server.memory["means.known"].nonzero()[:, 0].tolist() == known
-    payload = fed.run.method.broadcast(server_of(fed))[0]
-    assert payload.statistics["classes"].tolist() == [2, 5]
-    assert torch.equal(payload.extra["features"], server.memory["means.features"][[2, 5]])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from reckoning import WHOLE, batch_of, slope, uploads
 from torch.testing import assert_close
-from watching import client_of, global_model, models, module_of, run_all
+from watching import client_of, global_model, module_of, run_all
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.robust import Median
@@ -98,26 +98,6 @@ def test_a_constant_gradient_is_found_whatever_the_momentum(federation, optimize
     for c in uploads(fed, "control"):
         for a, b in zip(pieces, fed.run.groups[0].layout.blocks, strict=False):
             assert_close(c[b.start : b.stop].view(b.shape), a, rtol=0, atol=1e-9)
-
-
-def test_running_statistics_are_averaged_whatever_the_servers_step(federation):
-    fed = run_all(federation(SCAFFOLD(server_lr=2.0), net="norm", rounds=1))
-    buffers = slice(fed.run.groups[0].layout.parameters.stop, None)
-    mean = torch.stack(models(fed)).double().mean(0)[buffers]
-    assert_close(global_model(fed)[buffers].double(), mean, rtol=0, atol=1e-6)
-    assert not control(fed)[buffers].any()
-
-
-def test_stacked_clients_come_to_the_same(federation):
-    """The executor that trains many at once takes the linear term."""
-    changes = {"precision": "64-true", "rounds": 3, "participation": 0.75}
-    one = federation(SCAFFOLD(), **changes)
-    many = federation(SCAFFOLD(), fabric={"executor": "vmap"}, **changes)
-    many.prepare()
-    assert many.worker.trainers[0].executor.name == "vmap"
-    run_all(one), run_all(many)
-    assert_close(global_model(many), global_model(one), rtol=0, atol=1e-9)
-    assert_close(control(many), control(one), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(

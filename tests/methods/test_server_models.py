@@ -86,29 +86,6 @@ def test_a_new_client_gets_the_only_model_or_the_one_that_suits_its_samples(fede
     assert torch.equal(join(fed.worker, new, False, 0).vector, largest)
 
 
-def test_each_cluster_has_the_mean_of_its_clients(federation):
-    """By samples, of the new clusters in the round of the split already; that is what is sent and
-    scored."""
-    watch = Watch()
-    fed = federation(CFL(**EAGER), clients=6, rounds=2, data=PLANTED, callbacks=[watch])
-    record = fed.round(1)
-    of, samples = (
-        torch.tensor(cluster(fed)),
-        torch.tensor(fed.run.data.train_sizes, dtype=torch.float64),
-    )
-    uploaded = torch.stack([w for _, w in watch.models]).double()
-    for c in range(6):
-        share = samples * (of == of[c])
-        expected = (share / share.sum()) @ uploaded
-        found = fed.evaluator.global_model(c)
-        assert found is not None
-        assert_close(found.double(), expected, rtol=0, atol=1e-6)
-        assert_close(torch.from_numpy(record.relation.rows[c, 0]).double(), share / share.sum())
-    expected = [fed.evaluator.global_model(c) for c in range(6)]
-    fed.round(2)
-    assert all(torch.equal(w, expected[c]) for c, w, _ in watch.downloads[6:])
-
-
 @pytest.mark.parametrize(
     ("eps1", "eps2", "splits"), [(1.01, 0.99, True), (0.99, 0.99, False), (1.01, 1.01, False)]
 )

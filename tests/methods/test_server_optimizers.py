@@ -130,17 +130,6 @@ def test_momentum_that_is_kept_is_refused(federation):
     federation(FedNova(), optimizer={"keep_state": True}).prepare()
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_the_servers_correction_is_the_mean_gradient(federation, participation):
-    """h = sum_i g_i / N after every round; who has not taken part has none."""
-    fed = federation(FedDyn(alpha=0.1), **(EXACT | {"participation": participation}))
-    for t in (1, 2, 3):
-        fed.round(t)
-        h = 0.1 * fed.run.groups[0].vectors["correction"]
-        assert_close(h, torch.stack(uploads(fed, "gradient")).sum(0) / 4, rtol=0, atol=1e-12)
-        assert h.norm() > 1e-4
-
-
 @pytest.mark.parametrize("alphas", ["equal", "samples"])
 def test_dynamic_steps_by_hand(federation, alphas):
     """Of one step: w_i = w - lr (grad - g_i), and w = mean w_i - h / alpha."""

@@ -14,12 +14,10 @@ from torchvision.models.resnet import BasicBlock
 from watching import client_of, global_model, module_of, payload_of, run_all, same, train
 
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.fedalign import FedAlign, kept, last_block, slimmed, stretch, transmitting
+from fl_lightning.methods.fedalign import FedAlign, kept, slimmed, stretch, transmitting
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedgen import Drawn, FedGen, Generator, alike, ensemble_loss, learned
 from fl_lightning.methods.moon import MOON, contrast
-from fl_lightning.models.mlp import MLP
-from fl_lightning.models.resnet18 import ResNet18
 
 BLOCK = {"plain": "body.1", "norm": "hidden"}
 SMALL = {"noise": 4, "hidden": 8, "generator_steps": 5}
@@ -174,13 +172,6 @@ def test_a_block_is_slimmed_by_its_first_channels():
     assert_close(slimmed(block, x[:, :1], 0.25), small(x[:, :1]))
     assert same(list(block.buffers()), before)
     assert [kept(n, 0.25) for n in (1, 4, 5, 512)] == [1, 1, 2, 128]
-
-
-def test_the_last_block():
-    assert last_block(MLP((64,), 10, [8, 8]), "classifier") == "hidden.1"
-    assert last_block(ResNet18(10, (3, 32, 32)), "fc") == "layer4"
-    with pytest.raises(BadInput, match=r"method\.block"):
-        last_block(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), "1")
 
 
 @FedAvgs
@@ -349,28 +340,3 @@ def test_what_the_generator_tells_a_client(federation):
         )
         assert ours.any()
         assert_close(ours, theirs)
-
-
-def test_fedgens_weights_fade(federation):
-    """ratio alpha decay^(t - 1), on ratio times as many samples as the batch has."""
-    method = FedGen(alpha=2.0, ratio=0.5, decay=0.9, **SMALL)
-    fed = federation(method)
-    fed.round(1)
-    client = client_of(fed, 1, t=3)
-    client.payload = payload_of(client)
-    client.payload.extra["generator"] = theta = fed.run.server.memory["generator"]
-    client.payload.statistics["labels"] = prior = fed.run.server.memory["labels"]
-    [phase] = method.phases(client, client.payload)
-    module, batch = module_of(fed), batch_of(client, 12)
-    client.bind()
-    assert phase.objective.loss is not None
-    torch.manual_seed(3)
-    found = phase.objective.loss(module, batch)
-    torch.manual_seed(3)
-    made = Generator(10, 16, 4, 8).draw(theta, prior, 6)
-    head = module.head
-    want = module.task_loss(batch) + 0.5 * 2.0 * 0.81 * cross_entropy(
-        linear(made.features, head.weight, head.bias), made.y
-    )
-    assert_close(found, want)
-    assert client.flops == 2 * 8 * (4 + 10 + 16) * 6

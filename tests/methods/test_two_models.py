@@ -6,7 +6,7 @@ import torch
 from reckoning import WHOLE, batch_of, scores_at, slope, uploads
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
-from watching import client_of, global_model, run_all, trained
+from watching import client_of, global_model, run_all
 
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.apfl import APFL
@@ -49,14 +49,6 @@ def test_ditto_pulls_towards_what_was_received(federation):
         client = client_of(fed, c)
         expected = v - 0.05 * (slope(client, v, batch_of(client)) + 0.7 * (v - received))
         assert_close(client["personal"], expected, rtol=0, atol=1e-12)
-
-
-def test_dittos_personal_epochs(federation):
-    """As many as they are said to be: 2 of the personal model beside 1 of the other are local
-    training of 2."""
-    one = run_all(federation(Ditto(lam=0.0, personal_epochs=2), rounds=1))
-    two = trained(federation, Local(), rounds=1, local_epochs=2)
-    assert all(torch.equal(v, w) for v, w in zip(uploads(one, "personal"), two, strict=True))
 
 
 # ---------------------------------------------------------------- pFedMe

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,19 +9,16 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fl_lightning.callbacks.selection import LayerSelection
 from fl_lightning.cli import main as cli
 from fl_lightning.configuration.components import Network
 from fl_lightning.configuration.config import Component
 from fl_lightning.configuration.flags import layers_of_flags, read_flags
 from fl_lightning.configuration.resolve import resolve
 from fl_lightning.engine.build import federation as federate
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedem import FedEM
 from fl_lightning.methods.fedrod import FedRoD
-from fl_lightning.methods.kapc import KAPC
 from fl_lightning.models import build, head_of
 from fl_lightning.models.vit import ViT
 
@@ -127,9 +123,6 @@ def test_what_cannot_be_adapted_is_said(adapters, said):
 # ---------------------------------------------------------------- in a federation
 
 
-Make = Callable[..., Federation]
-
-
 @pytest.fixture
 def around(federation):
     """A federation of small vision transformers with adapters."""
@@ -141,33 +134,6 @@ def around(federation):
         return federate(fabric, run.config, run.data, [model], run.method, callbacks, run.folder)
 
     return make
-
-
-def test_the_cube_and_selection_go_by_a_and_b(around):
-    """A and B are layers: KAPC learns a relation for each, and layer selection leaves some of them
-    out."""
-    fed = around(KAPC(), [LayerSelection(mu=0.5)], rounds=2)
-    layers = fed.run.layer_names
-    assert len(layers) == 9 and layers[-1] == "net.heads.head"
-    assert [n.rpartition(".self_attention.")[2] for n in layers[:4]] == [
-        "query.lora_A.default",
-        "query.lora_B.default",
-        "value.lora_A.default",
-        "value.lora_B.default",
-    ]
-    frozen = {n: t.clone() for n, t in fed.run.groups[0].frozen.items()}
-    record = fed.round(1)
-    assert record.relation.rows.shape[1] == 9
-    assert (
-        0
-        < record.metrics["upload_bytes"]
-        < 4 * 4 * sum(b.size for b in fed.run.groups[0].layout.blocks)
-    )
-    fed.round(2)
-    assert all(torch.equal(t, frozen[n]) for n, t in fed.run.groups[0].frozen.items())
-    moved = fed.run.states[0].vectors["model"] - fed.run.groups[0].initial
-    blocks = {b.name: moved[b.start : b.stop].norm() for b in fed.run.groups[0].layout.blocks}
-    assert all(norm > 0 for norm in blocks.values())
 
 
 def test_further_networks_of_a_method_have_adapters_alone_too(around):

@@ -1,8 +1,5 @@
 """Models of text, their loss and score over positions, and a federation of them."""
 
-from collections.abc import Callable
-
-import numpy as np
 import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score
@@ -10,10 +7,7 @@ from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 from fl_lightning.configuration.components import Component, Text
-from fl_lightning.data.newcomers import few
-from fl_lightning.data.source import HeldOut
 from fl_lightning.engine.build import federation as federate
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import ACCURACY, NO_TARGET
 from fl_lightning.lab.planning.made_up import DataSizes, made_up
@@ -25,7 +19,6 @@ from fl_lightning.models import build, head_of
 from fl_lightning.models.base import SelfAttention
 from fl_lightning.models.vit import ViT
 
-Make = Callable[..., Federation]
 SMALL = {
     "transformer.Transformer": {"depth": 1, "width": 16, "heads": 2},
     "lstm.LSTM": {"width": 16, "layers": 1},
@@ -169,18 +162,6 @@ def test_further_metrics_are_over_positions(federation):
     scores = client.bind(fed.run.groups[0].vectors["model"]).model.eval()(x)
     wanted = balanced_accuracy_score(y.flatten(), scores.argmax(-1).flatten())
     assert row["balanced_accuracy_global"] == pytest.approx(wanted)
-
-
-def test_few_samples_of_texts_are_drawn_in_all():
-    data = texts()
-    everything = np.arange(12)
-    who = HeldOut(4, everything, everything[:0], everything, 0.0)
-    parts, knows = few(data, who, 5, 0.0, 0, torch.device("cpu"), torch.float32)
-    assert (
-        knows
-        and len(parts.train) == 5
-        and next(iter(parts.train.batches(9)))[1].shape == (5, LENGTH)
-    )
 
 
 def test_subspaces_of_token_numbers_are_refused(federation):

@@ -330,50 +330,6 @@ def test_samples_with_flipped_labels_are_left_out(tmp_path, fit, capsys):
 
 
 @pytest.mark.slow
-def test_rounds_that_are_kept_are_looked_at(tmp_path, fit):
-    """The last ones that `keep` names; not the best, which scores have chosen, and which here is
-    older."""
-    words = "--method kapc --optimizer.lr 0.3 --federation.rounds 4 --callbacks.keepuploads {}"
-    one = fit("one", words, "--callbacks.checkpoint.seconds 0 --callbacks.checkpoint.keep 1")
-    two = fit("two", words, "--callbacks.checkpoint.seconds 0 --callbacks.checkpoint.keep 2")
-    all_ = fit("all", words, "--callbacks.checkpoint.seconds 0 --callbacks.checkpoint.keep 4")
-    runs = {folder.name: observed(config_of(folder), folder) for folder in (one, two, all_)}
-    assert [runs[k].rounds for k in ("one", "two", "all")] == [[4], [3, 4], [1, 2, 3, 4]]
-    for run in runs.values():
-        for view, values in runs["one"].samples.confidence.items():
-            assert_array_equal(run.samples.confidence[view], values)
-    single = attacks.thresholds(runs["one"])
-    assert {r.attack for r in single} == {"loss threshold"} and attacks.thresholds(runs["two"])[
-        : len(single)
-    ] == single
-    by_hand = []
-    for t in (1, 2, 3, 4):
-        short = fit(
-            f"short{t}",
-            words.replace("rounds 4", f"rounds {t}"),
-            "--callbacks.checkpoint.seconds 0",
-        )
-        by_hand.append(observed(config_of(short), short).samples.confidence["server: upload"])
-    over = runs["all"].samples.over_rounds
-    assert_allclose(over["mean"]["server: upload"], np.mean(by_hand, axis=0), rtol=1e-6)
-    assert_allclose(over["rise"]["server: upload"], by_hand[3] - by_hand[0], rtol=1e-6)
-    (two / "checkpoints" / "manifest-round-00003.json").write_text("{}")
-    assert observed(config_of(two), two).rounds == [4]
-    older = [
-        len(list((one / "checkpoints").glob("manifest-*"))),
-        len(list((two / "checkpoints").glob("manifest-*"))),
-    ]
-    assert older[0] == 2 or older[1] == 3  # the best is an older one, and is there
-    assert main(["audit", str(all_), "--out", "a"]) == 0
-    rows = json.loads((tmp_path / "a" / "audit.json").read_text())["rows"]
-    assert {(r["attack"], r["rounds"]) for r in rows if r["attack"].startswith("loss")} == {
-        ("loss threshold", 1),
-        ("loss threshold, mean over rounds", 4),
-        ("loss threshold, rise over rounds", 4),
-    }
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("privacy", ["optimizer.privacy", "callbacks.localprivacy"])
 def test_uploads_are_kept_beside_noise(privacy, fit):
     """It looks at no sample."""

@@ -4,27 +4,24 @@ refused by name."""
 import json
 import math
 import re
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import dp_accounting as dp
 import pytest
 import torch
 from dp_accounting.rdp import RdpAccountant
-from every import NAMES, method_of
+from every import method_of
 
-from fl_lightning.callbacks.central import CentralPrivacy, keeps_state, refusal
+from fl_lightning.callbacks.central import CentralPrivacy, keeps_state
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.callbacks.privacy import INPUTS, LocalPrivacy
 from fl_lightning.cli import main
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.accounting import Mechanism, epsilon
 from fl_lightning.results.folder import RunFolder
 
-Make = Callable[..., Federation]
 COVERED = (
     "apfl",
     "ditto",
@@ -296,14 +293,6 @@ def test_a_resumed_run_has_the_noise_that_it_began_with(fit, capsys, tmp_path):
 
 
 # ---------------------------------------------------------------- what is refused
-
-
-@pytest.mark.slow
-def test_methods_are_covered_or_refused_by_name():
-    why = {name: refusal(method_of(name)) for name in NAMES}
-    assert tuple(sorted(name for name, words in why.items() if words is None)) == COVERED
-    assert "mixes of their own" in str(why["kapc"]) and "mean_feature" in str(why["dbe"])
-    assert "control" in str(why["scaffold"]) and "aggregate of FedDF" in str(why["feddf"])
 
 
 def test_a_method_of_ones_own_that_looks_at_uploads_is_refused(federation):

@@ -4,7 +4,6 @@ trains beside whom."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -24,7 +23,6 @@ from fl_lightning.core.phase import Phase
 from fl_lightning.data import prepare
 from fl_lightning.data.part import ResidentPart
 from fl_lightning.engine.build import federation as build
-from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.phases import schedule_of
 from fl_lightning.engine.trainer import choose_executors
 from fl_lightning.foundation.errors import BadClient, BadInput
@@ -40,11 +38,8 @@ from fl_lightning.storage.state import ClientState
 from fl_lightning.training.executors import choice, vmap
 from fl_lightning.training.executors.base import ExecutorSpec, LocalJob, Loop
 from fl_lightning.training.executors.choice import make
-from fl_lightning.training.executors.feed import Feed, laid_out
 from fl_lightning.training.executors.vmap import Vmap
-from fl_lightning.training.schedule import Length, stream
-
-Make = Callable[..., Federation]
+from fl_lightning.training.schedule import Length
 
 
 class Convolutions(nn.Module):
@@ -232,27 +227,6 @@ def test_a_client_that_diverges_spoils_nobody_else(federation):
         False,
         True,
     ]
-
-
-@pytest.mark.parametrize("batch_size", [3, 4])
-def test_samples_in_memory_are_laid_out_as_they_are_trained_on(federation, batch_size):
-    """Several epochs, the first and the last of which are gone through in part; batches below those
-    of the pass."""
-    fed = federation(FedAvg(), batch_size=batch_size)
-    for job in jobs_of(fed):
-        length = Length(steps=2 * job.schedule.steps_per_epoch(len(job.part)) - 1)
-        job.schedule = replace(job.schedule, length=length)
-        want = list(stream(job.part, job.schedule))
-        feed = Feed(job, 4)
-        assert feed._tensors is not None
-        for first, count in ((0, 2), (2, len(want) - 2)):
-            x, y, weight = laid_out({1: feed}, 2, first, count)
-            for k, (images, labels) in enumerate(want[first : first + count]):
-                assert torch.equal(x[1, k, : len(labels)], images)
-                assert torch.equal(y[1, k, : len(labels)], labels)
-                assert weight[1, k].tolist() == pytest.approx(
-                    [1 / len(labels)] * len(labels) + [0] * (4 - len(labels))
-                )
 
 
 # ---------------------------------------------------------------- which models and runs are fit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadClient
 from fl_lightning.methods.ditto import Ditto
 from fl_lightning.methods.fedavg import FedAvg
@@ -24,8 +22,6 @@ from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.training.constants import constants
 from fl_lightning.training.executors.replay import recorded
 from fl_lightning.training.executors.together import Shared, Together
-
-Make = Callable[..., Federation]
 
 
 def vmapped(fed, together=None):
@@ -108,17 +104,6 @@ def test_runs_share_their_passes(federation, monkeypatch):
     monkeypatch.setattr(executor, "train", lambda jobs: sizes.append(len(jobs)) or train(jobs))
     drive(together, [lambda fed=fed: [fed.round(t) for t in (1, 2)] for fed in feds])
     assert sizes == [12, 12]
-
-
-def test_other_models_and_optimisers_train_beside_them(federation):
-    together = Together()
-    kinds = [{}, {"optimizer": {"momentum": 0.9}}, {"batch_size": 3}]
-    alone = [vmapped(federation(FedAvg(), **changes)) for changes in kinds]
-    feds = [vmapped(federation(FedAvg(), **changes), together) for changes in kinds]
-    want = [whole(fed) for fed in alone]
-    ended = drive(together, [lambda fed=fed: whole(fed) for fed in feds])
-    assert [repr(ended[k]) for k in range(3)] == [repr(one) for one in want]
-    assert len({fed.worker.trainers[0].executor.executor for fed in feds}) == 3
 
 
 class Scaled(nn.Module):
