@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import cases
@@ -24,8 +23,6 @@ from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.opening import config_of
 from fl_lightning.run import assemble
 
-Fit = Callable[..., Path]
-DEVICE = os.environ.get("FL_TEST_DEVICE")
 GOLDEN = {name: run for name, run in cases.runs().items() if run.ranks == 1}
 
 

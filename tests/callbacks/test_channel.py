@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from torch import nn
 
 from fl_lightning.callbacks.channel import PARTS, FixedRate, Table4, Wireless, rate
 from fl_lightning.cli import main
@@ -62,18 +61,6 @@ def test_fixed_rates_are_exact_and_the_slowest_is_the_round():
         "channel_s": sum(slowest[part] for part in PARTS),
         **{p: slowest[p] for p in PARTS},
     }
-
-
-def test_computing_may_be_left_out_and_may_be_unknown():
-    made = record({0: (8e6, 0)}, flops_forward=1e12)
-    FixedRate(8.0, 8.0, client_gflops=None).on_round_end(run(), made)
-    assert [made.clients[0][part] for part in PARTS] == [8.0, 0.0, 0.0]
-    made = record({0: (8e6, 0)})
-    FixedRate(8.0, 8.0).on_round_end(run(), made)
-    assert (
-        "channel_compute_s" not in made.clients[0] and made.clients[0]["channel_download_s"] == 8.0
-    )
-    assert not made.metrics  # the round may be longer
 
 
 # ---------------------------------------------------------------- the radio cell
@@ -199,33 +186,6 @@ def test_two_channels_are_refused(make_run):
 def test_bad_values_are_named(make, message):
     with pytest.raises(BadInput, match=message):
         make()
-
-
-class Normed(nn.Module):
-    """Running statistics, which travel beside parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
-        self.out = nn.Linear(16, 10)
-
-    def forward(self, x):
-        return self.out(self.body(x))
-
-
-def test_all_bytes_count_and_nothing_sent_takes_no_time(fit):
-    channel = (
-        "--callbacks fixedrate --callbacks.fixedrate.upload_mbit 1.0 "
-        "--callbacks.fixedrate.download_mbit 1.0"
-    )
-    rows = RunFolder(fit("shared", f"--method fedavg --model {__name__}.Normed", channel)).read(
-        "clients"
-    )
-    for row in rows:
-        assert row["upload_bytes"] > row["upload_parameter_bytes"]
-        assert row["channel_upload_s"] == row["upload_bytes"] * 8 / 1e6
-    for row in RunFolder(fit("alone", "--method local", channel)).read("metrics"):
-        assert row["channel_download_s"] == row["channel_upload_s"] == 0
 
 
 @pytest.mark.sampled("table4")

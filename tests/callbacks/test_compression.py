@@ -1,6 +1,5 @@
 """Quantisation and sparsification: unbiased, remembered, and counted as they would travel."""
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -9,14 +8,9 @@ from safetensors.torch import load_file
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.compression import Quantize, TopK, largest, quantised
-from fl_lightning.core.client import Client
 from fl_lightning.core.layout import copy_columns
-from fl_lightning.core.run import RunContext
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
-
-MakeRun = Callable[..., RunContext]
-MakeClient = Callable[..., Client]
 
 
 @pytest.mark.parametrize("bits", [8, 16])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -16,11 +15,9 @@ from fl_lightning.callbacks.base import Aggregator
 from fl_lightning.callbacks.compression import Quantize, TopK
 from fl_lightning.callbacks.robust import Krum, Median, NormBound, TrimmedMean, trimmed_mean
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Mixer
 from fl_lightning.core.protocols import RelationInputs
-from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.data import prepare
 from fl_lightning.foundation.errors import BadInput
@@ -34,8 +31,6 @@ from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.kapc import KAPC
 
-MakeRun = Callable[..., RunContext]
-MakeClient = Callable[..., Client]
 AGGREGATORS = [TrimmedMean(0.2), Median(), Krum(2), Krum(2, keep=5)]
 SHARED = [FedAvg(), FedProx(), FedPer(), FedBN()]
 

@@ -128,22 +128,6 @@ def test_batch_sizes(resident, samples, batch, whole_last, sizes):
     assert len(part) == samples
 
 
-def test_augmentation_changes_training_data_only(tmp_path):
-    data = prepare(DataConfig(root=arrays(tmp_path), augment="flip", validation=0.2), 2, 0).client(
-        0
-    )
-    plain = first(data.train)
-    augmented = torch.cat([x for x, _ in data.train.batches(1000, augment=draw(0))])
-    flipped = (augmented != plain).flatten(1).any(1)
-    assert 0 < flipped.sum() < len(plain)
-    assert torch.equal(augmented[flipped], plain[flipped].flip(-1))
-    for part in (data.validation, data.test):
-        assert torch.equal(
-            torch.cat([x for x, _ in part.batches(1000, augment=draw(0))]), first(part)
-        )
-    assert torch.equal(first(data.train), plain)  # nothing was changed in place
-
-
 def test_auto_residency_asks_how_much_fits(monkeypatch):
     samples = 1797 * 64 * 4
     for free, kind in ((2 * samples, ResidentPart), (2 * samples - 1, LoadedPart)):

@@ -148,16 +148,6 @@ def test_named_clients_are_held_out(tmp_path):
     assert rows(runs[1], 1, "test") == rows(everyone, 2, "test")
 
 
-def test_a_share_of_the_training_samples(tmp_path):
-    """A quarter of each client's, at least one; what is tested stays."""
-    whole = prepare(replace(table(tmp_path), folds=5), 3, 0)
-    part = prepare(replace(table(tmp_path), folds=5, train_share=0.25, min_samples=1), 3, 0)
-    for client in range(3):
-        assert part.train_sizes[client] == round(0.25 * whole.train_sizes[client])
-        assert set(rows(part, client, "train")) < set(rows(whole, client, "train"))
-        assert rows(part, client, "test") == rows(whole, client, "test")
-
-
 def test_a_share_leaves_a_sample_to_train_on():
     """Beside the one for validation; who has enough keeps the same samples."""
     tiny = prepare(DataConfig(train_share=0.01, validation=0.2, fraction=0.3), 10, 0)

@@ -57,13 +57,6 @@ def test_femnist(tmp_path):
     assert prepare(validated, 3, 0).test_sizes == [3, 2, 2]
 
 
-def test_one_folder_is_split_within_each_user(tmp_path):
-    write(tmp_path, ".", {"a": images(0, 20), "b": images(1, 10)})
-    source = leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
-    assert source.test.groups is not None and np.bincount(source.test.groups).tolist() == [4, 2]
-    assert len(source.train.labels) == 24
-
-
 LINES = ["the quick ", "he quick b", "e quick br", " quick bro"]
 
 

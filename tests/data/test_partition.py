@@ -47,14 +47,6 @@ def test_disjoint_complete_and_large_enough(kind, clients):
         assert all((np.diff(share) > 0).all() for share in shares)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_a_function_of_the_seed(kind):
-    first, again, other = deal(seed=1, **kind), deal(seed=1, **kind), deal(seed=2, **kind)
-    for one, two in zip(first, again, strict=True):
-        assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(first[0], other[0], strict=True))
-
-
 @pytest.mark.parametrize("kind", KINDS[:4], ids=str)
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
 def test_train_and_test_share_one_class_mix(kind, alpha):

@@ -22,18 +22,6 @@ def everything(data, part="train"):
     return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
 
 
-def test_digits():
-    data = prepare(DataConfig(), 10, 0)
-    assert (data.input_shape, data.num_classes, data.clients) == ((1, 8, 8), 10, 10)
-    assert data.class_names == [str(digit) for digit in range(10)]
-    assert not data.made_up
-    x, y = everything(data)
-    assert x.shape == (1438, 1, 8, 8)
-    assert sum(data.train_sizes) == len(y) == 1438
-    assert x.mean() == pytest.approx(0, abs=1e-5)
-    assert x.std() == pytest.approx(1, abs=1e-3)
-
-
 @pytest.mark.parametrize("test_seed", [None, 0])
 def test_the_seed_moves_shares_and_test_set_unless_that_has_its_own(test_seed):
     one, two = (
@@ -58,19 +46,6 @@ def test_fraction_takes_a_stratified_share_of_both_pools():
     labels = everything(data, "test")[1]
     assert len(labels) == 180
     assert np.bincount(labels).min() >= 17  # of about 36 in each class
-
-
-def test_vectors(tmp_path):
-    rng = np.random.default_rng(0)
-    path = str(tmp_path / "v.npz")
-    x = rng.normal(5, [1, 10, 100], (60, 3))
-    np.savez(path, x_train=x, y_train=np.arange(60) % 2, x_test=x[:10], y_test=np.arange(10) % 2)
-    data = prepare(DataConfig(root=path, partition="iid"), 3, 0)
-    assert data.input_shape == (3,)
-    assert everything(data)[0].std(0, correction=0).tolist() == pytest.approx([1, 1, 1], rel=1e-5)
-    for change in ({"augment": "flip"}, {"partition": "rotated"}):
-        with pytest.raises(BadInput, match="it needs images"):
-            prepare(DataConfig(root=path, **change), 3, 0)
 
 
 @pytest.mark.parametrize(

@@ -114,24 +114,6 @@ def test_a_test_part_that_data_do_not_bring_is_drawn_from_its_seed(make, tmp_pat
     assert len(parts[0]) == len(parts[1])
 
 
-def test_by_default_it_is_the_runs_and_a_key_keeps_it(tmp_path, monkeypatch):
-    data = of_a_table(tmp_path, monkeypatch)
-    data.min_samples = 2
-
-    def parts(**keys):
-        made = (prepare(replace(data, **keys), 2, seed) for seed in range(3))
-        return [sorted(one._test.raw[:, 0].tolist()) for one in made]
-
-    one, two, three = parts()
-    assert one != two != three != one
-    fixed = parts(test_seed=1)
-    assert fixed == [two] * 3
-    keys = {"validation": 0.2, "score_on": "validation"}
-    assert sorted(prepare(replace(data, **keys), 2, 2)._train.raw[:, 0].tolist()) == sorted(
-        set(map(float, range(COUNT))) - set(three)
-    )
-
-
 def test_data_with_a_test_part_keep_it(tmp_path):
     labels = np.arange(COUNT) % 2
     x = np.arange(COUNT, dtype=np.float32)[:, None]

@@ -1,10 +1,7 @@
-import json
-
 import numpy as np
 import pytest
 import torch
 
-from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare, table, text
 from fl_lightning.data.source import Absent
@@ -118,36 +115,3 @@ def test_word_pieces(reviews):
     assert len(np.unique(good[good > 0])) > 1 and {tuple(row) for row in good}.isdisjoint(
         {tuple(row) for row in bad}
     )
-
-
-# ---------------------------------------------------------------- runs
-
-
-def test_a_run_on_next_characters(plays, tmp_path):
-    """A client for each file; the measures of how unlike they are go by characters."""
-    flags = f"--data.source text --data.root {plays} --data.length 10 --federation.clients 2"
-    model = (
-        "--model lstm --model.width 8 --model.layers 1 --data.partition natural --data.min_samples "
-        "5"
-    )
-    folder = fit_text(tmp_path, flags, model)
-    summary = json.loads((folder / "summary.json").read_text())
-    assert (
-        0 < summary["heterogeneity_jensen_shannon"] < 1
-        and summary["heterogeneity_feature_shift"] > 0
-    )
-    assert "heterogeneity_feature_shift_within" not in summary and not summary["made_up_data"]
-    assert 0 <= summary["final_mean_accuracy"] <= 1
-
-
-def fit_text(tmp_path, *flags):
-    quiet = (
-        "--fabric.accelerator cpu --fabric.threads 1 --callbacks null --loggers null --method "
-        "fedavg --optimizer.lr 0.5"
-    )
-    words = (
-        f"{quiet} --federation.rounds 2 --federation.local_epochs 2 --name a --out {tmp_path} "
-        f"{' '.join(flags)}"
-    )
-    assert main(["fit", *words.split()]) == 0
-    return tmp_path / "a"

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import torchvision.datasets
 
 from fl_lightning.configuration.config import DataConfig
@@ -112,17 +111,6 @@ def test_channels_first_and_last_become_first(monkeypatch):
     assert np.array_equal(svhn.test.labels, labels)
 
 
-def test_labels_start_at_zero(monkeypatch):
-    data = torch.zeros(26, 28, 28, dtype=torch.uint8)
-    names = ["N/A", *"abcdefghijklmnopqrstuvwxyz"]
-    calls = fake(monkeypatch, "EMNIST", data=data, targets=torch.arange(1, 27), classes=names)
-    letters = vision.load(DataConfig(source="emnist_letters", root="r"))
-    assert letters.train.labels.tolist() == list(range(26))
-    assert letters.class_names == names[1:]
-    assert calls[0] == {"root": "r", "split": "letters", "train": True, "download": False}
-    assert letters.train.read(np.arange(2)).shape == (2, 1, 28, 28)
-
-
 @pytest.mark.parametrize(
     "labels",
     [{"_samples": [("a", 0), ("b", 1)]}, {"_labels": [0, 1]}, {"index": [(0, "a"), (1, "b")]}],
@@ -134,29 +122,6 @@ def test_files_are_decoded_and_resized(monkeypatch, labels):
     images = source.train.read(np.array([1, 0, 1]))
     assert images.shape == (3, 3, 32, 32)
     assert images[:, 0].max(axis=(1, 2)).tolist() == [1, 0, 1]
-
-
-def test_gtsrb_files_on_disk(tmp_path):
-    from PIL import Image
-
-    training = tmp_path / "gtsrb" / "GTSRB" / "Training"
-    testing = tmp_path / "gtsrb" / "GTSRB" / "Final_Test" / "Images"
-    testing.mkdir(parents=True)
-    for label in range(3):
-        (training / f"{label:05d}").mkdir(parents=True)
-        Image.new("RGB", (20 + label, 25), (50 * label, 1, 2)).save(
-            training / f"{label:05d}" / "a.ppm"
-        )
-        Image.new("RGB", (60, 61), (50 * label, 1, 2)).save(testing / f"{label}.ppm")
-    rows = "".join(f"{label}.ppm;{label}\n" for label in range(3))
-    (tmp_path / "gtsrb" / "GT-final_test.csv").write_text("Filename;ClassId\n" + rows)
-    source = vision.load(DataConfig(source="gtsrb", root=str(tmp_path)))
-    assert len(source.class_names) == 43
-    assert source.train.labels.tolist() == source.test.labels.tolist() == [0, 1, 2]
-    for pool in (source.train, source.test):
-        images = pool.read(np.arange(3))
-        assert images.shape == (3, 3, 32, 32)
-        assert images[:, 0, 5, 5].tolist() == [0, 50, 100]
 
 
 # ---------------------------------------------------------------- idx files in the root itself

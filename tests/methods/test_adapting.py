@@ -13,7 +13,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
-from watching import client_of, global_model, module_of, payload_of, run_all, train
+from watching import client_of, global_model, payload_of, run_all, train
 
 from fl_lightning.core import Client, Phase
 from fl_lightning.engine.joining import join
@@ -59,23 +59,6 @@ def test_perfedavgs_step_by_hand(federation, variant):
     loss = phase.step(client, batch)
     assert_close(client["model"], w - 0.05 * g, rtol=0, atol=1e-10)
     assert_close(loss, cross_entropy(scores_at(client, inner, batch[0]), batch[1]))
-
-
-def test_perfedavgs_hessian_is_exact_where_the_loss_is_quadratic(federation):
-    """INV2: on f(w) = sum a w^2 / 2 a step is lr (I - alpha A) grad f(w - alpha grad f(w))."""
-    method = PerFedAvg(alpha=0.2, variant="hf", delta=0.1)
-    fed = federation(method, precision="64-true")
-    client, module = client_of(fed, 0), module_of(fed)
-    a = torch.rand(
-        client.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    )
-    parts = [a[b.start : b.stop].view(b.shape) for b in client.layout.blocks]
-    module.task_loss = lambda batch, k=0: sum(
-        (0.5 * c * p.square()).sum() for c, p in zip(parts, module.binding.parameters, strict=True)
-    )
-    w = client["model"].clone()
-    method.step(torch.Generator(), client, batch_of(client, 8))
-    assert_close(client["model"], w - 0.05 * (1 - 0.2 * a) * a * (w - 0.2 * a * w), **EXACT)
 
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
@@ -319,33 +302,6 @@ def test_a_small_class_is_scored_by_the_servers_mean_and_told_by_its_own(federat
         fed.run.method.personal(client)
         fed.run.method.upload(client, payload_of(client))
     assert seen == [(3,), ()]
-
-
-def headless(client, vector):
-    """The classifier's numbers, and all others."""
-    head = client.columns(lambda b: b.head)
-    return vector[head], vector[~head]
-
-
-def test_pfedfda_that_trusts_itself_ignores_the_server(federation):
-    """INV1: with beta 1, where all classes are held. INV3: with beta 0 classifiers differ by log
-    shares alone."""
-    fed = federation(PFedFDA(beta=1.0), data={"partition": "iid"}, precision="64-true")
-    client, other = client_of(fed, 0), client_of(fed, 1)
-    held = torch.from_numpy(fed.run.data.class_counts[0] >= 3)
-    assert held.all()
-    one = PFedFDA(beta=1.0).personal(client)
-    trusting = [PFedFDA(beta=0.0).personal(c) for c in (client, other)]
-    fed.run.server.memory["gaussian.means"] += 1
-    fed.run.server.memory["gaussian.covariance"] *= 2
-    assert torch.equal(PFedFDA(beta=1.0).personal(client), one)
-    assert not torch.equal(PFedFDA(beta=0.0).personal(client), trusting[0])
-    a, b = (headless(c, w)[0] for c, w in zip((client, other), trusting, strict=True))
-    counts = torch.from_numpy(fed.run.data.class_counts[:2]).double()
-    shares = counts / counts.sum(1, keepdim=True) + 1e-4
-    logs = (shares / shares.sum(1, keepdim=True)).log()
-    assert torch.equal(a[:160], b[:160])
-    assert_close(a[160:] - b[160:], logs[0] - logs[1], **EXACT)
 
 
 def test_pfedfda_wants_a_classifier_with_a_bias(federation):

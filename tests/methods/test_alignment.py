@@ -10,7 +10,6 @@ from torch.testing import assert_close
 from watching import (
     Watch,
     client_of,
-    global_model,
     models,
     payload_of,
     same,
@@ -74,28 +73,6 @@ def test_fedass_alignment_by_hand(federation):
     assert next(phases, None) is None and not gradient[head].any()
 
 
-def test_fedas_weighs_by_the_slope_that_is_left(federation):
-    """t_i = sum over batches of ||grad||^2 after training, in evaluation mode, the classifier's
-    numbers too."""
-    fed = federation(FedAS(), precision="64-true", rounds=1)
-    fed.round(1)
-    t = []
-    for c, w in enumerate(models(fed)):
-        client = client_of(fed, c)
-        batches = list(client.data.train.batches(32))
-        assert len(batches) > 1
-        t.append(sum(float(slope(client, w, batch).square().sum()) for batch in batches))
-        payload = payload_of(client)
-        told = FedAS().upload(client, payload).statistics["fisher"]
-        assert float(told) == pytest.approx(t[-1], rel=1e-9)
-    weights = torch.tensor(t, dtype=torch.float64) / sum(t)
-    assert weights.std() > 0.01
-    body = client_of(fed, 0).columns(lambda b: not b.head)
-    assert_close(
-        global_model(fed)[body], (weights @ torch.stack(models(fed)))[body], rtol=0, atol=1e-12
-    )
-
-
 def test_an_incomplete_batch_may_be_left_out_of_fishers_sum(federation):
     """As the authors' loaders drop it; where it is the only one, it stays: else nobody's slope
     would be 0."""
@@ -157,20 +134,6 @@ def test_masks_travel_eight_to_a_byte():
     bits = basics.packed(mask)
     assert bits.dtype == torch.uint8 and len(bits) == 126
     assert torch.equal(basics.unpacked(bits, 1003), mask)
-
-
-def test_overlaps_are_those_of_the_formula():
-    """INV3: |M_i - M_j| = m_i + m_j - 2 M_i M_j; an empty mask is like nobody's."""
-    M = torch.rand(4, 90, generator=torch.Generator().manual_seed(0)) < 0.4
-    M[3] = False
-    found = masks.overlaps(torch.stack([basics.packed(m) for m in M]))
-    F = M.double()
-    sizes = F.sum(1)
-    apart = sizes[:, None] + sizes - 2 * F @ F.T
-    assert_close(found[:3], (1 - apart / (2 * sizes[:, None]))[:3])
-    assert torch.equal(found[3], torch.zeros(4, dtype=torch.float64)) and torch.equal(
-        found.diagonal()[:3], torch.ones(3).double()
-    )
 
 
 def test_who_is_alike_by_the_threshold():

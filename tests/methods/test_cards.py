@@ -17,28 +17,10 @@ from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedem import Mixture
 from fl_lightning.methods.fedproto import FedProto
-from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.fedrod import TwoHeads
 from fl_lightning.methods.pfedme import PFedMe
 from fl_lightning.models import head_of
 from fl_lightning.models.resnet18 import ResNet18
-
-TUNED = {"judge": "finetuned", "models": ["global"]}
-
-
-# -------------------------------------------------------------- FedAvg+FT and FedProx+FT (1.3, 1.5)
-
-
-def test_fine_tuning_knows_no_pull(federation):
-    """1.5: a strong pull holds the model that is trained, not the copy, which moves as FedAvg's
-    would."""
-    fed = federation(FedProx(mu=1e3), evaluation=TUNED, optimizer={"lr": 1e-3})
-    other = federation(FedAvg(), optimizer={"lr": 1e-3})
-    for each in (fed, other):
-        each.run.groups[0].vectors["model"] = each.run.groups[0].initial.clone()
-    ours, theirs = (each.evaluator.finetune(1, 0)[0] for each in (fed, other))
-    assert torch.equal(ours, theirs) and not torch.equal(ours, fed.run.groups[0].initial)
-
 
 # ---------------------------------------------------------------- HeurFedAMP, FedBN, pFedMe, FedPer
 

@@ -6,7 +6,7 @@ import torch
 from reckoning import scores_at
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
-from watching import Watch, client_of, models, run_all, server_of
+from watching import Watch, client_of, server_of
 
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.foundation.errors import BadInput
@@ -17,7 +17,6 @@ from fl_lightning.methods.fedfomo import (
     positive_shares,
     towards,
 )
-from fl_lightning.methods.lgfedavg import LGFedAvg
 
 VALIDATION = {"data": {"validation": 0.2}}
 NUMBERS = 64 * 16 + 16 + 160 + 10
@@ -130,20 +129,3 @@ def test_fedfomo_wants_validation_data(federation):
     with pytest.raises(BadInput, match=r"^data\.validation: 0\.0 .*fedfomo weighs models"):
         federation(FedFomo()).prepare()
     federation(FedFomo(), **VALIDATION).prepare()
-
-
-# ---------------------------------------------------------------- LG-FedAvg
-
-
-def test_lgfedavg_is_scored_with_its_own_representation_under_the_global_head(federation):
-    fed = run_all(federation(LGFedAvg(1, "uniform")))
-    assert fed.run.judge == "before"
-    head = slice(64 * 16 + 16, None)
-    heads = torch.stack([w[head] for w in models(fed)])
-    for c, own in enumerate(models(fed)):
-        kind, vector, _ = fed.evaluator.final_model(c)
-        assert kind == "before"
-        assert torch.equal(vector[: head.start], own[: head.start])
-        assert_close(vector[head], heads.mean(0))
-    with pytest.raises(BadInput, match=r"^method\.layers: -1 "):
-        LGFedAvg(-1)

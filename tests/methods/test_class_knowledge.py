@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
 from torch.testing import assert_close
-from watching import client_of, payload_of, run_all, same, server_of, trained
+from watching import client_of, run_all, same, server_of, trained
 
 from fl_lightning.core import Layout
 from fl_lightning.foundation.errors import BadInput
@@ -41,18 +41,6 @@ def pooled(fed):
     return torch.stack(
         [x[y == j].mean(0) if (y == j).any() else torch.zeros(x.shape[1]) for j in range(10)]
     ), y
-
-
-def test_prototypes_weighted_by_samples_are_pooled_means(federation):
-    fed = federation(FedProto(), rounds=1)
-    fed.round(1)
-    want, labels = pooled(fed)
-    memory = fed.run.server.memory
-    assert memory["means.known"].tolist() == [bool((labels == j).any()) for j in range(10)]
-    assert_close(memory["means.features"], want, rtol=1e-4, atol=1e-5)
-    uniform = federation(FedProto(weighting="uniform"), rounds=1)
-    uniform.round(1)
-    assert not torch.allclose(uniform.run.server.memory["means.features"], want, atol=1e-3)
 
 
 def test_who_is_not_in_the_cohort_counts_with_what_it_told_last(federation):
@@ -211,29 +199,6 @@ def test_a_class_that_nobody_told_is_forgotten_or_kept(federation, method, known
     method.aggregate(server)
     assert server.memory["means.known"].nonzero()[:, 0].tolist() == known
     assert (server.memory["means.features"][2] == 1).all()
-
-
-@pytest.mark.parametrize(
-    "method", [FedProto(), FedHKD(sigma=0.0, nu=0.0)], ids=["fedproto", "fedhkd"]
-)
-def test_what_is_sent_is_laid_out_by_class_for_the_loss(federation, method):
-    """What a client's loss sees after a round is what the server knows, whichever classes are
-    known."""
-    fed = run_all(federation(method, rounds=1))
-    memory = fed.run.server.memory
-    memory["means.known"][[0, 3]] = False
-    client = client_of(fed, 1, 2)
-    payload = method.broadcast(server_of(fed))[1]
-    assert payload.statistics["classes"].tolist() == [1, 2, 4, 5, 6, 7, 8, 9]
-    [phase] = method.phases(client, payload)
-    means = phase.objective.loss.tensors
-    assert torch.equal(means["known"], memory["means.known"])
-    for name in method.names:
-        assert torch.equal(means[name], memory[f"means.{name}"] * memory["means.known"][:, None])
-    memory["means.known"][:] = False
-    assert not method.broadcast(server_of(fed))[1].extra
-    [phase] = method.phases(client, payload_of(client))
-    assert phase.objective.loss is None
 
 
 def test_the_privacy_report_is_the_gaussian_mechanisms(federation):

@@ -49,26 +49,6 @@ def test_ifca_takes_the_model_of_the_least_loss(federation):
     assert len({loss_at(fed, 0, v) for v in sent[:3]}) == 3  # drawn anew, each
 
 
-def test_ifcas_clusters_are_means_of_their_clients_and_empty_ones_stay(federation):
-    """INV3: bit for bit; what is drawn is who was averaged with whom."""
-    watch = Watch()
-    fed = federation(IFCA(4), callbacks=[watch], rounds=2)
-    fed.round(1)
-    before = [centre(fed, k).clone() for k in range(4)]
-    record = fed.round(2)
-    of = torch.tensor(cluster(fed))
-    assert 0 < len(of.unique()) < 4
-    for k in range(4):
-        who = [w for c, w in watch.models[4:] if of[c] == k]
-        if who:
-            assert_close(centre(fed, k), torch.stack(who).mean(0))
-        else:
-            assert torch.equal(centre(fed, k), before[k])
-    same_cluster = (of[:, None] == of).double()
-    rows = torch.from_numpy(record.relation.rows[:, 0]).double()
-    assert_close(rows, same_cluster / same_cluster.sum(1, keepdim=True))
-
-
 # ---------------------------------------------------------------- FeSEM
 
 

@@ -30,7 +30,6 @@ from fl_lightning.configuration.config import DataConfig
 from fl_lightning.core import RelationInputs
 from fl_lightning.data import prepare
 from fl_lightning.methods.crosskapc import CrossKAPC
-from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.results.folder import RunFolder
 
 N = 6
@@ -178,22 +177,6 @@ def test_without_conflict_it_is_fedavg(federation, capsys):
     downloads = [watch.downloads[t * N : (t + 1) * N] for t in range(fed.run.rounds)]
     for t, mean in enumerate(after[:-1]):
         assert all(torch.equal(vector, mean) for _, vector, _ in downloads[t + 1])
-
-
-def test_from_round_7_on_it_trains_as_fedavg(federation):
-    """FedAvg, set to the same model after round 6, trains the same models to the bit."""
-    ours, theirs = (federation(method, **ALIKE) for method in (CrossKAPC(), FedAvg()))
-    for fed in (ours, theirs):
-        fed.prepare()
-        for t in range(1, LAST + 1):
-            fed.round(t)
-    theirs.run.groups[0].vectors["model"].copy_(ours.run.groups[0].vectors["model"])
-    for t in range(LAST + 1, ours.run.rounds + 1):
-        ours.round(t)
-        theirs.round(t)
-        assert torch.equal(
-            ours.run.groups[0].vectors["model"], theirs.run.groups[0].vectors["model"]
-        )
 
 
 def test_the_judged_step_is_shrunk_by_its_noise(federation):

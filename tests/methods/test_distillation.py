@@ -155,22 +155,6 @@ def test_the_codes_step_is_at_least_as_long_as_asked_for_and_less_than_five_time
     assert torch.equal(ktpfl.code_step(start, P, rho=0.0, size=0.0), torch.softmax(5 * start, 1))
 
 
-@pytest.mark.parametrize("update", ["paper", "code"])
-def test_coefficients_outside_those_who_told_stay(federation, update):
-    """INV3 of 1.20, for predictions; a row's mass stays too, and others learn from those who
-    told."""
-    fed = federation(KTPFL(update=update, step=0.5, **SMALL), **PUBLIC)
-    before = fed.run.server.memory["coefficients"].clone()
-    rows = weigh(fed, predictions(2, 40, 10), [1, 3])
-    after = fed.run.server.memory["coefficients"]
-    told = torch.zeros(4, 4, dtype=torch.bool)
-    told[1, 1] = told[1, 3] = told[3, 1] = told[3, 3] = True
-    assert torch.equal(after[~told], before[~told]) and not torch.equal(after[told], before[told])
-    assert_close(after.sum(1), torch.ones(4, dtype=torch.float64))
-    assert rows.shape == (4, 2)
-    assert_close(rows[0], torch.tensor([0.5, 0.5], dtype=torch.float64))
-
-
 def test_without_a_projection_the_step_is_eq_7_whatever_the_rows_sum_to(federation):
     fed = federation(KTPFL(projection="none", step=0.1, rho=0.3, lam=2.0, **SMALL), **PUBLIC)
     c, P = fed.run.server.memory["coefficients"].clone(), predictions(4, 40, 10)
@@ -401,22 +385,6 @@ def test_predictions_that_are_not_finite_are_their_clients_fault(federation):
     assert fed.run.server.memory["public.told"].tolist() == [0, 2, 3]
 
 
-def test_a_hook_may_leave_predictions_out(federation):
-    fed = federation(
-        KTPFL(**SMALL), callbacks=[Tells(lambda extra: extra.pop("predictions"))], **PUBLIC
-    )
-    fed.round(1)
-    assert fed.run.server.memory["public.told"].tolist() == [0, 2, 3]
-    assert fed.round(2).relation.sources == [0, 2, 3]
-    aggregate(fed, {0: {}})
-    assert not len(fed.run.server.memory["public.told"]) and fed.round(3).relation.sources == [
-        0,
-        1,
-        2,
-        3,
-    ]
-
-
 def test_a_second_attempt_receives_the_same_teacher(federation):
     """A transform that puts another tensor beside the model has not changed what the next attempt
     receives."""
@@ -438,18 +406,6 @@ def test_a_second_attempt_receives_the_same_teacher(federation):
 
 
 # ---------------------------------------------------------------- of models (1.20)
-
-
-def test_models_mixed_evenly_are_the_plain_mean(federation):
-    """INV1 of 1.20: with an endless pull towards 1/N everybody hears the uniform mean."""
-    fed = federation(KTPFLModels(rho=1e12), rounds=2, precision="64-true")
-    fed.round(1)
-    server = server_of(fed)
-    sent = fed.run.method.broadcast(server)
-    mean = torch.stack([fed.run.states[c].received["model"] for c in range(4)]).mean(0)
-    for payload in sent.values():
-        assert_close(payload.vector, mean)
-    assert_allclose(server.relation_view().rows, 0.25, atol=1e-6)
 
 
 def test_rho_is_in_units_of_the_spread_where_it_is_solved_exactly():

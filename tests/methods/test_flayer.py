@@ -8,15 +8,10 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 from torch.testing import assert_close
-from watching import global_model, server_of
 
 from fl_lightning.core import Layout, RunContext
 from fl_lightning.methods import flayer
-from fl_lightning.methods.common.basics import packed
-from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.flayer import FLAYER, layer_rates, most_changed
-
-PLAIN = {"optimizer": {"momentum": 0.0}}
 
 
 class Net(nn.Module):
@@ -89,46 +84,6 @@ def test_what_is_uploaded_by_hand():
     layout = Layout(nn.Sequential(nn.Conv2d(1, 1, 3), nn.Linear(2, 2)), "1")
     mask = most_changed(layout, torch.arange(float(layout.size)))
     assert mask[:9].tolist() == [False] * 8 + [True]  # nine tenths of nine numbers
-
-
-def uploaded(fed, masks):
-    """The server after uploads of random models, masked."""
-    torch.manual_seed(0)
-    server = server_of(fed)
-    old, statistics, models = global_model(fed).clone(), {}, []
-    server.sent = fed.run.method.broadcast(server)
-    for c, mask in enumerate(masks):
-        fed.pool.state(c)
-        model = old + torch.randn(len(old), dtype=old.dtype)
-        fed.run.states[c].received["model"].copy_(torch.where(mask, model, old))
-        statistics[c] = {"kept": packed(mask)}
-        models.append(model)
-    server.collect([0, 1, 2, 3], statistics)
-    fed.run.method.aggregate(server)
-    return old, torch.stack(models), server["model"], server.shares([0, 1, 2, 3])
-
-
-def test_a_number_is_the_mean_of_those_who_uploaded_it(federation):
-    fed = federation(FLAYER(), precision="64-true", **PLAIN)
-    size = fed.run.groups[0].layout.size
-    masks = [torch.rand(size, generator=torch.Generator().manual_seed(c)) < 0.5 for c in range(4)]
-    old, models, new, p = uploaded(fed, masks)
-    kept = torch.stack(masks).double() * p[:, None]
-    want = torch.where(kept.sum(0) > 0, (kept * models).sum(0) / kept.sum(0).clamp_min(1e-9), old)
-    assert (kept.sum(0) == 0).any() and (torch.stack(masks).all(0)).any()
-    for b in fed.run.groups[0].layout.blocks:
-        assert_close(new[b.start : b.stop], want[b.start : b.stop], rtol=0, atol=1e-12)
-
-
-def test_uploads_of_all_numbers_are_fedavgs(federation):
-    """Bit for bit."""
-    news = []
-    for method in (FLAYER(), FedAvg()):
-        fed = federation(method, **PLAIN)
-        news.append(
-            uploaded(fed, [torch.ones(fed.run.groups[0].layout.size, dtype=torch.bool)] * 4)[2]
-        )
-    assert torch.equal(*news)
 
 
 def test_rates_are_set_anew_at_the_first_batch_of_each_epoch(federation, monkeypatch):

@@ -3,9 +3,8 @@
 import torch
 from torch.nn.functional import cosine_similarity
 from torch.testing import assert_close
-from watching import server_of
 
-from fl_lightning.methods.fpl import FPL, cluster_losses, cluster_prototypes, finch, linked
+from fl_lightning.methods.fpl import cluster_losses, cluster_prototypes, finch, linked
 
 
 def around(angles):
@@ -61,16 +60,3 @@ def test_the_losses_by_hand():
         cluster_losses(leaf, torch.full((5,), 9), known, classes, tau), leaf
     )
     assert not slope.any()
-
-
-def test_a_class_that_nobody_uploads_is_forgotten(federation):
-    fed = federation(FPL(), rounds=1)
-    for known in ([2], [5, 6], []):
-        server = server_of(fed, [])
-        rows = {
-            "classes": torch.tensor(known, dtype=torch.int64),
-            "features": torch.ones(len(known), 16),
-        }
-        server.collect([], {0: rows})
-        fed.run.method.aggregate(server)
-        assert server.memory["clusters.classes"].tolist() == known

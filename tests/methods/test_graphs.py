@@ -11,7 +11,6 @@ from watching import Watch, client_of, models, module_of, run_all, same, server_
 from fl_lightning.callbacks.graphs import CollaborationGraph, CosineAttention
 from fl_lightning.callbacks.simplex import to_simplex
 from fl_lightning.core import Gram, RelationInputs
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedu import FedU
 from fl_lightning.methods.heurfedamp import HeurFedAMP
@@ -77,20 +76,6 @@ def test_fedus_step_is_the_papers(federation):
         assert_close(moved[k], expected)
     assert_close(moved.sum(0), w.sum(0))
     assert not torch.allclose(moved, w)
-
-
-def test_fedus_graph(federation):
-    drawn = federation(FedU(), clients=10).run.server.memory["graph"]
-    assert torch.equal(drawn, drawn.T) and not drawn.diagonal().any()
-    positive = drawn[drawn > 0]
-    assert positive.min() >= 0.25 and positive.max() < 1
-    whole = federation(FedU(graph="complete")).run.server.memory["graph"]
-    assert torch.equal(whole, 1 - torch.eye(4, dtype=torch.float64))
-    federation(FedU(gamma=1 / 3, graph="complete")).prepare()
-    with pytest.raises(BadInput, match=r"method\.gamma: 0\.34 .*at most 0\.3333"):
-        federation(FedU(gamma=0.34, graph="complete")).prepare()
-    # of a smaller cohort
-    federation(FedU(gamma=0.34, graph="complete"), participation=0.75).prepare()
 
 
 # ---------------------------------------------------------------- pFedGraph
@@ -172,23 +157,6 @@ def _first(phases):
 
 
 # ---------------------------------------------------------------- pFedLA
-
-
-def test_pfedla_with_own_layers_alone_is_local(federation):
-    """INV2, INV4: bit for bit, and nothing is sent down; some own layers save their download."""
-    own, local = (
-        run_all(federation(PFedLA(local_layers=2), net="plain")),
-        run_all(federation(Local())),
-    )
-    assert same(models(own), models(local))
-    assert own.round(3).metrics["download_bytes"] == 0
-    fed = federation(PFedLA(local_layers=1))
-    fed.round(1)
-    record = fed.round(2)
-    one = [(rows == np.eye(4)[c]).all(1) for c, rows in enumerate(record.relation.rows)]
-    assert [flags.sum() for flags in one] == [1] * 4
-    assert [(~sent).tolist() for sent in record.sent[:, 0]] == [flags.tolist() for flags in one]
-    assert record.metrics["upload_bytes"] > record.metrics["download_bytes"] > 0
 
 
 def test_pfedlas_step_is_down_the_jacobian(federation):

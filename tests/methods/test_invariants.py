@@ -20,7 +20,6 @@ from watching import (
     trained,
 )
 
-from fl_lightning.callbacks.relations import Alone
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Component
 from fl_lightning.foundation.errors import BadInput
@@ -196,42 +195,7 @@ def test_a_pull_that_no_32_bits_hold_is_refused():
         FedAMP(lam=1e38, alpha=0.01)
 
 
-def test_fedamp_weights(federation):
-    """INV1: rows sum to 1, off-diagonal symmetric, closer models weigh more."""
-    fed = federation(FedAMP(alpha=0.2), rounds=2)
-    fed.round(1)
-    rows_ = fed.round(2).relation.rows[:, 0]
-    assert_allclose(rows_.sum(1), 1, atol=1e-6)
-    assert_allclose(rows_, rows_.T, atol=1e-6)
-    assert (np.diag(rows_) > rows_[~np.eye(4, dtype=bool)].max()).all()
-    distance = torch.cdist(torch.stack(models(fed)), torch.stack(models(fed)))
-    assert distance.max() > 0
-
-
 # ---------------------------------------------------------------- KAPC (1.35)
-
-
-@dataclass(frozen=True)
-class OwnRows(KAPC):
-    """KAPC whose relation is the identity."""
-
-    def relation(self):
-        return Alone()
-
-
-def test_kapc_with_the_identity_hears_itself(federation):
-    """INV1: s_i = w_i bit for bit, so the first step of a round is local's."""
-    watch = Watch()
-    fed = federation(OwnRows(), callbacks=[watch], batch_size=10_000, rounds=2)
-    run_all(fed)
-    alone = Watch()
-    run_all(federation(Local(), callbacks=[alone], batch_size=10_000, rounds=2))
-    assert same([r for _, r in watch.models], [r for _, r in alone.models])
-    second = watch.downloads[4:]
-    for (client, heard, sent), (uploader, own) in zip(second, watch.models[:4], strict=True):
-        assert client == uploader
-        assert sent.all()
-        assert torch.equal(heard, own)
 
 
 def test_kapc_with_a_strong_prior_hears_the_plain_mean(federation):
@@ -292,15 +256,6 @@ def test_personal_tensors_stay_when_the_rest_is_heard(federation):
     assert model.isfinite().all()
     scores = fed.evaluator.everyone()["final_accuracies"]
     assert len(scores) == 4
-
-
-def test_a_row_of_records_has_the_same_columns_every_round(federation):
-    fed = federation(FedAvg(), rounds=4, evaluation={"every": 2})
-    records = [fed.round(t) for t in range(1, 5)]
-    assert ["mean_accuracy" in r.metrics for r in records] == [False, True, False, True]
-    last = records[-1].metrics
-    assert last["mean_accuracy"] == last["accuracy_global"]
-    assert 0 <= last["worst_accuracy"] <= last["mean_accuracy"] <= 1
 
 
 @pytest.mark.sampled

@@ -187,20 +187,6 @@ def test_fedpac_without_alignment_and_mixing_is_fedrep(federation, monkeypatch):
     assert not same(ours, trained(federation, FedPAC(lam=1.0, head_lr=None), rounds=3))
 
 
-def test_fedpac_leaves_out_small_weights(federation):
-    inputs = type("Inputs", (), {})()
-    H = torch.zeros(3, 1, 1)
-    H[:, 0, 0] = torch.tensor([1.0, 1.05, 1.4])
-    inputs.memory, inputs.sources = (
-        {"moments.means": H, "moments.V": torch.full((3,), 0.05)},
-        [0, 1, 2],
-    )
-    inputs.places = torch.arange(3)
-    every, most = (fedpac.Collaboration(least).weights(inputs)[0] for least in (0.0, 0.3))
-    assert (every[0] > 0).all() and float(every[0, 2]) < 0.3
-    assert float(most[0, 2]) == 0 and torch.allclose(most.sum(1), torch.ones(3).double())
-
-
 # ---------------------------------------------------------------- FedCP
 
 
@@ -380,25 +366,3 @@ def test_dbes_mean_is_of_complete_batches_alone(federation):
         assert next(phases, None) is None
         wanted = means[:2][-1]
         assert_close(client.scratch["mean"].double(), wanted.double(), rtol=1e-6, atol=1e-6)
-
-
-def test_dbes_pull_reaches_the_body_alone(federation):
-    """Of a batch: neither past batches, nor the own vector, nor the classifier."""
-    method = DBE(kappa=3.0, momentum=0.5)
-    fed = federation(method, **WHOLE)
-    client = client_of(fed, 1, t=2)
-    batch = batch_of(client)
-    client.payload = payload_of(client)
-    client.payload.extra["mean"] = torch.ones(16)
-    [pulled] = method.phases(client, client.payload)
-    [plain] = DBE(kappa=0.0).phases(client, client.payload)
-    module = client.bind()
-    assert pulled.objective.loss is not None and plain.objective.loss is not None
-    term = pulled.objective.loss(module, batch) - plain.objective.loss(module, batch)
-    found = torch.autograd.grad(term, list(module.model.parameters()), allow_unused=True)
-    moved = {
-        n
-        for (n, _), g in zip(module.model.named_parameters(), found, strict=True)
-        if g is not None and g.abs().max() > 1e-12
-    }
-    assert moved == {"model.body.1.weight", "model.body.1.bias"}

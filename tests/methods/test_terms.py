@@ -241,16 +241,6 @@ def test_fedgens_first_round_is_fedavgs(federation, net):
     assert not torch.equal(global_model(one), global_model(other))
 
 
-def test_labels_that_nobody_has_are_never_drawn():
-    """INV4."""
-    G = Generator(4, 5, 2, 4)
-    theta = G.at_first(torch.Generator().manual_seed(0))["generator"]
-    made = G.draw(theta, torch.tensor([0.0, 3, 0, 1]), 1000, torch.Generator().manual_seed(0))
-    counts = torch.bincount(made.y, minlength=4).tolist()
-    assert counts[0] == counts[2] == 0 and counts[1] == pytest.approx(750, abs=60)
-    assert_close(made.features, G(theta, made.y, made.eps))
-
-
 def test_what_teaches_the_generator():
     """The cross entropy of mean scores, or the clients' own by their shares of the class, which sum
     to 1 (INV4)."""

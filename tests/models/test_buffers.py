@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,16 +13,12 @@ from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_no
 from fl_lightning.core import Layout
 from fl_lightning.core.buffers import singular_vectors
 from fl_lightning.core.layout import Binding
-from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.predictor import Predictor
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.moon import MOON
 from fl_lightning.models import head_of
-
-Make = Callable[..., Federation]
-Wrap = Callable[[nn.Linear], nn.Module]
 
 
 class Net(nn.Module):

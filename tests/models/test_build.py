@@ -63,21 +63,6 @@ def test_what_the_user_sets_stays(theirs):
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 12)
 
 
-def test_a_lightning_module_by_class_path(monkeypatch):
-    from lightning import LightningModule
-
-    class Lit(LightningModule):
-        def __init__(self, lr: float = 0.1) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-
-        def forward(self, x):
-            return self.net(x)
-
-    monkeypatch.setattr(f"{HERE}.Lit", Lit, raising=False)
-    assert head_of(build(Component(f"{HERE}.Lit"), (1, 8, 8), 3)) == "net.1"
-
-
 def test_trying_a_model_out_leaves_no_trace(theirs):
     torch.manual_seed(0)
     plain = Theirs(num_classes=3)
@@ -349,15 +334,3 @@ def test_what_is_no_class_scores_is_named(what, always, monkeypatch):
 def test_a_training_step_takes_what_the_model_gives_while_it_trains(monkeypatch):
     monkeypatch.setattr(f"{HERE}.Judged", Judged, raising=False)
     build(Component(f"{HERE}.Judged", {"what": "tuple of 2"}), (1, 8, 8), 10)
-
-
-def test_trying_a_model_in_training_leaves_no_trace(theirs):
-    torch.manual_seed(0)
-    model = build(Component(theirs), (1, 8, 8), 10)
-    drawn = torch.rand(1)
-    torch.manual_seed(0)
-    Theirs()
-    assert torch.equal(drawn, torch.rand(1)) and not model.norm.training and model.training
-    assert model.norm.num_batches_tracked == 0 and torch.equal(
-        model.norm.running_var, torch.ones(1)
-    )

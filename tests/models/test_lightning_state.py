@@ -5,23 +5,17 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from lightning import LightningModule
 from torch import nn
 
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.perfedavg import PerFedAvg
 from fl_lightning.training.module import Skipped
 from fl_lightning.training.optimizers import FastSGD
-
-Make = Callable[..., Federation]
-Seen = list[tuple[Any, ...]]
 
 
 class Lit(LightningModule):

@@ -3,22 +3,17 @@ training step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from lightning import LightningModule
 from torch import nn
 
 from fl_lightning.core import Layout
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.feddf import FedDF
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.models import head_of
-
-Make = Callable[..., Federation]
 
 
 class Keeping(nn.Module):

@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from fl_lightning.core.layout import Layout
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.models import head_of
 from fl_lightning.models.resnet18 import ResNet18
 from fl_lightning.models.shufflenetv2 import ShuffleNetV2
@@ -27,13 +26,3 @@ def test_scores_and_classifier(representation, channels):
     assert head_of(model) == "classifier"
     assert model.classifier.in_features == (representation or 1024)
     assert any(b.head for b in Layout(model, "classifier").blocks)
-
-
-def test_a_stem_of_stride_1_keeps_the_resolution_and_the_parameters():
-    strided, whole = ShuffleNetV2(10, (3, 32, 32)), ShuffleNetV2(10, (3, 32, 32), stem="stride1")
-    x = torch.zeros(1, 3, 32, 32)
-    assert strided.maxpool(strided.conv1(x)).shape == (1, 24, 8, 8)
-    assert whole.maxpool(whole.conv1(x)).shape == (1, 24, 32, 32)
-    assert size(strided) == size(whole)
-    with pytest.raises(BadInput, match="stride1"):
-        ShuffleNetV2(10, (3, 32, 32), stem="3x3")

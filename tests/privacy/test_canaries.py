@@ -3,7 +3,6 @@ claimed."""
 
 import json
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,12 +12,9 @@ from fl_lightning.callbacks.canaries import Canaries, coin, direction
 from fl_lightning.callbacks.central import CentralPrivacy
 from fl_lightning.callbacks.privacy import LocalPrivacy
 from fl_lightning.cli import main
-from fl_lightning.engine.federation import Federation
 from fl_lightning.lab.audit.claims import claimed
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.bound import lower_bound, share_right
-
-Make = Callable[..., Federation]
 
 
 @pytest.mark.parametrize(("guesses", "right"), [(100, 80), (40, 40), (200, 130)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from fl_lightning.callbacks.robust import NormBound
 from fl_lightning.callbacks.stepprivacy import STEPS, StepPrivacy, largest, refusal, steps_of
 from fl_lightning.cli import main
 from fl_lightning.core import Phase
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.ditto import Ditto
 from fl_lightning.methods.fedavg import FedAvg
@@ -32,7 +30,6 @@ from fl_lightning.privacy.accounting import Mechanism, epsilon, sampling_rate
 from fl_lightning.privacy.steps import clipped_sum, noised, sampled
 from fl_lightning.results.folder import RunFolder
 
-Make = Callable[..., Federation]
 COVERED = [
     "cfl",
     "confree",

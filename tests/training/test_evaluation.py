@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,12 +11,9 @@ from lightning import LightningModule
 from torch import nn
 from torch.nn import functional
 
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
-
-Make = Callable[..., Federation]
 
 
 class Net(nn.Module):

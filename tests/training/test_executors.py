@@ -165,20 +165,6 @@ def check_agree(fed, make_jobs):
     return first_stretch
 
 
-def test_they_agree_where_stretches_are_short_or_empty(federation):
-    """A smoke run's are cut; `local`'s clients stop at different rounds."""
-    fed = federation(FedProx(mu=0.7), precision="64-true", clients=6)
-    ends = [{"most_batches": most} for most in (1, 2)]
-    lengths = [[{"length": Length(epochs=n)} for n in e] for e in ([2, 0, 1, 3, 0, 2], [0] * 6)]
-    for changes in [ends[:1] * 6, ends[1:] * 6, *lengths]:
-
-        def make_jobs(changes=changes):
-            pairs = zip(jobs_of(fed), changes, strict=True)
-            return [replace(job, schedule=replace(job.schedule, **each)) for job, each in pairs]
-
-        check_agree(fed, make_jobs)
-
-
 def test_numbers_do_not_depend_on_who_trains_beside(federation):
     """Bit for bit: groups of other sizes and members, as other numbers of ranks make them."""
     for net in (None, Convolutions()):

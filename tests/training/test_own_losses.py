@@ -13,12 +13,10 @@ from torch.nn.functional import cross_entropy
 
 from fl_lightning.core import Module, Objective, Phase, PureLoss, Tensors
 from fl_lightning.core.phase import Batch
-from fl_lightning.engine.federation import Federation
 from fl_lightning.methods import Method, Traits
 from fl_lightning.training.executors import own
 from tests.training.test_together import models, vmapped, whole
 
-Make = Callable[..., Federation]
 Loss = Callable[[Tensors, Module, Batch], Tensor]
 
 

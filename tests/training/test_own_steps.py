@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,13 +9,10 @@ import pytest
 import torch
 
 from fl_lightning.core import Phase
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method, Traits
 from fl_lightning.training.executors.gradients import OwnSteps
 from fl_lightning.training.executors.vmap import Vmap
-
-Make = Callable[..., Federation]
 
 
 @dataclass(frozen=True)

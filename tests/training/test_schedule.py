@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,14 +14,11 @@ from fl_lightning.configuration.config import FederationConfig
 from fl_lightning.data import ResidentPart
 from fl_lightning.data.augment import Augmentation
 from fl_lightning.engine.build import federation as build
-from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.trainer import choose_executors
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import FEW, key, keys
 from fl_lightning.methods.local import Local
 from fl_lightning.training.schedule import BatchSchedule, Length, stream
-
-Make = Callable[..., Federation]
 
 
 def part(samples=23, augmented=False):

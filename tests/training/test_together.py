@@ -92,20 +92,6 @@ def test_a_run_has_the_same_bits_alone_and_among_others(federation, number):
     assert not any(isinstance(result, Exception) for result in ended.values())
 
 
-def test_runs_share_their_passes(federation, monkeypatch):
-    """Three runs of two rounds: as many passes as one run has, each with the clients of all."""
-    together = Together()
-    feds = [vmapped(federation(Local(), seed=k), together) for k in range(3)]
-    for fed in feds:
-        fed.prepare()
-    [executor] = {fed.worker.trainers[0].executor.executor for fed in feds}
-    sizes = []
-    train = executor.train
-    monkeypatch.setattr(executor, "train", lambda jobs: sizes.append(len(jobs)) or train(jobs))
-    drive(together, [lambda fed=fed: [fed.round(t) for t in (1, 2)] for fed in feds])
-    assert sizes == [12, 12]
-
-
 class Scaled(nn.Module):
     """A plain attribute, no buffer, is a factor of what the body gives."""
 
