@@ -104,7 +104,7 @@ class Run(RunResult):
             whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
             check("client", client, whole, "it must be a client's number, from 0, or its name")
             return int(client)
-        from fl_lightning.data.named import composed
+        from fl_lightning.foundation.named import composed
 
         numbers = {name: number for number, name in self.client_names.items()}
         name = composed(client)

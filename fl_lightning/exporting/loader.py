@@ -10,6 +10,7 @@ from typing import Any
 
 from fl_lightning.exporting import plain
 from fl_lightning.exporting.source import standalone
+from fl_lightning.foundation import cells
 from fl_lightning.foundation.metric import MODELS
 
 _END = '''
@@ -28,8 +29,9 @@ def main() -> None:
     parser.add_argument("file", metavar="rows.csv", help=f"its header names the columns {', '.join(names)}")
     path = parser.parse_args().file
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            table = csv.DictReader(file)
+        encoding = "utf-8-sig" if ABOUT["encoding"] == "utf-8" else ABOUT["encoding"]
+        with open(path, newline="", encoding=encoding) as file:
+            table = csv.DictReader(file, delimiter=SEPARATORS[ABOUT["separator"]])
             header, rows = table.fieldnames or [], list(table)
     except (OSError, UnicodeError, csv.Error) as error:
         parser.error(f"{path} cannot be read: {error}")
@@ -126,13 +128,16 @@ def loader(folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str
     if not predicts:
         return text
     known = f"ABOUT = {pprint.pformat(facts['about'], width=120, compact=True, sort_dicts=False)}\n"
-    functions = inspect.getsource(plain).partition("import torch\n")[2]
+    functions = [
+        inspect.getsource(module).partition(f"{last_import}\n")[2]
+        for module, last_import in ((cells, "import Any"), (plain, "import is_empty, number"))
+    ]
     imports = (
-        "import math\nimport unicodedata\nfrom collections.abc import Mapping, Sequence\nfrom "
-        "typing import Any\n"
+        "import math\nimport unicodedata\nfrom collections.abc import Mapping, Sequence\n"
+        "from datetime import datetime, timedelta\nfrom typing import Any\n"
     )
     main = _OF_TABLE if facts["about"]["input"] == "table" else _OF_OTHERS
-    return f"{text}{known}\n{imports}{functions}{_END}{main}{_MAIN}"
+    return f"{text}{known}\n{imports}{''.join(functions)}{_END}{main}{_MAIN}"
 
 
 def _made(facts: dict[str, Any]) -> tuple[str, str]:
