@@ -117,7 +117,16 @@ class Run(RunResult):
 
 
 @checked
-def fit(config: Config = (), *, data: Any = None, model: Any = None, method: Any = None) -> Run:
+def fit(
+    config: Config = (),
+    *,
+    data: Any = None,
+    model: Any = None,
+    method: Any = None,
+    label: Any = None,
+    group: Any = None,
+    unit: Any = None,
+) -> Run:
     """Run federated training.
 
     Later config files and flags override earlier ones. A note such as '50: KAPC on MNIST' names
@@ -134,13 +143,16 @@ def fit(config: Config = (), *, data: Any = None, model: Any = None, method: Any
             line (``["--config=kapc_digits", "--seed=1"]``). In a mapping a class, or an object of a
             method, may be where a file has its import path, and None is null: ``{"loggers": None}``
             goes without any.
-        data: (x, y) or (x, y, client) arrays, a Dataset of such samples, or a LightningDataModule
-            (`data.given.keep`). Clients that are named make the natural partition, unless
+        data: a DataFrame; (x, y) or (x, y, client) arrays, a Dataset of such samples, or a
+            LightningDataModule (`data.given.keep`). Clients that are named make the natural partition, unless
             ``config`` says otherwise. The data are kept beside the run, in ``OUT/given``, where a
             resumed run and other processes find them.
         model: an `nn.Module`, with whose weights every client begins (kept in ``OUT/given``); a
             class, or a name.
         method: an object of a method's class, the class, or a name.
+        label: of a DataFrame, the column of labels (`data.label_column`).
+        group: of a DataFrame, the column that names the clients (`data.group_column`).
+        unit: of a DataFrame, the column that names whom a row is of (`data.unit_column`).
 
     Returns:
         The finished run.
@@ -152,7 +164,9 @@ def fit(config: Config = (), *, data: Any = None, model: Any = None, method: Any
     others = multiprocessing.active_children()
     out = start_of(layers_of(config, {})[0]).out
     try:
-        with kept({"data": data, "model": model, "method": method}, Path(out)) as objects:
+        given = {"data": data, "model": model, "method": method}
+        columns = {"label": label, "group": group, "unit": unit}
+        with kept(given | columns, Path(out)) as objects:
             from fl_lightning.lab.fitting import trained
 
             return Run(trained(*layers_of(config, objects)))
@@ -371,6 +385,9 @@ def study(
     *,
     data: Any = None,
     model: Any = None,
+    label: Any = None,
+    group: Any = None,
+    unit: Any = None,
     config: Config = (),
     workers: PositiveInt | None = None,
     together: int | str | None = None,
@@ -398,6 +415,9 @@ def study(
         out: DIR: the study's folder; an existing one is continued.
         data: as for `fit`, over the study's base.
         model: likewise.
+        label: likewise.
+        group: likewise.
+        unit: likewise.
         config: keys over the study's base.
         workers: Worker processes (default: one per core, or 1 with a GPU).
         together: Runs that train together in a process: a number, or auto, which measures whether
@@ -431,7 +451,8 @@ def study(
     job = Job(nodes, gpus_per_node, tasks_per_node, time, partition, warning, sbatch, dry_run)
     part = (_text(methods), seeds, _text(settings))
     options = launch.Options(os.fspath(out), workers, together, accept_changed_code, slurm, job)
-    return _of_a_study(launch.study, definition, out, data, model, config, part, options)
+    given = {"data": data, "model": model, "label": label, "group": group, "unit": unit}
+    return _of_a_study(launch.study, definition, out, given, config, part, options)
 
 
 @checked
@@ -485,6 +506,9 @@ def tune(
     *,
     data: Any = None,
     model: Any = None,
+    label: Any = None,
+    group: Any = None,
+    unit: Any = None,
     config: Config = (),
     trials: PositiveInt = 20,
     workers: PositiveInt | None = None,
@@ -502,6 +526,9 @@ def tune(
         out: DIR: the search's folder; an existing one is continued.
         data: as for `fit`, over the study's base.
         model: likewise.
+        label: likewise.
+        group: likewise.
+        unit: likewise.
         config: keys over the study's base.
         trials: Trials of each method: the base's settings, nine random ones, then TPE's.
         workers: Worker processes (default: one per core, or 1 with a GPU).
@@ -523,7 +550,8 @@ def tune(
 
     options = launch.Options(os.fspath(out), workers, None, accept_changed_code)
     search = (trials, seed, untuned, study)
-    _of_a_study(tuning.tune, definition, out, data, model, config, search, options)
+    given = {"data": data, "model": model, "label": label, "group": group, "unit": unit}
+    _of_a_study(tuning.tune, definition, out, given, config, search, options)
     import pandas as pd
 
     table = Path(out) / "tuned.csv"
@@ -607,6 +635,10 @@ def worth(
     config: Config = (),
     out: Place = "worth",
     *,
+    data: Any = None,
+    label: Any = None,
+    group: Any = None,
+    unit: Any = None,
     methods: Names = None,
     repeats: Annotated[int, Range(2)] | None = None,
     minutes: PositiveFloat | None = None,
@@ -623,6 +655,10 @@ def worth(
     Args:
         config: as for `fit`.
         out: DIR: folder for runs and results; an existing one is continued.
+        data: as for `fit`.
+        label: likewise.
+        group: likewise.
+        unit: likewise.
         methods: Methods besides FedAvg, separated by commas (default: fedper,ditto,crosskapc,
             fedcac,partialpooling and the config's). Each is scored after 1, 3 and 10 times the
             rounds.
@@ -648,19 +684,21 @@ def worth(
     from fl_lightning.lab.worth import output
     from fl_lightning.lab.worth.launch import worth as launch
 
-    measured = launch(
-        layers_of(config, {})[0],
-        Path(out),
-        methods=None if methods is None else [one.strip() for one in str(methods).split(",")],
-        again=command.line("worth", "--out", os.fspath(out)),
-        repeats=repeats,
-        minutes=minutes,
-        metric=metric,
-        margin=margin,
-        leave_one_out=leave_one_out,
-        curve=curve,
-        workers=workers,
-    )
+    given = {"data": data, "label": label, "group": group, "unit": unit}
+    with kept(given, Path(out).parent) as objects:
+        measured = launch(
+            layers_of(config, objects)[0],
+            Path(out),
+            methods=None if methods is None else [one.strip() for one in str(methods).split(",")],
+            again=command.line("worth", "--out", os.fspath(out)),
+            repeats=repeats,
+            minutes=minutes,
+            metric=metric,
+            margin=margin,
+            leave_one_out=leave_one_out,
+            curve=curve,
+            workers=workers,
+        )
     page = Path(out) / "worth.html"
     return Worth(Path(out), f"{output.table(measured)}the page: {page}")
 
@@ -748,8 +786,7 @@ def _of_a_study(
     work: Any,
     definition: Definition,
     out: Place,
-    data: Any,
-    model: Any,
+    given: Mapping[str, Any],
     config: Config,
     *further: Any,
 ) -> Any:
@@ -757,7 +794,7 @@ def _of_a_study(
     of its own."""
     from fl_lightning.lab.study.studyfile import read
 
-    with kept({"data": data, "model": model}, Path(out).parent) as beneath:
+    with kept(given, Path(out).parent) as beneath:
         by_name = isinstance(definition, str | os.PathLike)
         content = read(str(definition)) if by_name else plain(definition)
         if beneath and isinstance(content, dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import hashlib
 import io
 import re
 from collections import Counter
@@ -19,6 +20,7 @@ from fl_lightning.configuration.keys import run_parser, typed
 from fl_lightning.foundation.cells import SEPARATORS, is_empty, number
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import missing
+from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.named import composed
 
 LAYOUT = "a CSV file with a line of column names, then a sample a line"
@@ -26,7 +28,9 @@ SUFFIXES = (".csv", ".tsv", ".xlsx")
 """Files that are tables whatever `data.source` says."""
 PANDAS = {".parquet": ("read_parquet", "pyarrow"), ".xlsx": ("read_excel", "openpyxl")}
 """Tables that are no text: the function of pandas that reads each, and the package that it uses."""
-FORM = ("separator", "decimal", "encoding", "dates", "date_format", "day_zero")
+TEXT = ("separator", "decimal", "encoding")
+"""Keys of `data` on how a text file is written."""
+FORM = (*TEXT, "dates", "date_format", "day_zero")
 """Keys of `data` on how a table is written."""
 COLUMNS = ("label_column", "group_column", "unit_column", "columns", "one_hot", "dates")
 """Keys of `data` that name columns."""
@@ -83,7 +87,8 @@ def check_first_rows(layers: Sequence[Layer]) -> None:
     values = typed(run_parser(), plain)
     data = spelled(DataConfig(**values.data.as_dict()))
     suffix = Path(data.root or "").suffix.lower()
-    if values.smoke or (data.source != "table" and suffix not in SUFFIXES):
+    is_table = data.source == "table" or suffix in SUFFIXES
+    if values.smoke or data.root is None or not is_table:
         return
     cells = read(data, FIRST)
     label, _, columns = columns_of(data, [*cells])
@@ -171,7 +176,7 @@ def _written(data: DataConfig, path: Path) -> str:
     function, engine = PANDAS[path.suffix.lower()]
     absent = missing("pandas") or missing(engine)
     check("data.root", data.root, not absent, absent)
-    for key in ("separator", "decimal", "encoding"):
+    for key in TEXT:
         default = DataConfig.__dataclass_fields__[key].default
         is_default = getattr(data, key) == default
         allowed = f"it belongs to tables that are text, not to {path.suffix}: leave it out"
@@ -186,6 +191,36 @@ def _written(data: DataConfig, path: Path) -> str:
         line = (str(error) or type(error).__name__).splitlines()[0]
         raise BadInput("data.root", data.root, f"it cannot be read: {line}") from None
     return as_csv(frame, header=not is_sheet)
+
+
+def keep(frame: Any, folder: Path, names: Mapping[str, str | None]) -> Layer:
+    """Write a DataFrame to a folder in `folder` that is named by its content.
+
+    Args:
+        frame: the table.
+        folder: where the data of scripts are kept.
+        names: columns by what they are: label, group, unit.
+
+    Returns:
+        The settings that a run with it begins with; its groups make the natural partition.
+    """
+    levels = frame.columns.nlevels
+    check("data", "DataFrame", levels == 1, f"its columns have {levels} levels, not one name each")
+    text = as_csv(frame)
+    place = folder / hashlib.sha256(text.encode()).hexdigest()[:16] / "given.csv"
+    if not place.is_file():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(place, text)
+    data = {key: DataConfig.__dataclass_fields__[key].default for key in TEXT}
+    data |= {"source": "table", "root": str(place)}
+    data |= {f"{key}_column": name for key, name in names.items() if name is not None}
+    layer: Layer = {"data": data}
+    group = names.get("group")
+    cells = [] if group is None else read(DataConfig(**data)).get(composed(group), [])
+    if cells:
+        data["partition"] = "natural"
+        layer["federation"] = {"clients": len({composed(cell) for cell in cells})}
+    return layer
 
 
 def as_csv(frame: Any, header: bool = True) -> str:
