@@ -30,6 +30,7 @@ from fl_lightning.results.result import RunResult
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from pandas import DataFrame
 
     from fl_lightning.engine.predictor import Predictor
@@ -73,29 +74,55 @@ class Run(RunResult):
             models[key] = predictor(config_of(self.folder), self.folder, *key)
         return models[key]
 
-    def predict(self, client: int | str, x: Any) -> "np.ndarray":
+    def predict(self, client: Any, x: Any = None) -> "np.ndarray":
         """Names of the classes that a client's model gives raw samples, (n,); of a regression
         numbers, float (n,).
 
         Args:
-            client: number or name.
+            client: number or name; or, in place of both, a DataFrame whose column
+                `data.group_column` names each row's client.
             x: n samples as `Predictor.forward` takes them.
         """
         import numpy as np
+
+        model, scores = self._scores(client, x)
+        if model.task == "regression":
+            return scores[:, 0].numpy()
+        return np.array(model.class_names)[scores.argmax(-1).numpy()]
+
+    def predict_proba(self, client: Any, x: Any = None) -> "DataFrame":
+        """Probabilities that a client's model gives raw samples: a row for each, with the index of
+        the DataFrame, and a column for each class. The arguments are those of `predict`."""
+        from pandas import DataFrame
+
+        model, scores = self._scores(client, x)
+        allowed = "a regression, or texts with a class at each place, have no probabilities"
+        classes = model.task == "classification" and scores.ndim == 2
+        check("run", str(self.folder), classes, allowed)
+        index = getattr(client if x is None else x, "index", None)
+        return DataFrame(scores.softmax(-1).numpy(), index, model.class_names)
+
+    def _scores(self, client: Any, x: Any) -> "tuple[Predictor, torch.Tensor]":
+        """Returns the client's model, or one of several, and scores of the known classes
+        (n, ..., classes), or numbers (n, 1)."""
         import torch
 
-        model, batches = self.model(client), range(0, len(x), BATCH)
-        rows = x.iloc if hasattr(x, "iloc") else x
-        with torch.no_grad():
-            scores = (
-                torch.cat([model(rows[at : at + BATCH]) for at in batches])
-                if len(x)
-                else torch.zeros(0, 1)
-            )
-        if model.task == "regression":
-            return scores[:, 0].cpu().numpy()
-        classes = scores[..., : len(model.class_names)].argmax(-1)
-        return np.array(model.class_names)[classes.cpu().numpy()]
+        if x is not None:
+            model = self.model(client)
+            rows = x.iloc if hasattr(x, "iloc") else x
+            width = len(model.class_names) or 1
+            with torch.no_grad():
+                parts = [model(rows[at : at + BATCH]).cpu() for at in range(0, len(x), BATCH)]
+            return model, torch.cat([torch.zeros(0, width), *(part[..., :width] for part in parts)])
+        column = self.config["data"]["group_column"]
+        fits = column in getattr(client, "columns", ()) and len(client) > 0
+        allowed = f"rows whose column {column!r} names the client of each, or predict(client, x)"
+        check("x", type(client).__name__, fits, allowed)
+        names = client[column].astype(str).str.strip().to_numpy()
+        groups = client.groupby(names).indices.items()
+        scored = [(rows, *self._scores(name, client.iloc[rows])) for name, rows in groups]
+        order = torch.cat([torch.as_tensor(rows) for rows, _, _ in scored]).argsort()
+        return scored[0][1], torch.cat([scores for _, _, scores in scored])[order]
 
     def _number(self, client: int | str) -> int:
         import numpy as np
@@ -144,9 +171,9 @@ def fit(
             method, may be where a file has its import path, and None is null: ``{"loggers": None}``
             goes without any.
         data: a DataFrame; (x, y) or (x, y, client) arrays, a Dataset of such samples, or a
-            LightningDataModule (`data.given.keep`). Clients that are named make the natural partition, unless
-            ``config`` says otherwise. The data are kept beside the run, in ``OUT/given``, where a
-            resumed run and other processes find them.
+            LightningDataModule (`data.given.keep`). Clients that are named make the natural
+            partition, unless ``config`` says otherwise. The data are kept beside the run, in
+            ``OUT/given``, where a resumed run and other processes find them.
         model: an `nn.Module`, with whose weights every client begins (kept in ``OUT/given``); a
             class, or a name.
         method: an object of a method's class, the class, or a name.
@@ -215,6 +242,10 @@ def export(
     *,
     format: Literal["safetensors", "torch_export", "onnx"] = "safetensors",
     checkpoint: Literal["last", "best"] = "last",
+    temperature: bool = False,
+    threshold: Literal["youden", "cost"] | None = None,
+    cost: PositiveFloat | None = None,
+    case: str | None = None,
 ) -> "Exported":
     """Write a client's model, with code that loads it and predicts rows.
 
@@ -224,7 +255,15 @@ def export(
         out: FILE: the file to write; it ends with .safetensors, .pt2 (torch_export) or .onnx.
         format: Tensors, or the graph that torch traces: torch.export's, or ONNX (extra onnx).
         checkpoint: The newest, or the best by validation (else mean) accuracy.
+        temperature: Scale probabilities by one number that is fitted to the client's validation
+            data.
+        threshold: Rule that chooses, on the client's validation data, from which probability on a
+            row is of one of two classes: Youden's J, or the least cost (default: the more probable
+            class).
+        cost: What a missed case costs, in false alarms, for the rule cost.
+        case: The class that is a case, for the rule cost.
     """
+    from fl_lightning.lab.handing_over import Calibration
     from fl_lightning.lab.handing_over import export as write
 
     def of_site(*given: Any) -> Any:
@@ -232,7 +271,8 @@ def export(
 
         return exported(*given)
 
-    return write(Path(run), str(client), os.fspath(out), format, checkpoint, of_site)
+    wanted = Calibration(temperature, threshold, cost, case)
+    return write(Path(run), str(client), os.fspath(out), format, checkpoint, wanted, of_site)
 
 
 @checked

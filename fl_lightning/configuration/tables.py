@@ -90,6 +90,8 @@ def check_first_rows(layers: Sequence[Layer]) -> None:
     is_table = data.source == "table" or suffix in SUFFIXES
     if values.smoke or data.root is None or not is_table:
         return
+    data = replace(data, source="table")
+    data.check_dates()
     cells = read(data, FIRST)
     label, _, columns = columns_of(data, [*cells])
     words = set(data.one_hot or [])

@@ -19,6 +19,13 @@ def predict(rows):
     """Class names of raw rows (of a regression numbers); `inputs` says what a row may be."""
     with torch.no_grad():
         return names(ABOUT, model(inputs(ABOUT, rows)))
+
+
+def predict_proba(rows):
+    """The probability of each class by its name, for each raw row."""
+    with torch.no_grad():
+        chances = probabilities(ABOUT, model(inputs(ABOUT, rows))).tolist()
+    return [dict(zip(ABOUT["class_names"], row)) for row in chances]
 '''
 _OF_TABLE = '''
 
@@ -27,7 +34,9 @@ def main() -> None:
     names = [name for name, _ in ABOUT["columns"]]
     parser = argparse.ArgumentParser(description="Print a prediction for each row of a table.")
     parser.add_argument("file", metavar="rows.csv", help=f"its header names the columns {', '.join(names)}")
-    path = parser.parse_args().file
+    parser.add_argument("--proba", action="store_true", help="print the probability of each class, as CSV")
+    arguments = parser.parse_args()
+    path = arguments.file
     try:
         encoding = "utf-8-sig" if ABOUT["encoding"] == "utf-8" else ABOUT["encoding"]
         with open(path, newline="", encoding=encoding) as file:
@@ -43,6 +52,11 @@ def main() -> None:
             inputs(ABOUT, [row])
         except ValueError as error:
             parser.error(f"{path}, row {number}: {error}")
+    if arguments.proba:
+        writer = csv.DictWriter(sys.stdout, ABOUT["class_names"], lineterminator="\\n")
+        writer.writeheader()
+        writer.writerows(predict_proba(rows))
+        return
     for name in predict(rows):
         print(name)
 '''  # noqa: E501

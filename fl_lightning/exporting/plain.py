@@ -69,13 +69,30 @@ def scaled(about: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def probabilities(about: Mapping[str, Any], scores: torch.Tensor) -> torch.Tensor:
+    """Probabilities (n, classes) of scores, by the temperature that the export has fitted.
+
+    Raises:
+        ValueError: of a regression, or where each place of a text has a class.
+    """
+    if not about["class_names"] or scores.ndim != 2:
+        raise ValueError("only a model that gives each row a class has probabilities")
+    scores = scores[..., : len(about["class_names"])].double()
+    return (scores / about.get("temperature", 1.0)).softmax(-1)
+
+
 def names(about: Mapping[str, Any], scores: torch.Tensor) -> list[Any]:
-    """Class names of scores (n, classes); of (n, positions, classes) a list for each row; of a
-    regression numbers."""
+    """Class names of scores (n, classes), by the threshold that the export has chosen, if any; of
+    (n, positions, classes) a list for each row; of a regression numbers."""
     if not about["class_names"]:
         return scores[..., 0].tolist()
     known: list[str] = about["class_names"]
     best = scores[..., : len(known)].argmax(-1).tolist()
+    if "threshold" in about:  # from which probability on a row is of one of the two classes
+        case, least = about["threshold"]
+        number = known.index(case)
+        is_case = probabilities(about, scores)[:, number] >= least
+        best = torch.where(is_case, number, 1 - number).tolist()
     return [[known[k] for k in row] if isinstance(row, list) else known[row] for row in best]
 
 
