@@ -1,8 +1,6 @@
 """Simulated attackers, for tests and studies of what a defence is worth. No part of honest
 training."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

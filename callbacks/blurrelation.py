@@ -1,8 +1,6 @@
 """Defences of a relation: its rows are changed before the server mixes by them, sends the mixes and
 logs them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated

@@ -5,8 +5,6 @@ Andrew, Kairouz, Oh, Oprea, McMahan, Suriyakumar: One-shot Empirical Privacy Est
 Federated Learning. ICLR 2024 (random directions). Guesses are counted as in `privacy.bound`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

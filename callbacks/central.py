@@ -5,8 +5,6 @@ McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Langua
 Clipping. NeurIPS 2021.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence

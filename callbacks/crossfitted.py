@@ -12,8 +12,6 @@ Geometry alone cannot tell label skew, where groups cost, from conflict, where t
 after training can.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

@@ -8,8 +8,6 @@ For fixed models, row r of client i in one layer minimises
 Everything is done on the Gram matrix W W^T (n x n), never on models: `Gram.centred` is C below.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,8 +1,6 @@
 """Relations that are graphs of clients: HeurFedAMP's and pFedGraph's by cosines of models, FedU's
 given beforehand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -10,8 +10,6 @@ So the row that minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i needs no prior: 
 the client's own model, with much noise a mix of the nearest clients.
 """  # noqa: E501
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Differential privacy: what leaves a client is bounded and noised (`localprivacy`)."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Theta^ = (1 - kappa)(I - kappa Pi)^-1 Theta with Pi = D^-1 W, kappa = alpha / (1
 al., KDD 2023, Eq. 6).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

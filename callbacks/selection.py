@@ -5,8 +5,6 @@ side: only the first Omega layers are sent back, Omega chosen by a generalisatio
 What is not sent stays stale on the server.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial

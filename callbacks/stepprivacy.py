@@ -1,8 +1,6 @@
 """Differential privacy of single samples: what `optimizer.privacy` accounts for, and what it
 refuses."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

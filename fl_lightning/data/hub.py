@@ -1,8 +1,6 @@
 """Hugging Face data sets on disk: saved by `save_to_disk`, or parquet files. Nothing is asked of a
 network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

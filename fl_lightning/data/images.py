@@ -1,8 +1,6 @@
 """Image files: the user's own class folders, and the decoding that torchvision's file-based sets
 share."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -1,8 +1,6 @@
 """Each client's own test part: a share of its samples (`data.client_test`), or one of its folds
 (`data.folds`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,14 +1,26 @@
 """APFL: Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning. arXiv:2003.13461, 2020."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Payload, Phase, Phases, RunContext, Slot, Tensors
-from fl_lightning.methods import Method, Range, Traits, UnitInterval, check_plain_steps, searched
+from fl_lightning.methods import (
+    Batch,
+    Client,
+    Method,
+    Payload,
+    Phase,
+    Phases,
+    Range,
+    RunContext,
+    Slot,
+    Tensors,
+    Traits,
+    UnitInterval,
+    check_plain_steps,
+    searched,
+)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """What a method of personalised federated learning is: a frozen object that states only its
 difference from FedAvg."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from inspect import isfunction

@@ -2,15 +2,12 @@
 Optimization under Privacy Constraints. IEEE TNNLS 2020.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Server
-from fl_lightning.methods import LogRange, NonNegativeFloat, NonNegativeInt, Whole, searched
+from fl_lightning.methods import LogRange, NonNegativeFloat, NonNegativeInt, Server, Whole, searched
 from fl_lightning.methods.clustered import Clustered
 
 

@@ -1,7 +1,5 @@
 """What FedProto, FedTGP and FedHKD have in common: clients exchange means by class."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,10 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fl_lightning.core import (
+from fl_lightning.foundation import log
+from fl_lightning.methods import (
     Batch,
     Beside,
     Client,
+    Method,
     Module,
     Objective,
     Payload,
@@ -23,9 +23,8 @@ from fl_lightning.core import (
     RunContext,
     Server,
     Tensors,
+    Traits,
 )
-from fl_lightning.foundation import log
-from fl_lightning.methods import Method, Traits
 from fl_lightning.methods.common.class_means import (
     class_means,
     laid_out,

@@ -1,7 +1,5 @@
 """What CFL, FeSEM and IFCA have in common: every client is in a cluster, which has a model."""
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,18 +8,21 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Relation, mean_relation
-from fl_lightning.core import (
+from fl_lightning.core.relation import Weights
+from fl_lightning.methods import (
     Client,
     GroupServer,
+    Method,
     Payloads,
+    PositiveInt,
+    Relation,
     Rule,
     RunContext,
     Server,
     Tensors,
+    Traits,
+    mean_relation,
 )
-from fl_lightning.core.relation import Weights
-from fl_lightning.methods import Method, PositiveInt, Traits
 
 
 @dataclass(frozen=True)

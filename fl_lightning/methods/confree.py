@@ -2,8 +2,6 @@
 Personalized Federated Learning. AAAI 2025.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,9 +9,17 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.simplex import simplex_rows
-from fl_lightning.core import Block, Server
 from fl_lightning.foundation.errors import RunFailed
-from fl_lightning.methods import PlainMean, Range, Scope, ShareBelow1, Traits, searched
+from fl_lightning.methods import (
+    Block,
+    PlainMean,
+    Range,
+    Scope,
+    Server,
+    ShareBelow1,
+    Traits,
+    searched,
+)
 
 
 @dataclass(frozen=True)

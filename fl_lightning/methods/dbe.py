@@ -2,36 +2,32 @@
 in Representation Space. NeurIPS 2023.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Batch,
     Beside,
     Block,
     Client,
+    LogRange,
+    Method,
     Module,
+    NonNegativeFloat,
     Objective,
     Payload,
     Payloads,
     Phase,
     Phases,
-    RunContext,
-    Server,
-    Tensors,
-)
-from fl_lightning.methods import (
-    LogRange,
-    Method,
-    NonNegativeFloat,
     PositiveShare,
     Range,
+    RunContext,
     Scope,
+    Server,
+    Tensors,
     Traits,
     searched,
 )

@@ -2,8 +2,6 @@
 Personalized Federated Learning. AAAI 2023.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import pstdev
 from typing import Literal
@@ -11,13 +9,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Payload, Phase, Phases, Rule, RunContext, Slot
 from fl_lightning.methods import (
+    Batch,
+    Client,
     LogRange,
     Method,
     NonNegativeFloat,
+    Payload,
+    Phase,
+    Phases,
     PositiveInt,
     PositiveShare,
+    Rule,
+    RunContext,
+    Slot,
     Traits,
     check_no_scaling,
     searched,

@@ -2,8 +2,6 @@
 Heterogeneity in Federated Learning. CVPR 2022.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator
@@ -16,21 +14,26 @@ from torch.func import functional_call
 from torch.nn.functional import adaptive_avg_pool2d, mse_loss
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.configuration.config import check
-from fl_lightning.core import (
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.methods import (
     Batch,
     Client,
+    LogRange,
+    Method,
     Module,
+    NonNegativeFloat,
     Objective,
     Payload,
     Phase,
     Phases,
+    PositiveShare,
     PureLoss,
     RunContext,
     Tensors,
+    Traits,
+    check,
+    searched,
 )
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import LogRange, Method, NonNegativeFloat, PositiveShare, Traits, searched
 from fl_lightning.methods.common.basics import wide
 
 

@@ -2,31 +2,27 @@
 Aggregation for Federated Learning on Heterogeneous Data. IJCAI 2025.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core import (
-    Block,
-    Payloads,
-    RelationInputs,
-    Rule,
-    RunContext,
-    Server,
-    Tensors,
-)
 from fl_lightning.core.vectors import last_received, products
 from fl_lightning.methods import (
+    Block,
     LogRange,
     Method,
     NonNegativeFloat,
+    Payloads,
+    Relation,
+    RelationInputs,
+    Rule,
+    RunContext,
     Scope,
+    Server,
     ShareBelow1,
+    Tensors,
     Traits,
     searched,
 )

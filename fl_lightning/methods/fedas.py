@@ -1,33 +1,29 @@
 """FedAS: Yang, Huang, Ye: FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR
 2024."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core import (
+from fl_lightning.core.relation import Weights
+from fl_lightning.methods import (
     Beside,
     Client,
+    LogRange,
     Module,
+    NonNegativeFloat,
     Objective,
+    OwnClassifier,
     Payload,
     Phase,
     Phases,
+    PositiveInt,
     PureLoss,
     RunContext,
     Server,
     Tensors,
-)
-from fl_lightning.core.relation import Weights
-from fl_lightning.methods import (
-    LogRange,
-    NonNegativeFloat,
-    OwnClassifier,
-    PositiveInt,
     Traits,
     check_no_scaling,
     searched,

@@ -2,8 +2,6 @@
 Federated Learning through Cautiously Aggressive Collaboration. ICCV 2023.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,26 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.core import (
-    Beside,
-    Block,
-    Client,
-    Layout,
-    Payload,
-    Payloads,
-    Rule,
-    RunContext,
-    Server,
-    Tensors,
-)
 from fl_lightning.core.relation import Weights
 from fl_lightning.methods import (
+    Alone,
+    Beside,
+    Block,
     Choice,
+    Client,
+    Layout,
     Method,
+    Payload,
+    Payloads,
     PositiveInt,
     Range,
+    Relation,
+    Rule,
+    RunContext,
     Scope,
+    Server,
+    Tensors,
     Traits,
     UnitInterval,
     searched,

@@ -2,8 +2,6 @@
 Personalized Federated Learning via Conditional Policy. KDD 2023.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,19 +10,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gumbel_softmax, normalize, softmax
 
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Batch,
     Block,
     Client,
+    LogRange,
+    Method,
     Module,
+    NonNegativeFloat,
     Objective,
     Payload,
     Phase,
     Phases,
     PureLoss,
+    Scope,
     Tensors,
+    Traits,
+    searched,
 )
-from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Scope, Traits, searched
 from fl_lightning.methods.common.classifiers import InContext, NewClassifier, is_personal
 
 

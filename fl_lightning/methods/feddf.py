@@ -1,25 +1,26 @@
 """FedDF: Lin, Kong, Stich, Jaggi: Ensemble Distillation for Robust Model Fusion in Federated
 Learning. NeurIPS 2020."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.callbacks.relations import Relation, mean_relation
-from fl_lightning.core import GroupServer, RunContext, Server
 from fl_lightning.foundation.rng import generator
 from fl_lightning.methods import (
     AdamRate,
+    GroupServer,
     LogRange,
     Method,
     NonNegativeInt,
     PositiveInt,
+    Relation,
+    RunContext,
+    Server,
     Traits,
     check_no_scaling,
+    mean_relation,
     searched,
 )
 from fl_lightning.methods.common.predictions import (

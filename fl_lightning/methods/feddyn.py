@@ -4,21 +4,26 @@ Regularization.
 ICLR 2021, Algorithm 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.config import check
-from fl_lightning.core import Client, GroupServer, Payload, Phase, Phases, RunContext, Server, Slot
 from fl_lightning.methods import (
+    Client,
+    GroupServer,
     LogRange,
+    Payload,
+    Phase,
+    Phases,
     PlainMean,
     PositiveFloat,
+    RunContext,
+    Server,
+    Slot,
     Traits,
+    check,
     searched,
     sees_only_the_mean,
 )

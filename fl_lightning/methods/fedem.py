@@ -2,26 +2,26 @@
 Distributions. NeurIPS 2021.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Client,
+    Method,
     Module,
     Objective,
     Payload,
     Phase,
     Phases,
+    PositiveInt,
     PureLoss,
     Rule,
     RunContext,
     Tensors,
+    Traits,
 )
-from fl_lightning.methods import Method, PositiveInt, Traits
 from fl_lightning.methods.common.basics import check_plain_loss, wide
 from fl_lightning.models import another, head_of
 

@@ -2,8 +2,6 @@
 Model Optimization. ICLR 2021.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,23 +10,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.core import (
+from fl_lightning.core.relation import Weights
+from fl_lightning.core.vectors import fetched
+from fl_lightning.data.part import Part
+from fl_lightning.foundation.rng import numpy_rng
+from fl_lightning.methods import (
+    Alone,
     Beside,
     Client,
+    Method,
+    NonNegativeInt,
     Payload,
     Payloads,
+    Relation,
     Rule,
     RunContext,
     Server,
     Slot,
     Tensors,
+    Traits,
+    UnitInterval,
+    Whole,
+    searched,
 )
-from fl_lightning.core.relation import Weights
-from fl_lightning.core.vectors import fetched
-from fl_lightning.data.part import Part
-from fl_lightning.foundation.rng import numpy_rng
-from fl_lightning.methods import Method, NonNegativeInt, Traits, UnitInterval, Whole, searched
 
 
 @dataclass(frozen=True)

@@ -11,32 +11,30 @@ import torch
 from torch import Tensor
 from torch.nn.functional import batch_norm, cross_entropy, kl_div, linear, log_softmax, one_hot
 
-from fl_lightning.core import (
+from fl_lightning.foundation.rng import generator
+from fl_lightning.methods import (
     Batch,
     Beside,
     Block,
+    Choice,
     Client,
     GroupServer,
+    LogRange,
+    Method,
     Module,
+    NonNegativeFloat,
     Objective,
     Payload,
     Payloads,
     Phase,
     Phases,
-    RunContext,
-    Server,
-    Tensors,
-)
-from fl_lightning.foundation.rng import generator
-from fl_lightning.methods import (
-    Choice,
-    LogRange,
-    Method,
-    NonNegativeFloat,
     PositiveAdamRate,
     PositiveFloat,
     PositiveInt,
     Range,
+    RunContext,
+    Server,
+    Tensors,
     Traits,
     searched,
 )

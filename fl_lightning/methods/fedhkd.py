@@ -2,8 +2,6 @@
 through Federated Learning with Data-Free Hyper-Knowledge Distillation. ICLR 2023.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -11,13 +9,17 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Module, RunContext, Tensors
 from fl_lightning.foundation.extras import require
 from fl_lightning.methods import (
+    Batch,
+    Client,
     LogRange,
+    Module,
     NonNegativeFloat,
     PositiveFloat,
     Range,
+    RunContext,
+    Tensors,
     UnitInterval,
     searched,
 )

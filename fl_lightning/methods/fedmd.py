@@ -1,41 +1,38 @@
 """FedMD: Li, Wang: FedMD: Heterogenous Federated Learning via Model Distillation. NeurIPS 2019
 workshop."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.core import (
+from fl_lightning.core.beside import Values
+from fl_lightning.data import ResidentPart
+from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.methods import (
+    Alone,
     Batch,
     Beside,
     Client,
+    LogRange,
     Module,
+    NonNegativeFloat,
+    NonNegativeInt,
     Objective,
     Payload,
     Payloads,
     Phase,
     Phases,
+    PositiveFloat,
+    PositiveInt,
     PureLoss,
+    Relation,
     RelationView,
     Rule,
     RunContext,
     Server,
     Tensors,
-)
-from fl_lightning.core.beside import Values
-from fl_lightning.data import ResidentPart
-from fl_lightning.foundation.errors import RunFailed
-from fl_lightning.methods import (
-    LogRange,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     Traits,
     WithoutModels,
     searched,

@@ -2,17 +2,26 @@
 Heterogeneous Federated Optimization. NeurIPS 2020.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Relation, SampleCounts
-from fl_lightning.configuration.config import check
-from fl_lightning.core import Beside, Client, Payload, RelationInputs, RunContext, Server
-from fl_lightning.methods import Method, Traits, check_no_scaling, move_on
+from fl_lightning.methods import (
+    Beside,
+    Client,
+    Method,
+    Payload,
+    Relation,
+    RelationInputs,
+    RunContext,
+    SampleCounts,
+    Server,
+    Traits,
+    check,
+    check_no_scaling,
+    move_on,
+)
 
 
 class Normalised(SampleCounts):

@@ -2,34 +2,37 @@
 Collaboration. ICLR 2023.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Relation, SampleCounts
 from fl_lightning.callbacks.simplex import simplex_minimum
-from fl_lightning.core import (
+from fl_lightning.core.layout import copy_columns
+from fl_lightning.foundation.device import wide
+from fl_lightning.methods import (
     Batch,
     Beside,
     Client,
+    LogRange,
     Module,
+    NonNegativeFloat,
     Payload,
     Payloads,
     Phase,
     Phases,
+    PositiveFloat,
+    Relation,
     RelationInputs,
     Rule,
     RunContext,
+    SampleCounts,
     Server,
+    ShareBelow1,
     Tensors,
+    searched,
 )
-from fl_lightning.core.layout import copy_columns
-from fl_lightning.foundation.device import wide
-from fl_lightning.methods import LogRange, NonNegativeFloat, PositiveFloat, ShareBelow1, searched
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.class_means import class_means, distance_to_means
 from fl_lightning.results.record import RelationView

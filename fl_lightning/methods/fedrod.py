@@ -1,8 +1,6 @@
 """FedRoD: Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image
 Classification. ICLR 2022."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 
@@ -10,20 +8,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Batch,
     Block,
     Client,
     GroupServer,
+    Method,
     Module,
     Objective,
     Payload,
     Phase,
     Phases,
     PureLoss,
+    Scope,
     Tensors,
+    Traits,
 )
-from fl_lightning.methods import Method, Scope, Traits
 from fl_lightning.methods.common.basics import check_plain_loss
 from fl_lightning.models import head_of
 

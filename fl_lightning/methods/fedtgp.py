@@ -2,8 +2,6 @@
 Contrastive Learning for Data and Model Heterogeneity in Federated Learning. AAAI 2024.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,9 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, one_hot
 
-from fl_lightning.core import Rule, RunContext, Server, Tensors
 from fl_lightning.foundation.rng import generator
-from fl_lightning.methods import LogRange, NonNegativeFloat, PositiveFloat, PositiveInt, searched
+from fl_lightning.methods import (
+    LogRange,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Rule,
+    RunContext,
+    Server,
+    Tensors,
+    searched,
+)
 from fl_lightning.methods.common.class_means import last_uploads
 from fl_lightning.methods.prototypes import Prototypes
 

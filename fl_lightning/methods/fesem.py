@@ -2,17 +2,23 @@
 for Better Personalization. World Wide Web 2023 (Xie et al., arXiv:2005.01026).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
-from fl_lightning.core import Client, Rule, RunContext, Server, Tensors
 from fl_lightning.core.vectors import distances
 from fl_lightning.foundation.rng import numpy_rng
-from fl_lightning.methods import PositiveInt, Whole, searched
+from fl_lightning.methods import (
+    Client,
+    PositiveInt,
+    Rule,
+    RunContext,
+    Server,
+    Tensors,
+    Whole,
+    searched,
+)
 from fl_lightning.methods.clustered import KClusters, centre, name_of, samples_of_clusters
 
 

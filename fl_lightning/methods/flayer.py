@@ -2,33 +2,29 @@
 Layer-Wise Learning. IJCAI 2025.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.core import (
+from fl_lightning.data.sampling import batch_sizes
+from fl_lightning.methods import (
     Batch,
     Beside,
     Client,
     Layout,
+    LogRange,
+    Method,
+    NonNegativeFloat,
     Payload,
     Phase,
     Phases,
+    PositiveInt,
     Rule,
     RunContext,
     Server,
     Tensors,
-)
-from fl_lightning.data.sampling import batch_sizes
-from fl_lightning.methods import (
-    LogRange,
-    Method,
-    NonNegativeFloat,
-    PositiveInt,
     Traits,
     check_plain_steps,
     searched,

@@ -1,8 +1,6 @@
 """FPL: Huang, Ye, Shi, Li, Du: Rethinking Federated Learning with Domain Shift: A Prototype View.
 CVPR 2023."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -11,18 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Batch,
     Client,
+    LogRange,
+    Method,
     Module,
     Objective,
     Payload,
     Payloads,
+    PositiveFloat,
     RunContext,
     Server,
     Tensors,
+    searched,
 )
-from fl_lightning.methods import LogRange, Method, PositiveFloat, searched
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.basics import wide
 

@@ -2,8 +2,6 @@
 Personalized Feature Information for Personalized Federated Learning. ICCV 2023.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,19 +10,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Batch,
     Block,
     Client,
+    LogRange,
+    Method,
     Module,
+    NonNegativeFloat,
     Objective,
     Payload,
     Phase,
     Phases,
     PureLoss,
+    Scope,
     Tensors,
+    Traits,
+    searched,
 )
-from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Scope, Traits, searched
 from fl_lightning.methods.common.basics import norms
 from fl_lightning.methods.common.classifiers import InContext, NewClassifier, is_personal
 

@@ -1,15 +1,21 @@
 """IFCA: Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning.
 NeurIPS 2020."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
 
-from fl_lightning.core import Beside, Client, Payload, Payloads, Server
 from fl_lightning.foundation.rng import key
-from fl_lightning.methods import PositiveInt, Whole, searched
+from fl_lightning.methods import (
+    Beside,
+    Client,
+    Payload,
+    Payloads,
+    PositiveInt,
+    Server,
+    Whole,
+    searched,
+)
 from fl_lightning.methods.clustered import KClusters, name_of
 
 

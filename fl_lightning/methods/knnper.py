@@ -9,15 +9,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.config import check
-from fl_lightning.core import Client, Rule, RunContext, Tensors
 from fl_lightning.methods import (
+    Client,
     LogRange,
     Method,
     PositiveFloat,
     PositiveInt,
+    Rule,
+    RunContext,
+    Tensors,
     Traits,
     UnitInterval,
+    check,
     searched,
 )
 from fl_lightning.methods.common.basics import wide

@@ -4,8 +4,6 @@ Learning.
 NeurIPS 2021.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,8 +12,16 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.simplex import to_simplex
-from fl_lightning.core import RunContext, Server, Tensors
-from fl_lightning.methods import Needs, NonNegativeFloat, PositiveInt, Range, searched
+from fl_lightning.methods import (
+    Needs,
+    NonNegativeFloat,
+    PositiveInt,
+    Range,
+    RunContext,
+    Server,
+    Tensors,
+    searched,
+)
 from fl_lightning.methods.common.predictions import sum_to_one
 from fl_lightning.methods.fedmd import FedMD
 

@@ -1,31 +1,27 @@
 """MOON: Li, He, Song: Model-Contrastive Federated Learning. CVPR 2021."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Batch,
     Client,
+    LogRange,
+    Method,
     Module,
+    NonNegativeFloat,
     Objective,
     Payload,
     Phase,
     Phases,
+    PositiveFloat,
+    PositiveInt,
     PureLoss,
     Slot,
     Tensors,
-)
-from fl_lightning.methods import (
-    LogRange,
-    Method,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
     Traits,
     searched,
 )

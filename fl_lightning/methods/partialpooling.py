@@ -2,8 +2,6 @@
 penalised; the standard of multilevel statistics (Gelman, Hill: Data Analysis Using Regression and
 Multilevel/Hierarchical Models, 2007)."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass
@@ -11,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.configuration.config import check
-from fl_lightning.core import (
+from fl_lightning.data import units
+from fl_lightning.foundation.rng import key, numpy_rng
+from fl_lightning.methods import (
     Beside,
     Client,
     Payload,
@@ -22,10 +21,10 @@ from fl_lightning.core import (
     RunContext,
     Server,
     Tensors,
+    Traits,
+    WithoutModels,
+    check,
 )
-from fl_lightning.data import units
-from fl_lightning.foundation.rng import key, numpy_rng
-from fl_lightning.methods import Traits, WithoutModels
 from fl_lightning.models.mlp import MLP
 
 PENALTIES = (0.3, 3.0, 30.0, 300.0, 1e4)

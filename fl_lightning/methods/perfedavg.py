@@ -2,8 +2,6 @@
 Guarantees: A Model-Agnostic Meta-Learning Approach. NeurIPS 2020.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -11,13 +9,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Payload, Phase, Phases, Rule, RunContext
 from fl_lightning.methods import (
+    Batch,
+    Client,
     LogRange,
     NonNegativeFloat,
     NonNegativeInt,
+    Payload,
+    Phase,
+    Phases,
     PlainMean,
     PositiveFloat,
+    Rule,
+    RunContext,
     Traits,
     check_plain_steps,
     searched,

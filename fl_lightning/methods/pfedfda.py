@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fl_lightning.configuration.config import check
-from fl_lightning.core import (
+from fl_lightning.foundation.rng import generator
+from fl_lightning.methods import (
     Beside,
     Client,
+    LogRange,
+    NonNegativeFloat,
+    OwnClassifier,
     Payload,
     Payloads,
     Phase,
@@ -22,14 +25,9 @@ from fl_lightning.core import (
     RunContext,
     Server,
     Tensors,
-)
-from fl_lightning.foundation.rng import generator
-from fl_lightning.methods import (
-    LogRange,
-    NonNegativeFloat,
-    OwnClassifier,
     Traits,
     UnitInterval,
+    check,
     searched,
 )
 

@@ -1,8 +1,6 @@
 """pFedGraph: Ye, Ni, Wu, Chen, Wang: Personalized Federated Learning with Inferred Collaboration
 Graphs. ICML 2023."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -10,24 +8,29 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.graphs import CollaborationGraph
-from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import FLOAT32
-from fl_lightning.core import (
+from fl_lightning.core.vectors import distances
+from fl_lightning.methods import (
     Batch,
     Client,
     GroupServer,
+    LogRange,
+    Method,
     Module,
+    NonNegativeFloat,
     Objective,
     Payload,
     Payloads,
     Phase,
     Phases,
     PureLoss,
+    Range,
+    Relation,
     Server,
     Tensors,
+    Traits,
+    searched,
 )
-from fl_lightning.core.vectors import distances
-from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Range, Traits, searched
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core import Payloads, RelationInputs, Rule, RunContext, Server, Tensors
 from fl_lightning.core.vectors import last_received, products
 from fl_lightning.foundation.rng import key
 from fl_lightning.methods import (
@@ -18,7 +16,14 @@ from fl_lightning.methods import (
     NonNegativeFloat,
     NonNegativeInt,
     OwnStatistics,
+    Payloads,
     PositiveInt,
+    Relation,
+    RelationInputs,
+    Rule,
+    RunContext,
+    Server,
+    Tensors,
     Traits,
     searched,
 )

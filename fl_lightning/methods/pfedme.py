@@ -1,19 +1,24 @@
 """pFedMe: Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes. NeurIPS
 2020."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Payload, Phase, Phases, RunContext, Server, Slot
 from fl_lightning.methods import (
+    Batch,
     Choice,
+    Client,
     LogRange,
     NonNegativeFloat,
+    Payload,
+    Phase,
+    Phases,
     PlainMean,
     PositiveInt,
+    RunContext,
+    Server,
+    Slot,
     Traits,
     check_plain_steps,
     move_on,

@@ -1,7 +1,5 @@
 """What FedProto and FedTGP have in common: prototypes of classes in place of models."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,8 +7,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Module, RunContext, Tensors
-from fl_lightning.methods import NonNegativeFloat, WithoutModels
+from fl_lightning.methods import (
+    Batch,
+    Client,
+    Module,
+    NonNegativeFloat,
+    RunContext,
+    Tensors,
+    WithoutModels,
+)
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.basics import wide
 from fl_lightning.methods.common.class_means import distance_to_means, no_uploads

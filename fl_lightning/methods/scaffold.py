@@ -2,30 +2,26 @@
 Averaging for Federated Learning. ICML 2020.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
 
 from fl_lightning.callbacks.base import Aggregator
-from fl_lightning.configuration.config import check
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Client,
+    LogRange,
     Objective,
     Payload,
     Payloads,
     Phase,
     Phases,
+    PlainMean,
+    PositiveFloat,
     RunContext,
     Server,
     Slot,
-)
-from fl_lightning.methods import (
-    LogRange,
-    PlainMean,
-    PositiveFloat,
     Traits,
+    check,
     check_no_scaling,
     move_on,
     searched,

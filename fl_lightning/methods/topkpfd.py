@@ -2,16 +2,13 @@
 Personalized Federated Learning. NeurIPS 2021.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Server
-from fl_lightning.methods import PositiveInt, Whole, searched
+from fl_lightning.methods import PositiveInt, Server, Whole, searched
 from fl_lightning.methods.common.predictions import cosines
 from fl_lightning.methods.fedmd import FedMD
 

@@ -1,8 +1,6 @@
 """Low-rank adapters (LoRA) in a federation: which blocks are A and B, and what it costs to average
 them apart."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

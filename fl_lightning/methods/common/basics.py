@@ -1,7 +1,5 @@
 """What methods have in common that exchange class means, predictions or the slope of a loss."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from lightning import LightningModule

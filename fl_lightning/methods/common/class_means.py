@@ -5,8 +5,6 @@ Classes are C, the width of a feature is d. A class without samples has a zero r
 marks the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal
 

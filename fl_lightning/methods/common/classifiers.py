@@ -4,8 +4,6 @@ the features.
 What the classifier sees (`ClientModule.features`) is then what the body gives, a matrix (batch, d).
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 

@@ -1,8 +1,6 @@
 """Training on two random halves of a client's samples: what their models differ in is noise of its
 few samples."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ the papers' order (predict, weigh, distil, train) with the line between two roun
 server has just received everybody's (docs/decisions/0016).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 from weakref import WeakKeyDictionary
 
