@@ -154,7 +154,8 @@ class Canaries(Transform, Observer):
         score: float,
     ) -> None:
         memory = run.states[client].memory
-        memory[SCORE], memory[ROUNDS] = memory[SCORE] + score, memory[ROUNDS] + 1
+        memory[SCORE] = memory[SCORE] + score
+        memory[ROUNDS] = memory[ROUNDS] + 1
 
     def _along(
         self,

@@ -277,7 +277,8 @@ def restore(
     check(key, place, bool(rounds), "it holds no checkpoint yet")
     damaged: list[str] = []
     for t in rounds:
-        loaded, reason = None, None
+        loaded = None
+        reason = None
         try:
             loaded = _load(run, folder, t)
         except Damaged as error:

@@ -175,7 +175,8 @@ class StepPrivacy(Transform, Observer):
             BadInput: it trains on other samples, by another loss, or by steps of its own; nothing
                 accounts for it.
         """
-        run, privacy = client.run, client.run.config.optimizer.privacy
+        run = client.run
+        privacy = client.run.config.optimizer.privacy
         names = ("part", "targets", "batch_size", "step")
         own_parts = [name for name in names if getattr(phase, name) is not None]
         own_parts += ["loss"] if phase.objective.loss is not None else []

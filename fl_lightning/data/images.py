@@ -209,7 +209,8 @@ def _mark(file: Path, folder: Path) -> bytes:
             begin = content.read(MARK)
             size = os.fstat(content.fileno()).st_size
     except OSError:  # it is said where the picture is read
-        begin, size = b"", 0
+        begin = b""
+        size = 0
     return (
         f"{composed(os.path.relpath(file, folder))} {size} ".encode(errors="surrogateescape")
         + begin

@@ -49,7 +49,8 @@ def cut(
         return trains, tests
     independent = [_independent(pool.part(own)) for own in dealt]
     for name, own in zip(names, independent, strict=True):
-        count, kind = len(np.unique(own)), "samples" if pool.units is None else "units"
+        count = len(np.unique(own))
+        kind = "samples" if pool.units is None else "units"
         fine = count >= data.folds or data.min_samples == 1
         allowed = f"{name} has {count} {kind}: at most that many folds"
         check("data.folds", data.folds, fine, allowed)

@@ -269,10 +269,8 @@ def move_on(group: GroupServer, old: Tensor, size: float) -> None:
 
 def check_plain_steps(run: RunContext) -> None:
     """Raise `BadInput` unless the optimiser's step is w - lr g: what a method's own steps are."""
-    config, needs = (
-        run.config.optimizer,
-        f"{run.method_name} takes steps w - lr g of its own: it must be",
-    )
+    config = run.config.optimizer
+    needs = f"{run.method_name} takes steps w - lr g of its own: it must be"
     check("optimizer.name", config.name, config.name == "sgd", f"{needs} sgd")
     check("optimizer.momentum", config.momentum, not config.momentum, f"{needs} 0")
     check("optimizer.weight_decay", config.weight_decay, not config.weight_decay, f"{needs} 0")

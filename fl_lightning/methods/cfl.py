@@ -38,7 +38,8 @@ class CFL(Clustered):
 
     def aggregate(self, server: Server) -> None:
         """Split, then the mean of each cluster."""
-        cluster, who = server.memory["cluster"].clone(), torch.tensor(server.answered)
+        cluster = server.memory["cluster"].clone()
+        who = torch.tensor(server.answered)
         for k in cluster[who].unique().tolist():
             leaving = self.leaving(server, who[cluster[who] == k].tolist())
             cluster[leaving] = int(cluster.max()) + 1
@@ -49,7 +50,8 @@ class CFL(Clustered):
         nobody."""
         if server.round < self.first_round or len(who) <= 2:
             return []
-        group, shares = server.only, server.shares(who)
+        group = server.only
+        shares = server.shares(who)
         G = group.gram(who, since="sent", blocks=group.layout.is_parameter).full[0]
         if shares @ G @ shares >= self.eps1**2 or G.diagonal().max() <= self.eps2**2:
             return []

@@ -81,7 +81,8 @@ class ClassMeans(Method, ABC):
 
     def broadcast(self, server: Server) -> Payloads:
         """With it what is known, class by class."""
-        sent, memory = super().broadcast(server), server.memory
+        sent = super().broadcast(server)
+        memory = server.memory
         for payload in sent.values() if memory["means.known"].any() else ():
             tell(
                 payload,
@@ -121,16 +122,19 @@ class ClassMeans(Method, ABC):
     def aggregate(self, server: Server) -> None:
         """Weighted means over the clients that uploaded a class; a line says where none did."""
         super().aggregate(server)
-        uploads, memory = server.statistics.values(), server.memory
+        uploads = server.statistics.values()
+        memory = server.memory
         if server.run.is_main and not any(len(tensors["classes"]) for tensors in uploads):
             log.say(f"round {server.round}: no client uploaded the mean of any class")
-        last, known = last_uploads(server), memory["means.known"]
+        last = last_uploads(server)
+        known = memory["means.known"]
         for name in self.names:
             means = memory[f"means.{name}"]
             total = torch.zeros_like(means, dtype=torch.float64)
             weight = torch.zeros(len(means), dtype=torch.float64)
             for tensors in last:
-                classes, counts = tensors["classes"].long(), tensors["counts"].double()
+                classes = tensors["classes"].long()
+                counts = tensors["counts"].double()
                 share = torch.ones_like(counts) if self.uniform else counts
                 total.index_add_(0, classes, share[:, None] * tensors[name].double())
                 weight.index_add_(0, classes, share)

@@ -51,7 +51,8 @@ class Clustered(Method, ABC):
     def admit(self, server: Server, client: Client) -> None:
         """Put a newcomer into the cluster whose model has the least loss on its training samples;
         without any, into that of the most samples."""
-        part, sizes = client.data.train, samples_of_clusters(server)
+        part = client.data.train
+        sizes = samples_of_clusters(server)
         losses = {k: -size for k, size in sizes.items()}
         if len(part):
             losses = {k: client.loss(part, centre(server.only, k)) for k in sizes}
@@ -60,7 +61,9 @@ class Clustered(Method, ABC):
     def average(self, server: Server, cluster: Tensor, who: Sequence[int]) -> None:
         """From now on clients are in the clusters `cluster` (N,), int64, and a cluster's model is
         the mean of the last uploads of its clients among `who`; without any it stays."""
-        group, of, relation = server.only, cluster[list(who)], server.run.relation
+        group = server.only
+        of = cluster[list(who)]
+        relation = server.run.relation
         rows = torch.zeros(1, len(who), len(who), dtype=torch.float64)
         for k in of.unique().tolist():
             places = (of == k).nonzero()[:, 0]

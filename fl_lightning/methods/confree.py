@@ -54,10 +54,13 @@ class ConFREE(PlainMean):
 
     def aggregate(self, server: Server) -> None:
         """The conflict-free step."""
-        group, who, old = server.only, server.answered, server["model"]
+        group = server.only
+        who = server.answered
+        old = server["model"]
         if not who:
             return
-        sent, layered = group.layout.is_parameter & group.group.down_mask, self.by == "layer"
+        sent = group.layout.is_parameter & group.group.down_mask
+        layered = self.by == "layer"
         plain = torch.full((len(who),), 1 / len(who), dtype=torch.float64)
         mean = group.mean(plain, who, like=old)
         G = group.gram(who, since="sent", by_layer=layered, blocks=sent).full
@@ -86,7 +89,8 @@ def guidance(G: Tensor) -> Tensor:
 
     Who has next to no update (`RIDGE`) is in conflict with nobody: its direction is rounding.
     """
-    n, squares = len(G), G.diagonal()
+    n = len(G)
+    squares = G.diagonal()
     conflicts = (G < 0) & ~torch.eye(n, dtype=torch.bool) & (squares > RIDGE * squares.mean())
     return (torch.eye(n, dtype=G.dtype) - torch.where(conflicts, G / squares, 0)).mean(0)
 
@@ -99,8 +103,10 @@ def worst_off(G: Tensor, guide: Tensor, c: float) -> Tensor:
     by halving, and for each s the weights solve a quadratic problem.
     """
     G = G + RIDGE * torch.eye(len(G), dtype=G.dtype)
-    b, k = G @ guide, c * float((guide @ G @ guide).clamp_min(0).sqrt())
-    low, high = 1e-6, float(G.diagonal().max().sqrt())
+    b = G @ guide
+    k = c * float((guide @ G @ guide).clamp_min(0).sqrt())
+    low = 1e-6
+    high = float(G.diagonal().max().sqrt())
     w = torch.full_like(guide, 1 / len(G))
     for _ in range(HALVINGS if k > 0 and len(G) > 1 else 0):
         s = (low + high) / 2

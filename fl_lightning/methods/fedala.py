@@ -78,7 +78,9 @@ class FedALA(Method):
 
     def receive(self, client: Client, payload: Payload) -> Phases:
         """Learn W (not in the client's first round: there is no last model), then mix."""
-        own, blend, received = client["model"], client["blend"], client.composed(payload)
+        own = client["model"]
+        blend = client["blend"]
+        received = client.composed(payload)
         top = client.columns(lambda b: b.above < self.layers)
 
         def mix() -> Tensor:

@@ -125,7 +125,8 @@ def check_block(model: nn.Module, name: str, x: Tensor, width: float) -> float:
         BadInput: `model` does not call its block `name` on inputs like `x`, or a part of its
             channels will not do.
     """
-    blocks, training = dict(model.named_modules()), model.training
+    blocks = dict(model.named_modules())
+    training = model.training
     check("method.block", name, name in blocks, "it must name a module of the model")
     with watched(blocks[name]) as seen, _ended_by(blocks[name]):
         model.eval()(x)
@@ -233,7 +234,8 @@ def stretch(a: Tensor, b: Tensor, iterations: int = 10) -> Tensor:
 
 
 def _spectral_norm(T: Tensor, iterations: int) -> Tensor:
-    K, tiny = T @ T.transpose(1, 2), torch.finfo(T.dtype).tiny
+    K = T @ T.transpose(1, 2)
+    tiny = torch.finfo(T.dtype).tiny
     v = torch.ones_like(K[:, :, :1])
     for _ in range(iterations):
         m = K @ v

@@ -123,7 +123,8 @@ def fisher(client: Client, *, whole: bool) -> Tensor:
     `whole`: without an incomplete last batch, whose mean over few samples counts like any other's;
     it stays where there is no other.
     """
-    total, size = torch.zeros((), dtype=torch.float64), client.run.config.federation.batch_size
+    total = torch.zeros((), dtype=torch.float64)
+    size = client.run.config.federation.batch_size
     for batch in client.data.train.batches(size):
         if not whole or len(batch[1]) >= min(size, len(client.data.train)):
             total += (
@@ -145,7 +146,8 @@ def distance_by_class(tensors: Tensors, module: Module, batch: tuple[Tensor, Ten
         module: whose features z (batch, d) are pulled.
         batch: of its inputs and labels.
     """
-    (x, labels), means = batch, tensors["means"]
+    (x, labels) = batch
+    means = tensors["means"]
     module.model(x)
     gap = (wide(module.features) - means[labels]).square().mean(1)
     return (gap / by_class(labels, len(means))[labels]).sum()

@@ -92,11 +92,11 @@ class FedCAC(Method):
 
     def broadcast(self, server: Server) -> Payloads:
         """FedAvg's mean, and the mean of those alike where a number is critical."""
-        group, memory, uploaders = server.only, server.memory, sorted(server.run.server.uploaded)
-        told_masks, receivers = (
-            memory["told"].tolist(),
-            [c for c in server.cohort if c in server.run.server.uploaded],
-        )
+        group = server.only
+        memory = server.memory
+        uploaders = sorted(server.run.server.uploaded)
+        told_masks = memory["told"].tolist()
+        receivers = [c for c in server.cohort if c in server.run.server.uploaded]
         mean = group.mean(server.shares(told_masks), told_masks) if told_masks else group.initial
         vectors = dict.fromkeys(group.here, mean)
         if receivers:
@@ -118,7 +118,8 @@ class FedCAC(Method):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model, and which of its numbers are critical, a bit each."""
-        sent, w = super().upload(client, payload), client["model"]
+        sent = super().upload(client, payload)
+        w = client["model"]
         sent.extra["critical"] = packed(
             critical(client.layout, ((w - client.reference) * w).abs(), self.tau)
         )
@@ -126,7 +127,8 @@ class FedCAC(Method):
 
     def aggregate(self, server: Server) -> None:
         """Who has answered, and their masks."""
-        masks, answered = server.memory["critical"].clone(), torch.tensor(server.answered)
+        masks = server.memory["critical"].clone()
+        answered = torch.tensor(server.answered)
         masks[answered] = torch.stack([server.statistics[c]["critical"] for c in server.answered])
         server.memory |= {"critical": masks, "told": answered}
 

@@ -87,7 +87,8 @@ class FedCP(Method):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """In place of the global classifier the mean of both."""
-        sent, blocks = super().upload(client, payload), {b.name: b for b in client.layout.blocks}
+        sent = super().upload(client, payload)
+        blocks = {b.name: b for b in client.layout.blocks}
         sent.vector = client["model"].clone()
         for name, own in blocks.items():
             if is_personal(own):
@@ -112,8 +113,10 @@ class Separated(InContext):
 
     def __init__(self, own: nn.Linear, gumbel: bool = False) -> None:
         super().__init__()
-        d, self.gumbel = own.in_features, gumbel
-        self.personal, self.received = own, copy.deepcopy(own).requires_grad_(False)
+        d = own.in_features
+        self.gumbel = gumbel
+        self.personal = own
+        self.received = copy.deepcopy(own).requires_grad_(False)
         self.gate = nn.Sequential(nn.Linear(d, 2 * d), nn.LayerNorm(2 * d), nn.ReLU())
 
     def own_context(self) -> Tensor:

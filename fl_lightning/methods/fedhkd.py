@@ -122,7 +122,8 @@ class FedHKD(ClassMeans):
         """
         if any(getattr(callback, "accounts", False) for callback in run.callbacks):
             return {}
-        width, safe = run.feature_width, self.sigma > 0 and self.clip
+        width = run.feature_width
+        safe = self.sigma > 0 and self.clip
         noises = {"": noise_multiplier(self.sigma, width, self.bound)}
         covers = f"one sample's part in its class's mean feature, all {width} coordinates"
         if self.bound == "coordinate":
@@ -147,7 +148,8 @@ def classifier_gap(module: Module, means: Tensors, temperature: float, lam: floa
 
     G is the classifier.
     """
-    G, known = module.head, means["known"]
+    G = module.head
+    known = means["known"]
     H = means["features"].to(module.features.dtype)
     # a call of G would count as the batch's features
     scores = torch.nn.functional.linear(H, G.weight, G.bias)

@@ -64,10 +64,8 @@ class FedNova(Method):
     def check(self, run: RunContext) -> None:
         """How far a step moves the model must follow from the learning rate."""
         check_no_scaling(run)
-        config, needs = (
-            run.config.optimizer,
-            "fednova counts what steps of sgd come to from momentum 0: it must be",
-        )
+        config = run.config.optimizer
+        needs = "fednova counts what steps of sgd come to from momentum 0: it must be"
         check("optimizer.name", config.name, config.name == "sgd", f"{needs} sgd")
         plain = not (config.keep_state and config.momentum)
         check("optimizer.keep_state", config.keep_state, plain, f"{needs} false beside momentum")

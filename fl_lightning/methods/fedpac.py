@@ -160,7 +160,8 @@ def feature_moments(client: Client) -> Tensors:
 
 def lay_out(memory: Tensors, uploads: Mapping[int, Tensors]) -> Tensors:
     """What the server keeps of moments after the clients' `uploads` (rows of `classes`)."""
-    means, variance = memory[MEANS].clone(), memory[VARIANCE].clone()
+    means = memory[MEANS].clone()
+    variance = memory[VARIANCE].clone()
     for client, tensors in uploads.items():
         means[client] = 0
         means[client, tensors["classes"].long()] = tensors[MEANS].to(means)
@@ -181,7 +182,8 @@ def collaborators(H: Tensor, V: Tensor, i: int) -> Tensor:
 def under_mean_body(server: Server, sent: Mapping[int, Payload]) -> None:
     """Put the server's body under the mixed classifiers that are to be `sent`, and show who has
     whose classifier."""
-    group, layout = server.only, server.only.layout
+    group = server.only
+    layout = server.only.layout
     for payload in sent.values():
         copy_columns(
             payload.vector, group["model"], layout.segments(layout.mask(lambda b: not b.head))

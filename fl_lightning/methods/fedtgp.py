@@ -138,7 +138,8 @@ def learn(
         epochs: passes over the uploads.
         lr: None: the clients'.
     """
-    memory, config = server.memory, server.run.config
+    memory = server.memory
+    config = server.run.config
     if not any(len(one["classes"]) for one in uploads):
         return
     classes = torch.cat([one["classes"].long() for one in uploads])

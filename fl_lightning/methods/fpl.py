@@ -62,7 +62,8 @@ class FPL(ClassMeans):
 
     def broadcast(self, server: Server) -> Payloads:
         """With it the prototypes, once there are any."""
-        sent, memory = Method.broadcast(self, server), server.memory
+        sent = Method.broadcast(self, server)
+        memory = server.memory
         for payload in sent.values() if len(memory["clusters.classes"]) else ():
             payload.extra["prototypes"] = memory["clusters.prototypes"]
             payload.statistics["classes"] = memory["clusters.classes"].int()
@@ -89,7 +90,8 @@ class FPL(ClassMeans):
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
         """And the losses on prototypes."""
         task: Tensor = module.task_loss(batch)
-        known, classes = means["prototypes"], means["classes"]
+        known = means["prototypes"]
+        classes = means["classes"]
         return task + cluster_losses(module.features, batch[1], known, classes, self.tau)
 
     def aggregate(self, server: Server) -> None:
@@ -168,7 +170,8 @@ def cluster_losses(
     here = own.any(1)
     if not here.any():
         return z.sum() * 0
-    z, own = z[here], own[here]
+    z = z[here]
+    own = own[here]
     scores = cosine_similarity(z[:, None], known, 2) / tau
     contrast = scores.logsumexp(1) - scores.masked_fill(~own, -torch.inf).logsumexp(1)
     centre = own.to(known) @ known / own.sum(1, keepdim=True)

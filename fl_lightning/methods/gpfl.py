@@ -118,7 +118,8 @@ class Conditioned(InContext):
     def __init__(self, own: nn.Linear) -> None:
         super().__init__()
         d = own.in_features
-        self.personal, self.embedding = own, nn.Embedding(own.out_features, d)
+        self.personal = own
+        self.embedding = nn.Embedding(own.out_features, d)
         self.gamma, self.beta = (
             nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.LayerNorm(d)) for _ in range(2)
         )

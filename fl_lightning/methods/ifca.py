@@ -45,7 +45,8 @@ class IFCA(KClusters):
 
     def broadcast(self, server: Server) -> Payloads:
         """All models."""
-        group, seed = server.only, server.run.config.seed
+        group = server.only
+        seed = server.run.config.seed
         sent = group.send(dict.fromkeys(group.here, group["model"]))
         for k in range(1, self.clusters):
             if name_of(k) not in group:

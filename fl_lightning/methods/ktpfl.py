@@ -82,11 +82,9 @@ class KTPFL(FedMD):
 
     def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
         """Step rows and columns of those who told; their part of a row keeps the mass it had."""
-        c, here, shares = (
-            server.memory["coefficients"].clone(),
-            torch.tensor(uploaders),
-            server.shares(uploaders),
-        )
+        c = server.memory["coefficients"].clone()
+        here = torch.tensor(uploaders)
+        shares = server.shares(uploaders)
         server.flops += 4 * len(uploaders) * P.numel()
         weight = self.lam * (P.shape[1] if self.divergence == "sum" else 1)
         # as printed: rows may have any sum

@@ -97,11 +97,10 @@ class Projected(nn.Sequential):
 
     def __init__(self, own: nn.Linear, width: int) -> None:
         super().__init__()
-        self.first, self.relu = nn.Linear(own.in_features, own.in_features), nn.ReLU()
-        self.second, self.out = (
-            nn.Linear(own.in_features, width),
-            nn.Linear(width, own.out_features),
-        )
+        self.first = nn.Linear(own.in_features, own.in_features)
+        self.relu = nn.ReLU()
+        self.second = nn.Linear(own.in_features, width)
+        self.out = nn.Linear(width, own.out_features)
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:

@@ -107,7 +107,8 @@ class PartialPooling(WithoutModels):
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """A step of the joint fit, which leaves the model that is scored."""
-        shared, best = payload.extra["shared"].cpu(), int(payload.extra["best"])
+        shared = payload.extra["shared"].cpu()
+        best = int(payload.extra["best"])
         fits = Fits(client)
         own = fits.step(client.memory["pooling.own"], shared)
         client.memory["pooling.own"] = own

@@ -75,11 +75,9 @@ class PerFedAvg(PlainMean):
     def step(self, draws: torch.Generator, client: Client, batch: Batch) -> Tensor:
         """One step of w; returns the task loss at w~. Running statistics follow the passes at w and
         w~."""
-        w, inner, buffers = (
-            client["model"],
-            client["model"].clone(),
-            slice(client.layout.parameters.stop, None),
-        )
+        w = client["model"]
+        inner = client["model"].clone()
+        buffers = slice(client.layout.parameters.stop, None)
         if self.alpha:
             inner.add_(client.gradient(inner, client.batch(draws))[1], alpha=-self.alpha)
         loss, g = client.gradient(inner, batch)
@@ -95,7 +93,8 @@ class PerFedAvg(PlainMean):
 
     def personal(self, client: Client) -> Tensor:
         """A copy after `adapt_steps` steps down the mean loss of its training data."""
-        vector, part = client["model"].clone(), client.data.train
+        vector = client["model"].clone()
+        part = client.data.train
         for _ in range(self.adapt_steps):
             slope = torch.zeros_like(vector)
             for batch in part.batches(client.run.config.evaluation.batch_size):

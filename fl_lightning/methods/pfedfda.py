@@ -80,7 +80,8 @@ class PFedFDA(OwnClassifier):
     def check(self, run: RunContext) -> None:
         """The classifier must be linear, with a bias and a row for each class."""
         super().check(run)
-        group, shape = run.groups[0], (run.data.num_classes, run.feature_width)
+        group = run.groups[0]
+        shape = (run.data.num_classes, run.feature_width)
         fine = [tuple(p.shape) for p in group.head.parameters()] == [shape, shape[:1]]
         allowed = f"{run.method_name} needs a classifier with a bias, and one row for each class"
         check("model", group.name, fine, allowed)
@@ -88,13 +89,15 @@ class PFedFDA(OwnClassifier):
     def init_server(self, run: RunContext) -> Tensors:
         """`gaussian.means` (C, d), drawn evenly from [0, 1), and `gaussian.covariance` (d, d), I:
         the authors' code."""
-        width, draws = run.feature_width, generator(run.config.seed, "class means")
+        width = run.feature_width
+        draws = generator(run.config.seed, "class means")
         means = torch.rand(run.data.num_classes, width, generator=draws)
         return {"gaussian.means": means, "gaussian.covariance": torch.eye(width)}
 
     def broadcast(self, server: Server) -> Payloads:
         """With it the Gaussians; the first ones follow from the seed, and are not sent."""
-        sent, uploaded = super().broadcast(server), server.run.server.uploaded
+        sent = super().broadcast(server)
+        uploaded = server.run.server.uploaded
         for payload in sent.values() if uploaded else ():
             payload.extra |= {name: server.memory[f"gaussian.{name}"] for name in NAMES}
         return sent
@@ -113,7 +116,8 @@ class PFedFDA(OwnClassifier):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body, and the mixed Gaussians of its features."""
-        sent, estimated = super().upload(client, payload), self.adapted(client, client["model"])
+        sent = super().upload(client, payload)
+        estimated = self.adapted(client, client["model"])
         sent.extra |= {name: getattr(estimated, name).float() for name in NAMES}
         return sent
 
@@ -148,7 +152,8 @@ class PFedFDA(OwnClassifier):
             beta = trusted(z, y, known, prior_of(client), self.ridge)
         else:
             beta = torch.full((2,), self.beta, dtype=torch.float64)
-        own, counts = estimated(z, y, known, self.ridge), y.bincount(minlength=len(known.means))
+        own = estimated(z, y, known, self.ridge)
+        counts = y.bincount(minlength=len(known.means))
         means = torch.where(counts[:, None] >= least, own.means, known.means)
         return known.towards(Gaussians(means, own.covariance), beta)
 
@@ -189,7 +194,8 @@ class Gaussians:
         W = means S^-1 and b = -diag(W means^T) / 2 + log prior, where S is the covariance, shrunk
         by `SHRINK`.
         """
-        S, eye = self.covariance, torch.eye(len(self.covariance), dtype=torch.float64)
+        S = self.covariance
+        eye = torch.eye(len(self.covariance), dtype=torch.float64)
         S = (1 - SHRINK) * S + SHRINK * S.trace() / len(S) * eye
         weight = torch.linalg.solve(S, self.means.T).T
         return weight, -0.5 * (weight * self.means).sum(1) + prior.log()
@@ -222,7 +228,8 @@ def estimated(z: Tensor, y: Tensor, known: Gaussians, ridge: float) -> Gaussians
     counts = y.bincount(minlength=len(known.means))
     sums = torch.zeros_like(known.means).index_add_(0, y, z)
     means = torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None], known.means)
-    away, eye = z - means[y], torch.eye(z.shape[1], dtype=torch.float64)
+    away = z - means[y]
+    eye = torch.eye(z.shape[1], dtype=torch.float64)
     return Gaussians(means, away.T @ away / max(len(z) - 1, 1) + ridge * eye)
 
 
@@ -249,7 +256,8 @@ def trusted(z: Tensor, y: Tensor, known: Gaussians, prior: Tensor, ridge: float)
         [slope] = torch.autograd.grad(total, leaf)
         return float(total.detach()), slope.numpy()
 
-    limits, options = [(0, 1), (0, 1)], {"maxiter": STEPS}
+    limits = [(0, 1), (0, 1)]
+    options = {"maxiter": STEPS}
     found = minimize(value, [0.5, 0.5], jac=True, method="L-BFGS-B", bounds=limits, options=options)
     return torch.from_numpy(np.asarray(found.x, dtype=np.float64))
 

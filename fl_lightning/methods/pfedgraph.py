@@ -104,7 +104,8 @@ class PFedGraph(Method):
 def mean_directions(group: GroupServer) -> dict[int, Tensor]:
     """Of each receiver here sum_j r_ij w_j / ||w_j|| (D,), r the weights that its model was just
     mixed with."""
-    mixed, is_parameter = group.weighed, group.layout.is_parameter
+    mixed = group.weighed
+    is_parameter = group.layout.is_parameter
     assert mixed is not None
     squares = distances(group, mixed.sources, [torch.zeros_like(group.initial)], is_parameter)[:, 0]
     weights = mixed.weights[0] / squares.sqrt().clamp_min(1e-30)

@@ -90,11 +90,9 @@ class PFedHN(OwnStatistics):
 
     def aggregate(self, server: Server) -> None:
         """A step of the hypernetwork for each client that has answered."""
-        network, memory, columns = (
-            Hypernetwork.of(server.memory),
-            server.memory,
-            server.only.layout.parameters,
-        )
+        network = Hypernetwork.of(server.memory)
+        memory = server.memory
+        columns = server.only.layout.parameters
         rate = self.hyper_lr / len(server.answered)  # the engine stops where none has answered
         optimizer = network.optimizer(memory, rate, self.hyper_momentum, self.hyper_decay)
         for client in server.answered:

@@ -73,7 +73,9 @@ class PFedMe(PlainMean):
 
     def step(self, client: Client, batch: Batch) -> Tensor:
         """K steps on theta, then one of w; returns the task loss at the last theta but one."""
-        columns, w, theta = client.layout.parameters, client["model"], client["personal"]
+        columns = client.layout.parameters
+        w = client["model"]
+        theta = client["personal"]
         theta.copy_(w)
         for _ in range(self.inner_steps):
             loss, gradient = client.gradient(theta, batch)

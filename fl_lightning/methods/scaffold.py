@@ -52,10 +52,8 @@ class SCAFFOLD(PlainMean):
     def check(self, run: RunContext) -> None:
         """From a model's change the mean gradient must follow, and from theirs the mean of all."""
         check_no_scaling(run)  # it leaves steps out, which count in the drift's K
-        config, needs = (
-            run.config.optimizer,
-            "scaffold tells the mean gradient by the model's change: it must be",
-        )
+        config = run.config.optimizer
+        needs = "scaffold tells the mean gradient by the model's change: it must be"
         check("optimizer.name", config.name, config.name == "sgd", f"{needs} sgd")
         check("optimizer.clip_norm", config.clip_norm, config.clip_norm is None, f"{needs} null")
         fine = not (config.keep_state and config.momentum)
@@ -88,7 +86,8 @@ class SCAFFOLD(PlainMean):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model, and the change of c_i (on what was received)."""
-        sent, change = super().upload(client, payload), torch.zeros_like(client["control"])
+        sent = super().upload(client, payload)
+        change = torch.zeros_like(client["control"])
         size = client.fits[-1].step_sizes
         for s in client.layout.segments(payload.sent & client.layout.is_parameter) if size else ():
             drift = payload.vector[s.start : s.stop] - client["model"][s.start : s.stop]
@@ -99,7 +98,8 @@ class SCAFFOLD(PlainMean):
 
     def aggregate(self, server: Server) -> None:
         """w <- w + eta_g mean change; c <- c + |S| / N mean change of c_i."""
-        old, who = server["model"], server.answered
+        old = server["model"]
+        who = server.answered
         super().aggregate(server)
         move_on(server.only, old, self.server_lr)
         weights = torch.full((len(who),), 1 / len(who), dtype=torch.float64)

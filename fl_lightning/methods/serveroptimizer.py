@@ -36,7 +36,8 @@ class ServerOptimizer(Method, ABC):
         """w <- w + server_lr * step."""
         if not server.answered:
             return
-        columns, old = server.only.layout.parameters, server["model"]
+        columns = server.only.layout.parameters
+        old = server["model"]
         super().aggregate(server)
         change = server["model"][columns] - old[columns]
         # nothing, where it is FedAvg

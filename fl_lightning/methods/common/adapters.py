@@ -69,7 +69,8 @@ class AdapterError(Observer):
         """
         if not run.relation.is_global:
             return
-        counted, errors = server.flops, [e for group in server.groups for e in _errors(group)]
+        counted = server.flops
+        errors = [e for group in server.groups for e in _errors(group)]
         server.flops = counted
         if errors:
             server.metrics["adapter_error"] = sum(errors) / len(errors)
@@ -83,7 +84,8 @@ def adapter_callbacks(models: Sequence[nn.Module]) -> list[Observer]:
 
 def _errors(group: GroupServer) -> list[float]:
     """Of each layer whose A and B are both sent both ways; none where nobody answered."""
-    blocks, travels = group.layout.blocks, group.group.up_mask & group.group.down_mask
+    blocks = group.layout.blocks
+    travels = group.group.up_mask & group.group.down_mask
     sent = {b.name: b for b, both in zip(blocks, travels, strict=True) if both}
     pairs = [
         (b, sent[other])

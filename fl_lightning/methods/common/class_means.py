@@ -18,7 +18,8 @@ from fl_lightning.methods.common.basics import norms, wide
 def no_means(run: RunContext, names: Sequence[str]) -> Tensors:
     """What the server knows at first: `means.NAME` (C, d or C) for each of `names`, and
     `means.known` (C,)."""
-    classes, dtype = run.data.num_classes, torch.promote_types(run.dtype, torch.float32)
+    classes = run.data.num_classes
+    dtype = torch.promote_types(run.dtype, torch.float32)
     width = {"features": run.feature_width, "predictions": classes}
     tables = {f"means.{name}": torch.zeros(classes, width[name], dtype=dtype) for name in names}
     return tables | {"means.known": torch.zeros(classes, dtype=torch.bool)}
@@ -64,7 +65,8 @@ def class_means(
     Returns:
         On the CPU; features and predictions in 32 bits at least, counts int64.
     """
-    run, classes = client.run, client.run.data.num_classes
+    run = client.run
+    classes = client.run.data.num_classes
     dtype = torch.promote_types(run.dtype, torch.float32)
     sums = torch.zeros(
         classes, client.group.feature_width + classes + 1, device=run.device, dtype=dtype
@@ -121,10 +123,8 @@ def distance_to_means(
     """
     gap = wide(features) - means["features"][labels]
     if distance == "means":
-        known, sums = (
-            means["known"],
-            torch.zeros_like(means["features"], dtype=gap.dtype).index_add(0, labels, gap),
-        )
+        known = means["known"]
+        sums = torch.zeros_like(means["features"], dtype=gap.dtype).index_add(0, labels, gap)
         counts = by_class(labels, len(known)).clamp_min(1)
         return (norms(sums / counts[:, None]) * known).sum()
     each = gap.square().mean(1) if distance == "squared" else norms(gap)

@@ -32,9 +32,11 @@ def train_halves(client: Client) -> Generator[Phase, Fit | None, Halves | None]:
     Returns:
         Both halves; None: there were too few samples.
     """
-    start, config = client["model"].clone(), client.run.config.federation
+    start = client["model"].clone()
+    config = client.run.config.federation
     # BatchNorm cannot train on one sample
-    part, least = client.data.train, 2 if client.group.whole_last else 1
+    part = client.data.train
+    least = 2 if client.group.whole_last else 1
     size = max(config.batch_size // 2, least)
     # as many samples in all
     steps = config.local_steps and config.local_steps * config.batch_size // (2 * size)
@@ -84,7 +86,8 @@ def held_out(client: Client, halves: Halves) -> Tensor:
     start by its noise.
     """
     one, other = halves
-    part, start = client.data.train, client["start"]
+    part = client.data.train
+    start = client["start"]
     factors = 1 - client.memory["share"]
     losses = [
         len(unseen.part) * client.loss(unseen.part, shrunk(client, start, trained.model, factors))

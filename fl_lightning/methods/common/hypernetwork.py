@@ -63,10 +63,8 @@ class Hypernetwork(nn.Sequential):
             if key.startswith(f"{name}.")
         }
         last = max(int(key.partition(".")[0]) for key in kept)
-        (clients, embedding), (numbers, hidden) = (
-            kept["0.weight"].shape,
-            kept[f"{last}.weight"].shape,
-        )
+        clients, embedding = kept["0.weight"].shape
+        numbers, hidden = kept[f"{last}.weight"].shape
         with torch.device("meta"):
             layers = len(kept) // 2 - 2
             last_relu = last == 2 * layers + 3  # else the output layer comes one place earlier
@@ -135,7 +133,8 @@ def fit_embedding(client: Client, lr: float, momentum: float, decay: float, clip
     network = Hypernetwork.of(client.run.server.memory).requires_grad_(False)
     embeddings = network.get_parameter("0.weight").requires_grad_()
     optimizer = torch.optim.SGD([embeddings], lr, momentum, weight_decay=decay)
-    model, columns = client["model"], client.layout.parameters
+    model = client["model"]
+    columns = client.layout.parameters
     for step in range(client.run.server.round):
         made = network(torch.tensor(client.id))
         model[columns] = made.detach().to(model)
