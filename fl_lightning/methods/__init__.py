@@ -48,6 +48,7 @@ from fl_lightning.methods.base import (
     WithoutModels,
     check_no_scaling,
     check_plain_steps,
+    check_sgd,
     move_on,
 )
 
@@ -99,6 +100,7 @@ __all__ = [
     "check",
     "check_no_scaling",
     "check_plain_steps",
+    "check_sgd",
     "mean_relation",
     "move_on",
     "searched",

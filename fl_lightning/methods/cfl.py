@@ -41,8 +41,8 @@ class CFL(Clustered):
         cluster = server.memory["cluster"].clone()
         who = torch.tensor(server.answered)
         for k in cluster[who].unique().tolist():
-            leaving = self.leaving(server, who[cluster[who] == k].tolist())
-            cluster[leaving] = int(cluster.max()) + 1
+            members = who[cluster[who] == k].tolist()
+            cluster[self.leaving(server, members)] = int(cluster.max()) + 1
         self.average(server, cluster, server.answered)
 
     def leaving(self, server: Server, who: list[int]) -> list[int]:
@@ -55,7 +55,7 @@ class CFL(Clustered):
         G = group.gram(who, since="sent", blocks=group.layout.is_parameter).full[0]
         if shares @ G @ shares >= self.eps1**2 or G.diagonal().max() <= self.eps2**2:
             return []
-        return [c for c, half in zip(who, halves(G), strict=True) if half]
+        return [client for client, half in zip(who, halves(G), strict=True) if half]
 
 
 def halves(G: Tensor) -> list[int]:
@@ -65,6 +65,5 @@ def halves(G: Tensor) -> list[int]:
 
     norm = G.diagonal().clamp_min(0).sqrt().clamp_min(1e-30)
     distance = (1 - G / norm[:, None] / norm).clamp_min(0).fill_diagonal_(0)
-    return list(
-        AgglomerativeClustering(2, metric="precomputed", linkage="complete").fit_predict(distance)
-    )
+    clustering = AgglomerativeClustering(2, metric="precomputed", linkage="complete")
+    return list(clustering.fit_predict(distance))

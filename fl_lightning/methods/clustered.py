@@ -62,18 +62,18 @@ class Clustered(Method, ABC):
         """From now on clients are in the clusters `cluster` (N,), int64, and a cluster's model is
         the mean of the last uploads of its clients among `who`; without any it stays."""
         group = server.only
-        of = cluster[list(who)]
-        relation = server.run.relation
+        members_of = cluster[list(who)]
         rows = torch.zeros(1, len(who), len(who), dtype=torch.float64)
-        for k in of.unique().tolist():
-            places = (of == k).nonzero()[:, 0]
-            group[name_of(k)] = group.mean_by(relation, [who[p] for p in places.tolist()])
+        for k in members_of.unique().tolist():
+            places = (members_of == k).nonzero()[:, 0]
+            members = [who[place] for place in places.tolist()]
+            group[name_of(k)] = group.mean_by(server.run.relation, members)
             assert group.weighed is not None
             rows[0, places[:, None], places] = group.weighed.weights[0].to(torch.float64)
         server.memory["cluster"] = cluster
-        places = [k for k, c in enumerate(who) if c in server.answered]
-        receivers = [who[k] for k in places]
-        group.weighed = Weights(group.group, rows[:, places], receivers, list(who))
+        receivers = [client for client in who if client in server.answered]
+        received = rows[:, [who.index(client) for client in receivers]]
+        group.weighed = Weights(group.group, received, receivers, list(who))
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
         """That of the client's cluster."""

@@ -18,8 +18,7 @@ from fl_lightning.methods import (
     SampleCounts,
     Server,
     Traits,
-    check,
-    check_no_scaling,
+    check_sgd,
     move_on,
 )
 
@@ -62,13 +61,8 @@ class FedNova(Method):
     traits = Traits(family="one global model", statistics=True, several=False)
 
     def check(self, run: RunContext) -> None:
-        """How far a step moves the model must follow from the learning rate."""
-        check_no_scaling(run)
-        config = run.config.optimizer
-        needs = "fednova counts what steps of sgd come to from momentum 0: it must be"
-        check("optimizer.name", config.name, config.name == "sgd", f"{needs} sgd")
-        plain = not (config.keep_state and config.momentum)
-        check("optimizer.keep_state", config.keep_state, plain, f"{needs} false beside momentum")
+        """Raise `BadInput` where the learning rate does not tell how far a step moves the model."""
+        check_sgd(run, "fednova counts what steps of sgd come to from momentum 0")
 
     def relation(self) -> Relation:
         """The normalised mean."""

@@ -49,11 +49,6 @@ class FPL(ClassMeans):
 
     tau: PositiveFloat = searched(0.02, LogRange(0.01, 1), "the authors' to plain cosines")
 
-    @property
-    def adds(self) -> bool:
-        """Always."""
-        return True
-
     def init_server(self, run: RunContext) -> Tensors:
         """Cluster prototypes (K, d) and their classes (K,), none at first."""
         memory = super().init_server(run)

@@ -1,6 +1,6 @@
 """What FedProto and FedTGP have in common: prototypes of classes in place of models."""
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -38,12 +38,6 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
     lam: NonNegativeFloat = 1.0
     distance: Literal["means", "norm", "squared"] = "means"
     predict: Literal["classifier", "prototype"] = "prototype"
-
-    @property
-    @abstractmethod
-    def uniform(self) -> bool:
-        """Whether the server's mean weighs clients the same, and not by their samples of the
-        class."""
 
     @property
     def adds(self) -> bool:

@@ -22,7 +22,7 @@ from fl_lightning.methods import (
     Slot,
     Traits,
     check,
-    check_no_scaling,
+    check_sgd,
     move_on,
     searched,
 )
@@ -50,21 +50,12 @@ class SCAFFOLD(PlainMean):
     server_lr: PositiveFloat = searched(1.0, LogRange(0.1, 2), "around the paper's 1")
 
     def check(self, run: RunContext) -> None:
-        """From a model's change the mean gradient must follow, and from theirs the mean of all."""
-        check_no_scaling(run)  # it leaves steps out, which count in the drift's K
-        config = run.config.optimizer
-        needs = "scaffold tells the mean gradient by the model's change: it must be"
-        check("optimizer.name", config.name, config.name == "sgd", f"{needs} sgd")
-        check("optimizer.clip_norm", config.clip_norm, config.clip_norm is None, f"{needs} null")
-        fine = not (config.keep_state and config.momentum)
-        check("optimizer.keep_state", config.keep_state, fine, f"{needs} false beside momentum")
+        """Raise `BadInput` where a model's change does not tell the mean gradient, or uploads are
+        not averaged."""
+        check_sgd(run, "scaffold tells the mean gradient by the model's change", clip_norm=None)
         robust = [type(c).__name__.lower() for c in run.callbacks if isinstance(c, Aggregator)]
-        check(
-            "callbacks",
-            ", ".join(robust),
-            not robust,
-            "scaffold's control variates need plain means",
-        )
+        allowed = "scaffold's control variates need plain means"
+        check("callbacks", ", ".join(robust), not robust, allowed)
 
     def slots(self) -> dict[str, Slot]:
         """The control variate c_i. What the server last received of it is its last change."""
