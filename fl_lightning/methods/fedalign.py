@@ -226,20 +226,17 @@ def transmitting(a: Tensor, b: Tensor) -> Tensor:
     return a @ b.transpose(1, 2) / a.shape[2]
 
 
-def stretch(a: Tensor, b: Tensor, iterations: int = 10) -> Tensor:
-    """Spectral norm (n,) of `transmitting`, by power iteration on T T^T from ones."""
+def stretch(a: Tensor, b: Tensor) -> Tensor:
+    """Spectral norm (n,) of `transmitting`, by ten steps of power iteration on T T^T from ones."""
     # squares of products: half precision has no room for them
     with torch.autocast(a.device.type, enabled=False):
-        return _spectral_norm(transmitting(wide(a), wide(b)), iterations)
-
-
-def _spectral_norm(T: Tensor, iterations: int) -> Tensor:
-    K = T @ T.transpose(1, 2)
-    tiny = torch.finfo(T.dtype).tiny
-    v = torch.ones_like(K[:, :, :1])
-    for _ in range(iterations):
-        m = K @ v
-        size = torch.linalg.vector_norm(m, dim=1, keepdim=True).clamp_min(tiny)
-        v = m / size
-    norm: Tensor = size[:, 0, 0].sqrt()
-    return norm
+        T = transmitting(wide(a), wide(b))
+        K = T @ T.transpose(1, 2)
+        v = torch.ones_like(K[:, :, :1])
+        for _ in range(10):
+            m = K @ v
+            size = torch.linalg.vector_norm(m, dim=1, keepdim=True)
+            size = size.clamp_min(torch.finfo(T.dtype).tiny)
+            v = m / size
+        norm: Tensor = size[:, 0, 0].sqrt()
+        return norm

@@ -69,10 +69,10 @@ class FedTGP(Prototypes):
         memory = super().init_server(run)
         draws = generator(run.config.seed, "prototypes")
         classes, d = memory["means.features"].shape
-        theta = [torch.randn(classes, d, generator=draws)]
-        for shape in ((d, d), (d,), (d, d), (d,)):
-            theta.append((2 * torch.rand(shape, generator=draws) - 1) / d**0.5)
-        for name, tensor in zip(LEARNED, theta, strict=True):
+        embedding = torch.randn(classes, d, generator=draws)
+        shapes = ((d, d), (d,), (d, d), (d,))
+        layers = [(2 * torch.rand(shape, generator=draws) - 1) / d**0.5 for shape in shapes]
+        for name, tensor in zip(LEARNED, [embedding, *layers], strict=True):
             memory[f"prototypes.{name}"] = tensor.to(memory["means.features"])
         return memory
 

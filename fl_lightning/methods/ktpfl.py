@@ -85,21 +85,20 @@ class KTPFL(FedMD):
         c = server.memory["coefficients"].clone()
         here = torch.tensor(uploaders)
         shares = server.shares(uploaders)
+        part = c[here][:, here]
         server.flops += 4 * len(uploaders) * P.numel()
         weight = self.lam * (P.shape[1] if self.divergence == "sum" else 1)
         # as printed: rows may have any sum
         if self.update == "paper" and self.projection == "none":
-            part = c[here][:, here]
-            c[here[:, None], here] = paper_step(
-                part, P, shares, weight, self.rho, self.step, 1.0 / len(c)
-            )
+            prior = 1.0 / len(c)
+            part = paper_step(part, P, shares, weight, self.rho, self.step, prior)
+            c[here[:, None], here] = part
             server.memory["coefficients"] = c
             return c[:, here]
-        part, mass = sum_to_one(c[here][:, here])
+        part, mass = sum_to_one(part)
         if self.update == "paper":
-            part = to_simplex(
-                paper_step(part, P, shares, weight, self.rho, self.step, 1.0 / len(uploaders))
-            )
+            prior = 1.0 / len(uploaders)
+            part = to_simplex(paper_step(part, P, shares, weight, self.rho, self.step, prior))
         else:
             part = code_step(part, P, self.rho, self.step)
         server.memory["coefficients"] = c = put_back(c, here, part, mass)

@@ -82,9 +82,9 @@ class PFedFDA(OwnClassifier):
         super().check(run)
         group = run.groups[0]
         shape = (run.data.num_classes, run.feature_width)
-        fine = [tuple(p.shape) for p in group.head.parameters()] == [shape, shape[:1]]
+        linear = [tuple(p.shape) for p in group.head.parameters()] == [shape, shape[:1]]
         allowed = f"{run.method_name} needs a classifier with a bias, and one row for each class"
-        check("model", group.name, fine, allowed)
+        check("model", group.name, linear, allowed)
 
     def init_server(self, run: RunContext) -> Tensors:
         """`gaussian.means` (C, d), drawn evenly from [0, 1), and `gaussian.covariance` (d, d), I:
@@ -117,18 +117,18 @@ class PFedFDA(OwnClassifier):
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body, and the mixed Gaussians of its features."""
         sent = super().upload(client, payload)
-        estimated = self.adapted(client, client["model"])
-        sent.extra |= {name: getattr(estimated, name).float() for name in NAMES}
+        gaussians = self.adapted(client, client["model"])
+        sent.extra["means"] = gaussians.means.float()
+        sent.extra["covariance"] = gaussians.covariance.float()
         return sent
 
     def aggregate(self, server: Server) -> None:
         """Means by samples of both."""
         super().aggregate(server)
-        who = server.answered
+        shares = server.shares(server.answered)
         for name in NAMES:
-            uploaded = torch.stack([server.statistics[c][name] for c in who]).double()
-            mean = torch.tensordot(server.shares(who), uploaded, 1)
-            server.memory[f"gaussian.{name}"] = mean.float()
+            uploads = torch.stack([server.statistics[c][name] for c in server.answered]).double()
+            server.memory[f"gaussian.{name}"] = torch.tensordot(shares, uploads, 1).float()
 
     def personal(self, client: Client) -> Tensor:
         """A copy with the classifier of Gaussians that are mixed for its body."""
@@ -146,8 +146,8 @@ class PFedFDA(OwnClassifier):
         passes = list(client.passes(client.data.train, vector))
         if not passes:
             return known
-        z, y = (torch.cat([one[k] for one in passes]).cpu() for k in (0, 2))
-        z = z.double()
+        z = torch.cat([features for features, _, _ in passes]).cpu().double()
+        y = torch.cat([labels for _, _, labels in passes]).cpu()
         if self.beta is None:
             beta = trusted(z, y, known, prior_of(client), self.ridge)
         else:
@@ -195,7 +195,7 @@ class Gaussians:
         by `SHRINK`.
         """
         S = self.covariance
-        eye = torch.eye(len(self.covariance), dtype=torch.float64)
+        eye = torch.eye(len(S), dtype=torch.float64)
         S = (1 - SHRINK) * S + SHRINK * S.trace() / len(S) * eye
         weight = torch.linalg.solve(S, self.means.T).T
         return weight, -0.5 * (weight * self.means).sum(1) + prior.log()
@@ -248,8 +248,8 @@ def trusted(z: Tensor, y: Tensor, known: Gaussians, prior: Tensor, ridge: float)
 
     def value(beta: np.ndarray) -> tuple[float, np.ndarray]:
         leaf = torch.tensor(beta, dtype=torch.float64, requires_grad=True)
+        total = torch.zeros((), dtype=torch.float64)
         with torch.enable_grad():
-            total = torch.zeros((), dtype=torch.float64)
             for own, x, labels in folds:
                 weight, bias = known.towards(own, leaf).classifier(prior)
                 total = total + cross_entropy(x @ weight.T + bias, labels)
@@ -258,8 +258,8 @@ def trusted(z: Tensor, y: Tensor, known: Gaussians, prior: Tensor, ridge: float)
 
     limits = [(0, 1), (0, 1)]
     options = {"maxiter": STEPS}
-    found = minimize(value, [0.5, 0.5], jac=True, method="L-BFGS-B", bounds=limits, options=options)
-    return torch.from_numpy(np.asarray(found.x, dtype=np.float64))
+    best = minimize(value, [0.5, 0.5], jac=True, method="L-BFGS-B", bounds=limits, options=options)
+    return torch.from_numpy(np.asarray(best.x, dtype=np.float64))
 
 
 def halves(y: Tensor) -> list[tuple[Tensor, Tensor]]:

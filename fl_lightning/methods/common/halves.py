@@ -34,8 +34,8 @@ def train_halves(client: Client) -> Generator[Phase, Fit | None, Halves | None]:
     """
     start = client["model"].clone()
     config = client.run.config.federation
-    # BatchNorm cannot train on one sample
     part = client.data.train
+    # BatchNorm cannot train on one sample
     least = 2 if client.group.whole_last else 1
     size = max(config.batch_size // 2, least)
     # as many samples in all
@@ -89,17 +89,18 @@ def held_out(client: Client, halves: Halves) -> Tensor:
     part = client.data.train
     start = client["start"]
     factors = 1 - client.memory["share"]
-    losses = [
-        len(unseen.part) * client.loss(unseen.part, shrunk(client, start, trained.model, factors))
-        for trained, unseen in ((one, other), (other, one))
-    ]
-    return torch.tensor([client.loss(part, start), sum(losses) / len(part)])
+    total = 0.0
+    for trained, unseen in ((one, other), (other, one)):
+        model = shrunk(client, start, trained.model, factors)
+        total += len(unseen.part) * client.loss(unseen.part, model)
+    return torch.tensor([client.loss(part, start), total / len(part)])
 
 
 def measured(client: Client, halves: Halves, trial: bool) -> Tensors:
     """What a client has learned of itself by `halves`: in its first round `noise` and `step`, in a
     trial `losses`."""
-    named = {"losses": held_out(client, halves)} if trial else {}
+    measures = {"losses": held_out(client, halves)} if trial else {}
     if not client.rounds:
-        named |= {"noise": noise_of(client, halves), "step": step_of(client, client["start"])}
-    return named
+        measures["noise"] = noise_of(client, halves)
+        measures["step"] = step_of(client, client["start"])
+    return measures
