@@ -179,6 +179,7 @@ def test_no_tick_lies_between_two_rounds_and_a_legend_covers_no_bar(make_run: Ma
     [axes] = figures.accuracy(runs)["accuracy"].axes
     assert all(float(tick).is_integer() for tick in axes.get_xticks())
     figure = figures.costs(runs)["cost-seconds"]
+    vector.place(figure)
     figure.draw_without_rendering()
     [axes] = figure.axes
     [legend] = figure.legends
@@ -245,6 +246,7 @@ def test_names_that_matplotlib_reads_otherwise_stand_in_the_legends(make_run: Ma
         assert {f"{run}{end}" for run in names} <= shown, name
     # long names have a line each above the axes, which keep their height
     figure = drawn["ledger-bytes"]
+    vector.place(figure)
     figure.draw_without_rendering()
     assert figure.axes[0].get_window_extent().height > 150
 
