@@ -10,7 +10,7 @@ import numpy as np
 from pandas import DataFrame
 
 from fl_lightning.foundation.metric import ACCURACY, FURTHER, MODELS
-from fl_lightning.lab.report.vector import curve, finish, literal, looks, name_ticks, panels, svg
+from fl_lightning.lab.report.vector import curve, finish, literal, looks, name_ticks, panels
 from fl_lightning.lab.study.compare import Compared, Ranks
 
 if TYPE_CHECKING:
@@ -46,11 +46,6 @@ def draw(runs: DataFrame, compared: Compared) -> dict[str, tuple[Figure, str]]:
         words = "mean ranks over settings; bars join methods that do not differ"
         drawn["mean-ranks"] = draw_ranks(compared.ranks), words
     return drawn
-
-
-def as_svg(pictures: dict[str, tuple[Figure, str]]) -> list[tuple[str, str]]:
-    """SVG elements for a page, each with what it shows."""
-    return [(svg(name, figure), words) for name, (figure, words) in pictures.items()]
 
 
 def _scores(run: Any) -> dict[float, float]:
