@@ -136,6 +136,7 @@ def test_names_that_matplotlib_reads_otherwise_stand_in_the_legends(make_run):
         assert {f"{run}{end}" for run in names} <= shown, name
     # long names have a line each above the axes, which keep their height
     figure = drawn["ledger-bytes"]
+    vector.place(figure)
     figure.draw_without_rendering()
     assert figure.axes[0].get_window_extent().height > 150
 
