@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from fl_lightning.lab.report import clients, figures, newcomers
+from fl_lightning.lab.report import clients, figures, newcomers, vector
 from fl_lightning.lab.report.page import render
 from fl_lightning.lab.report.tables import incomparable
 from fl_lightning.lab.report.vector import svg
