@@ -87,23 +87,6 @@ def test_unless_told_otherwise_six_rounds_are_drawn_and_the_split_once(tmp_path)
     assert list(resumed.images) == ["data/split"]  # for loggers that begin anew
 
 
-def test_loggers_get_the_relation_of_every_round_and_the_folder_keeps_few_files(tmp_path):
-    run, drawing = run_of(tmp_path, rounds=20, loggers={"tensorboard": {}}), Heatmaps()
-    made = [record(round, [0, 1]) for round in range(1, 21)]
-    for one in made:
-        drawing.on_round_end(run, one)
-    assert all("relation/overview" in one.images for one in made)
-    assert [one.round for one in made if "relation/client-000" in one.images] == [
-        1,
-        5,
-        9,
-        12,
-        16,
-        20,
-    ]
-    assert len(list((tmp_path / "figures").iterdir())) == 6 * 3
-
-
 def test_a_finished_run_has_its_scores_by_round_as_a_picture(tmp_path):
     """Of a run that is extended, too: drawn anew from the table."""
     folder, run = RunFolder(tmp_path), run_of(tmp_path)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.configuration import catalogue
 from fl_lightning.engine.worker import Worker
 from fl_lightning.sites.rehearsal import simulate
 from tests.deploy.test_equal import config_of
@@ -18,10 +17,6 @@ def listed():
     section = PAGE.read_text(encoding="utf-8").split("### Which methods stack")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (all|some|none)\b[^|]*\| (.*) \|$", section, re.MULTILINE)
     return {name: kind for kind, names in rows for name in re.findall(r"`(\w+)`", names)}
-
-
-def test_the_page_has_methods_of_ours():
-    assert listed().keys() <= catalogue.table("methods").keys()
 
 
 @pytest.mark.slow
