@@ -8,7 +8,6 @@ Numbers that are meant to change are looked at and kept with `python tests/golde
 import dataclasses
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -177,35 +176,3 @@ def test_bits_are_asked_for_on_the_same_machine_alone(golden):
         assert len(golden.changes("r", golden.Run({}), other, held)) == told
         assert golden.changes("r", golden.Run({}), {"t/x": [1.0, 2.0, 3.0, 4.1]}, held)
         assert golden.changes("new", golden.Run({}), found, held)
-
-
-@pytest.mark.slow
-def test_the_command_writes_and_compares(golden, tmp_path, monkeypatch, capfd):
-    """All digits of two runs of one commit, which must be equal to the bit, and the end of a
-    comparison.
-
-    As a program, and in this process.
-    """
-    before = (FOLDER / "golden.json").read_bytes()
-    monkeypatch.chdir(tmp_path)
-
-    def said(*words, code=0):
-        assert golden.main([*words]) == code
-        return capfd.readouterr().out
-
-    names = ("kapc", "kapc-32", "fedavg-two-ranks")
-    line = [sys.executable, str(FOLDER / "golden.py"), "--out", "a", *names]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("0 of 3 runs differ\n") and said("--out", "b", *names).endswith(
-        "0 of 3 runs differ\n"
-    )
-    assert said("--compare", "a", "b").endswith("0 of 3 runs differ (to the bit)\n")
-    changed = json.loads((tmp_path / "a").read_text())
-    changed["runs"]["kapc"]["metrics.csv/train_loss"][1] *= 1 + 1e-15
-    (tmp_path / "b").write_text(json.dumps(changed))
-    assert "  metrics.csv/train_loss: 1 of 3 differ" in said("--compare", "a", "b", code=1)
-    assert said("--compare", "a", "b", "--tolerance", "1e-9").endswith(
-        "0 of 3 runs differ (within 1e-09)\n"
-    )
-    assert before == (FOLDER / "golden.json").read_bytes()

@@ -259,31 +259,6 @@ def test_confidence_is_the_log_of_the_odds_and_of_a_text_the_mean_over_places():
     assert_close(log_odds(scores, y), torch.cat([odds[0, :1], odds[1:].mean(1)]))
 
 
-def test_a_run_on_next_characters_is_audited(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plays").mkdir()
-    for name in ("a", "b"):
-        (tmp_path / "plays" / f"{name}.txt").write_text(f"the {name} of all that is {name} " * 12)
-    words = (
-        "--loggers null --callbacks checkpoint --callbacks.checkpoint.seconds 0 --method local "
-        "--name x"
-    )
-    model = (
-        "--model lstm --model.width 8 --model.layers 1 --data.partition natural --data.min_samples "
-        "5"
-    )
-    data = (
-        "--data.source text --data.root plays --data.length 8 --federation.clients 2 "
-        "--federation.rounds 1"
-    )
-    assert main(["fit", *f"{words} {data} {model}".split()]) == 0
-    assert main(["audit", "runs/x", "--out", "a"]) == 0, capsys.readouterr().err
-    rows = json.loads((tmp_path / "a" / "audit.json").read_text())["rows"]
-    assert {(r["viewer"], r["attack"]) for r in rows} == {
-        ("public: personal model", "loss threshold")
-    }
-
-
 @pytest.mark.parametrize("callback", ["keepuploads {}", "quantize.bits 8"])
 def test_uploads_are_looked_at_where_the_judge_keeps_clients_too(callback, fit):
     """A callback that keeps uploads makes the server's copy an upload, whichever model the judge
