@@ -162,7 +162,7 @@ def test_commands_are_understood(page, folder, capsys):
     assert not (folder / "runs").exists()
 
 
-@pytest.mark.sampled("add-a-method")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["own-model-and-data.md", "add-a-method.md", "server-optimiser.md"]
 )

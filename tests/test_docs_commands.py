@@ -177,6 +177,7 @@ def test_commands_run(folder, capsys):  # noqa: F811
     assert {"client3.safetensors", "view.json"} <= {file.name for file in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_noise_of_the_privacy_page_is_possible_in_whole_runs(tmp_path, monkeypatch, capsys):
     """A target epsilon needs more noise over all rounds than over one, and models diverge only
     after some rounds."""
