@@ -33,7 +33,14 @@ class Engine(ModuleType):
         return {"mean_accuracy": 0.75, "accuracies": [0.5, 1.0]}
 
     def export(
-        self, config: Config, folder: Path, client: str, out: Path, which: str, kind: str
+        self,
+        config: Config,
+        folder: Path,
+        client: str,
+        out: Path,
+        which: str,
+        kind: str,
+        *more: Any,
     ) -> dict[str, Any]:
         self.calls.append((config, folder, client, out, which, kind))
         return {

@@ -32,6 +32,7 @@ def test_a_run_is_named_after_its_config_else_method_data_and_seed_and_counted(e
         main(["fit", "--config", "kapc_exact_digits.yaml", "--method", "fedavg", "--seed", "3"])
         == 0
     )
+    Path("fields.csv").write_text("red,label\n0.5,a\n")
     assert main(["fit", "--method", "fedavg", "--out", "other", "--data.root", "fields.csv"]) == 0
     assert [str(folder) for _, folder, _ in engine.calls] == [
         "runs/kapc_exact_digits-001",

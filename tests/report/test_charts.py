@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fl_lightning.cli import main
-from fl_lightning.lab.report import clients, figures, newcomers
+from fl_lightning.lab.report import clients, figures, newcomers, vector
 from fl_lightning.lab.report.page import render
 from fl_lightning.lab.report.tables import incomparable
 from fl_lightning.lab.report.vector import svg
@@ -138,6 +138,7 @@ def test_names_that_matplotlib_reads_otherwise_stand_in_the_legends(make_run):
         assert {f"{run}{end}" for run in names} <= shown, name
     # long names have a line each above the axes, which keep their height
     figure = drawn["ledger-bytes"]
+    vector.place(figure)
     figure.draw_without_rendering()
     assert figure.axes[0].get_window_extent().height > 150
 

@@ -578,7 +578,7 @@ def test_only_an_earlier_comparison_is_written_over(make_study, tmp_path, form):
     assert main(words) == 2 and out.read_text() == "mine"
 
 
-def test_the_critical_difference_picture(make_study, tmp_path):
+def test_the_critical_difference_picture(make_study):
     settings = tuple(k / 10 for k in range(1, 7))
     study = make_study(plan(1, {"kapc": 0.2, "fedper": 0.1, "fedrep": 0.1}, settings))
     (axes,) = picture.draw_ranks(compared(study).ranks).axes
@@ -586,9 +586,6 @@ def test_the_critical_difference_picture(make_study, tmp_path):
     assert texts == ["kapc  1.00", "fedper  2.50", "local  4.00", "fedrep  2.50"]
     # fedper and fedrep are the same, and with six settings nothing is told apart
     assert sum(line.get_linewidth() == 4 for line in axes.lines) == 1
-    out = tmp_path / "cd.png"
-    assert main(["compare", str(study), "--picture", str(out)]) == 0
-    assert out.read_bytes().startswith(b"\x89PNG")
 
 
 # ---------------------------------------------------------------- what cannot be compared
@@ -609,8 +606,6 @@ def refused(words, capsys):
         ("s --target 90", r"\(0, 1\]"),
         ("s --format xlsx", "format"),
         ("s --out none/a.csv", "no folder"),
-        ("s --picture a.png", "6 settings"),
-        ("s --picture a.png --out ../{here}/a.png", "must be another file"),
         ("", "must be given"),
         ("none", "there is no such folder"),
         ("s s", "one study, or several run folders"),
@@ -620,8 +615,6 @@ def refused(words, capsys):
         ("s --caption x", "caption: 'x' is not allowed; it is for --format latex"),
         ("s --label x", "label: 'x' is not allowed"),
         ("s --clients --target 0.5", "leave out --clients"),
-        ("s --clients --picture a.png", "picture: .*it is of methods over seeds"),
-        ("s --picture mine.png", "picture: 'mine.png' .*it exists and is no comparison"),
     ],
 )
 def test_flags_that_cannot_work(
