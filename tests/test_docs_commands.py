@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -109,7 +108,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 looks like."""
 
 
-def shown(page: Path) -> list[str]:
+def shown(page):
     """The commands of a page, in blocks and in its text; there `fl-train fit` is a name, and `RUN`
     stands for one."""
     held = [block for kind in ("", "text", "bash", "console") for block in blocks(page, kind)]
@@ -125,7 +124,7 @@ def shown(page: Path) -> list[str]:
     return [line for line in [*"".join(held).splitlines(), *spoken] if TOOL.match(f"{line} ")]
 
 
-def where(page: Path, line: str) -> str | None:
+def where(page, line):
     """The test that runs a command, or why none does; None: it is for the test below."""
     if line in LONG:
         return LONG[line]
@@ -139,14 +138,14 @@ def where(page: Path, line: str) -> str | None:
     return next(found, None)
 
 
-def ours() -> list[str]:
+def ours():
     """The commands that are run here, each once, in their order."""
     return list(
         dict.fromkeys(line for page in PAGES for line in shown(page) if where(page, line) is None)
     )
 
 
-def test_every_command_is_run_or_marked() -> None:
+def test_every_command_is_run_or_marked():
     lines = [(page, line) for page in PAGES for line in shown(page)]
     assert len(lines) > 150
     for said in {said for page, line in lines if (said := where(page, line))}:
@@ -167,7 +166,7 @@ def test_every_command_is_run_or_marked() -> None:
 
 
 @pytest.mark.slow
-def test_commands_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_commands_run(folder, capsys):  # noqa: F811
     """In their order, a round each, in one folder."""
     for line in ours():
         _, *words = shlex.split(line.removeprefix("pip install uv && uv run "))
@@ -178,9 +177,8 @@ def test_commands_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {"client3.safetensors", "view.json"} <= {file.name for file in folder.iterdir()}
 
 
-def test_noise_of_the_privacy_page_is_possible_in_whole_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.slow
+def test_noise_of_the_privacy_page_is_possible_in_whole_runs(tmp_path, monkeypatch, capsys):
     """A target epsilon needs more noise over all rounds than over one, and models diverge only
     after some rounds."""
     monkeypatch.chdir(tmp_path)
