@@ -98,8 +98,11 @@ class FedDyn(PlainMean):
         new = server["model"]
         if self.scored == "mean":
             server["mean"] = new.clone()
-        h = server["correction"].clone() if "correction" in server.only else torch.zeros_like(new)
-        h[columns] -= len(server.answered) / server.clients * (new[columns] - old[columns])
+        h = torch.zeros_like(new)
+        if "correction" in server.only:
+            h = server["correction"].clone()
+        share = len(server.answered) / server.clients
+        h[columns] -= share * (new[columns] - old[columns])
         new[columns] -= h[columns]
         server["correction"] = h
         server.flops += 4 * (columns.stop - columns.start)

@@ -115,8 +115,8 @@ class PartialPooling(WithoutModels):
         client.scratch |= fits.uploaded(own)
         scored = own[best, FOLDS].to(client["model"])
         weight, bias = client.layout.blocks
-        client["model"][weight.start : weight.stop] = scored[:, :-1].flatten()
-        client["model"][bias.start : bias.stop] = scored[:, -1]
+        client["model"][weight.columns] = scored[:, :-1].flatten()
+        client["model"][bias.columns] = scored[:, -1]
         return []
 
     def beside(self) -> dict[str, Beside]:

@@ -104,9 +104,6 @@ def _products(vector: Tensor, pairs: Sequence[tuple[Block, Block]]) -> list[Tens
     convolution are flattened."""
     products = []
     for pair in pairs:
-        a, b = (
-            vector[x.start : x.stop].to(wide(vector.device)).reshape(x.shape).flatten(1)
-            for x in pair
-        )
+        a, b = (vector[x.columns].to(wide(vector.device)).reshape(x.shape).flatten(1) for x in pair)
         products.append(b @ a)
     return products
