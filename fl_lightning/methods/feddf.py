@@ -118,14 +118,14 @@ def scores_of(group: GroupServer, x: Tensor) -> dict[int, Tensor]:
     """
     run = group.server.run
     module = group.group.module
-    mine = {}
+    scores = {}
     for client in run.at_home(group.answered):
         vector = run.states[client].received["model"].to(run.device)
         module.binding.rebind(vector, group.group.first_buffers())
         with module.cast():
-            mine[client] = predicted(module, x, run.config.evaluation.batch_size).cpu()
+            scores[client] = predicted(module, x, run.config.evaluation.batch_size).cpu()
     _count(group, forward=len(x) * len(group.answered))
-    return dict(sorted(run.processes.gather_by_client(mine).items()))
+    return dict(sorted(run.processes.gather_by_client(scores).items()))
 
 
 def distilled(

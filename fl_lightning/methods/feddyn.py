@@ -57,12 +57,15 @@ class FedDyn(PlainMean):
     def check(self, run: RunContext) -> None:
         """The mean is no model that clients begin a round with."""
         super().check(run)
-        allowed = (
+        requirement = (
             "evaluation.judge before asks for what clients begin a round with: server, or judge "
             "global"
         )
         check(
-            "method.scored", self.scored, self.scored == "server" or run.judge != "before", allowed
+            "method.scored",
+            self.scored,
+            self.scored == "server" or run.judge != "before",
+            requirement,
         )
 
     def slots(self) -> dict[str, Slot]:

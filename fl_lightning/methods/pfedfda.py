@@ -83,8 +83,10 @@ class PFedFDA(OwnClassifier):
         group = run.groups[0]
         shape = (run.data.num_classes, run.feature_width)
         linear = [tuple(p.shape) for p in group.head.parameters()] == [shape, shape[:1]]
-        allowed = f"{run.method_name} needs a classifier with a bias, and one row for each class"
-        check("model", group.name, linear, allowed)
+        requirement = (
+            f"{run.method_name} needs a classifier with a bias, and one row for each class"
+        )
+        check("model", group.name, linear, requirement)
 
     def init_server(self, run: RunContext) -> Tensors:
         """`gaussian.means` (C, d), drawn evenly from [0, 1), and `gaussian.covariance` (d, d), I:

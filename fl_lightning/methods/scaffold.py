@@ -54,8 +54,8 @@ class SCAFFOLD(PlainMean):
         not averaged."""
         check_sgd(run, "scaffold tells the mean gradient by the model's change", clip_norm=None)
         robust = [type(c).__name__.lower() for c in run.callbacks if isinstance(c, Aggregator)]
-        allowed = "scaffold's control variates need plain means"
-        check("callbacks", ", ".join(robust), not robust, allowed)
+        requirement = "scaffold's control variates need plain means"
+        check("callbacks", ", ".join(robust), not robust, requirement)
 
     def slots(self) -> dict[str, Slot]:
         """The control variate c_i. What the server last received of it is its last change."""
