@@ -105,17 +105,16 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
 
 def _columns(samples: Sequence[Any]) -> list[np.ndarray]:
     """Samples side by side."""
-    check(
-        "data",
-        "samples",
-        all(isinstance(sample, tuple | list) for sample in samples),
-        LAYOUT,
-    )
+    pairs = all(isinstance(sample, tuple | list) for sample in samples)
+    check("data", "samples", pairs, LAYOUT)
     rows = [tuple(sample) for sample in samples]
-    valid = bool(rows) and len({len(row) for row in rows}) == 1 and len(rows[0]) in (2, 3, 4)
+    widths = {len(row) for row in rows}
+    valid = len(widths) == 1 and widths <= {2, 3, 4}
     check("data", f"{len(rows)} samples", valid, LAYOUT)
     try:
-        return [np.stack([np.asarray(row[k]) for row in rows]) for k in range(len(rows[0]))]
+        return [
+            np.stack([np.asarray(cell) for cell in column]) for column in zip(*rows, strict=True)
+        ]
     except ValueError as error:
         raise BadInput(
             "data", f"{len(rows)} samples", f"they do not fit together: {error}"

@@ -89,11 +89,11 @@ def thinned(
 ) -> Shares:
     """A share of each client's training samples, with its class mix, at least `least` where it has
     as many."""
-    sizes = [min(len(indices), max(least, round(share * len(indices)))) for indices in trains]
-    return [
-        indices[stratified(labels[indices], size, rng)]
-        for indices, size in zip(trains, sizes, strict=True)
-    ]
+    thinner = []
+    for indices in trains:
+        size = min(len(indices), max(least, round(share * len(indices))))
+        thinner.append(indices[stratified(labels[indices], size, rng)])
+    return thinner
 
 
 def hold_out(
