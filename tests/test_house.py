@@ -35,6 +35,7 @@ SHARED = {
     "fedmd",
     "prototypes",
     "serveroptimizer",
+    "simpfd",
 }
 """What methods of one idea have in common, and methods that others are a variant of, which they say
 in the paper."""
