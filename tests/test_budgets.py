@@ -22,7 +22,7 @@ LAYOUT = {
 }
 TOKENS = {
     "benchmarks": 18_900,
-    "callbacks": 36_700,
+    "callbacks": 36_600,
     "configuration": 19_000,
     "core": 17_300,
     "data": 44_000,

@@ -35,7 +35,6 @@ SHARED = {
     "fedmd",
     "prototypes",
     "serveroptimizer",
-    "simpfd",
 }
 """What methods of one idea have in common, and methods that others are a variant of, which they say
 in the paper."""
