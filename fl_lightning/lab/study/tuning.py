@@ -32,8 +32,9 @@ from fl_lightning.lab.study.launch import Options
 from fl_lightning.lab.study.listing import WIDTH
 from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.results import owncode
-from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.opening import when_stopped
+from fl_lightning.results.result import RunResult
+from fl_lightning.results.runs import tidy
 
 if TYPE_CHECKING:
     from fl_lightning.lab.study.trials import Claim, Ended, Trials
@@ -376,8 +377,9 @@ def _run_trial(search: Search, claim: Claim) -> None:
             config = search.config(claim.values, setting)
             if not (place / "summary.json").is_file():
                 launch.train(config, place, accept=True)  # `_check_same` has looked at its code
-            summary = RunFolder(place).read_summary()
-            scores.append(search.metric.merit(float(summary[search.metric.of("final_mean")])))
+            final = tidy([RunResult(place)])
+            mean = final.value[final.metric == search.metric.name].mean()
+            scores.append(search.metric.merit(float(mean)))
     except (BadInput, RunFailed) as error:
         if (
             claim.number == 0
