@@ -45,6 +45,8 @@ def _pack(folder: StudyFolder, out: Path) -> str:
         "archive", str(folder.path), bool(folder), f"it is no study: it holds no study.json{near}"
     )
     runs.check_out("out", str(out), SUFFIX)
+    allowed = "it exists, and is not written over: move it, or give another --out"
+    check("out", str(out), not out.exists(), allowed)
     check(
         "archive",
         str(folder.path),
@@ -59,8 +61,6 @@ def _pack(folder: StudyFolder, out: Path) -> str:
             what is None,
             f"{what}; delete the folder, and the study trains it again",
         )
-    if out.exists():
-        archives.check_out(out, folder)
     return _words(archives.pack(folder, out), out, folder.is_regression())
 
 

@@ -14,12 +14,14 @@ repeats, and which of its own numbers each is:
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Mapping
+import io
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
+
+from pandas import DataFrame, concat, read_csv
 
 from fl_lightning.configuration.catalogue import did_you_mean
 from fl_lightning.configuration.config import check
@@ -135,42 +137,33 @@ def cells_of(study: Study) -> list[Printed]:
             allowed if number == 0 else f"{allowed}, not {number}",
         )
         _check_label(f"paper.settings.{words}", keys.get("label"), study)
-    printed = list(_rows_of(paper))
+    printed = _rows_of(paper)
     for key, column in (("settings", "setting"), ("figures", "metric"), ("rows", "method")):
-        columns = dict.fromkeys(row[column] for row in printed)
+        names = list(printed[column].unique())
         for name in paper[key]:
-            near = did_you_mean(str(name), columns)
-            check(
-                f"paper.{key}",
-                name,
-                name in columns,
-                f"no such {column} in its tables{near}: {'; '.join(columns)}",
-            )
-    chosen = [
-        row
-        for row in printed
-        if row["setting"] in paper["settings"] and row["metric"] in paper["figures"]
-    ]
-    check(
-        "paper",
-        paper.get("where"),
-        bool(chosen),
-        "no cell of its tables has such a setting and metric together",
-    )
-    order = [*paper["settings"]], [*paper["figures"]]
-    chosen.sort(key=lambda row: (order[0].index(row["setting"]), order[1].index(row["metric"])))
-    digits: dict[tuple[str, ...], int] = {}
+            near = did_you_mean(str(name), names)
+            allowed = f"no such {column} in its tables{near}: {'; '.join(names)}"
+            check(f"paper.{key}", name, name in names, allowed)
     # a 0, or a last 0, may have been left out of one number: the finest of the column tells
-    for row in printed:
-        place = row["paper"], row["table"], row["metric"]
-        digits[place] = max(digits.get(place, 0), len(row["mean"].partition(".")[2]))
-    return [_cell(row, paper, digits[row["paper"], row["table"], row["metric"]]) for row in chosen]
+    decimals = printed["mean"].str.partition(".")[2].str.len()
+    finest = decimals.groupby([printed.paper, printed.table, printed.metric]).transform("max")
+    repeated = printed.setting.isin(paper["settings"]) & printed.metric.isin(paper["figures"])
+    chosen = printed.assign(decimals=finest)[repeated]
+    allowed = "no cell of its tables has such a setting and metric together"
+    check("paper", paper.get("where"), len(chosen) > 0, allowed)
+    order = [*paper["settings"], *paper["figures"]]
+    chosen = chosen.sort_values(
+        ["setting", "metric"],
+        key=lambda names: names.map(order.index),
+        kind="stable",
+    )
+    return [_cell(row, paper) for row in chosen.to_dict("records")]
 
 
 def reasons() -> list[dict[str, str]]:
     """Why our number is another than a paper's, where that was found; an empty column holds for
     all."""
-    return _table("reasons")
+    return _table("reasons").to_dict("records")
 
 
 def reason(cell: Printed) -> tuple[str, str]:
@@ -236,7 +229,7 @@ def _within(keys: Mapping[str, Any], setting: Setting) -> bool:
     )
 
 
-def _cell(row: dict[str, str], paper: Mapping[str, Any], decimals: int) -> Printed:
+def _cell(row: Mapping[str, Any], paper: Mapping[str, Any]) -> Printed:
     own = _spec(paper["rows"].get(row["method"], {"absent": HERE}), "label")
     cell = Printed(
         f"{row['paper']}, {row['table']}",
@@ -247,7 +240,7 @@ def _cell(row: dict[str, str], paper: Mapping[str, Any], decimals: int) -> Print
         float(row["mean"]),
         float(row["std"]) if row["std"] else None,
         int(paper.get("runs", 1)),
-        decimals,
+        row["decimals"],
         None,
         str(own.get("absent", "")),
     )
@@ -261,31 +254,24 @@ def _cell(row: dict[str, str], paper: Mapping[str, Any], decimals: int) -> Print
     return replace(cell, ours=ours)
 
 
-def _rows_of(paper: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def _rows_of(paper: Mapping[str, Any]) -> DataFrame:
     """The rows of its tables that `where` chooses; a number that two tables share comes once."""
-    names, where = paper.get("tables"), paper.get("where", {})
-    fine = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
-    check("paper.tables", names, fine, "it must be a list of names")
-    seen: set[tuple[str, ...]] = set()
-    for name in names or []:
-        for row in _table(name):
-            cell = tuple(row[column] for column in ("dataset", "setting", "method", "metric"))
-            if cell not in seen and all(
-                row.get(column) == value for column, value in where.items()
-            ):
-                seen.add(cell)
-                yield row
+    names = paper.get("tables")
+    listed = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+    check("paper.tables", names, bool(listed), "it must be a list of names")
+    rows = concat(map(_table, names or []), ignore_index=True)
+    for column, value in paper.get("where", {}).items():
+        rows = rows[rows[column] == value] if column in rows else rows[:0]
+    return rows.drop_duplicates(["dataset", "setting", "method", "metric"])
 
 
 @cache
-def _table(name: str) -> list[dict[str, str]]:
+def _table(name: str) -> DataFrame:
     folder = resources.files("fl_lightning.configs").joinpath("papers")
     file = folder.joinpath(f"{name}.csv")
     if not file.is_file():
         known = sorted(other.name.removesuffix(".csv") for other in folder.iterdir())
-        raise BadInput(
-            "paper.tables",
-            name,
-            f"no such table{did_you_mean(name, known)}; tables: {', '.join(known)}",
-        )
-    return list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+        allowed = f"no such table{did_you_mean(name, known)}; tables: {', '.join(known)}"
+        raise BadInput("paper.tables", name, allowed)
+    text = file.read_text(encoding="utf-8")
+    return read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
