@@ -64,8 +64,8 @@ MEASURES = {
 def unlike_words(run: RunResult) -> str:
     """How far its clients are apart, means over pairs; empty where summary.json does not say."""
     means = {name: run.facts.get(f"heterogeneity_{name}") for name in MEASURES}
-    known = {name: mean for name, mean in means.items() if isinstance(mean, int | float)}
-    words = [MEASURES[name].format(mean) for name, mean in known.items()]
+    numbers = {name: mean for name, mean in means.items() if isinstance(mean, int | float)}
+    words = [MEASURES[name].format(mean) for name, mean in numbers.items()]
     return "; in the mean over pairs " + ", ".join(words) if words else ""
 
 

@@ -81,7 +81,12 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
     text = json.dumps(index, indent=1).encode()
     with (
         atomic_write(out) as aside,
-        zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive,
+        zipfile.ZipFile(
+            aside,
+            "w",
+            zipfile.ZIP_DEFLATED,
+            compresslevel=9,
+        ) as archive,
     ):
         archive.comment = _digest(text).encode()
         for name in (INDEX, *names):
@@ -91,7 +96,10 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
                 0o644 << 16,
                 3,
             )
-            archive.writestr(entry, text if name == INDEX else files[name].read_bytes())
+            archive.writestr(
+                entry,
+                text if name == INDEX else files[name].read_bytes(),
+            )
     return index
 
 
@@ -125,9 +133,17 @@ def read_index(file: Path) -> dict[str, Any]:
                 n for n, digest in index["files"].items() if _digest(archive.read(n)) != digest
             ]
     except UNREADABLE as error:
-        raise BadInput("archive", str(file), f"it cannot be read as an archive ({error})") from None
+        raise BadInput(
+            "archive",
+            str(file),
+            f"it cannot be read as an archive ({error})",
+        ) from None
     if changed:
-        raise BadInput("archive", str(file), f"it has been changed since it was made: {changed[0]}")
+        raise BadInput(
+            "archive",
+            str(file),
+            f"it has been changed since it was made: {changed[0]}",
+        )
     return index
 
 
@@ -147,7 +163,10 @@ def weights(run: Path) -> str | None:
     """The checksum of a run's final models and of all else in its last checkpoint; None without an
     intact one."""
     folder = run / "checkpoints"
-    newest = next(filter(None, (manifest.intact(folder, t) for t in manifest.rounds(folder))), None)
+    newest = next(
+        filter(None, (manifest.intact(folder, t) for t in manifest.rounds(folder))),
+        None,
+    )
     if newest is None:
         return None
     digest = hashlib.sha256()

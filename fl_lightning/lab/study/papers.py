@@ -40,7 +40,12 @@ FIGURES = {
     "mean": "mean over rounds",
 }
 """How one number is read off a run, in words."""
-UNITS = {"1": 1.0, "percent": 100.0, "MiB": 2.0**-20, "GFLOP": 1e-9}
+UNITS = {
+    "1": 1.0,
+    "percent": 100.0,
+    "MiB": 2.0**-20,
+    "GFLOP": 1e-9,
+}
 """What our number is multiplied with, by the paper's unit; percent where a metric's name ends
 so."""
 KEYS = ("title", "tables", "where", "settings", "figures", "rows", "runs", "alone")
@@ -136,7 +141,11 @@ def cells_of(study: Study) -> list[Printed]:
             number == 1,
             allowed if number == 0 else f"{allowed}, not {number}",
         )
-        _check_label(f"paper.settings.{words}", keys.get("label"), study)
+        _check_label(
+            f"paper.settings.{words}",
+            keys.get("label"),
+            study,
+        )
     printed = _rows_of(paper)
     for key, column in (("settings", "setting"), ("figures", "metric"), ("rows", "method")):
         names = list(printed[column].unique())
@@ -184,8 +193,8 @@ def _check_rows(study: Study, paper: Mapping[str, Any]) -> None:
     ):
         for name, row in paper[kind].items():
             key, spec = f"paper.{kind}.{name}", _spec(row, stands_for)
-            known = ("figure", "kind", "column", "unit", *more)
-            check(key, row, set(spec) <= set(known), f"keys: {', '.join(known)}")
+            keys = ("figure", "kind", "column", "unit", *more)
+            check(key, row, set(spec) <= set(keys), f"keys: {', '.join(keys)}")
             figure, model, label, column = (
                 spec.get(name) for name in ("figure", "kind", "label", "column")
             )
@@ -197,8 +206,8 @@ def _check_rows(study: Study, paper: Mapping[str, Any]) -> None:
             )
             unit = str(spec.get("unit", "1"))
             check(key, unit, unit in UNITS, f"units: {', '.join(UNITS)}")
-            fine = figure in FIGURES or (figure is None and kind == "rows")
-            check(key, figure, fine, f"figures: {', '.join(FIGURES)}")
+            is_figure = figure in FIGURES or (figure is None and kind == "rows")
+            check(key, figure, is_figure, f"figures: {', '.join(FIGURES)}")
             check(key, model, model in (None, *MODELS), f"kinds of model: {', '.join(MODELS)}")
             if kind == "rows" and "absent" not in spec:
                 check(
@@ -211,11 +220,11 @@ def _check_rows(study: Study, paper: Mapping[str, Any]) -> None:
 
 
 def _check_label(key: str, label: Any, study: Study) -> None:
-    known = [label for entry in study.entries() for label in (entry.judges or [entry.label])]
+    labels = [label for entry in study.entries() for label in (entry.judges or [entry.label])]
     allowed = (
-        f"no method is called so{did_you_mean(str(label), known)}; methods: {', '.join(known)}"
+        f"no method is called so{did_you_mean(str(label), labels)}; methods: {', '.join(labels)}"
     )
-    check(key, label, label is None or label in known, allowed)
+    check(key, label, label is None or label in labels, allowed)
 
 
 def _spec(given: Any, name: str) -> dict[str, Any]:
@@ -230,7 +239,10 @@ def _within(keys: Mapping[str, Any], setting: Setting) -> bool:
 
 
 def _cell(row: Mapping[str, Any], paper: Mapping[str, Any]) -> Printed:
-    own = _spec(paper["rows"].get(row["method"], {"absent": HERE}), "label")
+    counterpart = _spec(
+        paper["rows"].get(row["method"], {"absent": HERE}),
+        "label",
+    )
     cell = Printed(
         f"{row['paper']}, {row['table']}",
         row["dataset"],
@@ -242,15 +254,25 @@ def _cell(row: Mapping[str, Any], paper: Mapping[str, Any]) -> Printed:
         int(paper.get("runs", 1)),
         row["decimals"],
         None,
-        str(own.get("absent", "")),
+        str(counterpart.get("absent", "")),
     )
-    if "absent" in own:
+    if "absent" in counterpart:
         return cell
     where = dict(paper["settings"][row["setting"]])
-    spec = _spec(paper["figures"][row["metric"]], "figure") | own
+    spec = _spec(paper["figures"][row["metric"]], "figure") | counterpart
     spec["label"] = where.pop("label", spec["label"])
-    unit = str(spec.pop("unit", "percent" if row["metric"].endswith("_percent") else "1"))
-    ours = Ours(setting=where, alone=paper.get("alone", "local"), unit=UNITS[unit], **spec)
+    unit = str(
+        spec.pop(
+            "unit",
+            "percent" if row["metric"].endswith("_percent") else "1",
+        )
+    )
+    ours = Ours(
+        setting=where,
+        alone=paper.get("alone", "local"),
+        unit=UNITS[unit],
+        **spec,
+    )
     return replace(cell, ours=ours)
 
 
@@ -270,8 +292,12 @@ def _table(name: str) -> DataFrame:
     folder = resources.files("fl_lightning.configs").joinpath("papers")
     file = folder.joinpath(f"{name}.csv")
     if not file.is_file():
-        known = sorted(other.name.removesuffix(".csv") for other in folder.iterdir())
-        allowed = f"no such table{did_you_mean(name, known)}; tables: {', '.join(known)}"
+        names = sorted(other.name.removesuffix(".csv") for other in folder.iterdir())
+        allowed = f"no such table{did_you_mean(name, names)}; tables: {', '.join(names)}"
         raise BadInput("paper.tables", name, allowed)
     text = file.read_text(encoding="utf-8")
-    return read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
+    return read_csv(
+        io.StringIO(text),
+        dtype=str,
+        keep_default_na=False,
+    )
