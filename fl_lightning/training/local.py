@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -43,6 +44,7 @@ def train(
     """
     module.model.train()
     step = own or module.training_step
+    draws = module.draws or own is not None or module.objective.loss is not None
     device = fabric.device
     cast = autocast(fabric)
     last = module.last
@@ -53,10 +55,11 @@ def train(
     for epoch, first, count in schedule.pieces(len(part)):
         last.at(epoch, per_epoch, schedule.length.steps_of(per_epoch))
         drawn = order_key(schedule, epoch)
-        # Python's generator, which goes on from step to step
-        seed_all(drawn ^ OTHER_DRAWS ^ first, device)
+        if draws:  # Python's generator, which goes on from step to step
+            random.seed(drawn ^ OTHER_DRAWS ^ first)
         for k, batch in enumerate(batches(part, schedule, epoch, first, count, drawn), first):
-            seed(drawn ^ OTHER_DRAWS ^ k, device)  # every step: it may be the first of its stretch
+            if draws:  # every step: it may be the first of its stretch
+                seed(drawn ^ OTHER_DRAWS ^ k, device)
             last.coaching, last.batch_idx = None, k
             try:
                 with cast():

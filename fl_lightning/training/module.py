@@ -54,6 +54,25 @@ UNHEEDED = (
 is refused."""
 
 
+QUIET = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.Embedding,
+    nn.ReLU,
+    nn.Flatten,
+    nn.Sequential,
+    nn.ModuleList,
+)
+"""Modules of torch that draw nothing. Ours draw only by those of torch in them."""
+
+
 class Skipped(BadInput):
     """The user's `training_step` returned None: no step is taken for the batch. Bad input where its
     loss is needed."""
@@ -85,6 +104,8 @@ class ClientModule(LightningModule):
         self.model, self.layout, self.num_classes, self.metric = model, layout, num_classes, metric
         self.cast: Callable[[], AbstractContextManager[Any]] = nullcontext
         """Fabric's autocast."""
+        self.draws = not all(map(_draws_nothing, model.modules()))
+        """Whether training steps may draw random numbers."""
         self._seen: Tensor
         self.looks, self.method = features, method
         if features:
@@ -365,6 +386,13 @@ class Passes:
 
     def _returned(self, samples: int) -> None:
         self.backward += samples
+
+
+def _draws_nothing(module: nn.Module) -> bool:
+    """Whether a pass of this module itself is known to draw no random number."""
+    kind = type(module)
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return not hooked and (kind in QUIET or kind.__module__.startswith("fl_lightning.models."))
 
 
 def _check_steps(model: LightningModule) -> None:
