@@ -25,8 +25,8 @@ OTHER_DRAWS = 0x5DEECE66D
 """Sets the seed of a step's dropout and the like apart from that of its epoch's order. Any number
 does; a second key would take as long as a small model's forward pass."""
 
-Step = Callable[[Batch, int], Tensor]
-"""The loss (shape ()) of a batch and its number in the epoch."""
+Step = Callable[[Batch], Tensor]
+"""The loss (shape ()) of a batch."""
 
 
 def train(
@@ -43,7 +43,6 @@ def train(
     An own step writes to what it trains by itself, and returns the loss that is recorded.
     """
     module.model.train()
-    step = own or module.training_step
     draws = module.draws or own is not None or module.objective.loss is not None
     device = fabric.device
     cast = autocast(fabric)
@@ -63,7 +62,7 @@ def train(
             last.coaching, last.batch_idx = None, k
             try:
                 with cast():
-                    loss = step(batch, k)
+                    loss = module.training_step(batch, k) if own is None else own(batch)
             except Skipped:
                 if own is not None:
                     raise

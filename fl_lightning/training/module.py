@@ -25,30 +25,29 @@ from fl_lightning.training.schedule import Last
 from fl_lightning.training.standin import stand_in
 
 UNHEEDED = (
-    *(
-        "configure_callbacks",
-        "configure_model",
-        "setup",
-        "on_fit_start",
-        "on_train_start",
-        "on_train_epoch_start",
-        "on_train_batch_start",
-    ),
-    *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
-    *(
-        "on_before_zero_grad",
-        "optimizer_zero_grad",
-        "on_before_backward",
-        "backward",
-        "on_after_backward",
-    ),
-    *(
-        "on_before_optimizer_step",
-        "configure_gradient_clipping",
-        "optimizer_step",
-        "lr_scheduler_step",
-    ),
-    *("on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_fit_end"),
+    "configure_callbacks",
+    "configure_model",
+    "setup",
+    "on_fit_start",
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "on_before_backward",
+    "backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "lr_scheduler_step",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_fit_end",
 )
 """Hooks that a Lightning Trainer calls in training. There is none here: a model that relies on one
 is refused."""

@@ -17,6 +17,7 @@ from fl_lightning.results.opening import CENTER, SITE
 from fl_lightning.sites import ends, wire
 from fl_lightning.sites.app import PACKAGE
 from fl_lightning.sites.rehearsal import LocalTransport, rehearse
+from fl_lightning.sites.site import FAILED
 
 from .test_equal import SMALL, config_of
 
@@ -79,6 +80,13 @@ def test_a_site_of_another_run_is_one_line(
     assert f"site 1 cannot take part: {line}" in (shown := capsys.readouterr().err)
     assert "the run goes on without it" in shown
     assert {row["client"] for row in RunFolder(run).read("failures")} == {BAD}
+
+
+def test_a_site_that_cannot_begin_keeps_the_traceback(tmp_path: Path) -> None:
+    node = {"client": 0, "data": "none.npz", "folder": str(tmp_path)}
+    answer = wire.unpack(ends.answer(tmp_path / "no app", "run", node, b""))
+    assert answer["failed"] == ["data", FAILED]
+    assert "Traceback" in (tmp_path / "run" / "failure.txt").read_text()
 
 
 def test_a_centre_does_not_go_on_with_another_configuration(
