@@ -251,7 +251,7 @@ class Evaluator:
         for id in run.at_home(range(run.clients)):
             try:
                 with self.guard.naming(run.server.round, id, self):
-                    finals[id] = self.final_scores(id)
+                    finals[id] = self.final_scores(id, self.run.config.evaluation.predictions)
             except BadClient as failure:
                 if not run.tolerant:
                     raise
@@ -289,6 +289,7 @@ class Evaluator:
             "final_accuracies": scores,
             "final_models": models,
             "final_further": further,
+            "final_predictions": [c["predictions"] for c in everyone if "predictions" in c],
         }
 
     def _final_kind(self) -> str:
@@ -306,9 +307,10 @@ class Evaluator:
                 return "personal"
         return "global"
 
-    def final_scores(self, id: int) -> dict[str, Any]:
+    def final_scores(self, id: int, predicts: bool = False) -> dict[str, Any]:
         """Kind of a client's final model, its score on the client's test data, and those on the
-        test set of all; by `further` what else it is scored by."""
+        test set of all; by `further` what else it is scored by, and if it `predicts` what it says
+        of each test sample."""
         kind, vector, buffers = self.final_model(id)
         client = self.at_rest(id, buffers)
         digest = self._ready(kind, client, vector)
@@ -328,6 +330,8 @@ class Evaluator:
             "further": further,
             **values,
         }
+        if predicts:
+            scores["predictions"] = scoring.predictions(kind, client, vector)
         on_global = self.run.config.data.global_test and self.has_global and self.wants("global")
         model = self.global_model(id) if on_global else None
         if kind != "global" and model is not None:
