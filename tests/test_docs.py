@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]
 OWN = (
+    "my_aggregators",
     "my_callbacks",
     "my_data",
     "my_frozen",
