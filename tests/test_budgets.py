@@ -30,7 +30,7 @@ TOKENS = {
     "engine": 27_200,
     "exporting": 3_700,
     "foundation": 14_600,
-    "lab": 98_000,
+    "lab": 97_700,
     "methods": 46_000,
     "models": 7_800,
     "privacy": 3_600,
