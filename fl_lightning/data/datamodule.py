@@ -1,8 +1,6 @@
 """The user's own LightningDataModule, whose data sets give (x, y), or (x, y, client) for natural
 clients."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 from typing import Any
@@ -13,9 +11,9 @@ from fl_lightning.configuration.components import Component
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data import loaders
 from fl_lightning.data.columns import say_merged_samples
-from fl_lightning.data.named import composed
 from fl_lightning.data.source import Pool, Source, check_class_names, source_of
 from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.named import composed
 
 LAYOUT = (
     "a data set of known length whose samples are (x, y) or (x, y, client): tensors, a class from "

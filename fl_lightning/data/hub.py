@@ -1,8 +1,6 @@
 """Hugging Face data sets on disk: saved by `save_to_disk`, or parquet files. Nothing is asked of a
 network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.configuration.config import FLOAT32, DataConfig, check
+from fl_lightning.configuration.tables import columns_of
 from fl_lightning.data import text
-from fl_lightning.data.columns import columns_of, say_merged
+from fl_lightning.data.columns import say_merged
 from fl_lightning.data.images import decoder
-from fl_lightning.data.named import composed, entries
 from fl_lightning.data.source import Absent, Pool, Source, source_of
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import needs
+from fl_lightning.foundation.named import composed, entries
 
 LAYOUT = (
     "a folder made by save_to_disk, a .parquet file, or a folder with *.parquet (train* and test*, "
@@ -49,7 +48,8 @@ def load(data: DataConfig) -> Source:
     labels, names = _labels(parts, label) if not regression else (_numbers(parts, [label]), [])
     groups, group_names = _numbered(parts, group) if group is not None else (None, [])
     units = None if data.unit_column is None else _numbered(parts, data.unit_column)[0]
-    pools, texts = {}, None
+    pools = {}
+    texts = None
     for name in parts:
         own = labels[name][:, 0] if regression else labels[name]
         pools[name] = Pool(

@@ -1,8 +1,6 @@
 """Texts as token numbers: characters or word pieces, learned from training texts. 0 fills up, and
 is what is new."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +9,10 @@ import numpy as np
 
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data import windows
-from fl_lightning.data.named import composed, entries
 from fl_lightning.data.source import TEST_SHARE, Pool, Reading, Source, Tokens, at_root
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.named import composed, entries
 
 Encode = Callable[[str], list[int]]
 LAYOUT = "a folder with .txt files in UTF-8, a group for each (a play, a role, an author)"

@@ -23,7 +23,7 @@ FEW = ("fedavg", "fedproto", "apfl")
 )
 def test_methods_have_the_same_bits_alone_and_among_others(names, tmp_path, monkeypatch, capfd):
     monkeypatch.syspath_prepend(str(FOLDER))
-    cases, results = importlib.import_module("cases"), importlib.import_module("test_study").results
+    cases, results = importlib.import_module("cases"), importlib.import_module("small").results
     monkeypatch.chdir(tmp_path)
     of = cases.methods()
     # a study has one base, and they want adapters

@@ -38,11 +38,11 @@ def test_prototypes_are_the_clusters_means():
         "classes": torch.tensor([3, 7]),
         "features": torch.stack([torch.tensor([1.0, 2.0]), a[0]]),
     }
-    known, classes = cluster_prototypes(uploads, torch.zeros(10, 2, dtype=torch.float64))
+    known, classes = cluster_prototypes(uploads, torch.zeros(10, 2, dtype=torch.float64)).values()
     assert classes.tolist() == [3, 7, 7]
     assert_close(known[1:], torch.stack([torch.cat([a, b]).mean(0), c.mean(0)]))
     assert known[0].tolist() == [1, 2]
-    assert [len(part) for part in cluster_prototypes([], known)] == [0, 0]
+    assert [len(part) for part in cluster_prototypes([], known).values()] == [0, 0]
 
 
 def test_the_losses_by_hand():
