@@ -5,7 +5,6 @@ Numbers that are meant to change are looked at and kept with `python tests/golde
 --write`.
 """
 
-import dataclasses
 import importlib
 import json
 import sys
@@ -120,28 +119,6 @@ def test_the_bad_clients_did_fail(ran):
         "kapc-skip": ["skipped"] * 2,
         "kapc-retry": ["retried"],
     }
-
-
-# ---------------------------------------------------------------- a millionth more is seen
-
-SLIGHTLY = 1 + 1e-6
-
-
-def seen(name, golden, **changed):
-    """What differs from the numbers kept, within the tolerance of another machine, if `changed` of
-    a run is so."""
-    run = golden.runs()[name]
-    run = dataclasses.replace(run, settings=golden.merged(run.settings, changed))
-    models = name == "apfl"  # whose mixture no table but the accuracies sees
-    new = golden.facts(golden.numbers([name], {name: run}, models=models)[name])
-    kept = HELD["runs"][name]["numbers"].items()
-    old = {key: value for key, value in kept if models or not key.startswith("model of")}
-    return list(golden.differences(old, new))
-
-
-def more(function):
-    """`function`, whose result is a millionth larger."""
-    return lambda *args, **named: function(*args, **named) * SLIGHTLY
 
 
 # ---------------------------------------------------------------- the command and its comparisons
