@@ -8,17 +8,16 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from lightning import LightningModule
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.callbacks.base import Observer, Transform
+from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.callbacks.selection import LayerSelection
 from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Batch, Phase
+from fl_lightning.core.phase import Phase
 from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.data import ResidentPart
@@ -47,23 +46,6 @@ def cost_of(client, x):
     return sample_cost(client, (x, torch.zeros(len(x), dtype=torch.int64)))
 
 
-class TwoPasses(LightningModule):
-    """A user's own step that goes through the model a second time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(64, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(x)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        x, y = batch
-        with torch.no_grad():
-            self(x + 1)
-        return nn.functional.cross_entropy(self(x), y)
-
-
 def test_a_linear_net_costs_what_a_hand_count_says():
     cost = cost_of(
         client_of(nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))),
@@ -79,11 +61,6 @@ def test_a_linear_net_costs_what_a_hand_count_says():
         "flops_extra": 0,
         "flops_penalty": 5 * 11 * 3,
     }
-
-
-def test_a_further_pass_of_ones_own_step_is_counted_apart():
-    cost = cost_of(client_of(TwoPasses()), torch.randn(2, 64))
-    assert (cost.forward, cost.backward, cost.extra) == (1280, 1280, 1280)
 
 
 def test_resnet18_costs_the_same_for_each_sample_of_a_greater_batch():
@@ -183,13 +160,6 @@ def test_a_step_that_fails_is_not_counted_but_named_in_its_visit(federation):
 # ---------------------------------------------------------------- what hooks do with the model
 
 
-def look(client, samples):
-    """A pass through the model."""
-    x, _ = next(iter(client.data.train.batches(samples)))
-    with torch.no_grad():
-        client.bind().model(x)
-
-
 def take_a_step(client, batch):
     """By hand."""
     module = client.bind()
@@ -200,55 +170,12 @@ def take_a_step(client, batch):
     return loss
 
 
-@dataclass(frozen=True)
-class Studies(FedAvg):
-    """Clients take steps by hand before and after they train, and look at some samples when they
-    receive and upload."""
-
-    def receive(self, client: Client, payload: Payload) -> None:
-        super().receive(client, payload)
-        look(client, 3)
-
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
-        batch = next(iter(client.data.train.batches(20)))
-        for _ in range(3):
-            take_a_step(client, batch)
-        yield Phase()
-        take_a_step(client, batch)
-
-    def upload(self, client: Client, payload: Payload) -> Payload:
-        look(client, 5)
-        return super().upload(client, payload)
-
-
-class Looks(Transform, Observer):
-    """Looks at samples too, also when the client has uploaded."""
-
-    def on_download(self, client: Client, payload: Payload) -> None:
-        look(client, 7)
-
-    def on_upload(self, client: Client, payload: Payload) -> None:
-        look(client, 11)
-        self.client = client
-
-    def on_client_end(self, run: RunContext, client: int) -> None:
-        assert client == self.client.id
-        look(self.client, 13)
-
-
 def counted(fed):
     count_costs(fed.run, fed.worker.trainers)
     return fed.round(1).clients
 
 
 FORWARD, BACKWARD = 2 * (64 * 16 + 16 * 10), 2 * (64 * 16 + 2 * 16 * 10)
-
-
-def test_what_a_hook_trains_and_looks_at_is_counted(federation):
-    for row in counted(federation(Studies(), callbacks=[Looks()])):
-        assert row["flops_extra"] == 4 * 20 * (FORWARD + BACKWARD) + (3 + 5 + 7 + 11 + 13) * FORWARD
-        # scores before and after are no part of it
-        assert row["flops_forward"] == FORWARD * row["train_samples"]
 
 
 @dataclass(frozen=True)

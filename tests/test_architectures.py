@@ -9,8 +9,6 @@ import torch
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.core.run import RunContext
-from fl_lightning.engine.build import members_of
-from fl_lightning.engine.phases import SampleCost
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedavg import FedAvg
@@ -44,11 +42,6 @@ def test_channels_last_is_how_images_come_and_changes_no_other_number(federation
         net.float()(images)
     assert [x.is_contiguous(memory_format=torch.channels_last) for x in seen] == [False, True]
     assert torch.equal(*seen)
-
-
-def test_counts_deal_out_clients_in_turn():
-    assert members_of([None], 3) == [[0, 1, 2]]
-    assert members_of([2, 1, 3], 6) == [[0, 1], [2], [3, 4, 5]]
 
 
 def test_alone_each_trains_as_in_a_federation_of_its_own_architecture(federation):
@@ -92,13 +85,6 @@ def test_prototypes_join_them_all(federation):
     )
 
 
-def test_attention_asks_for_no_more_than_one_architecture_can_give(federation):
-    fed = federation(FedAMP(alpha=0.9), net=BOTH)
-    fed.fit()  # two models each: alpha up to 1
-    with pytest.raises(BadInput, match=r"at most 0\.3333"):
-        federation(FedAMP(alpha=0.9), net="plain").fit()
-
-
 @pytest.mark.parametrize("method", [KAPC(), SCAFFOLD()], ids=["relation", "method"])
 def test_what_mixes_everybody_wants_one_architecture(federation, method):
     with pytest.raises(BadInput, match=r"model: .*plainnet.*normnet.*one architecture"):
@@ -126,17 +112,3 @@ def test_a_checkpoint_has_them_all(federation, tmp_path, method, participation):
     strange = federation(method, rounds=3, **{**settings, "net": {"plain": 1, "norm": 3}})
     with pytest.raises(BadInput, match="another model"):
         restore(strange.run, begun.run.folder / "checkpoints")
-
-
-def test_operations_that_cannot_be_counted_for_one_architecture_are_left_out(
-    federation,
-):
-    fed = federation(FedAvg(), net=BOTH, rounds=1)
-    first, second = fed.worker.trainers
-    first.cost, second.cost = None, SampleCost(1.0, 2.0, 0.0)
-    for _ in range(2):
-        record = fed.round(1)
-        assert not any(
-            name.startswith("flops_") and name != "flops_server" for name in record.metrics
-        )
-        first.cost, second.cost = second.cost, first.cost

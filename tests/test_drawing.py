@@ -9,9 +9,7 @@ import pytest
 from PIL import Image
 
 from fl_lightning.drawing.heatmap import (
-    MOST_CELLS,
     heatmap,
-    in_blocks,
     save_png,
     weight_scale,
 )
@@ -64,19 +62,6 @@ def test_a_missing_weight_is_grey_and_one_below_zero_red():
     image = draw(values)
     assert 0.8 * cell < count(image, GREY) < 1.2 * cell
     assert 0.8 * cell < count(image, RED) < 1.5 * cell + 400  # and the end of the colour bar
-
-
-def test_the_greatest_of_a_block_stands_for_many_cells():
-    values = np.zeros((5, 4))
-    values[4, 3], values[0, 1], values[2] = 0.7, 0.3, np.nan
-    np.testing.assert_array_equal(in_blocks(values, 2, 2), [[0.3, 0.0], [0.0, 0.0], [0.0, 0.7]])
-    assert np.isnan(in_blocks(np.full((2, 2), np.nan), 2, 2)).all()
-    n = 3 * MOST_CELLS
-    spike = np.zeros((n, n))
-    spike[17, 200] = 1.0
-    assert count(draw(spike, rows=list(range(n))), YELLOW) > count(
-        draw(np.zeros((n, n)), rows=list(range(n))), YELLOW
-    )
 
 
 @pytest.mark.parametrize(

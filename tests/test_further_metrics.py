@@ -177,24 +177,3 @@ def test_rare_classes_are_named_once_with_the_metric_to_take(fit, tmp_path, caps
     assert summary["final_clients_balanced_accuracy"] == 1 and scores[1:] == ["", "", ""]
     assert summary["final_mean_balanced_accuracy"] == float(scores[0])
     assert summary["least_test_class"] > 0
-
-
-def test_a_run_names_samples_of_untrained_classes(fit, tmp_path, capsys):
-    # two farms: of each class one to train on, one to test
-    rows = [f"{k},{k % 10},{k // 10 % 2}" for k in range(40)]
-    (tmp_path / "farms.csv").write_text("\n".join(["x,label,farm", *rows]))
-    words = (
-        f"--method fedavg --federation.rounds 1 --federation.clients 2 --data.root "
-        f"{tmp_path / 'farms.csv'}"
-    )
-    words += (
-        " --data.group_column farm --data.partition natural --data.client_test 0.5 "
-        "--data.min_samples 2"
-    )
-    fit("a", f"{words} --data.fraction 1.0 --data.validation 0.2")
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("data:")]
-    assert lines == [
-        "data: 4 of 4 validation and 4 of 20 test samples are of classes that no client trains "
-        "on; they tell little",
-        "data: 10 classes in 16 training samples; for a number to predict, --data.task regression",
-    ]

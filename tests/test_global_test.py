@@ -99,35 +99,6 @@ def test_who_is_scored_on_it(federation, method, models, kinds):
         assert record.metrics[ALL + "global"] == pytest.approx(float(right))
 
 
-@pytest.mark.parametrize(
-    ("method", "judge", "models", "kinds"),
-    [
-        (FedAvg(), "global", None, {"global"}),
-        (FedAvg(), "after", None, {"global"}),
-        (FedAvg(), "after", ["after"], {"after"}),
-        (FedAvg(), "before", ["before", "global"], {"before", "global"}),
-        (FedPer(), "after", None, {"after"}),
-    ],
-)
-def test_final_models_are_scored_on_it_as_those_of_the_last_round(
-    federation, method, judge, models, kinds
-):
-    asked = {"judge": judge, "models": models}
-    fed = federation(method, rounds=1, data=dict(PAPER), evaluation=asked)
-    last, final = fed.round(1).metrics, fed.evaluator.everyone()
-    found = {
-        name.removeprefix("final_" + ALL): value for name, value in final.items() if ALL in name
-    }
-    assert found.keys() == kinds
-    for kind in kinds - {"before"}:
-        assert found[kind] == last[ALL + kind]
-    if judge == "before":  # what clients would begin the next round with: the new global model
-        assert found["before"] == found["global"] != last[ALL + "before"]
-    plain = federation(method, rounds=1, evaluation=asked)
-    plain.round(1)
-    assert not any(ALL in name for name in plain.evaluator.everyone())
-
-
 def test_it_changes_no_other_number(federation):
     rows = [
         federation(FedAvg(), rounds=1, data={"global_test": asked}).round(1).metrics

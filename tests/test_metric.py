@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import nn
 
 from fl_lightning.engine.record import spread
 from fl_lightning.foundation.metric import ACCURACY, MAE
-from fl_lightning.results.folder import best
 
 
 def test_absolute_error_by_hand():
@@ -40,18 +37,6 @@ def test_totals_of_several_batches_are_those_of_each(shape):
             each = [score.total(output, own, 3) for output, own in zip(outputs, y, strict=True)]
             for ours, theirs in zip(score.totals(outputs, y, 3), each, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-
-
-def test_which_way_is_better():
-    rows = [{"round": t, "mean_mae": v} for t, v in ((1, 3.0), (2, 1.5), (3, 1.5), (4, math.nan))]
-    assert best(rows) == (1.5, 2)
-    rows = [
-        {"round": t, "mean_accuracy": v, "accuracy_after": -v}
-        for t, v in ((1, 0.3), (2, 0.7), (3, 0.7))
-    ]
-    assert best(rows) == (0.7, 2)
-    assert best(rows, "accuracy_after") == (-0.3, 1)
-    assert math.isnan(best([{"round": 1}])[0]) and best([])[1] == 0
 
 
 def test_the_worst_tenth_is_the_one_with_the_largest_errors():

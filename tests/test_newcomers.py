@@ -27,7 +27,6 @@ from fl_lightning.methods.cfl import CFL
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbabu import FedBABU
 from fl_lightning.methods.fedcac import FedCAC
-from fl_lightning.methods.fedfomo import FedFomo
 from fl_lightning.methods.fedmd import FedMD
 from fl_lightning.methods.fedora import FEDORA
 from fl_lightning.methods.fedpac import FedPAC
@@ -39,7 +38,6 @@ from fl_lightning.methods.kapc import KAPC
 from fl_lightning.methods.knnper import KNNPer
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.pfedhn import PFedHN
-from fl_lightning.methods.pfedla import PFedLA
 from fl_lightning.run import instantiate
 
 HELD: dict[str, Any] = {"held_out_clients": 0.34, "alpha": 0.5}
@@ -337,37 +335,6 @@ def test_a_personal_part_is_trained_under_the_shared_one(federation, net, method
         assert torch.equal(ours, theirs) == (not trained), block.name
 
 
-@pytest.mark.sampled("FedCAC", "PFedLA")
-@pytest.mark.parametrize(
-    "method", [FedCAC(), FedPAC(), FedFomo(), PFedLA()], ids=lambda m: type(m).__name__
-)
-def test_what_is_kept_of_a_newcomer_is_used_and_nothing_else_moves(federation, monkeypatch, method):
-    """Between its two rounds the server learns of it alone: others' rows, means and models are what
-    they were."""
-    fed = done(federation, method, {"validation": 0.3})
-    servers: list[Any] = []
-    broadcast = type(method).broadcast
-    monkeypatch.setattr(
-        type(method),
-        "broadcast",
-        lambda self, server: (
-            servers.append(
-                ({k: v.clone() for k, v in server.memory.items()}, dict(server.only.group.vectors))
-            ),
-            broadcast(self, server),
-        )[1],
-    )
-    after(fed, 20)
-    (first, models), (second, later) = servers
-    changed = [name for name in first if not torch.equal(first[name], second[name])]
-    assert changed
-    for name in changed:
-        known = fed.run.server.memory.get(name)
-        if known is not None:
-            assert torch.equal(second[name][tuple(slice(n) for n in known.shape)], known), name
-    assert all(torch.equal(models[name], later[name]) for name in models)
-
-
 def test_one_sample_and_batchnorm(federation):
     """It cannot train on one: the sample counts twice."""
     fed = done(federation, FedAvg(), net="norm")
@@ -449,34 +416,6 @@ def test_what_newcomers_receive_goes_through_the_transforms(federation):
         ("download", fed.run.clients)
     ]
     assert equal(kept(fed), before)
-
-
-def test_what_newcomers_upload_goes_through_the_transforms(federation):
-    """It uploads between two rounds of its own: where that is lost on the way, its own mix in the
-    second is another."""
-    losses = {}
-    for way in ("upload", "nowhere"):
-        fed = federation(
-            KAPC(start="server", solver="exact", beta=0.01),
-            data=HELD,
-            callbacks=[zeros := Zeros("nowhere")],
-            evaluation={"newcomer_samples": [5]},
-        )
-        fed.prepare()
-        for t in (1, 2):
-            fed.round(t)
-        zeros.way = way
-        zeros.calls.clear()
-        before = kept(fed)
-        [row] = newcomers(fed.worker)["newcomers"]
-        assert [hook for hook, client in zeros.calls if client == 3] == [
-            "download",
-            "upload",
-            "download",
-        ]
-        assert equal(kept(fed), before)
-        losses[way] = row["loss"]
-    assert losses["upload"] != losses["nowhere"]
 
 
 def test_a_newcomer_whose_hook_fails_is_named_with_its_stage(federation, monkeypatch):

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fl_lightning.callbacks.compression import largest, quantised
-from fl_lightning.callbacks.robust import trimmed_mean
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.configuration.files import read_config
 from fl_lightning.configuration.keys import keys, run_parser
@@ -279,20 +278,6 @@ def test_the_largest_come_back_and_the_rest_is_zero(x, share):
 
 
 # ---------------------------------------------------------------- means
-
-
-@same
-@given(W=tensors(rows=9), cut=st.integers(0, 4), seed=st.integers(0, 99))
-def test_a_trimmed_mean_lies_among_what_is_left(W, cut, seed):
-    n = len(W)
-    cut = min(cut, (n - 1) // 2)
-    out, kept = trimmed_mean(W, cut), W.sort(0).values[cut : n - cut]
-    slack = 1e-5 * W.abs().amax(0)
-    assert (out >= kept[0] - slack).all() and (out <= kept[-1] + slack).all()
-    assert torch.equal(
-        out, trimmed_mean(W[torch.randperm(n, generator=torch.Generator().manual_seed(seed))], cut)
-    )
-    assert torch.equal(trimmed_mean(W[:1].expand(n, -1), cut), W[0])
 
 
 # ---------------------------------------------------------------- tables

@@ -8,9 +8,7 @@ import subprocess
 import sys
 import warnings
 
-import numpy as np
 import pytest
-import yaml
 
 import fl_lightning
 from fl_lightning.cli import main
@@ -144,20 +142,3 @@ def test_a_runs_name_says_method_data_and_seed(stem, data, name):
     assert provenance.name_of(config, stem) == name
     assert provenance.title_of(config, f"{name}-001") == f"{name}-001"
     assert provenance.title_of(config, "long").endswith("-seed7 (long)")
-
-
-def test_what_all_runs_of_a_process_share_is_read_once(fit, monkeypatch):
-    """Else each of a study's short runs takes as long beside its rounds as in them."""
-    fit("a", "--federation.rounds 1")
-
-    def again(*args, **flags):
-        raise AssertionError("it was read anew")
-
-    monkeypatch.setattr(np, "loadtxt", again)
-    monkeypatch.setattr(provenance, "distributions", again)
-    monkeypatch.setattr(provenance.subprocess, "run", again)
-    monkeypatch.setattr("lightning.fabric.utilities.registry.entry_points", again)
-    if yaml.__with_libyaml__:
-        monkeypatch.setattr("yaml.emitter.Emitter.emit", again)  # Python's own
-    folder = fit("b", "--federation.rounds 1")
-    assert (folder / "environment.txt").read_text() and (folder / "summary.json").is_file()

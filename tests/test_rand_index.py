@@ -41,23 +41,6 @@ def test_rows_of_the_true_groups_have_1_and_those_of_nobody_in_particular_0():
     assert crossed is not None and crossed < 0
 
 
-def test_it_sees_the_order_of_weights_over_all_layers_and_both_ways():
-    rng = np.random.default_rng(0)
-    rows = np.full((6, 2, 6), 1 / 6) + 1e-4 * np.concatenate(
-        [blocks(GROUPS), 0 * blocks(GROUPS)], axis=1
-    )
-    assert agreement(view(rows.astype(np.float32)), GROUPS) == 1
-    one_way = np.triu(blocks(GROUPS)[:, 0]) + 1e-6 * rng.random((6, 6))
-    assert agreement(view(one_way[:, None].astype(np.float32)), GROUPS) == 1
-
-
-def test_a_cohort_is_judged_by_its_own_members():
-    rows = blocks(GROUPS)[[4, 0, 2, 1]]
-    assert agreement(view(rows, receivers=[4, 0, 2, 1]), GROUPS) == 1
-    # 0 sends nothing: 4, 2, 1
-    assert agreement(view(rows[:, :, 1:], [4, 0, 2, 1], [1, 2, 3, 4, 5]), GROUPS) is None
-
-
 @pytest.mark.parametrize("groups", [[0] * 6, list(range(6))])
 def test_without_groups_there_is_nothing_to_agree_with(groups):
     assert agreement(view(blocks(GROUPS)), groups) is None

@@ -145,12 +145,6 @@ def test_a_damaged_relation_is_one_line(folder, content):
     assert folder.intact_relation(2) is None
 
 
-def test_equal_relations_are_equal_files(folder, tmp_path):
-    other = RunFolder(tmp_path / "other")
-    other.append(record(2))
-    assert other.relation_file(2).read_bytes() == folder.relation_file(2).read_bytes()
-
-
 def test_mean_of_bests_takes_another_round_for_each_client():
     rows = [
         {"round": 1, "client": 0, "accuracy_after": 0.5},

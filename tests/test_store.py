@@ -16,8 +16,6 @@ import pytest
 import torch
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.callbacks.checkpoint import Checkpoint, restore
-from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.foundation.errors import RunFailed
@@ -117,26 +115,6 @@ def equal(one, other):
 def copies(state):
     """Slots of which the server's copy is a tensor of its own."""
     return [slot for slot, vector in state.received.items() if vector is not state.vectors[slot]]
-
-
-@pytest.mark.parametrize("place", ["disk", "host", "late"])
-def test_a_federation_whose_vectors_lie_elsewhere(federation, tmp_path, place):
-    """Unbroken and resumed, with a server's copy beside each vector."""
-    runs = []
-    for bank in ("memory", place):
-        fed = federation(
-            KAPC(), net="norm", rounds=3, participation=0.5, callbacks=[Quantize(), Checkpoint()]
-        )
-        fed.run.folder = tmp_path / bank
-        fed.run.folder.mkdir()
-        fed.run.store = stores(fed.run.folder)[bank]
-        fed.fit()
-        runs.append(fed.run)
-    again = federation(KAPC(), net="norm", rounds=3, participation=0.5, callbacks=[Quantize()]).run
-    again.store = stores(runs[1].folder)[place]
-    restore(again, runs[1].folder / "checkpoints")
-    assert same(runs[0], runs[1])
-    assert same(runs[0], again)
 
 
 def retried():
