@@ -361,6 +361,27 @@ def check_method(
     )
 
 
+@checked
+def check_data(config: Config = (), *, out: Place | None = None) -> "DataFrame":
+    """Compare a table's columns between silos, before training.
+
+    Also takes keys of fit: --data.root FILE.csv, --data.group_column and the like.
+
+    Args:
+        config: as for `fit`.
+        out: FILE.html: a page with the findings, and with what a silo would send for them.
+
+    Returns:
+        A row for each finding, the worst first: `column`, `silo`, `finding` (leak, units, coding,
+        constant, identifier, missing, outcome), the value `here` and `elsewhere`, and the same in
+        words as `numbers`.
+    """
+    from fl_lightning.configuration.resolve import resolve
+    from fl_lightning.lab.datacheck.checking import check_data as compared
+
+    return compared(resolve(layers_of(config, {})[0]).data, _text(out))
+
+
 # ---------------------------------------------------------------- many runs
 
 

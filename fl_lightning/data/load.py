@@ -109,10 +109,7 @@ def check_name(key: str, name: str) -> None:
 def read(data: DataConfig) -> Source:
     """The source that `data.source` names; `BadInput` for data that are absent (then `Absent`) or
     malformed."""
-    data = replace(
-        data,
-        **{key: _composed(getattr(data, key)) for key in COLUMNS},
-    )
+    data = composed_columns(data)
     path = LOADERS.get(data.source, "datamodule.load" if "." in data.source else "vision.load")
     module, _, function = path.partition(".")
     # Imported here: scikit-learn and torchvision take seconds to load.
@@ -120,6 +117,11 @@ def read(data: DataConfig) -> Source:
         import_module(f"fl_lightning.data.{module}"), function
     )
     return loader(data)
+
+
+def composed_columns(data: DataConfig) -> DataConfig:
+    """Returns `data` with column names in the spelling that sources have."""
+    return replace(data, **{key: _composed(getattr(data, key)) for key in COLUMNS})
 
 
 def _composed(value: Any) -> Any:

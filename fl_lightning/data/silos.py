@@ -1,0 +1,387 @@
+"""What each silo tells of the columns of its own table, and what these summaries tell side by side:
+other units and codings, identifiers, columns that give the label away.
+
+`summary` reads one silo's rows; `findings` reads summaries alone, so that rows may stay where they
+are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import NamedTuple
+
+import numpy as np
+
+from fl_lightning.configuration.config import DataConfig
+from fl_lightning.data import table, units
+from fl_lightning.data.columns import EMPTY, columns_of, number
+from fl_lightning.data.load import composed_columns, source_of
+from fl_lightning.data.named import composed, some
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.metric import Task
+
+Cells = Mapping[str, Sequence[str]]
+ALL = "all"
+"""In place of a silo, where a finding holds at every one."""
+LEAST = 5
+"""Rows of a value that a silo names: fewer may point to a person. A usual threshold of
+statistical offices."""
+MOST = 50
+"""Values of a column that a silo names, at most. Ours."""
+CODES = 10
+"""Different numbers of a column up to which they are taken for codes. Ours."""
+FEW = 10
+"""Rows below which a silo's quantiles, constants and rankings say little. Ours."""
+RANKED = 0.95
+"""AUROC (or rank correlation) of one column with the label from which on it may give it away. Ours:
+single laboratory values stay well below."""
+WIDER = 5.0
+"""Factor between spreads of a column from which on units may differ. Ours: below those of usual
+pairs of units (mmHg and kPa 7.5, mmol/l and mg/dl 18)."""
+WORDS = 0.1
+"""Share of cells that are no numbers from which on a column is of words. Ours."""
+KINDS = ("leak", "units", "coding", "constant", "identifier", "missing", "outcome")
+"""Of findings, the worst first."""
+WARNINGS = KINDS[:5]
+"""Kinds of which a run says the worst when it starts."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """What one silo tells of a column: all that it would send."""
+
+    rows: int
+    missing: int
+    different: int
+    """Different values."""
+    categories: dict[str, int]
+    """Rows of values that at least `LEAST` have, the most frequent ones."""
+    numbers: int
+    """Cells that hold numbers."""
+    quantiles: list[float]
+    """5, 50 and 95 % of the numbers; none of fewer than `FEW`."""
+    predicts: float
+    """AUROC of the column alone for the label, mean over classes, or the absolute rank correlation
+    with a number; NaN: too few rows."""
+    whole: bool
+    """Whether the numbers are whole."""
+
+    @property
+    def filled(self) -> int:
+        """Cells that hold something."""
+        return self.rows - self.missing
+
+    @property
+    def words(self) -> float:
+        """Share of these that are no numbers."""
+        return 1 - self.numbers / max(self.filled, 1)
+
+    @property
+    def spread(self) -> float:
+        """Between the outer quantiles."""
+        return self.quantiles[2] - self.quantiles[0]
+
+
+Summary = dict[str, Column]
+"""Of one silo, by column."""
+
+
+class Finding(NamedTuple):
+    """What is odd about a column."""
+
+    column: str
+    silo: str
+    finding: str
+    here: float
+    elsewhere: float
+    """The median of the other silos; NaN: it is not compared."""
+    numbers: str
+    """Both, in words."""
+
+    @property
+    def size(self) -> float:
+        """How bad it is beside others of its kind."""
+        difference = abs(self.here - self.elsewhere)
+        if self.finding == "units":
+            return difference / (abs(self.here) + abs(self.elsewhere) or 1)
+        return self.here if math.isnan(difference) else difference
+
+
+# ---------------------------------------------------------------- one silo
+
+
+def summary(rows: Cells, label: str, task: Task) -> Summary:
+    """Returns what a silo tells of its columns, the label among them.
+
+    Args:
+        rows: cells by column.
+        label: its column.
+        task: whether labels are classes or numbers.
+    """
+    labels = np.array(rows[label], object)
+    return {name: _column(cells, labels, task) for name, cells in rows.items()}
+
+
+def _column(cells: Sequence[str], labels: np.ndarray, task: Task) -> Column:
+    values = np.array([number(cell) for cell in cells])
+    numbers = values[np.isfinite(values)]
+    counts = Counter(cell for cell in cells if cell.lower() not in EMPTY)
+    enough = len(numbers) >= FEW
+    return Column(
+        rows=len(cells),
+        missing=len(cells) - counts.total(),
+        different=len(counts),
+        categories={value: count for value, count in counts.most_common(MOST) if count >= LEAST},
+        numbers=len(numbers),
+        quantiles=np.quantile(numbers, [0.05, 0.5, 0.95]).tolist() if enough else [],
+        predicts=_predicts(np.array(cells, object), values, labels, task),
+        whole=bool((numbers == np.round(numbers)).all()),
+    )
+
+
+def _predicts(cells: np.ndarray, values: np.ndarray, labels: np.ndarray, task: Task) -> float:
+    """`Column.predicts`; an empty cell is a value like others, since that it is empty may tell."""
+    if task == "regression":
+        from scipy.stats import spearmanr
+
+        targets = np.array([number(label) for label in labels])
+        known = np.isfinite(values) & np.isfinite(targets)
+        if known.sum() < FEW or np.ptp(values[known]) == 0 or np.ptp(targets[known]) == 0:
+            return math.nan
+        return abs(float(spearmanr(values[known], targets[known]).statistic))
+    truths = [labels == label for label in sorted(set(labels))]
+    truths = [truth for truth in truths if min(truth.sum(), (~truth).sum()) >= FEW]
+    if not truths:
+        return math.nan
+    is_number = np.isfinite(values)
+    if is_number.mean() + np.isnan(values).mean() > 1 - WORDS:
+        return fmean(
+            max(_auroc(truth[is_number], values[is_number]), _auroc(truth, is_number))
+            for truth in truths
+        )
+    _, place, counts = np.unique(cells, return_inverse=True, return_counts=True)
+    if len(counts) * FEW > len(cells):
+        return math.nan
+    return fmean(_auroc(truth, np.bincount(place, truth)[place] / counts[place]) for truth in truths)
+
+
+def _auroc(truth: np.ndarray, scores: np.ndarray) -> float:
+    """In whichever direction is better; 0.5 of too few rows."""
+    from sklearn.metrics import roc_auc_score
+
+    if min(truth.sum(), (~truth).sum()) < FEW:
+        return 0.5
+    area = float(roc_auc_score(truth, scores))
+    return max(area, 1 - area)
+
+
+# ---------------------------------------------------------------- all silos
+
+
+def findings(summaries: Mapping[str, Summary], label: str, task: Task) -> list[Finding]:
+    """Returns what is odd about the silos' columns, the worst first, then shares that are missing
+    and what the outcome is.
+
+    Args:
+        summaries: by silo.
+        label: its column.
+        task: whether labels are classes or numbers.
+    """
+    listed: list[Finding] = []
+    for name in next(iter(summaries.values())):
+        silos = {silo: columns[name] for silo, columns in summaries.items()}
+        listed += [*_units(name, silos), *_codings(name, silos), *_missing(name, silos)]
+        constant = {s: 1.0 for s, c in silos.items() if c.different < 2 and c.rows >= FEW}
+        listed += _flagged(name, "constant", constant, len(silos), _constant)
+        if name != label:
+            listed += _identifiers(name, silos) + _leaks(name, silos, label, task)
+    listed += _outcome(label, {s: columns[label] for s, columns in summaries.items()}, task)
+    return sorted(listed, key=_badness)
+
+
+def _badness(finding: Finding) -> tuple[int, float]:
+    return KINDS.index(finding.finding), -finding.size
+
+
+def _others(silos: Mapping[str, Column], silo: str, value: Callable[[Column], float]) -> float:
+    """The median of `value` over the other silos; NaN: there are none."""
+    values = [value(column) for other, column in silos.items() if other != silo]
+    return median(values) if values else math.nan
+
+
+def _flagged(
+    name: str, kind: str, values: dict[str, float], silos: int, says: Callable[[float], str]
+) -> list[Finding]:
+    """A finding for each silo that has a value, or one where all `silos` have."""
+    if 1 < len(values) == silos:
+        values = {ALL: fmean(values.values())}
+    return [Finding(name, s, kind, v, math.nan, says(v)) for s, v in values.items()]
+
+
+def _constant(_: float) -> str:
+    return "one value, or none, in all rows"
+
+
+def _units(name: str, silos: Mapping[str, Column]) -> Iterator[Finding]:
+    """Medians further apart than the others' values, or spreads of another size."""
+    if max(column.different for column in silos.values()) <= CODES:
+        return
+    measured = {silo: column for silo, column in silos.items() if column.quantiles}
+    for silo, column in measured.items():
+        middle = _others(measured, silo, lambda other: other.quantiles[1])
+        spread = _others(measured, silo, lambda other: other.spread)
+        if abs(column.quantiles[1] - middle) > spread:
+            words = f"median {column.quantiles[1]:.4g}, {middle:.4g} elsewhere"
+            yield Finding(name, silo, "units", column.quantiles[1], middle, words)
+        elif max(column.spread, spread) > WIDER * min(column.spread, spread) > 0:
+            words = f"5 to 95 % span {column.spread:.4g}, {spread:.4g} elsewhere"
+            yield Finding(name, silo, "units", column.spread, spread, words)
+
+
+def _codings(name: str, silos: Mapping[str, Column]) -> Iterator[Finding]:
+    """Words among numbers, or values that most silos would have too, if they were as frequent
+    there."""
+    is_number = median(column.words for column in silos.values()) < WORDS
+    if is_number and max(column.different for column in silos.values()) > CODES:
+        for silo, column in silos.items():
+            if column.words >= WORDS:
+                words = f"{column.words:.0%} of its cells are no numbers"
+                yield Finding(name, silo, "coding", column.words, 0.0, words)
+        return
+    for silo, column in silos.items():
+        alone: dict[str, int] = {}
+        without: list[str] = []
+        for value, count in column.categories.items():
+            share = count / column.filled
+            lack = [
+                other
+                for other, theirs in silos.items()
+                if value not in theirs.categories and share * theirs.filled >= 2 * LEAST
+            ]
+            holders = sum(value in theirs.categories for theirs in silos.values())
+            if lack and holders <= len(lack):
+                alone[value] = count
+                without += [other for other in lack if other not in without]
+        if alone:
+            share = sum(alone.values()) / column.filled
+            words = f"{some(map(repr, alone))} in {share:.0%} of its rows, not at {some(without)}"
+            yield Finding(name, silo, "coding", share, 0.0, words)
+
+
+def _missing(name: str, silos: Mapping[str, Column]) -> list[Finding]:
+    """The silo where most is missing, beside the others."""
+    shares = {silo: column.missing / column.rows for silo, column in silos.items()}
+    most = max(shares, key=lambda silo: shares[silo])
+    elsewhere = _others(silos, most, lambda other: other.missing / other.rows)
+    words = f"{shares[most]:.0%} missing, {elsewhere:.0%} elsewhere"
+    finding = Finding(name, most, "missing", shares[most], elsewhere, words)
+    return [finding] if shares[most] else []
+
+
+def _identifiers(name: str, silos: Mapping[str, Column]) -> list[Finding]:
+    """Columns of words or whole numbers, of which no two rows have the same."""
+    different = {
+        silo: float(column.different)
+        for silo, column in silos.items()
+        if column.filled == column.different > 2 * FEW and (column.words > WORDS or column.whole)
+    }
+    return _flagged(
+        name, "identifier", different, len(silos), lambda count: "another value in every row"
+    )
+
+
+def _leaks(name: str, silos: Mapping[str, Column], label: str, task: Task) -> list[Finding]:
+    predicts = {s: column.predicts for s, column in silos.items() if column.predicts >= RANKED}
+    ranked = sum(not math.isnan(column.predicts) for column in silos.values())
+    measure = "rank correlation" if task == "regression" else "AUROC"
+    return _flagged(
+        name,
+        "leak",
+        predicts,
+        ranked,
+        lambda value: f"alone it predicts {label} ({measure} {value:.3f})",
+    )
+
+
+def _outcome(label: str, silos: Mapping[str, Column], task: Task) -> Iterator[Finding]:
+    """For each silo the median target, or the share of the class that is rarest over all."""
+    if task == "regression":
+        measured = {silo: column for silo, column in silos.items() if column.quantiles}
+        for silo, column in measured.items():
+            elsewhere = _others(measured, silo, lambda other: other.quantiles[1])
+            words = f"median {column.quantiles[1]:.4g} of {column.rows} rows"
+            yield Finding(label, silo, "outcome", column.quantiles[1], elsewhere, words)
+        return
+    counts = sum((Counter(column.categories) for column in silos.values()), Counter[str]())
+    if not counts:
+        return
+    rarest = min(counts, key=lambda value: counts[value])
+    for silo, column in silos.items():
+        share = column.categories.get(rarest, 0) / column.rows
+        elsewhere = _others(silos, silo, lambda other: other.categories.get(rarest, 0) / other.rows)
+        how_many = f"{share:.1%}" if share else f"fewer than {LEAST}"
+        words = f"{how_many} of {column.rows} rows are {rarest!r}"
+        yield Finding(label, silo, "outcome", share, elsewhere, words)
+
+
+# ---------------------------------------------------------------- a table here
+
+
+def is_table(data: DataConfig) -> bool:
+    """Whether the data are a table, whose columns can be compared."""
+    return source_of(data) == "table"
+
+
+def checked(data: DataConfig) -> tuple[list[Finding], dict[str, Summary]]:
+    """Returns `findings` of the table `data.root`, and of which column is of persons with several
+    rows, which takes the rows of all silos; and each silo's summary (of a table without groups,
+    one).
+
+    Raises:
+        BadInput: no such file or column.
+    """
+    data = composed_columns(data)
+    cells = table.read(data)
+    label, group, features = columns_of(data, list(cells))
+    first = cells[features[0]]
+    is_words = len(features) == 1 and number(first[0]) == math.inf and not data.one_hot
+    if is_words or data.tokens is not None:  # images by their names, or texts
+        features = []
+    groups = np.array([ALL if group is None else composed(c) for c in cells[group or label]])
+    summaries: dict[str, Summary] = {}
+    for silo in dict.fromkeys(groups.tolist()):
+        rows = np.flatnonzero(groups == silo)
+        of_silo = {name: [cells[name][row] for row in rows] for name in [*features, label]}
+        summaries[silo] = summary(of_silo, label, data.task)
+    listed = findings(summaries, label, data.task)
+    others = {name: column for name, column in cells.items() if name not in (group, label)}
+    asked = group is not None and data.unit_column is None
+    person = units.identifier(others, np.unique(groups, return_inverse=True)[1]) if asked else None
+    if person is not None:
+        words = "looks like an identifier of persons with several rows: if so, data.unit_column"
+        listed.append(Finding(person, ALL, "identifier", math.inf, math.nan, words))
+    return sorted(listed, key=_badness), summaries
+
+
+def lines(data: DataConfig) -> list[str]:
+    """Returns the worst finding of each kind that may spoil a run on a table, a line each; none of
+    other sources."""
+    if not is_table(data):
+        return []
+    try:
+        warnings = [finding for finding in checked(data)[0] if finding.finding in WARNINGS]
+    except BadInput:  # the run says what is wrong, or in a smoke run makes up what is not there
+        return []
+    worst: dict[str, Finding] = {}
+    for finding in warnings:
+        worst.setdefault(finding.finding, finding)
+    shown = [
+        f"data: column {f.column!r}{'' if f.silo == ALL else f' at {f.silo}'}: {f.numbers}"
+        for f in worst.values()
+    ]
+    more = len(warnings) - len(worst)
+    return [*shown, f"data: {more} more like these: fl-train check-data"] if more else shown
