@@ -37,13 +37,14 @@ CODES = 10
 FEW = 10
 """Rows below which a silo's quantiles, constants and rankings say little. Ours."""
 RANKED = 0.95
-"""AUROC (or rank correlation) of one column with the label from which on it may give it away. Ours:
-single laboratory values stay well below."""
+"""AUROC of one column for the label from which on it may give it away. Ours: single laboratory
+values stay well below."""
 WIDER = 5.0
 """Factor between spreads of a column from which on units may differ. Ours: below those of usual
 pairs of units (mmHg and kPa 7.5, mmol/l and mg/dl 18)."""
 WORDS = 0.1
 """Share of cells that are no numbers from which on a column is of words. Ours."""
+CONSTANT = "one value, or none, in all rows"
 KINDS = ("leak", "units", "coding", "constant", "identifier", "missing", "outcome")
 """Of findings, the worst first."""
 WARNINGS = KINDS[:5]
@@ -65,8 +66,8 @@ class Column:
     quantiles: list[float]
     """5, 50 and 95 % of the numbers; none of fewer than `FEW`."""
     predicts: float
-    """AUROC of the column alone for the label, mean over classes, or the absolute rank correlation
-    with a number; NaN: too few rows."""
+    """AUROC of the column alone for the label, mean over classes (of a number: for whether it is
+    above its median); NaN: too few rows."""
     whole: bool
     """Whether the numbers are whole."""
 
@@ -146,27 +147,21 @@ def _column(cells: Sequence[str], labels: np.ndarray, task: Task) -> Column:
 def _predicts(cells: np.ndarray, values: np.ndarray, labels: np.ndarray, task: Task) -> float:
     """`Column.predicts`; an empty cell is a value like others, since that it is empty may tell."""
     if task == "regression":
-        from scipy.stats import spearmanr
-
         targets = np.array([number(label) for label in labels])
-        known = np.isfinite(values) & np.isfinite(targets)
-        if known.sum() < FEW or np.ptp(values[known]) == 0 or np.ptp(targets[known]) == 0:
-            return math.nan
-        return abs(float(spearmanr(values[known], targets[known]).statistic))
-    truths = [labels == label for label in sorted(set(labels))]
-    truths = [truth for truth in truths if min(truth.sum(), (~truth).sum()) >= FEW]
-    if not truths:
-        return math.nan
-    is_number = np.isfinite(values)
-    if is_number.mean() + np.isnan(values).mean() > 1 - WORDS:
-        return fmean(
-            max(_auroc(truth[is_number], values[is_number]), _auroc(truth, is_number))
-            for truth in truths
-        )
+        truths = [targets > np.nanmedian(targets)]
+    else:
+        truths = [labels == label for label in sorted(set(labels))]
+    truths = [truth for truth in truths if FEW <= truth.sum() <= len(truth) - FEW]
     _, place, counts = np.unique(cells, return_inverse=True, return_counts=True)
-    if len(counts) * FEW > len(cells):
-        return math.nan
-    return fmean(_auroc(truth, np.bincount(place, truth)[place] / counts[place]) for truth in truths)
+    is_number = np.isfinite(values)
+    areas = []
+    for truth in truths:
+        if np.isinf(values).mean() < WORDS:
+            by_value = _auroc(truth[is_number], values[is_number])
+            areas.append(max(by_value, _auroc(truth, is_number)))
+        elif len(counts) * FEW <= len(cells):
+            areas.append(_auroc(truth, np.bincount(place, truth)[place] / counts[place]))
+    return fmean(areas) if areas else math.nan
 
 
 def _auroc(truth: np.ndarray, scores: np.ndarray) -> float:
@@ -194,11 +189,12 @@ def findings(summaries: Mapping[str, Summary], label: str, task: Task) -> list[F
     listed: list[Finding] = []
     for name in next(iter(summaries.values())):
         silos = {silo: columns[name] for silo, columns in summaries.items()}
-        listed += [*_units(name, silos), *_codings(name, silos), *_missing(name, silos)]
+        identifiers = _identifiers(name, silos) if name != label else []
+        leaks = _leaks(name, silos, label) if name != label else []
+        listed += [*leaks, *(identifiers or _units(name, silos)), *_codings(name, silos)]
         constant = {s: 1.0 for s, c in silos.items() if c.different < 2 and c.rows >= FEW}
-        listed += _flagged(name, "constant", constant, len(silos), _constant)
-        if name != label:
-            listed += _identifiers(name, silos) + _leaks(name, silos, label, task)
+        listed += _flagged(name, "constant", constant, len(silos), CONSTANT)
+        listed += _missing(name, silos)
     listed += _outcome(label, {s: columns[label] for s, columns in summaries.items()}, task)
     return sorted(listed, key=_badness)
 
@@ -214,16 +210,12 @@ def _others(silos: Mapping[str, Column], silo: str, value: Callable[[Column], fl
 
 
 def _flagged(
-    name: str, kind: str, values: dict[str, float], silos: int, says: Callable[[float], str]
+    name: str, kind: str, values: dict[str, float], silos: int, words: str
 ) -> list[Finding]:
     """A finding for each silo that has a value, or one where all `silos` have."""
     if 1 < len(values) == silos:
         values = {ALL: fmean(values.values())}
-    return [Finding(name, s, kind, v, math.nan, says(v)) for s, v in values.items()]
-
-
-def _constant(_: float) -> str:
-    return "one value, or none, in all rows"
+    return [Finding(name, s, kind, v, math.nan, words.format(v)) for s, v in values.items()]
 
 
 def _units(name: str, silos: Mapping[str, Column]) -> Iterator[Finding]:
@@ -253,22 +245,16 @@ def _codings(name: str, silos: Mapping[str, Column]) -> Iterator[Finding]:
                 yield Finding(name, silo, "coding", column.words, 0.0, words)
         return
     for silo, column in silos.items():
-        alone: dict[str, int] = {}
-        without: list[str] = []
+        alone = {}
         for value, count in column.categories.items():
-            share = count / column.filled
-            lack = [
-                other
-                for other, theirs in silos.items()
-                if value not in theirs.categories and share * theirs.filled >= 2 * LEAST
-            ]
-            holders = sum(value in theirs.categories for theirs in silos.values())
-            if lack and holders <= len(lack):
+            enough = 2 * LEAST * column.filled / count
+            holders = [c for c in silos.values() if value in c.categories]
+            others = [c for c in silos.values() if c not in holders and c.filled >= enough]
+            if len(others) >= len(holders):
                 alone[value] = count
-                without += [other for other in lack if other not in without]
         if alone:
             share = sum(alone.values()) / column.filled
-            words = f"{some(map(repr, alone))} in {share:.0%} of its rows, not at {some(without)}"
+            words = f"{some(map(repr, alone))} in {share:.0%} of its rows, not at most others"
             yield Finding(name, silo, "coding", share, 0.0, words)
 
 
@@ -289,43 +275,33 @@ def _identifiers(name: str, silos: Mapping[str, Column]) -> list[Finding]:
         for silo, column in silos.items()
         if column.filled == column.different > 2 * FEW and (column.words > WORDS or column.whole)
     }
-    return _flagged(
-        name, "identifier", different, len(silos), lambda count: "another value in every row"
-    )
+    return _flagged(name, "identifier", different, len(silos), "another value in every row")
 
 
-def _leaks(name: str, silos: Mapping[str, Column], label: str, task: Task) -> list[Finding]:
+def _leaks(name: str, silos: Mapping[str, Column], label: str) -> list[Finding]:
     predicts = {s: column.predicts for s, column in silos.items() if column.predicts >= RANKED}
     ranked = sum(not math.isnan(column.predicts) for column in silos.values())
-    measure = "rank correlation" if task == "regression" else "AUROC"
-    return _flagged(
-        name,
-        "leak",
-        predicts,
-        ranked,
-        lambda value: f"alone it predicts {label} ({measure} {value:.3f})",
-    )
+    words = f"alone it predicts {label} (AUROC {{:.3f}})"
+    return _flagged(name, "leak", predicts, ranked, words)
 
 
 def _outcome(label: str, silos: Mapping[str, Column], task: Task) -> Iterator[Finding]:
     """For each silo the median target, or the share of the class that is rarest over all."""
-    if task == "regression":
-        measured = {silo: column for silo, column in silos.items() if column.quantiles}
-        for silo, column in measured.items():
-            elsewhere = _others(measured, silo, lambda other: other.quantiles[1])
-            words = f"median {column.quantiles[1]:.4g} of {column.rows} rows"
-            yield Finding(label, silo, "outcome", column.quantiles[1], elsewhere, words)
-        return
     counts = sum((Counter(column.categories) for column in silos.values()), Counter[str]())
-    if not counts:
-        return
-    rarest = min(counts, key=lambda value: counts[value])
+    rarest = min(counts, key=lambda value: counts[value], default="")
+
+    def value(column: Column) -> float:
+        if task == "regression":
+            return column.quantiles[1] if column.quantiles else math.nan
+        return column.categories.get(rarest, 0) / column.rows
+
     for silo, column in silos.items():
-        share = column.categories.get(rarest, 0) / column.rows
-        elsewhere = _others(silos, silo, lambda other: other.categories.get(rarest, 0) / other.rows)
-        how_many = f"{share:.1%}" if share else f"fewer than {LEAST}"
-        words = f"{how_many} of {column.rows} rows are {rarest!r}"
-        yield Finding(label, silo, "outcome", share, elsewhere, words)
+        here = value(column)
+        share = f"{here:.1%}" if here else f"fewer than {LEAST}"
+        words = f"{share} of {column.rows} rows are {rarest!r}"
+        if task == "regression":
+            words = f"median {here:.4g} of {column.rows} rows"
+        yield Finding(label, silo, "outcome", here, _others(silos, silo, value), words)
 
 
 # ---------------------------------------------------------------- a table here

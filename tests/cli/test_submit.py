@@ -88,6 +88,24 @@ def test_the_script_runs_the_line_of_its_task_and_resumes(
     assert "--resume" in said
 
 
+def test_cores_memory_and_what_comes_before_the_run(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    setup = "false_positive=$UNSET\nexport SEEN='a b'"
+    wishes = f"--cpus-per-task 8 --mem 32G --setup {shlex.quote(setup)}"
+    text = shown(f"{BASE} {wishes}", capsys)
+    assert "#SBATCH --cpus-per-task=8\n" in text and "#SBATCH --mem=32G\n" in text
+    assert "srun --kill-on-bad-exit=1 --cpus-per-task=8 " in text
+    (tmp_path / "srun").write_text('#!/bin/bash\necho "$SEEN" > seen\n')
+    (tmp_path / "srun").chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    assert subprocess.run(["bash"], input=text, text=True, env=env, check=False).returncode == 0
+    assert (tmp_path / "seen").read_text() == "a b\n"
+    failing = shown(f"{BASE} --setup 'ls no_such_module'", capsys)
+    (tmp_path / "seen").unlink()
+    assert subprocess.run(["bash"], input=failing, text=True, env=env, check=False).returncode != 0
+    assert not (tmp_path / "seen").exists()
+
+
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize(("signal", "requeued"), [("USR1", True), ("TERM", False)])
 def test_signals_stop_the_run_and_the_limit_queues_it_again(
@@ -196,6 +214,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch, capsys) ->
         ("--time 01:00:00 --nodes 0", "nodes"),
         ("--time 01:00:00 --nodes 11", "at most one for each of 10 clients"),
         ("--time 01:00:00 --nodes 4 --gpus-per-node 4", "at most one for each of 10 clients"),
+        ("--time 01:00:00 --cpus-per-task 0", "cpus_per_task"),
+        ("--time 01:00:00 --mem 3TB", "mem: '3TB' is not allowed; it must be SLURM's"),
+        ("--time 01:00:00 --setup 'if true'", "setup: 'if true' is not allowed"),
         ("--time 01:00:00 --array seed", "array"),
         ("--time 01:00:00 --fabric.devices 4", "fabric.devices"),
         ("--time 01:00:00 --federation.rounds x", "federation.rounds"),
