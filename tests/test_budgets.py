@@ -23,25 +23,25 @@ LAYOUT = {
 TOKENS = {
     "benchmarks": 18_900,
     "callbacks": 37_000,
-    "configuration": 16_600,
+    "configuration": 16_700,
     "core": 17_300,
-    "data": 45_100,
+    "data": 48_200,
     "drawing": 2_700,
-    "engine": 27_100,
+    "engine": 27_400,
     "exporting": 2_900,
     "foundation": 14_100,
-    "lab": 98_400,
+    "lab": 99_200,
     "methods": 47_300,
     "models": 7_800,
     "privacy": 3_600,
-    "results": 15_600,
+    "results": 15_700,
     "sites": 17_600,
     "storage": 3_300,
-    "top": 9_300,
-    "training": 25_000,
+    "top": 9_600,
+    "training": 25_100,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 409_000
+ALL = 413_800
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 
