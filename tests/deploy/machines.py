@@ -190,6 +190,8 @@ class Machines:
                 f"-m fl_lightning.sites.superexec --insecure --runtime-api-address 127.0.0.1:{port}"
             )
             words += f" --parent-pid {self.running[name].pid}"
+            if before := self.running.get(f"executor{client}"):
+                before.wait(60)
             with (self.folder / f"executor{client}.log").open("wb") as out:
                 self.running[f"executor{client}"] = self.command(out, "python", *words.split())
 

@@ -118,7 +118,7 @@ def test_the_stream_has_the_rounds_and_a_site_ends_with_its_supernode(machines: 
     out = machines.flwr(*machines.run())
     assert [t for t in (1, 2) if f"round {t}/2: mean accuracy 0." in out] == [1, 2], out[-3000:]
     assert "run folder: " in out
-    assert len(of_sites(machines)) == 2
+    wait_for(lambda: len(of_sites(machines)) == 2)  # the forks of the last messages end
     for left, name, number in ((1, "node0", signal.SIGKILL), (0, "node1", signal.SIGTERM)):
         machines.running[name].send_signal(number)
         machines.running[name].wait(60)
