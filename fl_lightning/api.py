@@ -31,6 +31,7 @@ from fl_lightning.results.result import RunResult
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from pandas import DataFrame
 
     from fl_lightning.engine.predictor import Predictor
@@ -74,29 +75,55 @@ class Run(RunResult):
             models[key] = predictor(config_of(self.folder), self.folder, *key)
         return models[key]
 
-    def predict(self, client: int | str, x: Any) -> "np.ndarray":
+    def predict(self, client: Any, x: Any = None) -> "np.ndarray":
         """Names of the classes that a client's model gives raw samples, (n,); of a regression
         numbers, float (n,).
 
         Args:
-            client: number or name.
+            client: number or name; or, in place of both, a DataFrame whose column
+                `data.group_column` names each row's client.
             x: n samples as `Predictor.forward` takes them.
         """
         import numpy as np
+
+        model, scores = self._scores(client, x)
+        if model.task == "regression":
+            return scores[:, 0].numpy()
+        return np.array(model.class_names)[scores.argmax(-1).numpy()]
+
+    def predict_proba(self, client: Any, x: Any = None) -> "DataFrame":
+        """Probabilities that a client's model gives raw samples: a row for each, with the index of
+        the DataFrame, and a column for each class. The arguments are those of `predict`."""
+        from pandas import DataFrame
+
+        model, scores = self._scores(client, x)
+        allowed = "a regression, or texts with a class at each place, have no probabilities"
+        classes = model.task == "classification" and scores.ndim == 2
+        check("run", str(self.folder), classes, allowed)
+        index = getattr(client if x is None else x, "index", None)
+        return DataFrame(scores.softmax(-1).numpy(), index, model.class_names)
+
+    def _scores(self, client: Any, x: Any) -> "tuple[Predictor, torch.Tensor]":
+        """Returns the client's model, or one of several, and scores of the known classes
+        (n, ..., classes), or numbers (n, 1)."""
         import torch
 
-        model, batches = self.model(client), range(0, len(x), BATCH)
-        rows = x.iloc if hasattr(x, "iloc") else x
-        with torch.no_grad():
-            scores = (
-                torch.cat([model(rows[at : at + BATCH]) for at in batches])
-                if len(x)
-                else torch.zeros(0, 1)
-            )
-        if model.task == "regression":
-            return scores[:, 0].cpu().numpy()
-        classes = scores[..., : len(model.class_names)].argmax(-1)
-        return np.array(model.class_names)[classes.cpu().numpy()]
+        if x is not None:
+            model = self.model(client)
+            rows = x.iloc if hasattr(x, "iloc") else x
+            width = len(model.class_names) or 1
+            with torch.no_grad():
+                parts = [model(rows[at : at + BATCH]).cpu() for at in range(0, len(x), BATCH)]
+            return model, torch.cat([torch.zeros(0, width), *(part[..., :width] for part in parts)])
+        column = self.config["data"]["group_column"]
+        fits = column in getattr(client, "columns", ()) and len(client) > 0
+        allowed = f"rows whose column {column!r} names the client of each, or predict(client, x)"
+        check("x", type(client).__name__, fits, allowed)
+        names = client[column].astype(str).str.strip().to_numpy()
+        groups = client.groupby(names).indices.items()
+        scored = [(rows, *self._scores(name, client.iloc[rows])) for name, rows in groups]
+        order = torch.cat([torch.as_tensor(rows) for rows, _, _ in scored]).argsort()
+        return scored[0][1], torch.cat([scores for _, _, scores in scored])[order]
 
     def _number(self, client: int | str) -> int:
         import numpy as np
@@ -105,7 +132,7 @@ class Run(RunResult):
             whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
             check("client", client, whole, "it must be a client's number, from 0, or its name")
             return int(client)
-        from fl_lightning.data.named import composed
+        from fl_lightning.foundation.named import composed
 
         numbers = {name: number for number, name in self.client_names.items()}
         name = composed(client)
@@ -118,7 +145,16 @@ class Run(RunResult):
 
 
 @checked
-def fit(config: Config = (), *, data: Any = None, model: Any = None, method: Any = None) -> Run:
+def fit(
+    config: Config = (),
+    *,
+    data: Any = None,
+    model: Any = None,
+    method: Any = None,
+    label: Any = None,
+    group: Any = None,
+    unit: Any = None,
+) -> Run:
     """Run federated training.
 
     Later config files and flags override earlier ones. A note such as '50: KAPC on MNIST' names
@@ -135,13 +171,16 @@ def fit(config: Config = (), *, data: Any = None, model: Any = None, method: Any
             line (``["--config=kapc_digits", "--seed=1"]``). In a mapping a class, or an object of a
             method, may be where a file has its import path, and None is null: ``{"loggers": None}``
             goes without any.
-        data: (x, y) or (x, y, client) arrays, a Dataset of such samples, or a LightningDataModule
-            (`data.given.keep`). Clients that are named make the natural partition, unless
-            ``config`` says otherwise. The data are kept beside the run, in ``OUT/given``, where a
-            resumed run and other processes find them.
+        data: a DataFrame; (x, y) or (x, y, client) arrays, a Dataset of such samples, or a
+            LightningDataModule (`data.given.keep`). Clients that are named make the natural
+            partition, unless ``config`` says otherwise. The data are kept beside the run, in
+            ``OUT/given``, where a resumed run and other processes find them.
         model: an `nn.Module`, with whose weights every client begins (kept in ``OUT/given``); a
             class, or a name.
         method: an object of a method's class, the class, or a name.
+        label: of a DataFrame, the column of labels (`data.label_column`).
+        group: of a DataFrame, the column that names the clients (`data.group_column`).
+        unit: of a DataFrame, the column that names whom a row is of (`data.unit_column`).
 
     Returns:
         The finished run.
@@ -153,7 +192,9 @@ def fit(config: Config = (), *, data: Any = None, model: Any = None, method: Any
     others = multiprocessing.active_children()
     out = start_of(layers_of(config, {})[0]).out
     try:
-        with kept({"data": data, "model": model, "method": method}, Path(out)) as objects:
+        given = {"data": data, "model": model, "method": method}
+        columns = {"label": label, "group": group, "unit": unit}
+        with kept(given | columns, Path(out)) as objects:
             from fl_lightning.lab.fitting import trained
 
             return Run(trained(*layers_of(config, objects)))
@@ -202,6 +243,10 @@ def export(
     *,
     format: Literal["safetensors", "torch_export", "onnx"] = "safetensors",
     checkpoint: Literal["last", "best"] = "last",
+    temperature: bool = False,
+    threshold: Literal["youden", "cost"] | None = None,
+    cost: PositiveFloat | None = None,
+    case: str | None = None,
 ) -> "Exported":
     """Write a client's model, with code that loads it and predicts rows.
 
@@ -211,7 +256,15 @@ def export(
         out: FILE: the file to write; it ends with .safetensors, .pt2 (torch_export) or .onnx.
         format: Tensors, or the graph that torch traces: torch.export's, or ONNX (extra onnx).
         checkpoint: The newest, or the best by validation (else mean) accuracy.
+        temperature: Scale probabilities by one number that is fitted to the client's validation
+            data.
+        threshold: Rule that chooses, on the client's validation data, from which probability on a
+            row is of one of two classes: Youden's J, or the least cost (default: the more probable
+            class).
+        cost: What a missed case costs, in false alarms, for the rule cost.
+        case: The class that is a case, for the rule cost.
     """
+    from fl_lightning.lab.handing_over import Calibration
     from fl_lightning.lab.handing_over import export as write
 
     def of_site(*given: Any) -> Any:
@@ -219,7 +272,8 @@ def export(
 
         return exported(*given)
 
-    return write(Path(run), str(client), os.fspath(out), format, checkpoint, of_site)
+    wanted = Calibration(temperature, threshold, cost, case)
+    return write(Path(run), str(client), os.fspath(out), format, checkpoint, wanted, of_site)
 
 
 @checked
@@ -401,6 +455,9 @@ def study(
     *,
     data: Any = None,
     model: Any = None,
+    label: Any = None,
+    group: Any = None,
+    unit: Any = None,
     config: Config = (),
     workers: PositiveInt | None = None,
     together: int | str | None = None,
@@ -431,6 +488,9 @@ def study(
         out: DIR: the study's folder; an existing one is continued.
         data: as for `fit`, over the study's base.
         model: likewise.
+        label: likewise.
+        group: likewise.
+        unit: likewise.
         config: keys over the study's base.
         workers: Worker processes (default: one per core, or 1 with a GPU).
         together: Runs that train together in a process: a number, or auto, which measures whether
@@ -469,7 +529,8 @@ def study(
     job = Job(*size, *limits)
     part = (_text(methods), seeds, _text(settings))
     options = launch.Options(os.fspath(out), workers, together, accept_changed_code, slurm, job)
-    return _of_a_study(launch.study, definition, out, data, model, config, part, options)
+    given = {"data": data, "model": model, "label": label, "group": group, "unit": unit}
+    return _of_a_study(launch.study, definition, out, given, config, part, options)
 
 
 @checked
@@ -523,6 +584,9 @@ def tune(
     *,
     data: Any = None,
     model: Any = None,
+    label: Any = None,
+    group: Any = None,
+    unit: Any = None,
     config: Config = (),
     trials: PositiveInt = 20,
     metric: Chosen | None = None,
@@ -541,6 +605,9 @@ def tune(
         out: DIR: the search's folder; an existing one is continued.
         data: as for `fit`, over the study's base.
         model: likewise.
+        label: likewise.
+        group: likewise.
+        unit: likewise.
         config: keys over the study's base.
         trials: Trials of each method: the base's settings, nine random ones, then TPE's.
         metric: Score that chooses, of trials and of the study's runs (default: evaluation.metric).
@@ -563,7 +630,8 @@ def tune(
 
     options = launch.Options(os.fspath(out), workers, None, accept_changed_code)
     search = (trials, metric, seed, untuned, study)
-    _of_a_study(tuning.tune, definition, out, data, model, config, search, options)
+    given = {"data": data, "model": model, "label": label, "group": group, "unit": unit}
+    _of_a_study(tuning.tune, definition, out, given, config, search, options)
     import pandas as pd
 
     table = Path(out) / "tuned.csv"
@@ -648,6 +716,10 @@ def worth(
     config: Config = (),
     out: Place = "worth",
     *,
+    data: Any = None,
+    label: Any = None,
+    group: Any = None,
+    unit: Any = None,
     methods: Names = None,
     repeats: Annotated[int, Range(2)] | None = None,
     minutes: PositiveFloat | None = None,
@@ -664,6 +736,10 @@ def worth(
     Args:
         config: as for `fit`.
         out: DIR: folder for runs and results; an existing one is continued.
+        data: as for `fit`.
+        label: likewise.
+        group: likewise.
+        unit: likewise.
         methods: Methods besides FedAvg, separated by commas (default: fedper,ditto,crosskapc,
             fedcac,partialpooling and the config's). Each is scored after 1, 3 and 10 times the
             rounds.
@@ -689,19 +765,21 @@ def worth(
     from fl_lightning.lab.worth import output
     from fl_lightning.lab.worth.launch import worth as launch
 
-    measured = launch(
-        layers_of(config, {})[0],
-        Path(out),
-        methods=None if methods is None else [one.strip() for one in str(methods).split(",")],
-        again=command.line("worth", "--out", os.fspath(out)),
-        repeats=repeats,
-        minutes=minutes,
-        metric=metric,
-        margin=margin,
-        leave_one_out=leave_one_out,
-        curve=curve,
-        workers=workers,
-    )
+    given = {"data": data, "label": label, "group": group, "unit": unit}
+    with kept(given, Path(out).parent) as objects:
+        measured = launch(
+            layers_of(config, objects)[0],
+            Path(out),
+            methods=None if methods is None else [one.strip() for one in str(methods).split(",")],
+            again=command.line("worth", "--out", os.fspath(out)),
+            repeats=repeats,
+            minutes=minutes,
+            metric=metric,
+            margin=margin,
+            leave_one_out=leave_one_out,
+            curve=curve,
+            workers=workers,
+        )
     page = Path(out) / "worth.html"
     return Worth(Path(out), f"{output.table(measured)}the page: {page}")
 
@@ -789,8 +867,7 @@ def _of_a_study(
     work: Any,
     definition: Definition,
     out: Place,
-    data: Any,
-    model: Any,
+    given: Mapping[str, Any],
     config: Config,
     *further: Any,
 ) -> Any:
@@ -798,7 +875,7 @@ def _of_a_study(
     of its own."""
     from fl_lightning.lab.study.studyfile import read
 
-    with kept({"data": data, "model": model}, Path(out).parent) as beneath:
+    with kept(given, Path(out).parent) as beneath:
         by_name = isinstance(definition, str | os.PathLike)
         content = read(str(definition)) if by_name else plain(definition)
         if beneath and isinstance(content, dict):

@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -39,8 +39,10 @@ from fl_lightning.engine.joining import architecture, rule_of
 from fl_lightning.engine.joining import join as join_client
 from fl_lightning.engine.predictor import Predictor
 from fl_lightning.engine.probe import try_evaluation
+from fl_lightning.engine.scoring import network_scores
 from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.exporting.about import about
+from fl_lightning.exporting.calibration import NONE, Calibration
 from fl_lightning.exporting.formats import Format, write
 from fl_lightning.foundation import device, launcher, log
 from fl_lightning.foundation.docstrings import first_paragraph
@@ -93,10 +95,11 @@ def export(
     out: Path,
     which: Literal["last", "best"],
     kind: Format = "safetensors",
+    calibration: Calibration = NONE,
 ) -> dict[str, Any]:
     """Write the model of a client, by name or number, to `out`; returns its kind, round and the
     model's arguments."""
-    return launch(alone(config), _export, folder, client, out, which, kind)
+    return launch(alone(config), _export, folder, client, out, which, kind, calibration)
 
 
 def predictor(
@@ -238,12 +241,20 @@ def _export(
     out: Path,
     which: Literal["last", "best"],
     form: Format,
+    calibration: Calibration,
 ) -> dict[str, Any]:
     fed = ended(fabric, config, folder)
     number = number_of(fed.run.data, client)
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(number)
-    facts = written(fed, number, vector, buffers, out, form=form)
+    fitted = {}
+    if calibration.is_wanted:
+        own = fed.evaluator.at_rest(number, buffers)
+        own.ready(kind, vector)
+        scores, labels = network_scores(own, own.data.validation)
+        names, called = list(fed.run.data.class_names), fed.run.data.called(number)
+        fitted = calibration.fitted(scores, labels, names, called)
+    facts = written(fed, number, vector, buffers, out, form=form, fitted=fitted)
     return {"kind": kind, "whose": fed.run.data.called(number), **facts}
 
 
@@ -308,6 +319,7 @@ def written(
     out: Path,
     who: int | None = None,
     form: Format = "safetensors",
+    fitted: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write one model (D,) with its buffers; returns the run's round, what its class is called
     with, and what is said of its data.
@@ -326,7 +338,7 @@ def written(
     module.binding.bind(vector, [b.clone() for b in buffers])
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.clone()  # memory of its own, no longer a piece of the vector
-    known = about(run.data, run.data.numbers[client] if who is None else who)
+    known = about(run.data, run.data.numbers[client] if who is None else who) | dict(fitted or {})
     if form != "safetensors":  # rows become numbers of 32 bits; a class's weights are read as such
         model.float()
     write(model, form, out, inputs(2, run.data.input_shape, run.data.text), known)

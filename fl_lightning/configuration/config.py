@@ -113,8 +113,8 @@ class DataConfig(SplitKeys, SourceKeys):
     """Data source: `digits` (ships with the package), another name (`fl-train list sources`:
     torchvision's, your own files), or the import path of a LightningDataModule."""
     root: str | None = None
-    """Folder of the data, or a file, which means a source: `.npz` (arrays), `.csv` (table) or
-    `.parquet` (hf)."""
+    """Folder of the data, or a file, which means a source: `.npz` (arrays), `.csv`, `.tsv` or
+    `.xlsx` (table), or `.parquet` (hf, unless `source` is table)."""
     download: bool = False
     """Let torchvision download missing data."""
     partition: str = "dirichlet"
@@ -210,6 +210,7 @@ class DataConfig(SplitKeys, SourceKeys):
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
         check_ranges(self, "data")
+        self.check_dates()
         self.check_splits(self.client_test, self.test_fraction, self.global_test)
         for key, fixed in (("by", "client"), ("sizes", "equal")):
             value = getattr(self, key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import date
 from typing import Annotated, Literal
 
 from fl_lightning.configuration.ranges import (
@@ -12,7 +13,7 @@ from fl_lightning.configuration.ranges import (
     PositiveShare,
     Range,
 )
-from fl_lightning.foundation.errors import check
+from fl_lightning.foundation.errors import BadInput, check
 
 Balance = Literal["weights", "sampler"]
 
@@ -40,6 +41,21 @@ class SourceKeys:
     one_hot: list[str] | None = None
     """Source table: categorical columns, which are one-hot encoded (an empty cell or an unseen
     value: all zeros); null: none."""
+    dates: list[str] | None = None
+    """Source table: columns of dates, which become days since `day_zero`; null: none."""
+    date_format: str | None = None
+    """Source table: how dates are written, as `%d.%m.%Y` (the codes of Python's strptime); null:
+    ISO 8601, as 2024-12-31 or 2024-12-31 14:30."""
+    day_zero: str = "2000-01-01"
+    """Source table: the day from which `dates` count. 2000-01-01: our choice; it moves all numbers
+    of a column alike."""
+    separator: Literal[",", ";", "tab", "|"] = ","
+    """Source table: what parts the columns of a text file. `,`: CSV as RFC 4180 has it."""
+    decimal: Literal[".", ","] = "."
+    """Source table: the decimal mark in a text file. `.`: as in most programs' exports."""
+    encoding: str = "utf-8"
+    """Source table: how a text file is encoded, as latin-1, cp1252 or utf-16. utf-8: with or
+    without a byte order mark, as today's programs write."""
     impute: Literal["mean", "median", "most_frequent"] | None = None
     """Source table: what fills empty cells of numeric columns; null: empty cells are refused."""
     scale: str | None = None
@@ -71,6 +87,13 @@ class SourceKeys:
     vocabulary: PositiveInt = 1000
     """Word pieces: maximum size of the vocabulary, which is learned from the training texts. 1,000:
     our choice, for small texts."""
+
+    def check_dates(self) -> None:
+        """Raise `BadInput` unless `day_zero` is a day."""
+        try:
+            date.fromisoformat(self.day_zero)
+        except ValueError:
+            raise BadInput("data.day_zero", self.day_zero, "a day such as 2000-12-31") from None
 
 
 @dataclass

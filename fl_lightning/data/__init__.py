@@ -15,12 +15,12 @@ from fl_lightning.data import identity, newcomers, owntest, partition, planted, 
 from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.federated import ClientData, FederatedData
 from fl_lightning.data.load import SMOKE_TEST, SMOKE_TRAIN, load, per_class
-from fl_lightning.data.named import composed
 from fl_lightning.data.part import Part, ResidentPart, Samples
 from fl_lightning.data.sampling import stratified
 from fl_lightning.data.source import HeldOut, Pool, Source
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.named import composed
 from fl_lightning.foundation.rng import numpy_rng
 
 __all__ = ["ClientData", "FederatedData", "Part", "ResidentPart", "prepare"]

@@ -13,10 +13,10 @@ import numpy as np
 
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data.columns import say_merged, say_merged_samples
-from fl_lightning.data.named import composed
 from fl_lightning.data.source import Absent, Pool, Source, check_class_names, source_of
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import Task
+from fl_lightning.foundation.named import composed
 
 Layout = Literal["first", "last", "unsaid", "raw"]
 KEYS = ("x_train", "y_train", "x_test", "y_test")

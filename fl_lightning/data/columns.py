@@ -7,20 +7,20 @@ all of them together.
 from __future__ import annotations
 
 import contextlib
-import math
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from fl_lightning.configuration.components import Component
 from fl_lightning.configuration.config import FLOAT32, DataConfig, check
-from fl_lightning.data.named import some
+from fl_lightning.configuration.tables import form_of
 from fl_lightning.foundation import log
+from fl_lightning.foundation.cells import is_empty
 from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.named import some
 
 SCALERS = {
     "standard": "sklearn.preprocessing.StandardScaler",
@@ -45,11 +45,6 @@ PROBED = 10_000
 """Rows that are looked at, evenly spaced. Ours: half a second for the features of MNIST."""
 EXACT = ("float32", "float16", "bool", "uint8", "int8", "uint16", "int16")
 """Types whose values float32 holds as they are."""
-EMPTY = ("", "na", "nan", "null")
-"""What an empty cell may hold, in small letters."""
-INDEX = re.compile("|__index_level_[0-9]+__|Unnamed: 0")
-"""Columns that pandas makes of a table's index: the order of the rows, which may give classes
-away."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +55,8 @@ class Columns:
     """Of the columns, in order."""
     values: Mapping[str, list[str]]
     """The values of each column that is one-hot, in order."""
+    form: Mapping[str, Any] = field(default_factory=dict)
+    """How the table is written (`tables.form_of`)."""
 
     @property
     def numeric(self) -> np.ndarray:
@@ -82,46 +79,17 @@ class Columns:
     def of(
         cls,
         cells: Mapping[str, Sequence[str]],
-        one_hot: Sequence[str],
+        data: DataConfig,
     ) -> Columns:
         """Of cells by column; the values of a column are ordered as text, without empty cells."""
-        values = {
-            n: sorted(v for v in {*own} if v.lower() not in EMPTY)
-            for n, own in cells.items()
-            if n in one_hot
-        }
-        return cls(list(cells), values)
+        one_hot = [name for name in data.one_hot or [] if name in cells]
+        values = {n: sorted(v for v in {*cells[n]} if not is_empty(v)) for n in one_hot}
+        return cls(list(cells), values, form_of(data))
 
     @classmethod
     def unknown(cls, shape: Sequence[int]) -> Columns | None:
         """Of a table that is not there and was made up: numbers (n, features) alone."""
         return cls([f"feature {k}" for k in range(shape[1])], {}) if len(shape) == 2 else None
-
-    def encoded(self, cells: Mapping[str, Sequence[str]]) -> np.ndarray:
-        """Cells by column as float64 (n, features); an unknown value is 0 in all of its column;
-        numbers: `number`."""
-        parts = []
-        for name in self.names:
-            if name in self.values:
-                parts.append(
-                    np.array(
-                        [[cell == value for value in self.values[name]] for cell in cells[name]],
-                        float,
-                    )
-                )
-            else:
-                parts.append(np.array([number(cell) for cell in cells[name]])[:, None])
-        return np.concatenate(parts, axis=1)
-
-
-def number(cell: str) -> float:
-    """The number in a cell; NaN: the cell is empty; infinite: it holds something else."""
-    if cell.lower() in EMPTY:
-        return math.nan
-    try:
-        return math.inf if "_" in cell else float(cell)  # Python reads 3_4 as 34: here it is a name
-    except ValueError:
-        return math.inf
 
 
 def say_merged(names: Sequence[str], numbers: np.ndarray) -> None:
@@ -166,46 +134,6 @@ def _loss(column: np.ndarray) -> str:
     )
 
 
-def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, list[str]]:
-    """The columns of label, group and features (none is `data.unit_column`) among those of a table,
-    `head`; `BadInput` for one that is not there."""
-    shown = ", ".join(head[:10]) + (", ..." if len(head) > 10 else "")
-    label = data.label_column
-    group = data.group_column
-    named = [
-        ("label_column", label),
-        ("group_column", group),
-        ("unit_column", data.unit_column),
-        *(("columns", name) for name in data.columns or []),
-    ]
-    for key, name in named:
-        check(
-            f"data.{key}",
-            name,
-            name is None or name in head,
-            f"there is no such column; columns: {shown}",
-        )
-    columns = (
-        [name for name in head if name not in (label, group, data.unit_column)]
-        if data.columns is None
-        else data.columns
-    )
-    if data.columns is None and (index := [name for name in columns if INDEX.fullmatch(name)]):
-        problem = (
-            f"its column {index[0]!r} is an index that pandas wrote: name in data.columns those "
-            f"that are features"
-        )
-        raise BadInput("data.root", data.root, f"{problem}; columns: {shown}")
-    unit = data.unit_column
-    allowed = (
-        "data.columns or data.label_column names it, too; it is no feature: leave it out there"
-    )
-    check("data.unit_column", unit, unit is None or unit not in (label, *columns), allowed)
-    fine = bool(columns) and label not in columns
-    check("data.columns", columns, fine, "it must name columns of features beside the label's")
-    return label, group, columns
-
-
 class Preprocessing:
     """What makes inputs of features: an imputer and a scaler for all clients, or for each its
     own."""
@@ -238,7 +166,7 @@ class Preprocessing:
             BadInput: samples are no vectors or no table's, or some belong to no client that could
                 fit its own.
         """
-        for key in ("one_hot", "impute"):
+        for key in ("one_hot", "impute", "dates"):
             valid = getattr(data, key) is None or columns is not None
             check(
                 f"data.{key}",

@@ -13,9 +13,9 @@ from fl_lightning.configuration.components import Component
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data import loaders
 from fl_lightning.data.columns import say_merged_samples
-from fl_lightning.data.named import composed
 from fl_lightning.data.source import Pool, Source, check_class_names, source_of
 from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.named import composed
 
 LAYOUT = (
     "a data set of known length whose samples are (x, y) or (x, y, client): tensors, a class from "

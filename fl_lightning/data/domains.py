@@ -11,9 +11,9 @@ import numpy as np
 
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data import digits, images, vision
-from fl_lightning.data.named import composed, entries
 from fl_lightning.data.sampling import in_turn, split, stratified
 from fl_lightning.data.source import TEST_SHARE, Pool, Source, at_root
+from fl_lightning.foundation.named import composed, entries
 from fl_lightning.foundation.rng import numpy_rng
 
 LAYOUT = "a folder with DOMAIN/CLASS/*.jpg, as PACS, Office-Home and DomainNet have them"

@@ -17,7 +17,6 @@ from fl_lightning.configuration.components import Text
 from fl_lightning.configuration.datakeys import Balance
 from fl_lightning.data.augment import Augmentation
 from fl_lightning.data.columns import NEWCOMER
-from fl_lightning.data.named import composed
 from fl_lightning.data.part import (
     LoadedPart,
     Part,
@@ -32,6 +31,7 @@ from fl_lightning.data.source import HeldOut, Reading
 from fl_lightning.foundation.device import free_bytes
 from fl_lightning.foundation.errors import BadInput, check
 from fl_lightning.foundation.metric import BY_TASK, NO_TARGET, Task
+from fl_lightning.foundation.named import composed
 
 RESIDENT_SHARE = 0.5
 """`data.resident: auto`: tensors on the device if all samples in use take at most this share of its

@@ -17,9 +17,9 @@ from fl_lightning.configuration.config import check
 from fl_lightning.data import loaders
 from fl_lightning.data.arrays import channels_of
 from fl_lightning.data.columns import say_merged_samples
-from fl_lightning.data.named import composed
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.files import write_whole
+from fl_lightning.foundation.named import composed
 
 FILE = "given.npz"
 LAYOUT = (

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from fl_lightning.configuration.config import DataConfig, check
-from fl_lightning.data.named import composed, is_hidden
 from fl_lightning.data.source import Absent, Pool, Source, source_of
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.named import composed, is_hidden
 from fl_lightning.foundation.rng import numpy_rng
 
 CLASSES = string.digits + string.ascii_uppercase + string.ascii_lowercase

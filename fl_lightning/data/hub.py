@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.configuration.config import FLOAT32, DataConfig, check
+from fl_lightning.configuration.tables import columns_of
 from fl_lightning.data import text
-from fl_lightning.data.columns import columns_of, say_merged
+from fl_lightning.data.columns import say_merged
 from fl_lightning.data.images import decoder
-from fl_lightning.data.named import composed, entries
 from fl_lightning.data.source import Absent, Pool, Source, source_of
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import needs
+from fl_lightning.foundation.named import composed, entries
 
 LAYOUT = (
     "a folder made by save_to_disk, a .parquet file, or a folder with *.parquet (train* and test*, "

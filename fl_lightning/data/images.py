@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.configuration.config import DataConfig, check
-from fl_lightning.data.named import composed, entries, is_hidden, some
 from fl_lightning.data.source import Pool, Source, at_root, source_of
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.named import composed, entries, is_hidden, some
 
 SIZE = 32
 """Image files are resized to SIZE x SIZE colour pixels (bilinear, antialiased): the size of CIFAR,

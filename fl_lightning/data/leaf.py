@@ -19,10 +19,10 @@ import numpy as np
 from fl_lightning.configuration.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
 from fl_lightning.data.columns import say_merged
-from fl_lightning.data.named import composed, entries, some
 from fl_lightning.data.source import Absent, Pool, Reading, Source, Tokens, at_root, source_of
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.named import composed, entries, some
 
 LAYOUT = (
     "a folder with train/*.json and test/*.json, or with *.json alone (split 80/20 within each "

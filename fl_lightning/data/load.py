@@ -8,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from fl_lightning.configuration import tables
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.configuration.names import SOURCES
-from fl_lightning.data.named import composed
 from fl_lightning.data.partition import NATURAL
 from fl_lightning.data.source import Absent, Pool, Source
 from fl_lightning.foundation.errors import BadInput
@@ -41,11 +40,9 @@ LOADERS = {
 other is one of torchvision's, or an import path."""
 MADE_UP_TOKENS = 80
 """Different tokens of texts that are not there: LEAF's Shakespeare has so many characters."""
-COLUMNS = ("label_column", "group_column", "unit_column", "columns", "one_hot")
-"""Keys that name columns."""
 TARGETS = ("table", "arrays", "hf")
 """Sources whose labels may be numbers."""
-OVERRIDES = {".npz": "arrays", ".csv": "table", ".parquet": "hf"}
+OVERRIDES = {".npz": "arrays", **dict.fromkeys(tables.SUFFIXES, "table"), ".parquet": "hf"}
 """The source that a file for `data.root` means, where `data.source` names none that reads files of
 another kind."""
 ROOTLESS = ("digits", "watch")
@@ -62,7 +59,8 @@ def load(
     check_name("data.source", name)
     # else public data's
     unread = data.root is not None and name in ROOTLESS and data.public in (None, "held_back")
-    other = "name a file (.npz, .csv or .parquet), or set data.source (`fl-train list sources`)"
+    files = f"{', '.join(OVERRIDES)}"
+    other = f"name a file ({files}), or set data.source (`fl-train list sources`)"
     check("data.root", data.root, not unread, f"the source {name} reads no files: {other}")
     if data.task == "regression" and name not in TARGETS:
         raise BadInput(
@@ -90,8 +88,9 @@ def source_of(data: DataConfig) -> str:
     Raises:
         BadInput: both are given, and contradict each other.
     """
-    meant = None if data.root is None else OVERRIDES.get(Path(data.root).suffix.lower())
-    if meant is None:
+    suffix = Path(data.root or "").suffix.lower()
+    meant = OVERRIDES.get(suffix)
+    if meant is None or (data.source == "table" and suffix in tables.PANDAS):
         return data.source
     fits = data.source not in ("arrays", "table") or data.source == meant
     check("data.source", data.source, fits, f"{data.root} is a file for the source {meant}")
@@ -109,7 +108,7 @@ def check_name(key: str, name: str) -> None:
 def read(data: DataConfig) -> Source:
     """The source that `data.source` names; `BadInput` for data that are absent (then `Absent`) or
     malformed."""
-    data = composed_columns(data)
+    data = tables.spelled(data)
     path = LOADERS.get(data.source, "datamodule.load" if "." in data.source else "vision.load")
     module, _, function = path.partition(".")
     # Imported here: scikit-learn and torchvision take seconds to load.
@@ -117,18 +116,6 @@ def read(data: DataConfig) -> Source:
         import_module(f"fl_lightning.data.{module}"), function
     )
     return loader(data)
-
-
-def composed_columns(data: DataConfig) -> DataConfig:
-    """Returns `data` with column names in the spelling that sources have."""
-    return replace(data, **{key: _composed(getattr(data, key)) for key in COLUMNS})
-
-
-def _composed(value: Any) -> Any:
-    """Column names in the spelling that sources have."""
-    return (
-        [composed(name) for name in value] if isinstance(value, list) else value and composed(value)
-    )
 
 
 def made_up(name: str, data: DataConfig, clients: int) -> Source:

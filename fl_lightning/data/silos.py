@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fl_lightning.configuration import tables
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import table, units
-from fl_lightning.data.columns import EMPTY, columns_of, number
-from fl_lightning.data.load import composed_columns, source_of
-from fl_lightning.data.named import composed, some
+from fl_lightning.data import units
+from fl_lightning.data.load import source_of
+from fl_lightning.foundation.cells import is_empty, number
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.foundation.metric import Task
+from fl_lightning.foundation.named import composed, some
 
 Cells = Mapping[str, Sequence[str]]
 ALL = "all"
@@ -115,44 +115,56 @@ class Finding(NamedTuple):
 # ---------------------------------------------------------------- one silo
 
 
-def summary(rows: Cells, label: str, task: Task) -> Summary:
+def summary(rows: Cells, data: DataConfig) -> Summary:
     """Returns what a silo tells of its columns, the label among them.
 
     Args:
         rows: cells by column.
-        label: its column.
-        task: whether labels are classes or numbers.
+        data: which is the label, and how cells are written.
     """
-    labels = np.array(rows[label], object)
-    return {name: _column(cells, labels, task) for name, cells in rows.items()}
+    labels = rows[data.label_column]
+    columns = {}
+    for name, cells in rows.items():
+        values = _values(name, cells, data)
+        numbers = values[np.isfinite(values)]
+        counts = Counter(cell for cell in cells if not is_empty(cell))
+        enough = len(numbers) >= FEW
+        columns[name] = Column(
+            rows=len(cells),
+            missing=len(cells) - counts.total(),
+            different=len(counts),
+            categories={v: count for v, count in counts.most_common(MOST) if count >= LEAST},
+            numbers=len(numbers),
+            quantiles=np.quantile(numbers, [0.05, 0.5, 0.95]).tolist() if enough else [],
+            predicts=_predicts(cells, values, labels, data),
+            whole=bool((numbers == np.round(numbers)).all()),
+        )
+    return columns
 
 
-def _column(cells: Sequence[str], labels: np.ndarray, task: Task) -> Column:
-    values = np.array([number(cell) for cell in cells])
-    numbers = values[np.isfinite(values)]
-    counts = Counter(cell for cell in cells if cell.lower() not in EMPTY)
-    enough = len(numbers) >= FEW
-    return Column(
-        rows=len(cells),
-        missing=len(cells) - counts.total(),
-        different=len(counts),
-        categories={value: count for value, count in counts.most_common(MOST) if count >= LEAST},
-        numbers=len(numbers),
-        quantiles=np.quantile(numbers, [0.05, 0.5, 0.95]).tolist() if enough else [],
-        predicts=_predicts(np.array(cells, object), values, labels, task),
-        whole=bool((numbers == np.round(numbers)).all()),
-    )
+def _values(name: str, cells: Sequence[str], data: DataConfig) -> np.ndarray:
+    """The numbers in a column's cells; NaN: it is empty; infinite: it holds something else."""
+    form = tables.form_of(data)
+    values = []
+    for cell in cells:
+        try:
+            values.append(number(name, cell, form))
+        except ValueError:
+            values.append(math.inf)
+    return np.array(values)
 
 
-def _predicts(cells: np.ndarray, values: np.ndarray, labels: np.ndarray, task: Task) -> float:
+def _predicts(
+    cells: Sequence[str], values: np.ndarray, labels: Sequence[str], data: DataConfig
+) -> float:
     """`Column.predicts`; an empty cell is a value like others, since that it is empty may tell."""
-    if task == "regression":
-        targets = np.array([number(label) for label in labels])
+    if data.task == "regression":
+        targets = _values(data.label_column, labels, data)
         truths = [targets > np.nanmedian(targets)]
     else:
-        truths = [labels == label for label in sorted(set(labels))]
+        truths = [np.array(labels, object) == label for label in sorted(set(labels))]
     truths = [truth for truth in truths if FEW <= truth.sum() <= len(truth) - FEW]
-    _, place, counts = np.unique(cells, return_inverse=True, return_counts=True)
+    _, place, counts = np.unique(np.array(cells, object), return_inverse=True, return_counts=True)
     is_number = np.isfinite(values)
     areas = []
     for truth in truths:
@@ -177,25 +189,26 @@ def _auroc(truth: np.ndarray, scores: np.ndarray) -> float:
 # ---------------------------------------------------------------- all silos
 
 
-def findings(summaries: Mapping[str, Summary], label: str, task: Task) -> list[Finding]:
+def findings(summaries: Mapping[str, Summary], data: DataConfig) -> list[Finding]:
     """Returns what is odd about the silos' columns, the worst first, then shares that are missing
     and what the outcome is.
 
     Args:
         summaries: by silo.
-        label: its column.
-        task: whether labels are classes or numbers.
+        data: which column is the label, and whether it holds classes.
     """
+    label = data.label_column
     listed: list[Finding] = []
     for name in next(iter(summaries.values())):
         silos = {silo: columns[name] for silo, columns in summaries.items()}
         identifiers = _identifiers(name, silos) if name != label else []
-        leaks = _leaks(name, silos, label) if name != label else []
+        leaks = _leaks(name, silos) if name != label else []
         listed += [*leaks, *(identifiers or _units(name, silos)), *_codings(name, silos)]
         constant = {s: 1.0 for s, c in silos.items() if c.different < 2 and c.rows >= FEW}
         listed += _flagged(name, "constant", constant, len(silos), CONSTANT)
         listed += _missing(name, silos)
-    listed += _outcome(label, {s: columns[label] for s, columns in summaries.items()}, task)
+    outcomes = {silo: columns[label] for silo, columns in summaries.items()}
+    listed += _outcome(label, outcomes, data.task == "regression")
     return sorted(listed, key=_badness)
 
 
@@ -263,7 +276,8 @@ def _missing(name: str, silos: Mapping[str, Column]) -> list[Finding]:
     shares = {silo: column.missing / column.rows for silo, column in silos.items()}
     most = max(shares, key=lambda silo: shares[silo])
     elsewhere = _others(silos, most, lambda other: other.missing / other.rows)
-    words = f"{shares[most]:.0%} missing, {elsewhere:.0%} elsewhere"
+    words = f"{shares[most]:.0%} missing"
+    words += "" if math.isnan(elsewhere) else f", {elsewhere:.0%} elsewhere"
     finding = Finding(name, most, "missing", shares[most], elsewhere, words)
     return [finding] if shares[most] else []
 
@@ -278,20 +292,19 @@ def _identifiers(name: str, silos: Mapping[str, Column]) -> list[Finding]:
     return _flagged(name, "identifier", different, len(silos), "another value in every row")
 
 
-def _leaks(name: str, silos: Mapping[str, Column], label: str) -> list[Finding]:
+def _leaks(name: str, silos: Mapping[str, Column]) -> list[Finding]:
     predicts = {s: column.predicts for s, column in silos.items() if column.predicts >= RANKED}
     ranked = sum(not math.isnan(column.predicts) for column in silos.values())
-    words = f"alone it predicts {label} (AUROC {{:.3f}})"
-    return _flagged(name, "leak", predicts, ranked, words)
+    return _flagged(name, "leak", predicts, ranked, "alone it predicts the label (AUROC {:.3f})")
 
 
-def _outcome(label: str, silos: Mapping[str, Column], task: Task) -> Iterator[Finding]:
+def _outcome(label: str, silos: Mapping[str, Column], are_numbers: bool) -> Iterator[Finding]:
     """For each silo the median target, or the share of the class that is rarest over all."""
     counts = sum((Counter(column.categories) for column in silos.values()), Counter[str]())
     rarest = min(counts, key=lambda value: counts[value], default="")
 
     def value(column: Column) -> float:
-        if task == "regression":
+        if are_numbers:
             return column.quantiles[1] if column.quantiles else math.nan
         return column.categories.get(rarest, 0) / column.rows
 
@@ -299,7 +312,7 @@ def _outcome(label: str, silos: Mapping[str, Column], task: Task) -> Iterator[Fi
         here = value(column)
         share = f"{here:.1%}" if here else f"fewer than {LEAST}"
         words = f"{share} of {column.rows} rows are {rarest!r}"
-        if task == "regression":
+        if are_numbers:
             words = f"median {here:.4g} of {column.rows} rows"
         yield Finding(label, silo, "outcome", here, _others(silos, silo, value), words)
 
@@ -320,11 +333,11 @@ def checked(data: DataConfig) -> tuple[list[Finding], dict[str, Summary]]:
     Raises:
         BadInput: no such file or column.
     """
-    data = composed_columns(data)
-    cells = table.read(data)
-    label, group, features = columns_of(data, list(cells))
-    first = cells[features[0]]
-    is_words = len(features) == 1 and number(first[0]) == math.inf and not data.one_hot
+    data = tables.spelled(data)
+    cells = tables.read(data)
+    label, group, features = tables.columns_of(data, list(cells))
+    is_words = len(features) == 1 and not data.one_hot
+    is_words = is_words and np.isinf(_values(features[0], cells[features[0]], data)).all()
     if is_words or data.tokens is not None:  # images by their names, or texts
         features = []
     groups = np.array([ALL if group is None else composed(c) for c in cells[group or label]])
@@ -332,8 +345,8 @@ def checked(data: DataConfig) -> tuple[list[Finding], dict[str, Summary]]:
     for silo in dict.fromkeys(groups.tolist()):
         rows = np.flatnonzero(groups == silo)
         of_silo = {name: [cells[name][row] for row in rows] for name in [*features, label]}
-        summaries[silo] = summary(of_silo, label, data.task)
-    listed = findings(summaries, label, data.task)
+        summaries[silo] = summary(of_silo, data)
+    listed = findings(summaries, data)
     others = {name: column for name, column in cells.items() if name not in (group, label)}
     asked = group is not None and data.unit_column is None
     person = units.identifier(others, np.unique(groups, return_inverse=True)[1]) if asked else None

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from fl_lightning.configuration.config import DataConfig, check
+from fl_lightning.configuration.tables import Absent as Absent
+from fl_lightning.configuration.tables import at_root as at_root
 from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.sampling import split
 from fl_lightning.data.units import by_unit
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
 
 TEST_SHARE = 0.2
 """Test share of data that come without a test part."""
-
-
-class Absent(BadInput):
-    """The data are not there (a smoke run may then make some up)."""
 
 
 @dataclass(frozen=True)
@@ -199,18 +195,6 @@ class HeldOut:
     test: np.ndarray
     """Indices into the test samples."""
     angle: float
-
-
-def at_root(
-    data: DataConfig, layout: str, there: Callable[[Path], bool] = Path.is_dir
-) -> tuple[str, Path]:
-    """`data.root` as it was given and as a path; `Absent` where that is not `there` (a folder),
-    with the `layout`."""
-    root = data.root
-    path = Path(data.root or "").expanduser()
-    if root is None or not there(path):
-        raise Absent("data.root", root, f"the source {data.source} wants {layout}")
-    return root, path
 
 
 def check_class_names(

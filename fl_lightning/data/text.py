@@ -11,10 +11,10 @@ import numpy as np
 
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data import windows
-from fl_lightning.data.named import composed, entries
 from fl_lightning.data.source import TEST_SHARE, Pool, Reading, Source, Tokens, at_root
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.named import composed, entries
 
 Encode = Callable[[str], list[int]]
 LAYOUT = "a folder with .txt files in UTF-8, a group for each (a play, a role, an author)"

@@ -68,7 +68,9 @@ class Predictor(nn.Module):
     def inputs(self, x: Any) -> Tensor:
         """Raw samples as the network takes them: read as an exported file reads them, and scaled as
         in training."""
-        rows = x.to_dict("records") if hasattr(x, "to_dict") else x
+        rows = x
+        if hasattr(x, "to_dict"):
+            rows = x.astype(object).where(x.notna(), None).to_dict("records")
         try:
             raw = plain.raw(self._about, rows)
             if self._reading.preprocessing is not None:

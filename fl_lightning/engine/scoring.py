@@ -80,6 +80,18 @@ def score(
     return torch.full((), torch.nan, device=run.device) if right is None else right / len(part)
 
 
+@torch.no_grad()
+def network_scores(client: Client, part: Part) -> tuple[Tensor, Tensor]:
+    """Scores (n, classes) and labels (n,) of the network that is bound, on the CPU: without what
+    the method's own `outputs` adds, as an exported model has none of it."""
+    model = client.module.model.eval()
+    batches = part.batches(client.run.config.evaluation.batch_size)
+    seen = [(model(x).cpu(), y.cpu()) for x, y in batches]
+    if not seen:
+        return torch.zeros(0, client.module.num_classes), torch.zeros(0, dtype=torch.int64)
+    return _whole(seen)
+
+
 def measured(
     kind: str, client: Client, part: Part, seen: Seen | None = None
 ) -> dict[Metric, Tensor]:

@@ -4,6 +4,7 @@ classes are called."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from fl_lightning.data import FederatedData
@@ -32,7 +33,9 @@ def about(data: FederatedData, who: int, fitted: bool = True) -> dict[str, Any]:
     )
     mean, std = data.statistics
     fills = scale = columns = None
+    form: Mapping[str, Any] = {}
     if reading.columns is not None:
+        form = reading.columns.form
         columns = [[name, reading.columns.values.get(name)] for name in reading.columns.names]
     if fitted and reading.preprocessing is not None:
         fills, scale = reading.preprocessing.affine(who)
@@ -44,6 +47,7 @@ def about(data: FederatedData, who: int, fitted: bool = True) -> dict[str, Any]:
         "angle": angle_of(data, who),
         "class_names": data.class_names if data.task == "classification" else [],
         "columns": columns,
+        **form,
         "empty": fills,
         "scale": scale,
         "mean": mean.tolist(),

@@ -10,6 +10,7 @@ from typing import Any
 
 from fl_lightning.exporting import plain
 from fl_lightning.exporting.source import standalone
+from fl_lightning.foundation import cells
 from fl_lightning.foundation.metric import MODELS
 
 _END = '''
@@ -18,6 +19,13 @@ def predict(rows):
     """Class names of raw rows (of a regression numbers); `inputs` says what a row may be."""
     with torch.no_grad():
         return names(ABOUT, model(inputs(ABOUT, rows)))
+
+
+def predict_proba(rows):
+    """The probability of each class by its name, for each raw row."""
+    with torch.no_grad():
+        chances = probabilities(ABOUT, model(inputs(ABOUT, rows))).tolist()
+    return [dict(zip(ABOUT["class_names"], row)) for row in chances]
 '''
 _OF_TABLE = '''
 
@@ -26,10 +34,13 @@ def main() -> None:
     names = [name for name, _ in ABOUT["columns"]]
     parser = argparse.ArgumentParser(description="Print a prediction for each row of a table.")
     parser.add_argument("file", metavar="rows.csv", help=f"its header names the columns {', '.join(names)}")
-    path = parser.parse_args().file
+    parser.add_argument("--proba", action="store_true", help="print the probability of each class, as CSV")
+    arguments = parser.parse_args()
+    path = arguments.file
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            table = csv.DictReader(file)
+        encoding = "utf-8-sig" if ABOUT["encoding"] == "utf-8" else ABOUT["encoding"]
+        with open(path, newline="", encoding=encoding) as file:
+            table = csv.DictReader(file, delimiter=SEPARATORS[ABOUT["separator"]])
             header, rows = table.fieldnames or [], list(table)
     except (OSError, UnicodeError, csv.Error) as error:
         parser.error(f"{path} cannot be read: {error}")
@@ -41,6 +52,11 @@ def main() -> None:
             inputs(ABOUT, [row])
         except ValueError as error:
             parser.error(f"{path}, row {number}: {error}")
+    if arguments.proba:
+        writer = csv.DictWriter(sys.stdout, ABOUT["class_names"], lineterminator="\\n")
+        writer.writeheader()
+        writer.writerows(predict_proba(rows))
+        return
     for name in predict(rows):
         print(name)
 '''  # noqa: E501
@@ -126,13 +142,16 @@ def loader(folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str
     if not predicts:
         return text
     known = f"ABOUT = {pprint.pformat(facts['about'], width=120, compact=True, sort_dicts=False)}\n"
-    functions = inspect.getsource(plain).partition("import torch\n")[2]
+    functions = [
+        inspect.getsource(module).partition(f"{last_import}\n")[2]
+        for module, last_import in ((cells, "import Any"), (plain, "import is_empty, number"))
+    ]
     imports = (
-        "import math\nimport unicodedata\nfrom collections.abc import Mapping, Sequence\nfrom "
-        "typing import Any\n"
+        "import math\nimport unicodedata\nfrom collections.abc import Mapping, Sequence\n"
+        "from datetime import datetime, timedelta\nfrom typing import Any\n"
     )
     main = _OF_TABLE if facts["about"]["input"] == "table" else _OF_OTHERS
-    return f"{text}{known}\n{imports}{functions}{_END}{main}{_MAIN}"
+    return f"{text}{known}\n{imports}{''.join(functions)}{_END}{main}{_MAIN}"
 
 
 def _made(facts: dict[str, Any]) -> tuple[str, str]:

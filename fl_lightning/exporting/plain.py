@@ -3,15 +3,13 @@ model, word for word."""
 
 from __future__ import annotations
 
-import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-EMPTY = ("", "na", "nan", "null")
-"""What an empty cell of a table may hold, in small letters."""
+from fl_lightning.foundation.cells import is_empty, number
 
 
 def inputs(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
@@ -40,7 +38,7 @@ def raw(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
     if kind == "text":
         made = [torch.tensor(_tokens(about["tokens"], row), dtype=torch.int64) for row in rows]
     elif kind == "table":
-        made = [torch.tensor(_features(about["columns"], row), dtype=torch.float32) for row in rows]
+        made = [torch.tensor(_features(about, row), dtype=torch.float32) for row in rows]
     else:
         made = [_sample(row, shape) for row in rows]
     if odd := [list(x.shape) for x in made if list(x.shape) != shape]:
@@ -71,37 +69,58 @@ def scaled(about: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def probabilities(about: Mapping[str, Any], scores: torch.Tensor) -> torch.Tensor:
+    """Probabilities (n, classes) of scores, by the temperature that the export has fitted.
+
+    Raises:
+        ValueError: of a regression, or where each place of a text has a class.
+    """
+    if not about["class_names"] or scores.ndim != 2:
+        raise ValueError("only a model that gives each row a class has probabilities")
+    scores = scores[..., : len(about["class_names"])].double()
+    return (scores / about.get("temperature", 1.0)).softmax(-1)
+
+
 def names(about: Mapping[str, Any], scores: torch.Tensor) -> list[Any]:
-    """Class names of scores (n, classes); of (n, positions, classes) a list for each row; of a
-    regression numbers."""
+    """Class names of scores (n, classes), by the threshold that the export has chosen, if any; of
+    (n, positions, classes) a list for each row; of a regression numbers."""
     if not about["class_names"]:
         return scores[..., 0].tolist()
     known: list[str] = about["class_names"]
     best = scores[..., : len(known)].argmax(-1).tolist()
+    if "threshold" in about:  # from which probability on a row is of one of the two classes
+        case, least = about["threshold"]
+        number = known.index(case)
+        is_case = probabilities(about, scores)[:, number] >= least
+        best = torch.where(is_case, number, 1 - number).tolist()
     return [[known[k] for k in row] if isinstance(row, list) else known[row] for row in best]
 
 
-def _features(columns: Sequence[tuple[str, Sequence[str] | None]], row: Any) -> list[float]:
+def _features(about: Mapping[str, Any], row: Any) -> list[float]:
     """A table's row as numbers: an empty cell is NaN, a column of words a number for each of its
     values."""
     numbers: list[float] = []
-    for place, (name, values) in enumerate(columns):
+    for place, (name, values) in enumerate(about["columns"]):
         if name not in row if isinstance(row, Mapping) else place >= len(row):
             raise ValueError(f"it lacks the column {name}")
         cell = row[name] if isinstance(row, Mapping) else row[place]
-        text = "" if cell is None else unicodedata.normalize("NFC", str(cell).strip())
+        is_missing = cell is None or cell != cell
+        text = "" if is_missing else unicodedata.normalize("NFC", str(cell).strip())
         if values is not None:
             own = _value(text, values)
-            if own is None and text.lower() not in EMPTY:
+            if own is None and not is_empty(text):
                 raise ValueError(
                     f"{text!r} in the column {name} is not one of its values: {', '.join(values)}"
                 )
             numbers += [float(value == own) for value in values]
         else:
             try:
-                numbers.append(math.nan if text.lower() in EMPTY else float(text))
+                is_typed = isinstance(cell, float | int)  # no text: it has no decimal comma
+                form = about | {"decimal": "."} if is_typed else about
+                numbers.append(number(name, text, form))
             except ValueError:
-                raise ValueError(f"{text!r} in the column {name} is no number") from None
+                kind = "date" if name in about["dates"] else "number"
+                raise ValueError(f"{text!r} in the column {name} is no {kind}") from None
     return numbers
 
 

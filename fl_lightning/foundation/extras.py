@@ -14,6 +14,7 @@ MODULES = {
     "wandb": ("wandb",),
     "tensorboard": ("tensorboard",),
     "study": ("pandas", "scipy"),
+    "tables": ("openpyxl", "pyarrow", "pandas"),
     "report": ("jinja2", "matplotlib", "pandas"),
     "vision": ("torchvision",),
     "dp": ("dp_accounting",),

@@ -9,6 +9,7 @@ from pathlib import Path
 from fl_lightning.configuration.config import Config
 from fl_lightning.configuration.files import Layer
 from fl_lightning.configuration.resolve import resolve, start_of
+from fl_lightning.configuration.tables import check_first_rows
 from fl_lightning.foundation import command, launcher, signals
 from fl_lightning.results import opening
 from fl_lightning.results.provenance import name_of
@@ -27,6 +28,8 @@ def trained(layers: list[Layer], config_name: str | None) -> Path:
         opening.check_name(start)
         opening.check_first_start(start, config_name is not None)
         saved = opening.saved_of(start)
+        if saved is None:
+            check_first_rows(layers)
         config = resolved(layers, config_name, saved)
         opening.check_no_key(config)
         if saved is not None:

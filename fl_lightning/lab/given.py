@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from fl_lightning.configuration import tables
 from fl_lightning.configuration.config import check, flat
 from fl_lightning.configuration.files import Layer, read_config
 from fl_lightning.configuration.files import layers_of as layers_in
@@ -30,10 +31,19 @@ def kept(given: Mapping[str, Any], out: Path) -> Iterator[Layer]:
     before = set(folder.rglob("*"))
     absent = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        if given.get("data") is not None:
+        data = given.get("data")
+        names = {key: given.get(key) for key in ("label", "group", "unit")}
+        is_frame = hasattr(data, "to_csv")
+        for key, name in names.items():
+            allowed = "it names a column of a DataFrame, which data must be"
+            check(key, name, name is None or is_frame, allowed)
+            check(key, name, isinstance(name, str | None), "a column's name is text")
+        if is_frame:
+            layer |= tables.keep(data, folder, names)
+        elif data is not None:
             from fl_lightning.data import given as own_data
 
-            layer |= own_data.keep(given["data"], folder)[1]
+            layer |= own_data.keep(data, folder)[1]
         if (model := given.get("model")) is not None:
             from fl_lightning.models import given as own_models
 

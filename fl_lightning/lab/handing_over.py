@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.configuration.config import check, flat
+from fl_lightning.exporting.calibration import Calibration
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.metric import BY_TASK, FURTHER
@@ -39,6 +40,7 @@ def export(
     out: str,
     format: str,
     checkpoint: str,
+    calibration: Calibration,
     of_site: Callable[[Path, int, Path], tuple[Any, dict[str, Any]]],
 ) -> Exported:
     """Writes one client's model, and beside it the file that loads it and predicts raw rows.
@@ -51,6 +53,8 @@ def export(
     if (run / opening.SITE).is_file():
         allowed = "a site's folder exports safetensors only"
         check("format", format, format == "safetensors", allowed)
+        allowed = "a site's folder exports neither temperature nor threshold"
+        check("threshold", calibration.threshold, not calibration.is_wanted, allowed)
         number = int(client) if client.isdecimal() else -1
         allowed = "for a site's folder give the client's number"
         check("client", client, number >= 0, allowed)
@@ -60,7 +64,7 @@ def export(
         config = opening.config_of(run)
         from fl_lightning.run import export as write
 
-        facts = write(config, run, client, model, checkpoint, format)  # type: ignore[arg-type]
+        facts = write(config, run, client, model, checkpoint, format, calibration)  # type: ignore[arg-type]
     return _with_loader(loader, run, facts.get("whose", f"client {client}"), model, facts, format)
 
 
@@ -130,4 +134,12 @@ def _with_loader(
     head = [line for line in code.splitlines()[:2] if line.startswith("#")]
     use = f"{loader}: predict(rows) gives the class, of a regression the number, of each raw row"
     lines = [*head, f"from {loader.stem} import predict  # {use}"]
+    known = facts.get("about", {})
+    if known.get("class_names"):
+        lines.append(f"from {loader.stem} import predict_proba  # probabilities by class")
+    if "temperature" in known:
+        lines.append(f"# temperature, fitted to validation data: {known['temperature']:.4g}")
+    if "threshold" in known:
+        case, least = known["threshold"]
+        lines.append(f"# {case} from a probability of {least:.4g} on, chosen on validation data")
     return Exported(model, loader, facts, lines)

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,17 +21,19 @@ from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import Component, Config, DataConfig, check
+from fl_lightning.configuration.tables import form_of, numbers
 from fl_lightning.data import FederatedData, prepare, table
 from fl_lightning.data import arrays as npz
 from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.federated import AsRead
-from fl_lightning.data.named import composed
 from fl_lightning.data.part import Samples
 from fl_lightning.data.source import Reading
 from fl_lightning.exporting import plain
+from fl_lightning.foundation.cells import SEPARATORS
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.files import atomic_write, write_whole
 from fl_lightning.foundation.metric import Task
+from fl_lightning.foundation.named import composed
 from fl_lightning.methods.base import Method
 
 PARTS = ("train", "validation", "test")
@@ -157,7 +160,7 @@ class Facts:
         columns = None
         if self.columns is not None:
             values = {name: words for name, words in self.columns if words is not None}
-            columns = Columns([name for name, _ in self.columns], values)
+            columns = Columns([name for name, _ in self.columns], values, form_of(data))
         fits: Preprocessing | None = None
         if self.fills is not None:
             fits = Declared(data, columns, self)
@@ -290,6 +293,7 @@ def _read(facts: Facts, data: DataConfig, file: Path) -> tuple[Parts, np.ndarray
     for column in (PART, label):
         check("data", str(file), column in cells, f"it has no column {column!r}")
     about = {"input": "table", "columns": facts.columns, "shape": facts.input_shape}
+    about |= form_of(data)
     rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
     raw, part_of = plain.raw(about, rows).numpy(), np.array(cells[PART])
     for part in {*cells[PART]} - {*PARTS, PUBLIC}:
@@ -303,7 +307,7 @@ def _read(facts: Facts, data: DataConfig, file: Path) -> tuple[Parts, np.ndarray
         index = np.flatnonzero(part_of == part)
         words = [composed(cells[label][k]) for k in index]
         if facts.task == "regression":
-            labels = np.array([float(word) for word in words], np.float32)
+            labels = np.array(numbers(data, label, words), np.float32)
         else:
             # an unknown class is one beyond those that there are
             labels = np.array([places.get(word, len(places)) for word in words], np.int64)
@@ -395,7 +399,7 @@ def write_sites(config: Config, data: FederatedData, folder: Path) -> list[Path]
     check("data.partition", "rotated or planted", read.plain, allowed)
     public = {} if read.public is None else {PUBLIC: (read.public, torch.zeros(0))}
     sites = [parts | public for parts in read.parts]
-    write: Callable[..., None] = partial(_write_table, facts, config.data.label_column)
+    write: Callable[..., None] = partial(_write_table, facts, config.data)
     suffix = "csv"
     if facts.columns is None:
         write, suffix = _write_arrays, "npz"
@@ -420,34 +424,45 @@ def _write_arrays(file: Path, parts: Mapping[str, tuple[Tensor, Tensor]]) -> Non
 
 
 def _write_table(
-    facts: Facts, label: str, file: Path, parts: Mapping[str, tuple[Tensor, Tensor]]
+    facts: Facts, data: DataConfig, file: Path, parts: Mapping[str, tuple[Tensor, Tensor]]
 ) -> None:
     """Write samples as the table had them: numbers with 32 bits, words, and empty cells."""
-    columns = facts.columns or []
+    columns, label = facts.columns or [], data.label_column
     text = io.StringIO()
-    rows = csv.writer(text)
+    rows = csv.writer(text, delimiter=SEPARATORS[data.separator])
     rows.writerow([*(name for name, _ in columns), label, PART])
     for part, (x, y) in parts.items():
         for k, features in enumerate(x.tolist()):
-            word = "" if part == PUBLIC else y[k].item()
-            if facts.task == "classification" and part != PUBLIC:
-                word = facts.class_names[int(word)]
-            rows.writerow([*_cells(columns, features), word, part])
-    file.write_text(text.getvalue(), encoding="utf-8")
+            word = ""
+            if part != PUBLIC:
+                is_class = facts.task == "classification"
+                value = y[k].item()
+                word = facts.class_names[int(value)] if is_class else _written(label, value, data)
+            rows.writerow([*_cells(columns, features, data), word, part])
+    file.write_text(text.getvalue(), encoding=data.encoding)
 
 
 def _cells(
-    columns: Sequence[tuple[str, list[str] | None]], features: Sequence[float]
+    columns: Sequence[tuple[str, list[str] | None]], features: Sequence[float], data: DataConfig
 ) -> Iterator[str]:
     """The cells of a sample's features."""
     rest = iter(features)
-    for _, words in columns:
+    for name, words in columns:
         if words is None:
-            number = next(rest)
-            yield "" if math.isnan(number) else repr(number)
+            yield _written(name, next(rest), data)
         else:
             places = [word for word in words if next(rest)]
             yield "".join(places)
+
+
+def _written(column: str, number: float, data: DataConfig) -> str:
+    """A number as the table has it, which `cells.number` reads."""
+    if math.isnan(number):
+        return ""
+    if column in (data.dates or []):
+        moment = datetime.fromisoformat(data.day_zero) + timedelta(days=number)
+        return moment.strftime(data.date_format) if data.date_format else moment.isoformat()
+    return repr(number).replace(".", data.decimal)
 
 
 def of_sites(config: Config) -> dict[str, Component]:

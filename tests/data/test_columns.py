@@ -18,6 +18,7 @@ from sklearn.preprocessing import RobustScaler, StandardScaler
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.data.columns import Columns
+from fl_lightning.data.table import _features
 from fl_lightning.exporting import plain as exported
 from fl_lightning.exporting.about import about
 from fl_lightning.foundation.errors import BadInput
@@ -172,10 +173,12 @@ def test_held_out_clients_are_in_no_shared_fit(tmp_path: Path) -> None:
 
 
 def test_names_of_features_and_values_that_are_new() -> None:
-    columns = Columns.of({"age": ["1", "2", ""], "sex": ["m", "f", "NA"]}, ["sex"])
+    data = DataConfig(one_hot=["sex"], impute="mean")
+    columns = Columns.of({"age": ["1", "2", ""], "sex": ["m", "f", "NA"]}, data)
     assert columns.features == ["age", "sex=f", "sex=m"]
     np.testing.assert_array_equal(
-        columns.encoded({"age": ["3", ""], "sex": ["m", "x"]}), [[3, 0, 1], [np.nan, 0, 0]]
+        _features(data, {"age": ["3", ""], "sex": ["m", "x"]}, columns),
+        [[3, 0, 1], [np.nan, 0, 0]],
     )
 
 

@@ -103,10 +103,9 @@ def test_findings_are_computed_from_what_silos_send(tmp_path: Path) -> None:
     rows = clean()
     rows.loc[rows.hospital == "Geneva", "creatinine"] *= 88.4
     rows.loc[0, "sex"] = "unlike any other"
+    keys = DataConfig(**KEYS)
     summaries = {
-        name: silos.summary(
-            {c: part[c].astype(str).tolist() for c in part}, "ill", "classification"
-        )
+        name: silos.summary({c: part[c].astype(str).tolist() for c in part}, keys)
         for name, part in rows.drop(columns="hospital").groupby(rows.hospital)
     }
     sent = {
@@ -118,7 +117,7 @@ def test_findings_are_computed_from_what_silos_send(tmp_path: Path) -> None:
     received = {
         s: {c: silos.Column(**d) for c, d in of.items()} for s, of in json.loads(text).items()
     }
-    listed = silos.findings(received, "ill", "classification")
+    listed = silos.findings(received, keys)
     assert listed == checked(rows, tmp_path)
     assert warnings(listed) == [("units", "creatinine", "Geneva")]
 

@@ -21,6 +21,7 @@ from fl_lightning import Run
 from fl_lightning.cli import main
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import DataConfig
+from fl_lightning.configuration.tables import form_of
 from fl_lightning.data import prepare
 from fl_lightning.exporting import plain
 from fl_lightning.exporting.formats import write
@@ -276,6 +277,7 @@ def test_rows_that_cannot_be_read_are_named(kind: str, rows: list[object], line:
         "shape": [3],
         "columns": [["age", None], ["sex", ["f", "m"]]],
         "tokens": {},
+        **form_of(DataConfig()),
     }
     with pytest.raises(ValueError, match=line):
         plain.raw(about, rows)
@@ -293,6 +295,7 @@ def test_cells_that_training_would_have_refused_get_no_answer(
         "columns": columns,
         "mean": [0.0] * 4,
         "std": [1.0] * 4,
+        **form_of(DataConfig()),
     }
     about |= {"scale": scale and [[0.0] * 4, [1.0] * 4, [2.0] * 4, [1.0] * 4], "empty": None}
     with pytest.raises(

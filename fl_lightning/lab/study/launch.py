@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fl_lightning.configuration.config import Config, Start, check, flat
 from fl_lightning.configuration.files import Layer, layer_of, own_layers, read_config
 from fl_lightning.configuration.resolve import resolve, to_settings, to_yaml
+from fl_lightning.configuration.tables import check_first_rows
 from fl_lightning.foundation import command, signals
 from fl_lightning.foundation.errors import BadInput, RunFailed, redact
 from fl_lightning.lab.queue import ALIVE, states_of
@@ -208,6 +209,8 @@ def resolved(
     for key, value in (pair for layer in over for pair in flat(layer)):
         check(key, value, key not in definition.varied(), "the study's grid sets it")
     layers = [QUIET, *beneath, *_base(definition.base), *over]
+    if not any(key.startswith("data.") for key in definition.varied()):
+        check_first_rows(layers)
     base = resolve(layers)
     runs.check_no_key(base)
     all_runs = definition.runs(base.federation.participation)

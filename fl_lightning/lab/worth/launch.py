@@ -242,11 +242,11 @@ def prepared(plan: Plan, optional: bool = False) -> Prepared:
         plan: as asked for.
         optional: methods that do not suit the data are left out.
     """
+    definition, base, runs = _resolved(plan, 1)  # before torch is imported
     from fl_lightning.lab.study.workers import in_a_process
     from fl_lightning.lab.worth.further import Row
     from fl_lightning.lab.worth.runs import look
 
-    definition, base, runs = _resolved(plan, 1)
     metric = _checked(plan, base)
     plan.folder.check(definition, to_settings(base), [run for run, _ in runs])
     changed = ", ".join(code.changes(plan.folder, runs))
