@@ -1,14 +1,12 @@
 """Simulated attackers, for tests and studies of what a defence is worth. No part of honest
 training."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from fl_lightning.callbacks.base import Transform
+from fl_lightning.callbacks.base import Transform, internal
 from fl_lightning.configuration.config import are_numbers, check
 from fl_lightning.configuration.ranges import NonNegativeFloat, UnitInterval
 from fl_lightning.core import Client, Payload, RunContext
@@ -37,7 +35,7 @@ class Attack(Transform):
     clients: list[int] | None = None
     share: UnitInterval | None = None
     scale: NonNegativeFloat = 1.0
-    attackers: frozenset[int] = field(init=False, default=frozenset())
+    attackers: frozenset[int] = internal(default=frozenset())
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,6 +8,8 @@ move between ranks, are saved and are resumed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,7 +17,15 @@ from torch import Tensor
 
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import check_ranges
-from fl_lightning.core import Client, Payload, Phase, RelationInputs, RoundRecord, RunContext
+from fl_lightning.core import (
+    Client,
+    Payload,
+    Phase,
+    RelationInputs,
+    RoundRecord,
+    RunContext,
+    Tensors,
+)
 from fl_lightning.core.mixing import mean_of
 from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.foundation import log
@@ -31,6 +41,10 @@ def in_order(callbacks: Iterable[Callback], loggers: Iterable[Callback] = ()) ->
     placed = [(STAGES.index(callback.stage), callback) for callback in callbacks]
     placed += [(max(STAGES.index(logger.stage), STAGES.index("log")), logger) for logger in loggers]
     return [callback for _, callback in sorted(placed, key=lambda one: one[0])]
+
+
+internal = partial(field, init=False, repr=False)
+"""A field of a callback that is no argument: what it keeps while a run goes on."""
 
 
 class Callback:
@@ -116,7 +130,7 @@ class Transform(Callback):
                 f"none"
             )
 
-    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> Tensors:
         """Tensors (on the CPU) that every client keeps in its memory for this transform, with their
         first values."""
         return {}

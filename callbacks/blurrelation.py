@@ -1,16 +1,14 @@
 """Defences of a relation: its rows are changed before the server mixes by them, sends the mixes and
 logs them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Observer, Transform
+from fl_lightning.callbacks.base import Observer, Transform, internal
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import PositiveFloat, PositiveInt, Range
@@ -78,8 +76,8 @@ class BlurRelation(Transform, Observer):
     decimals: Annotated[int, Range(0, 15)] | None = None
     noise: PositiveFloat | None = None
     top: PositiveInt | None = None
-    _seed: int = field(default=0, init=False, repr=False)
-    _used: bool = field(default=False, init=False, repr=False)
+    _seed: int = internal(default=0)
+    _used: bool = internal(default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,21 +5,19 @@ Andrew, Kairouz, Oh, Oprea, McMahan, Suriyakumar: One-shot Empirical Privacy Est
 Federated Learning. ICLR 2024 (random directions). Guesses are counted as in `privacy.bound`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Observer, Transform
+from fl_lightning.callbacks.base import Observer, Transform, internal
 from fl_lightning.callbacks.central import CLIP, CentralPrivacy
 from fl_lightning.callbacks.privacy import LocalPrivacy
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import PositiveShare
-from fl_lightning.core import Client, ModelGroup, Payload, RoundRecord, RunContext
+from fl_lightning.core import Client, ModelGroup, Payload, RoundRecord, RunContext, Tensors
 from fl_lightning.foundation.rng import generator, numpy_rng
 from fl_lightning.privacy.bound import lower_bound, share_right
 from fl_lightning.privacy.mechanism import MODEL
@@ -51,17 +49,9 @@ class Canaries(Transform, Observer):
 
     share: PositiveShare = 1.0
     guesses: PositiveShare = 0.2
-    _canaries: frozenset[int] = field(
-        default=frozenset(),
-        init=False,
-        repr=False,
-    )
-    _privacy: LocalPrivacy | CentralPrivacy | None = field(default=None, init=False, repr=False)
-    _before: dict[int, Tensor] = field(
-        default_factory=dict,
-        init=False,
-        repr=False,
-    )
+    _canaries: frozenset[int] = internal(default=frozenset())
+    _privacy: LocalPrivacy | CentralPrivacy | None = internal(default=None)
+    _before: dict[int, Tensor] = internal(default_factory=dict)
     """This round's global models before it, by group."""
 
     def on_fit_start(self, run: RunContext) -> None:
@@ -86,7 +76,7 @@ class Canaries(Transform, Observer):
         )
         self._canaries = frozenset(int(c) for c in drawn)
 
-    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> Tensors:
         """How far what left went in the canary's direction so far, in clips, and in how many
         rounds."""
         return {
@@ -156,7 +146,8 @@ class Canaries(Transform, Observer):
         score: float,
     ) -> None:
         memory = run.states[client].memory
-        memory[SCORE], memory[ROUNDS] = memory[SCORE] + score, memory[ROUNDS] + 1
+        memory[SCORE] = memory[SCORE] + score
+        memory[ROUNDS] = memory[ROUNDS] + 1
 
     def _along(
         self,

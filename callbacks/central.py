@@ -5,18 +5,16 @@ McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Langua
 Clipping. NeurIPS 2021.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Observer, Transform, Unweighted
+from fl_lightning.callbacks.base import Observer, Transform, Unweighted, internal
 from fl_lightning.callbacks.privacy import INPUTS, check_account, check_noise_stays, uploads
 from fl_lightning.callbacks.relations import SampleCounts
 from fl_lightning.configuration.config import Config, check
@@ -125,14 +123,10 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     quantile: Annotated[float, Range(0, 1, above=True, below=True)] | None = None
     delta: float = DELTA
     reproducible: bool = True
-    _noise: float = field(default=0.0, init=False, repr=False)
-    _stateful: bool = field(default=False, init=False, repr=False)
+    _noise: float = internal(default=0.0)
+    _stateful: bool = internal(default=False)
     """Whether clients keep state (`keeps_state`)."""
-    _within: dict[int, bool] = field(
-        default_factory=dict,
-        init=False,
-        repr=False,
-    )
+    _within: dict[int, bool] = internal(default_factory=dict)
     """This round's uploads of this rank: whether a client's change was within the clip."""
 
     def __post_init__(self) -> None:

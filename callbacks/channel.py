@@ -5,8 +5,6 @@ sent. Training is not touched, and no clock is read: equal runs have equal times
 processes.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
@@ -18,10 +18,10 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Observer
+from fl_lightning.callbacks.base import Observer, internal
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import NonNegativeFloat, PositiveInt
-from fl_lightning.core import RoundRecord, RunContext
+from fl_lightning.core import RoundRecord, RunContext, Tensors
 from fl_lightning.core.client import client_memory
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput
@@ -66,21 +66,17 @@ class Checkpoint(Observer):
     keep: PositiveInt = 2
     best: bool = True
     seconds: NonNegativeFloat = 10.0
-    saved: int = field(default=0, init=False, repr=False)
+    saved: int = internal(default=0)
     """The last round that is saved, or that the run was resumed from."""
-    _saved_at: float | None = field(default=None, init=False, repr=False)
+    _saved_at: float | None = internal(default=None)
     """When this process last saved, or began."""
-    _took: float = field(default=0.1, init=False, repr=False)
+    _took: float = internal(default=0.1)
     """Seconds that it last took to save; before that a guess: some 50 ms for ten small models."""
-    _last: Manifest | None = field(default=None, init=False, repr=False)
-    _spent: dict[int, dict[str, Any]] = field(
-        default_factory=dict,
-        init=False,
-        repr=False,
-    )
+    _last: Manifest | None = internal(default=None)
+    _spent: dict[int, dict[str, Any]] = internal(default_factory=dict)
     """By client, what of its privacy was spent when this process last saved it: a visit that failed
     may spend some."""
-    _kept: dict[int, Manifest] | None = field(default=None, init=False, repr=False)
+    _kept: dict[int, Manifest] | None = internal(default=None)
     """Manifests in the folder, by round, once it has been looked through."""
 
     def on_fit_start(self, run: RunContext) -> None:
@@ -169,7 +165,7 @@ class Checkpoint(Observer):
         t = run.server.round
         before = self._last or {"clients": {}}
         entries: dict[str, dict[str, Any]] = {}
-        changed: dict[str, dict[str, Tensor]] = {}
+        changed: dict[str, Tensors] = {}
         for client, state in sorted(run.states.items()):
             entry = before["clients"].get(str(client))
             spent = {name: x.tolist() for name, x in spent_by(state).items()}
@@ -277,7 +273,8 @@ def restore(
     check(key, place, bool(rounds), "it holds no checkpoint yet")
     damaged: list[str] = []
     for t in rounds:
-        loaded, reason = None, None
+        loaded = None
+        reason = None
         try:
             loaded = _load(run, folder, t)
         except Damaged as error:
@@ -297,8 +294,8 @@ def restore(
 
 class _Loaded(NamedTuple):
     manifest: Manifest
-    initial: dict[str, Tensor]
-    server: dict[str, Tensor]
+    initial: Tensors
+    server: Tensors
     states: dict[int, ClientState]
 
 
@@ -370,7 +367,7 @@ def _put(run: RunContext, loaded: _Loaded) -> None:
 # ---------------------------------------------------------------- tensors and their names
 
 
-def _of_client(state: ClientState) -> dict[str, Tensor]:
+def _of_client(state: ClientState) -> Tensors:
     """Return a client's tensors; the server's last copy only where it is another tensor."""
     vectors = dict(state.vectors)
     row = vectors.pop(MODEL)
@@ -411,7 +408,7 @@ def _state(
     )
 
 
-def _of_server(run: RunContext) -> dict[str, Tensor]:
+def _of_server(run: RunContext) -> Tensors:
     """Return the server's memory and vectors; a global model where it is not the initial one."""
     tensors = _flat(fields=run.server.memory) | _vectors(run)
     for k, group in enumerate(run.groups):
@@ -420,18 +417,18 @@ def _of_server(run: RunContext) -> dict[str, Tensor]:
     return tensors
 
 
-def _vectors(run: RunContext) -> dict[str, Tensor]:
+def _vectors(run: RunContext) -> Tensors:
     """Return what the server keeps of each group beside the global model."""
-    tensors: dict[str, Tensor] = {}
+    tensors: Tensors = {}
     for k, group in enumerate(run.groups):
         vectors = {name: vector for name, vector in group.vectors.items() if name != MODEL}
         tensors |= _flat(**{f"{k}.vectors": vectors})
     return tensors
 
 
-def _initial(run: RunContext) -> dict[str, Tensor]:
+def _initial(run: RunContext) -> Tensors:
     """Return each group's initial model and what of it is frozen: stored once."""
-    tensors: dict[str, Tensor] = {}
+    tensors: Tensors = {}
     for k, group in enumerate(run.groups):
         parts = _flat(
             row=group.initial,
@@ -450,9 +447,9 @@ def _blocks(run: RunContext) -> list[Any]:
     ]
 
 
-def _flat(**parts: Tensor | Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
+def _flat(**parts: Tensor | Mapping[str, Tensor] | Sequence[Tensor]) -> Tensors:
     """Return tensors by dotted names: `row`, `vectors.personal`, `buffers.0`."""
-    tensors: dict[str, Tensor] = {}
+    tensors: Tensors = {}
     for name, part in parts.items():
         if isinstance(part, Tensor):
             tensors[name] = part
@@ -462,7 +459,7 @@ def _flat(**parts: Tensor | Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str
     return tensors
 
 
-def _called(saved: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+def _called(saved: Mapping[str, Tensor], name: str) -> Tensors:
     """Return the tensors of the part `name`, by the rest of their names."""
     prefix = f"{name}."
     return {key.removeprefix(prefix): t for key, t in saved.items() if key.startswith(prefix)}

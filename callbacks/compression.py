@@ -5,8 +5,6 @@ alike (the client knows what it has sent). A small change then costs a small err
 round did not carry is in the next difference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

@@ -1,8 +1,6 @@
 """Whether W&B's server can be reached, and whose variables the environment holds: decided before a
 run begins, and never by asking for a key."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -12,20 +12,19 @@ Geometry alone cannot tell label skew, where groups cost, from conflict, where t
 after training can.
 """
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.callbacks.base import internal
 from fl_lightning.callbacks.measured import add_noise, noise_shares
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.callbacks.selection import LayerSelection
-from fl_lightning.core import Payload, RelationInputs, RunContext, Server
+from fl_lightning.core import Payload, RelationInputs, RunContext, Server, Tensors
 from fl_lightning.core.relation import Weights
 from fl_lightning.foundation import log
 
@@ -162,17 +161,9 @@ class CrossFittedCube(Relation):
     fixed = "its groups are found from steps that begin from one model"
 
     guard: float
-    _layers: dict[int, list[int]] = field(
-        default_factory=dict,
-        init=False,
-        repr=False,
-    )
+    _layers: dict[int, list[int]] = internal(default_factory=dict)
     """By candidate, the layers that it groups."""
-    _measured: dict[str, float] = field(
-        default_factory=dict,
-        init=False,
-        repr=False,
-    )
+    _measured: dict[str, float] = internal(default_factory=dict)
 
     def on_fit_start(self, run: RunContext) -> None:
         """Which layers are the last and the first."""
@@ -188,7 +179,7 @@ class CrossFittedCube(Relation):
             FIRST: sorted({block.layer for block in blocks} - set(head))[:1],
         }
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise`; `averaged` (N,),
         who is in FedAvg's model; `told` (N,), who has its share; `cosines` (2, N, N), sums and
         counts; `near` (N, N), who is of one group; `losses` (2, TRIED, N), before and after

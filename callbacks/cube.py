@@ -8,8 +8,6 @@ For fixed models, row r of client i in one layer minimises
 Everything is done on the Gram matrix W W^T (n x n), never on models: `Gram.centred` is C below.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,7 +20,7 @@ from fl_lightning.callbacks.relations import Relation
 from fl_lightning.callbacks.simplex import simplex_rows, to_simplex
 from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt
 from fl_lightning.configuration.search import LogRange, searched
-from fl_lightning.core import Gram, RelationInputs, RunContext
+from fl_lightning.core import Gram, RelationInputs, RunContext, Tensors
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.rng import numpy_rng
@@ -193,7 +191,7 @@ class LearnedCube(Relation):
                 f"{self.settings.strength:g}{units}"
             )
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """`relation`: the cube (N, layers, N), all 1/N or rows drawn evenly from the simplex.
 
         (From the identity the stepped form would never move.)

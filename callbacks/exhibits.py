@@ -1,7 +1,5 @@
 """Tables, files and names that a viewer shows of a run beside its curves; imports no viewer."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tarfile

@@ -1,8 +1,6 @@
 """Relations that are graphs of clients: HeurFedAMP's and pFedGraph's by cosines of models, FedU's
 given beforehand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.callbacks.simplex import simplex_rows
-from fl_lightning.core import RelationInputs, RunContext
+from fl_lightning.core import RelationInputs, RunContext, Tensors
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.rng import numpy_rng
 
@@ -151,7 +149,7 @@ class Laplacian(Relation):
     gamma: float
     graph: Literal["random", "complete"]
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """`graph` (N, N): a, symmetric, 0 on the diagonal."""
         if self.graph == "random":
             return {"graph": random_graph(run.clients, run.config.seed)}

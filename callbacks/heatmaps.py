@@ -1,8 +1,6 @@
 """Pictures of who holds which classes, who receives from whom, how clients weigh the others'
 layers, and the scores."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The server's copy of each client's last upload, for methods that would not keep one."""
 
-from __future__ import annotations
-
 from fl_lightning.callbacks.base import Transform
 
 

@@ -10,18 +10,17 @@ So the row that minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i needs no prior: 
 the client's own model, with much noise a mix of the nearest clients.
 """  # noqa: E501
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fl_lightning.callbacks.base import internal
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.callbacks.simplex import simplex_rows
-from fl_lightning.core import RelationInputs, RunContext, Server
+from fl_lightning.core import RelationInputs, RunContext, Server, Tensors
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import RunFailed
 
@@ -138,13 +137,9 @@ class MeasuredCube(Relation):
 
     kappa: float
     keep: float
-    _shares: dict[str, float] = field(
-        default_factory=dict,
-        init=False,
-        repr=False,
-    )
+    _shares: dict[str, float] = internal(default_factory=dict)
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """`noise.loadings` (L, N, N): A; `noise.measured` (2, L): the sum of n_i v_i / ||step_i||^2
         over clients that have measured v_i, and how many have; `noise.rounds` (N,): uploads of
         each."""

@@ -1,24 +1,21 @@
 """Differential privacy: what leaves a client is bounded and noised (`localprivacy`)."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from fl_lightning.callbacks.base import Observer, Transform
+from fl_lightning.callbacks.base import Observer, Transform, internal
 from fl_lightning.callbacks.blurrelation import BlurRelation
 from fl_lightning.callbacks.compression import Quantize, TopK
 from fl_lightning.callbacks.keepuploads import KeepUploads
 from fl_lightning.callbacks.robust import NormBound
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.configuration.optimizerkeys import check_noise
-from fl_lightning.core import Client, Payload, RoundRecord, RunContext
+from fl_lightning.core import Client, Payload, RoundRecord, RunContext, Tensors
 from fl_lightning.core.run import cohort_of
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import require
@@ -74,11 +71,7 @@ class LocalPrivacy(Transform, Observer):
     epsilon_target: float | None = None
     delta: float = DELTA
     reproducible: bool = True
-    _noises: dict[str, Noise] = field(
-        default_factory=dict,
-        init=False,
-        repr=False,
-    )
+    _noises: dict[str, Noise] = internal(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_noise(
@@ -217,7 +210,7 @@ class LocalPrivacy(Transform, Observer):
 
     # ---------------------------------------------------------------- in a round
 
-    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> Tensors:
         """How many uploads of each kind have left the client, and their noise."""
         count = len(kinds_of(run))
         return {

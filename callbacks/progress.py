@@ -1,8 +1,6 @@
 """What a person at the terminal sees: a bar while the rounds go by, a table and the way to
 everything at the end."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

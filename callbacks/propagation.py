@@ -4,8 +4,6 @@ Theta^ = (1 - kappa)(I - kappa Pi)^-1 Theta with Pi = D^-1 W, kappa = alpha / (1
 al., KDD 2023, Eq. 6).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +13,7 @@ from torch import Tensor
 from fl_lightning.callbacks.graphs import random_graph
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import check
-from fl_lightning.core import Client, RelationInputs, RunContext
+from fl_lightning.core import Client, RelationInputs, RunContext, Tensors
 from fl_lightning.data.part import Part
 
 
@@ -154,7 +152,7 @@ class Propagation(Relation):
         if self.validated:
             run.check_validation("chooses its pull on validation data")
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """`fedora.rows` (N, N), and every client's `fedora.bases` (N, dim + C, p) and those of
         features alone.
 

@@ -4,8 +4,6 @@
 `cube.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.core import RelationInputs, RunContext, Server
+from fl_lightning.core import RelationInputs, RunContext, Server, Tensors
 from fl_lightning.data.part import Part
 from fl_lightning.foundation.errors import BadInput, RunFailed
 
@@ -44,7 +42,7 @@ class Relation(Callback):
     blur: Callable[[Tensor, Sequence[int], Sequence[int], int], Tensor] | None = None
     """A function that changes rows (L, m, n) of receivers by sources in a round, or None."""
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> Tensors:
         """Return small tensors that the server keeps between rounds, equal on every rank, with
         first values."""
         return {}

@@ -6,8 +6,6 @@ Byzantine Tolerant Gradient Descent. NeurIPS 2017. All count every client once: 
 are what clients say of themselves.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -5,8 +5,6 @@ side: only the first Omega layers are sent back, Omega chosen by a generalisatio
 What is not sent stays stale on the server.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import NonNegativeFloat
-from fl_lightning.core import Client, Layout, Payload, RunContext
+from fl_lightning.core import Client, Layout, Payload, RunContext, Tensors
 from fl_lightning.foundation.device import wide
 from fl_lightning.foundation.errors import BadInput
 
@@ -138,7 +136,7 @@ class LayerSelection(Transform):
         requirement = "it needs a method whose relation tells layers apart, such as kapc"
         check("callbacks.layerselection", run.method_name, run.relation.per_layer, requirement)
 
-    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> Tensors:
         """Bounds B and tau, the last Omega (L: all layers), and which layers the server has ever
         received."""
         L = len(run.layer_names)

@@ -1,8 +1,6 @@
 """Points on the simplex (non-negative entries that sum to 1): the nearest, and minima of quadratic
 functions."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,20 +1,17 @@
 """Differential privacy of single samples: what `optimizer.privacy` accounts for, and what it
 refuses."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from lightning import LightningModule
-from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from fl_lightning.callbacks.base import Observer, Transform
+from fl_lightning.callbacks.base import Observer, Transform, internal
 from fl_lightning.callbacks.privacy import (
     BEHIND,
     INPUTS,
@@ -23,7 +20,7 @@ from fl_lightning.callbacks.privacy import (
     rounds_of,
 )
 from fl_lightning.configuration.config import Config, check
-from fl_lightning.core import Client, ModelGroup, Payload, Phase, RoundRecord, RunContext
+from fl_lightning.core import Client, ModelGroup, Payload, Phase, RoundRecord, RunContext, Tensors
 from fl_lightning.foundation.device import no_draws
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import generator, unrepeatable
@@ -55,7 +52,7 @@ class StepPrivacy(Transform, Observer):
     accounts: ClassVar[bool] = True
     """As of `LocalPrivacy`."""
 
-    _noise: float = field(default=0.0, init=False, repr=False)
+    _noise: float = internal(default=0.0)
 
     @property
     def config_key(self) -> str:
@@ -166,7 +163,7 @@ class StepPrivacy(Transform, Observer):
 
     # ---------------------------------------------------------------- in a round
 
-    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> Tensors:
         """How many steps the client has taken."""
         return {STEPS: torch.zeros((), dtype=torch.int64)}
 
@@ -177,7 +174,8 @@ class StepPrivacy(Transform, Observer):
             BadInput: it trains on other samples, by another loss, or by steps of its own; nothing
                 accounts for it.
         """
-        run, privacy = client.run, client.run.config.optimizer.privacy
+        run = client.run
+        privacy = client.run.config.optimizer.privacy
         names = ("part", "targets", "batch_size", "step")
         own_parts = [name for name in names if getattr(phase, name) is not None]
         own_parts += ["loss"] if phase.objective.loss is not None else []

@@ -653,7 +653,6 @@ def compare(
     columns: Names = None,
     caption: str | None = None,
     label: str | None = None,
-    picture: Place | None = None,
 ) -> "Comparison":
     """Compare methods over seeds, paired, in one table.
 
@@ -672,7 +671,6 @@ def compare(
         columns: Columns of the table, with commas, such as mean,difference,interval.
         caption: Caption of the LaTeX table.
         label: Label of the LaTeX table, such as tab:digits.
-        picture: FILE.png: the critical-difference diagram, if there are enough settings.
 
     Returns:
         `table` has a row for each method by judge and setting, every digit kept (docs/compare.md
@@ -681,9 +679,7 @@ def compare(
     from fl_lightning.lab.study.comparison import Asked
     from fl_lightning.lab.study.comparison import compare as compared
 
-    wishes = Asked(
-        baseline, judge, metric, target, accept_changed_code, clients, _text(picture), format
-    )
+    wishes = Asked(baseline, judge, metric, target, accept_changed_code, clients, format)
     return compared(_folders(runs), wishes, _text(columns), caption, label, _text(out))
 
 

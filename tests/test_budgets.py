@@ -22,26 +22,26 @@ LAYOUT = {
 }
 TOKENS = {
     "benchmarks": 18_900,
-    "callbacks": 37_000,
-    "configuration": 16_700,
+    "callbacks": 36_700,
+    "configuration": 19_000,
     "core": 17_300,
-    "data": 48_200,
+    "data": 44_000,
     "drawing": 2_700,
-    "engine": 27_400,
-    "exporting": 2_900,
-    "foundation": 14_100,
-    "lab": 99_200,
-    "methods": 47_300,
+    "engine": 27_200,
+    "exporting": 3_700,
+    "foundation": 14_600,
+    "lab": 98_000,
+    "methods": 46_000,
     "models": 7_800,
     "privacy": 3_600,
-    "results": 15_700,
-    "sites": 17_600,
+    "results": 15_600,
+    "sites": 17_800,
     "storage": 3_300,
-    "top": 9_600,
-    "training": 25_100,
+    "top": 10_000,
+    "training": 25_000,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 413_800
+ALL = 411_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

@@ -70,7 +70,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "report/test_workspace.py::test_the_view_is_saved_once_and_again_only_where_it_differs": (
         r"fl-train dashboard --project .*",
     ),
-    "report/test_charts.py::test_charts_become_files_that_are_the_same_every_time": (
+    "study/test_compare.py::test_the_report_of_a_study_has_curves_and_a_forest_plot": (
         r"fl-train report .* --figures pdf",
     ),
     "report/test_command.py::test_where_the_page_goes": (

@@ -49,7 +49,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("dp_accounting", f"{FIT} --method fedhkd", "method.sigma: ", "'dp-accounting>="),
         ("jinja2", "report run", "report: ", "'jinja2>="),
         ("pandas", "compare study", "compare: ", "'pandas>=2.2' 'scipy>="),
-        ("matplotlib", "compare study --picture ranks.png", "compare: ", "'matplotlib>="),
     ],
 )
 def test_one_line_names_the_command(

@@ -31,6 +31,7 @@ SHARED = {
     "clustered",
     "fedamp",
     "feddf",
+    "simpfd",
     "fedmd",
     "prototypes",
     "serveroptimizer",

@@ -284,7 +284,7 @@ def test_names_may_be_a_list_or_a_text_with_commas(monkeypatch: pytest.MonkeyPat
 
     methods = [entry for entry in table("methods") if entry.startswith(("fed", "pfed"))]
     calls: list[Any] = []
-    monkeypatch.setattr(api, "_of_a_study", lambda *given: calls.append(given[6:]))
+    monkeypatch.setattr(api, "_of_a_study", lambda *given: calls.append(given[5:]))
     definition = {"base": "digits", "methods": methods, "seeds": [0]}
     for given in (methods, ",".join(methods)):
         fl_lightning.study(definition, "out", methods=given, seeds="0", together="2")

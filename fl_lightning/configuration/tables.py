@@ -87,7 +87,8 @@ def check_first_rows(layers: Sequence[Layer]) -> None:
     values = typed(run_parser(), plain)
     data = spelled(DataConfig(**values.data.as_dict()))
     suffix = Path(data.root or "").suffix.lower()
-    is_table = data.source == "table" or suffix in SUFFIXES
+    may_be_table = data.source in ("table", DataConfig.source) and suffix in SUFFIXES
+    is_table = data.source == "table" or may_be_table
     if values.smoke or data.root is None or not is_table:
         return
     data = replace(data, source="table")

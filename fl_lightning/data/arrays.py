@@ -1,7 +1,5 @@
 """The user's own arrays, in one `.npz` file."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace

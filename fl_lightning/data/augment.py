@@ -1,8 +1,6 @@
 """Augmentation of a batch of training images on its device, from draws made for a whole epoch on
 the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

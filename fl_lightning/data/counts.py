@@ -1,8 +1,6 @@
 """Whole samples by client and class, (N, C): dealt out by weights, topped up, held by so many
 clients."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fl_lightning.data.sampling import apportion

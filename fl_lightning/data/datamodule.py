@@ -1,8 +1,6 @@
 """The user's own LightningDataModule, whose data sets give (x, y), or (x, y, client) for natural
 clients."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 from typing import Any

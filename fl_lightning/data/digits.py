@@ -1,8 +1,6 @@
 """scikit-learn's handwritten digits (E. Alpaydin and C. Kaynak, UCI, 1998): 1,797 real images of
 8x8 pixels."""
 
-from __future__ import annotations
-
 import gzip
 from functools import cache
 from importlib.util import find_spec

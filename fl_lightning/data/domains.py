@@ -1,8 +1,6 @@
 """Domains: the same classes seen in several ways (photographs, sketches, ...), each shared by
 clients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce

@@ -1,8 +1,6 @@
 """Data that a script hands over: kept in one file, which a run's configuration names as its source
 and reads again."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ In the place of FEMNIST's writers (28x28 grey, the same 62 classes), for trials 
 measured here speaks of FEMNIST.
 """
 
-from __future__ import annotations
-
 import string
 from pathlib import Path
 

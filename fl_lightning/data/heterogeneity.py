@@ -1,8 +1,6 @@
 """How unlike the clients of a federation are: in their label mixes, in their inputs, in how much
 they have."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """Hugging Face data sets on disk: saved by `save_to_disk`, or parquet files. Nothing is asked of a
 network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +48,8 @@ def load(data: DataConfig) -> Source:
     labels, names = _labels(parts, label) if not regression else (_numbers(parts, [label]), [])
     groups, group_names = _numbered(parts, group) if group is not None else (None, [])
     units = None if data.unit_column is None else _numbered(parts, data.unit_column)[0]
-    pools, texts = {}, None
+    pools = {}
+    texts = None
     for name in parts:
         own = labels[name][:, 0] if regression else labels[name]
         pools[name] = Pool(

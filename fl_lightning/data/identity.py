@@ -4,8 +4,6 @@ is dealt to whom.
 It is the same for every seed, so that runs of one row of a table can be seen to be of other data.
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,8 +1,6 @@
 """MNIST's own files in one folder, packed or not, as MNIST's site and Debian's
 `dataset-fashion-mnist` have them."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

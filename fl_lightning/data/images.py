@@ -1,8 +1,6 @@
 """Image files: the user's own class folders, and the decoding that torchvision's file-based sets
 share."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -211,7 +209,8 @@ def _mark(file: Path, folder: Path) -> bytes:
             begin = content.read(MARK)
             size = os.fstat(content.fileno()).st_size
     except OSError:  # it is said where the picture is read
-        begin, size = b"", 0
+        begin = b""
+        size = 0
     return (
         f"{composed(os.path.relpath(file, folder))} {size} ".encode(errors="surrogateescape")
         + begin

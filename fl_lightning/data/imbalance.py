@@ -1,7 +1,5 @@
 """Classes that are so rare that accuracy hides how they fare, or that no client trains on."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 

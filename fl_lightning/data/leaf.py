@@ -6,8 +6,6 @@ labels. A sample of FEMNIST is 784 grey values (white is 1), one of Shakespeare 
 which the next is the label.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A source by its name, or samples made up in its place."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Which samples a user's data sets and loaders give. What a loader does beyond that is refused, or
 a line says that it has no effect: clients make batches of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 """Data of clients that come after the last round: those that were held out, or one whose data lie
 in a file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Each client's own test part: a share of its samples (`data.client_test`), or one of its folds
 (`data.folds`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,7 +49,8 @@ def cut(
         return trains, tests
     independent = [_independent(pool.part(own)) for own in dealt]
     for name, own in zip(names, independent, strict=True):
-        count, kind = len(np.unique(own)), "samples" if pool.units is None else "units"
+        count = len(np.unique(own))
+        kind = "samples" if pool.units is None else "units"
         fine = count >= data.folds or data.min_samples == 1
         allowed = f"{name} has {count} {kind}: at most that many folds"
         check("data.folds", data.folds, fine, allowed)

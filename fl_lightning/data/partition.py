@@ -10,8 +10,6 @@ fewer, samples move to it from the clients that hold most, which always ends, in
 again, which for small alpha may not.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ et al., TNNLS 2020). Moved on by g they are ours: any two groups disagree about 
 AISTATS 2023), there at times of each one's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ agree upon.
 They are a part of the training data, held back before the clients share it, or another data set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

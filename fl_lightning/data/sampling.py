@@ -1,7 +1,5 @@
 """Dealing things out in whole numbers, and drawing so that the class mix is kept."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

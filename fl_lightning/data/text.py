@@ -1,8 +1,6 @@
 """Texts as token numbers: characters or word pieces, learned from training texts. 0 fills up, and
 is what is new."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Persons, specimens or documents that several samples are of: no unit lies in two parts of a
 split."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """torchvision's classification data sets, by their names in lower case."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -5,8 +5,6 @@ seglearn (BSD).
 at 50 Hz.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError

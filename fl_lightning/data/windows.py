@@ -3,8 +3,6 @@
 A window is (recording, first sample, the one after the last); int64 [n, 3] are `spans`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,8 +1,6 @@
 """Names as people and machines write them: one spelling of each, and which files of a folder are
 data at all."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path

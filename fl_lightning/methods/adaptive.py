@@ -1,7 +1,5 @@
 """What FedAdagrad, FedAdam and FedYogi have in common (Reddi et al., ICLR 2021): see fedopt.py."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
@@ -9,8 +7,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core import RunContext, Server, Tensors
-from fl_lightning.methods import LogRange, PositiveAdamRate, PositiveFloat, ShareBelow1, searched
+from fl_lightning.methods import (
+    LogRange,
+    PositiveAdamRate,
+    PositiveFloat,
+    RunContext,
+    Server,
+    ShareBelow1,
+    Tensors,
+    searched,
+)
 from fl_lightning.methods.serveroptimizer import ServerOptimizer
 
 STEPS = "server.steps"

@@ -1,14 +1,26 @@
 """APFL: Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning. arXiv:2003.13461, 2020."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Payload, Phase, Phases, RunContext, Slot, Tensors
-from fl_lightning.methods import Method, Range, Traits, UnitInterval, check_plain_steps, searched
+from fl_lightning.methods import (
+    Batch,
+    Client,
+    Method,
+    Payload,
+    Phase,
+    Phases,
+    Range,
+    RunContext,
+    Slot,
+    Tensors,
+    Traits,
+    UnitInterval,
+    check_plain_steps,
+    searched,
+)
 
 
 @dataclass(frozen=True)
@@ -53,8 +65,11 @@ class APFL(Method):
 
     def step(self, client: Client, batch: Batch) -> Tensor:
         """One step of w, v and alpha; returns the task loss at w, as FedAvg's."""
-        w, v, mixture = client["model"], client["personal"], self.personal(client)
-        alpha, end = float(client.memory["alpha"]), client.layout.parameters.stop
+        w = client["model"]
+        v = client["personal"]
+        mixture = self.personal(client)
+        alpha = float(client.memory["alpha"])
+        end = client.layout.parameters.stop
         loss, gradient = client.gradient(w, batch)
         _, of_mixture = client.gradient(mixture, batch)
         slope = float((v - w) @ of_mixture)
@@ -70,7 +85,8 @@ class APFL(Method):
     def personal(self, client: Client) -> Tensor:
         """The mixture, exact at both ends. Its running statistics are kept with v: those of its own
         passes."""
-        mixture, columns = client["personal"].clone(), client.layout.parameters
+        mixture = client["personal"].clone()
+        columns = client.layout.parameters
         mixture[columns] = torch.lerp(
             client["model"][columns], mixture[columns], float(client.memory["alpha"])
         )

@@ -1,8 +1,6 @@
 """What a method of personalised federated learning is: a frozen object that states only its
 difference from FedAvg."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from inspect import isfunction
@@ -30,7 +28,6 @@ from fl_lightning.core import (
     Traits,
 )
 from fl_lightning.core.traits import is_shipped, sees_only_the_mean
-from fl_lightning.methods.common.basics import check_classes
 
 Scope = Literal["shared", "personal", "uploaded"]
 """shared: sent both ways. personal: never sent. uploaded: sent to the server only."""
@@ -87,8 +84,9 @@ class Method:
 
     def check(self, run: RunContext) -> None:
         """Raise `BadInput` where the method cannot work on this run."""
-        if self.traits.classes:
-            check_classes(run)
+        task = run.data.task
+        allowed = f"{run.method_name} exchanges what it knows of classes, and a regression has none"
+        check("data.task", task, task != "regression" or not self.traits.classes, allowed)
 
     # ---------------------------------------------------------------- the model
 
@@ -269,17 +267,29 @@ def move_on(group: GroupServer, old: Tensor, size: float) -> None:
     group["model"][columns] = torch.lerp(old[columns], group["model"][columns], size)
 
 
-def check_plain_steps(run: RunContext) -> None:
-    """Raise `BadInput` unless the optimiser's step is w - lr g: what a method's own steps are."""
-    config, needs = (
-        run.config.optimizer,
-        f"{run.method_name} takes steps w - lr g of its own: it must be",
-    )
-    check("optimizer.name", config.name, config.name == "sgd", f"{needs} sgd")
-    check("optimizer.momentum", config.momentum, not config.momentum, f"{needs} 0")
-    check("optimizer.weight_decay", config.weight_decay, not config.weight_decay, f"{needs} 0")
-    check("optimizer.clip_norm", config.clip_norm, config.clip_norm is None, f"{needs} null")
+def check_sgd(run: RunContext, why: str, **values: object) -> None:
+    """Raise `BadInput` unless steps are those of SGD, with losses that are not scaled.
+
+    Args:
+        run: of the method.
+        why: the method needs them, in words.
+        values: of the optimiser's keys, by name, where they must have one.
+    """
+    config = run.config.optimizer
+    for key, value in {"name": "sgd", **values}.items():
+        own = getattr(config, key)
+        allowed = f"{why}: it must be {'null' if value is None else value}"
+        check(f"optimizer.{key}", own, own == value, allowed)
+    carried = bool(config.keep_state and config.momentum)
+    allowed = f"{why}: it must be false beside momentum"
+    check("optimizer.keep_state", config.keep_state, not carried, allowed)
     check_no_scaling(run)
+
+
+def check_plain_steps(run: RunContext) -> None:
+    """Raise `BadInput` unless the optimiser's step is w - lr g, as a method's own steps are."""
+    why = f"{run.method_name} takes steps w - lr g of its own"
+    check_sgd(run, why, momentum=0, weight_decay=0, clip_norm=None)
 
 
 def check_no_scaling(run: RunContext) -> None:

@@ -2,15 +2,12 @@
 Optimization under Privacy Constraints. IEEE TNNLS 2020.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Server
-from fl_lightning.methods import LogRange, NonNegativeFloat, NonNegativeInt, Whole, searched
+from fl_lightning.methods import LogRange, NonNegativeFloat, NonNegativeInt, Server, Whole, searched
 from fl_lightning.methods.clustered import Clustered
 
 
@@ -41,10 +38,11 @@ class CFL(Clustered):
 
     def aggregate(self, server: Server) -> None:
         """Split, then the mean of each cluster."""
-        cluster, who = server.memory["cluster"].clone(), torch.tensor(server.answered)
+        cluster = server.memory["cluster"].clone()
+        who = torch.tensor(server.answered)
         for k in cluster[who].unique().tolist():
-            leaving = self.leaving(server, who[cluster[who] == k].tolist())
-            cluster[leaving] = int(cluster.max()) + 1
+            members = who[cluster[who] == k].tolist()
+            cluster[self.leaving(server, members)] = int(cluster.max()) + 1
         self.average(server, cluster, server.answered)
 
     def leaving(self, server: Server, who: list[int]) -> list[int]:
@@ -52,11 +50,12 @@ class CFL(Clustered):
         nobody."""
         if server.round < self.first_round or len(who) <= 2:
             return []
-        group, shares = server.only, server.shares(who)
+        group = server.only
+        shares = server.shares(who)
         G = group.gram(who, since="sent", blocks=group.layout.is_parameter).full[0]
         if shares @ G @ shares >= self.eps1**2 or G.diagonal().max() <= self.eps2**2:
             return []
-        return [c for c, half in zip(who, halves(G), strict=True) if half]
+        return [client for client, half in zip(who, halves(G), strict=True) if half]
 
 
 def halves(G: Tensor) -> list[int]:
@@ -66,6 +65,5 @@ def halves(G: Tensor) -> list[int]:
 
     norm = G.diagonal().clamp_min(0).sqrt().clamp_min(1e-30)
     distance = (1 - G / norm[:, None] / norm).clamp_min(0).fill_diagonal_(0)
-    return list(
-        AgglomerativeClustering(2, metric="precomputed", linkage="complete").fit_predict(distance)
-    )
+    clustering = AgglomerativeClustering(2, metric="precomputed", linkage="complete")
+    return list(clustering.fit_predict(distance))

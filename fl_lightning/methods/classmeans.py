@@ -1,7 +1,5 @@
 """What FedProto, FedTGP and FedHKD have in common: clients exchange means by class."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,10 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fl_lightning.core import (
+from fl_lightning.foundation import log
+from fl_lightning.methods import (
     Batch,
     Beside,
     Client,
+    Method,
     Module,
     Objective,
     Payload,
@@ -23,9 +23,8 @@ from fl_lightning.core import (
     RunContext,
     Server,
     Tensors,
+    Traits,
 )
-from fl_lightning.foundation import log
-from fl_lightning.methods import Method, Traits
 from fl_lightning.methods.common.class_means import (
     class_means,
     laid_out,
@@ -62,9 +61,9 @@ class ClassMeans(Method, ABC):
         return False
 
     @property
-    @abstractmethod
     def adds(self) -> bool:
         """Whether known means add anything to the local loss."""
+        return True
 
     @abstractmethod
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
@@ -82,13 +81,11 @@ class ClassMeans(Method, ABC):
 
     def broadcast(self, server: Server) -> Payloads:
         """With it what is known, class by class."""
-        sent, memory = super().broadcast(server), server.memory
-        for payload in sent.values() if memory["means.known"].any() else ():
-            tell(
-                payload,
-                {name: memory[f"means.{name}"] for name in self.names},
-                memory["means.known"],
-            )
+        sent = super().broadcast(server)
+        known = server.memory["means.known"]
+        tables = {name: server.memory[f"means.{name}"] for name in self.names}
+        for payload in sent.values() if known.any() else ():
+            tell(payload, tables, known)
         return sent
 
     def objective(self, client: Client, payload: Payload) -> Objective:
@@ -102,13 +99,13 @@ class ClassMeans(Method, ABC):
 
     def beside(self) -> dict[str, Beside]:
         """Declares what `upload` adds to the model."""
-        rows = {
-            name: Beside("class_means", f"mean {name} of each class", "rows") for name in self.names
-        }
-        return {
+        entries = {
             "classes": Beside("counts", "which classes the client has", "classes"),
             "counts": Beside("counts", "samples of each class", "class_counts"),
-        } | rows
+        }
+        for name in self.names:
+            entries[name] = Beside("class_means", f"mean {name} of each class", "rows")
+        return entries
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it the means of the client's classes, and how many samples they come from."""
@@ -122,20 +119,23 @@ class ClassMeans(Method, ABC):
     def aggregate(self, server: Server) -> None:
         """Weighted means over the clients that uploaded a class; a line says where none did."""
         super().aggregate(server)
-        uploads, memory = server.statistics.values(), server.memory
-        if server.run.is_main and not any(len(tensors["classes"]) for tensors in uploads):
+        memory = server.memory
+        nobody = not any(len(upload["classes"]) for upload in server.statistics.values())
+        if server.run.is_main and nobody:
             log.say(f"round {server.round}: no client uploaded the mean of any class")
-        last, known = last_uploads(server), memory["means.known"]
+        uploads = last_uploads(server)
+        known = memory["means.known"]
         for name in self.names:
             means = memory[f"means.{name}"]
             total = torch.zeros_like(means, dtype=torch.float64)
             weight = torch.zeros(len(means), dtype=torch.float64)
-            for tensors in last:
-                classes, counts = tensors["classes"].long(), tensors["counts"].double()
+            for upload in uploads:
+                classes = upload["classes"].long()
+                counts = upload["counts"].double()
                 share = torch.ones_like(counts) if self.uniform else counts
-                total.index_add_(0, classes, share[:, None] * tensors[name].double())
+                total.index_add_(0, classes, share[:, None] * upload[name].double())
                 weight.index_add_(0, classes, share)
-            now = weight > 0
+            uploaded = weight > 0
             new = (total / weight.clamp_min(1e-30)[:, None]).to(means.dtype)
-            memory[f"means.{name}"] = torch.where(now[:, None], new, means)
-            memory["means.known"] = now if self.forget else now | known
+            memory[f"means.{name}"] = torch.where(uploaded[:, None], new, means)
+            memory["means.known"] = uploaded if self.forget else uploaded | known

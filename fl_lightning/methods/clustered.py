@@ -1,7 +1,5 @@
 """What CFL, FeSEM and IFCA have in common: every client is in a cluster, which has a model."""
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,18 +8,21 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Relation, mean_relation
-from fl_lightning.core import (
+from fl_lightning.core.relation import Weights
+from fl_lightning.methods import (
     Client,
     GroupServer,
+    Method,
     Payloads,
+    PositiveInt,
+    Relation,
     Rule,
     RunContext,
     Server,
     Tensors,
+    Traits,
+    mean_relation,
 )
-from fl_lightning.core.relation import Weights
-from fl_lightning.methods import Method, PositiveInt, Traits
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Clustered(Method, ABC):
     def admit(self, server: Server, client: Client) -> None:
         """Put a newcomer into the cluster whose model has the least loss on its training samples;
         without any, into that of the most samples."""
-        part, sizes = client.data.train, samples_of_clusters(server)
+        part = client.data.train
+        sizes = samples_of_clusters(server)
         losses = {k: -size for k, size in sizes.items()}
         if len(part):
             losses = {k: client.loss(part, centre(server.only, k)) for k in sizes}
@@ -59,17 +61,19 @@ class Clustered(Method, ABC):
     def average(self, server: Server, cluster: Tensor, who: Sequence[int]) -> None:
         """From now on clients are in the clusters `cluster` (N,), int64, and a cluster's model is
         the mean of the last uploads of its clients among `who`; without any it stays."""
-        group, of, relation = server.only, cluster[list(who)], server.run.relation
+        group = server.only
+        members_of = cluster[list(who)]
         rows = torch.zeros(1, len(who), len(who), dtype=torch.float64)
-        for k in of.unique().tolist():
-            places = (of == k).nonzero()[:, 0]
-            group[name_of(k)] = group.mean_by(relation, [who[p] for p in places.tolist()])
+        for k in members_of.unique().tolist():
+            places = (members_of == k).nonzero()[:, 0]
+            members = [who[place] for place in places.tolist()]
+            group[name_of(k)] = group.mean_by(server.run.relation, members)
             assert group.weighed is not None
             rows[0, places[:, None], places] = group.weighed.weights[0].to(torch.float64)
         server.memory["cluster"] = cluster
-        places = [k for k, c in enumerate(who) if c in server.answered]
-        receivers = [who[k] for k in places]
-        group.weighed = Weights(group.group, rows[:, places], receivers, list(who))
+        receivers = [client for client in who if client in server.answered]
+        received = rows[:, [who.index(client) for client in receivers]]
+        group.weighed = Weights(group.group, received, receivers, list(who))
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
         """That of the client's cluster."""

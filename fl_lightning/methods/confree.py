@@ -2,8 +2,6 @@
 Personalized Federated Learning. AAAI 2025.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,9 +9,17 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.simplex import simplex_rows
-from fl_lightning.core import Block, Server
 from fl_lightning.foundation.errors import RunFailed
-from fl_lightning.methods import PlainMean, Range, Scope, ShareBelow1, Traits, searched
+from fl_lightning.methods import (
+    Block,
+    PlainMean,
+    Range,
+    Scope,
+    Server,
+    ShareBelow1,
+    Traits,
+    searched,
+)
 
 
 @dataclass(frozen=True)
@@ -48,20 +54,27 @@ class ConFREE(PlainMean):
 
     def aggregate(self, server: Server) -> None:
         """The conflict-free step."""
-        group, who, old = server.only, server.answered, server["model"]
+        group = server.only
+        who = server.answered
+        old = server["model"]
         if not who:
             return
-        sent, layered = group.layout.is_parameter & group.group.down_mask, self.by == "layer"
+        parameters = group.layout.is_parameter
+        received = group.group.down_mask
+        by_layer = self.by == "layer"
         plain = torch.full((len(who),), 1 / len(who), dtype=torch.float64)
         mean = group.mean(plain, who, like=old)
-        G = group.gram(who, since="sent", by_layer=layered, blocks=sent).full
-        steps = torch.stack([conflict_free(each, self.c, rescaled=self.rescaled) for each in G])
+        gram = group.gram(who, since="sent", by_layer=by_layer, blocks=parameters & received).full
+        steps = torch.stack([conflict_free(G, self.c, rescaled=self.rescaled) for G in gram])
         spare = 1 - steps.sum(1)  # of weights that sum to 1: so much of the mean is taken back
-        new = group.mean(steps + spare[:, None] * plain, who, by_layer=layered, like=old)
-        for s in group.layout.segments(sent, by_layer=layered):
-            new[s.start : s.stop] -= float(spare[s.layer]) * (mean - old)[s.start : s.stop]
-        for s in group.layout.segments(~group.layout.is_parameter & group.group.down_mask):
-            new[s.start : s.stop] = mean[s.start : s.stop]
+        weights = steps + spare[:, None] * plain
+        new = group.mean(weights, who, by_layer=by_layer, like=old)
+        for s in group.layout.segments(parameters & received, by_layer=by_layer):
+            columns = slice(s.start, s.stop)
+            new[columns] -= float(spare[s.layer]) * (mean - old)[columns]
+        for s in group.layout.segments(~parameters & received):
+            columns = slice(s.start, s.stop)
+            new[columns] = mean[columns]
         server["model"] = new
 
 
@@ -80,9 +93,10 @@ def guidance(G: Tensor) -> Tensor:
 
     Who has next to no update (`RIDGE`) is in conflict with nobody: its direction is rounding.
     """
-    n, squares = len(G), G.diagonal()
-    conflicts = (G < 0) & ~torch.eye(n, dtype=torch.bool) & (squares > RIDGE * squares.mean())
-    return (torch.eye(n, dtype=G.dtype) - torch.where(conflicts, G / squares, 0)).mean(0)
+    squares = G.diagonal()
+    itself = torch.eye(len(G), dtype=G.dtype)
+    conflicts = (G < 0) & (itself == 0) & (squares > RIDGE * squares.mean())
+    return (itself - torch.where(conflicts, G / squares, 0)).mean(0)
 
 
 def worst_off(G: Tensor, guide: Tensor, c: float) -> Tensor:
@@ -93,15 +107,21 @@ def worst_off(G: Tensor, guide: Tensor, c: float) -> Tensor:
     by halving, and for each s the weights solve a quadratic problem.
     """
     G = G + RIDGE * torch.eye(len(G), dtype=G.dtype)
-    b, k = G @ guide, c * float((guide @ G @ guide).clamp_min(0).sqrt())
-    low, high = 1e-6, float(G.diagonal().max().sqrt())
+    b = G @ guide
+    k = c * length(G, guide)
+    low = 1e-6
+    high = float(G.diagonal().max().sqrt())
     w = torch.full_like(guide, 1 / len(G))
     for _ in range(HALVINGS if k > 0 and len(G) > 1 else 0):
         s = (low + high) / 2
         w = simplex_rows(G * (k / s), -b[None])[0]
-        shorter = float((w @ G @ w).clamp_min(0).sqrt()) < s
-        low, high = (low, s) if shorter else (s, high)
+        low, high = (low, s) if length(G, w) < s else (s, high)
     return w
+
+
+def length(G: Tensor, weights: Tensor) -> float:
+    """Norm of the sum of updates by `weights` (n,), from their inner products `G` (n, n)."""
+    return float((weights @ G @ weights).clamp_min(0).sqrt())
 
 
 RADIUS = 1e-7
@@ -122,10 +142,11 @@ def conflict_free(G: Tensor, c: float, *, rescaled: bool) -> Tensor:
     if scale <= 0:
         return torch.full((len(G),), 1 / len(G), dtype=G.dtype)
     G = (G + G.T) / (2 * scale)
-    guide = guidance(G)
+    step = guidance(G)
     if c < RADIUS:
-        return guide
-    w = worst_off(G, guide, c)
-    lengths = [float((v @ G @ v).clamp_min(0).sqrt()) for v in (guide, w)]
-    step = guide + (c * lengths[0] / lengths[1] * w if lengths[1] > 1e-12 else 0)
+        return step
+    w = worst_off(G, step, c)
+    reach = length(G, w)
+    if reach > 1e-12:
+        step = step + c * length(G, step) / reach * w
     return step / (1 + c**2) if rescaled else step

@@ -1,8 +1,6 @@
 """KAPC that groups clients where held-out losses say so, in one layer, and judges shrunk steps
 (ours)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -10,9 +8,11 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.crossfitted import TRIAL, CrossFittedCube
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Beside,
     Client,
+    Method,
+    NonNegativeFloat,
     Payload,
     Payloads,
     Phase,
@@ -22,8 +22,8 @@ from fl_lightning.core import (
     Server,
     Slot,
     Tensors,
+    Traits,
 )
-from fl_lightning.methods import Method, NonNegativeFloat, Traits
 from fl_lightning.methods.common.halves import measured, shrunk, train_halves
 
 

@@ -2,36 +2,32 @@
 in Representation Space. NeurIPS 2023.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Batch,
     Beside,
     Block,
     Client,
+    LogRange,
+    Method,
     Module,
+    NonNegativeFloat,
     Objective,
     Payload,
     Payloads,
     Phase,
     Phases,
-    RunContext,
-    Server,
-    Tensors,
-)
-from fl_lightning.methods import (
-    LogRange,
-    Method,
-    NonNegativeFloat,
     PositiveShare,
     Range,
+    RunContext,
     Scope,
+    Server,
+    Tensors,
     Traits,
     searched,
 )
@@ -145,7 +141,10 @@ class MeanPull:
     """
 
     def __init__(self, kappa: float, momentum: float, u: Tensor | None, whole: int) -> None:
-        self.kappa, self.momentum, self.u, self.whole = kappa, momentum, u, whole
+        self.kappa = kappa
+        self.momentum = momentum
+        self.u = u
+        self.whole = whole
         self.running = torch.zeros(())
         """u_i."""
 
@@ -164,7 +163,8 @@ class Shifted(nn.Module):
 
     def __init__(self, own: nn.Linear) -> None:
         super().__init__()
-        self.generic, self.personal = own, nn.Parameter(torch.zeros(own.in_features))
+        self.generic = own
+        self.personal = nn.Parameter(torch.zeros(own.in_features))
 
     def forward(self, z: Tensor) -> Tensor:
         """Features (batch, d) to scores."""

@@ -1,14 +1,22 @@
 """Ditto: Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization.
 ICML 2021."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.core import Client, Payload, Phase, Phases, Slot
-from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Traits, searched
+from fl_lightning.methods import (
+    Client,
+    LogRange,
+    Method,
+    NonNegativeFloat,
+    Payload,
+    Phase,
+    Phases,
+    Slot,
+    Traits,
+    searched,
+)
 
 
 @dataclass(frozen=True)

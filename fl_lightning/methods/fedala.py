@@ -2,8 +2,6 @@
 Personalized Federated Learning. AAAI 2023.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import pstdev
 from typing import Literal
@@ -11,13 +9,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Payload, Phase, Phases, Rule, RunContext, Slot
 from fl_lightning.methods import (
+    Batch,
+    Client,
     LogRange,
     Method,
     NonNegativeFloat,
+    Payload,
+    Phase,
+    Phases,
     PositiveInt,
     PositiveShare,
+    Rule,
+    RunContext,
+    Slot,
     Traits,
     check_no_scaling,
     searched,
@@ -73,7 +78,9 @@ class FedALA(Method):
 
     def receive(self, client: Client, payload: Payload) -> Phases:
         """Learn W (not in the client's first round: there is no last model), then mix."""
-        own, blend, received = client["model"], client["blend"], client.composed(payload)
+        own = client["model"]
+        blend = client["blend"]
+        received = client.composed(payload)
         top = client.columns(lambda b: b.above < self.layers)
 
         def mix() -> Tensor:

@@ -2,8 +2,6 @@
 Heterogeneity in Federated Learning. CVPR 2022.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator
@@ -16,21 +14,26 @@ from torch.func import functional_call
 from torch.nn.functional import adaptive_avg_pool2d, mse_loss
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.configuration.config import check
-from fl_lightning.core import (
+from fl_lightning.foundation.errors import BadInput
+from fl_lightning.methods import (
     Batch,
     Client,
+    LogRange,
+    Method,
     Module,
+    NonNegativeFloat,
     Objective,
     Payload,
     Phase,
     Phases,
+    PositiveShare,
     PureLoss,
     RunContext,
     Tensors,
+    Traits,
+    check,
+    searched,
 )
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import LogRange, Method, NonNegativeFloat, PositiveShare, Traits, searched
 from fl_lightning.methods.common.basics import wide
 
 
@@ -122,7 +125,8 @@ def check_block(model: nn.Module, name: str, x: Tensor, width: float) -> float:
         BadInput: `model` does not call its block `name` on inputs like `x`, or a part of its
             channels will not do.
     """
-    blocks, training = dict(model.named_modules()), model.training
+    blocks = dict(model.named_modules())
+    training = model.training
     check("method.block", name, name in blocks, "it must name a module of the model")
     with watched(blocks[name]) as seen, _ended_by(blocks[name]):
         model.eval()(x)
@@ -222,19 +226,17 @@ def transmitting(a: Tensor, b: Tensor) -> Tensor:
     return a @ b.transpose(1, 2) / a.shape[2]
 
 
-def stretch(a: Tensor, b: Tensor, iterations: int = 10) -> Tensor:
-    """Spectral norm (n,) of `transmitting`, by power iteration on T T^T from ones."""
+def stretch(a: Tensor, b: Tensor) -> Tensor:
+    """Spectral norm (n,) of `transmitting`, by ten steps of power iteration on T T^T from ones."""
     # squares of products: half precision has no room for them
     with torch.autocast(a.device.type, enabled=False):
-        return _spectral_norm(transmitting(wide(a), wide(b)), iterations)
-
-
-def _spectral_norm(T: Tensor, iterations: int) -> Tensor:
-    K, tiny = T @ T.transpose(1, 2), torch.finfo(T.dtype).tiny
-    v = torch.ones_like(K[:, :, :1])
-    for _ in range(iterations):
-        m = K @ v
-        size = torch.linalg.vector_norm(m, dim=1, keepdim=True).clamp_min(tiny)
-        v = m / size
-    norm: Tensor = size[:, 0, 0].sqrt()
-    return norm
+        T = transmitting(wide(a), wide(b))
+        K = T @ T.transpose(1, 2)
+        v = torch.ones_like(K[:, :, :1])
+        for _ in range(10):
+            m = K @ v
+            size = torch.linalg.vector_norm(m, dim=1, keepdim=True)
+            size = size.clamp_min(torch.finfo(T.dtype).tiny)
+            v = m / size
+        norm: Tensor = size[:, 0, 0].sqrt()
+        return norm

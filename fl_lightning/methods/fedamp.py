@@ -2,20 +2,23 @@
 Non-IID Data. AAAI 2021.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_lightning.callbacks.relations import Attention, Relation
-from fl_lightning.configuration.config import FLOAT32, check
-from fl_lightning.core import Client, Payload, Phase, Phases
+from fl_lightning.callbacks.relations import Attention
+from fl_lightning.configuration.config import FLOAT32
 from fl_lightning.methods import (
+    Client,
     LogRange,
     NonNegativeFloat,
     OwnStatistics,
+    Payload,
+    Phase,
+    Phases,
     PositiveFloat,
+    Relation,
     Traits,
+    check,
     searched,
 )
 

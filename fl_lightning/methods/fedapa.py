@@ -2,31 +2,27 @@
 Aggregation for Federated Learning on Heterogeneous Data. IJCAI 2025.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core import (
-    Block,
-    Payloads,
-    RelationInputs,
-    Rule,
-    RunContext,
-    Server,
-    Tensors,
-)
 from fl_lightning.core.vectors import last_received, products
 from fl_lightning.methods import (
+    Block,
     LogRange,
     Method,
     NonNegativeFloat,
+    Payloads,
+    Relation,
+    RelationInputs,
+    Rule,
+    RunContext,
     Scope,
+    Server,
     ShareBelow1,
+    Tensors,
     Traits,
     searched,
 )
@@ -77,7 +73,8 @@ class FedAPA(Method):
     def broadcast(self, server: Server) -> Payloads:
         """The mix; the models of the cohort that are mixed are kept until the weights have learned
         of it."""
-        sent, group = super().broadcast(server), server.only
+        sent = super().broadcast(server)
+        group = server.only
         server.scratch |= {
             c: model.clone() for c, model in last_received(group, group.here).items()
         }
@@ -85,7 +82,8 @@ class FedAPA(Method):
 
     def aggregate(self, server: Server) -> None:
         """A step of the rows of those who have answered."""
-        group, relation = server.only, server.run.relation
+        group = server.only
+        relation = server.run.relation
         if server.answered:
             assert group.weighed is not None and isinstance(relation, SteppedRows)
             sources = group.weighed.sources
@@ -127,7 +125,8 @@ class SteppedRows(Relation):
     def descend(self, server: Server, sources: list[int], gradient: Tensor) -> None:
         """A step of the rows of those who have answered down `gradient` (m, n), from what they were
         mixed by."""
-        group, memory = server.only, server.memory
+        group = server.only
+        memory = server.memory
         assert group.weighed is not None
         places = [group.weighed.receivers.index(c) for c in server.answered]
         at = (torch.tensor(server.answered)[:, None], torch.tensor(sources))

@@ -1,33 +1,29 @@
 """FedAS: Yang, Huang, Ye: FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR
 2024."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core import (
+from fl_lightning.core.relation import Weights
+from fl_lightning.methods import (
     Beside,
     Client,
+    LogRange,
     Module,
+    NonNegativeFloat,
     Objective,
+    OwnClassifier,
     Payload,
     Phase,
     Phases,
+    PositiveInt,
     PureLoss,
     RunContext,
     Server,
     Tensors,
-)
-from fl_lightning.core.relation import Weights
-from fl_lightning.methods import (
-    LogRange,
-    NonNegativeFloat,
-    OwnClassifier,
-    PositiveInt,
     Traits,
     check_no_scaling,
     searched,
@@ -127,7 +123,8 @@ def fisher(client: Client, *, whole: bool) -> Tensor:
     `whole`: without an incomplete last batch, whose mean over few samples counts like any other's;
     it stays where there is no other.
     """
-    total, size = torch.zeros((), dtype=torch.float64), client.run.config.federation.batch_size
+    total = torch.zeros((), dtype=torch.float64)
+    size = client.run.config.federation.batch_size
     for batch in client.data.train.batches(size):
         if not whole or len(batch[1]) >= min(size, len(client.data.train)):
             total += (
@@ -149,7 +146,8 @@ def distance_by_class(tensors: Tensors, module: Module, batch: tuple[Tensor, Ten
         module: whose features z (batch, d) are pulled.
         batch: of its inputs and labels.
     """
-    (x, labels), means = batch, tensors["means"]
+    (x, labels) = batch
+    means = tensors["means"]
     module.model(x)
     gap = (wide(module.features) - means[labels]).square().mean(1)
     return (gap / by_class(labels, len(means))[labels]).sum()

@@ -5,8 +5,6 @@ Judged as the global model; `--evaluation.judge after` and `finetuned` give the 
 readings of it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fl_lightning.methods import Method, Traits

@@ -2,14 +2,11 @@
 Visual Classification. arXiv:1909.06335, 2019.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.core import Server
-from fl_lightning.methods import Range, ShareBelow1, searched
+from fl_lightning.methods import Range, Server, ShareBelow1, searched
 from fl_lightning.methods.serveroptimizer import ServerOptimizer
 
 

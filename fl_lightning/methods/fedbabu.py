@@ -1,14 +1,20 @@
 """FedBABU: Oh, Kim, Yun: FedBABU: Towards Enhanced Representation for Federated Image
 Classification. ICLR 2022."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.core import Client, GroupServer, Payload, Phase, Phases, Rule
-from fl_lightning.methods import OwnClassifier, Traits
+from fl_lightning.methods import (
+    Client,
+    GroupServer,
+    OwnClassifier,
+    Payload,
+    Phase,
+    Phases,
+    Rule,
+    Traits,
+)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,9 @@ Normalization.
 ICLR 2021.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from fl_lightning.core import Block
-from fl_lightning.methods import Method, Scope, Traits
+from fl_lightning.methods import Block, Method, Scope, Traits
 
 
 @dataclass(frozen=True)

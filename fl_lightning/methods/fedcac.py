@@ -2,8 +2,6 @@
 Federated Learning through Cautiously Aggressive Collaboration. ICCV 2023.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,26 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.core import (
-    Beside,
-    Block,
-    Client,
-    Layout,
-    Payload,
-    Payloads,
-    Rule,
-    RunContext,
-    Server,
-    Tensors,
-)
 from fl_lightning.core.relation import Weights
 from fl_lightning.methods import (
+    Alone,
+    Beside,
+    Block,
     Choice,
+    Client,
+    Layout,
     Method,
+    Payload,
+    Payloads,
     PositiveInt,
     Range,
+    Relation,
+    Rule,
+    RunContext,
     Scope,
+    Server,
+    Tensors,
     Traits,
     UnitInterval,
     searched,
@@ -95,41 +92,40 @@ class FedCAC(Method):
 
     def broadcast(self, server: Server) -> Payloads:
         """FedAvg's mean, and the mean of those alike where a number is critical."""
-        group, memory, uploaders = server.only, server.memory, sorted(server.run.server.uploaded)
-        told_masks, receivers = (
-            memory["told"].tolist(),
-            [c for c in server.cohort if c in server.run.server.uploaded],
-        )
-        mean = group.mean(server.shares(told_masks), told_masks) if told_masks else group.initial
+        group = server.only
+        memory = server.memory
+        uploaders = sorted(server.run.server.uploaded)
+        averaged = memory["told"].tolist()
+        receivers = [client for client in server.cohort if client in uploaders]
+        mean = group.mean(server.shares(averaged), averaged) if averaged else group.initial
         vectors = dict.fromkeys(group.here, mean)
         if receivers:
-            places = [uploaders.index(c) for c in receivers]
-            weights = alike(
-                overlaps(memory["critical"][uploaders]), (server.round - 1) / self.beta
-            )[None, places]
+            places = [uploaders.index(client) for client in receivers]
+            progress = (server.round - 1) / self.beta
+            weights = alike(overlaps(memory["critical"][uploaders]), progress)[None, places]
             group.weighed = Weights(group.group, weights, receivers, uploaders)
-            for c, shared in group.mix(weights, receivers, uploaders).items():
-                mask = unpacked(memory["critical"][c], group.layout.size).to(shared.device)
-                vectors[c] = shared.copy_(torch.where(mask, shared, mean.to(shared.device)))
+            for client, shared in group.mix(weights, receivers, uploaders).items():
+                mask = unpacked(memory["critical"][client], group.layout.size).to(shared.device)
+                vectors[client] = shared.copy_(torch.where(mask, shared, mean.to(shared.device)))
         return group.send(vectors)
 
     def beside(self) -> dict[str, Beside]:
         """Declares what `upload` adds to the model."""
-        return {
-            "critical": Beside("critical", "a bit for each number that matters to the client", None)
-        }
+        words = "a bit for each number that matters to the client"
+        return {"critical": Beside("critical", words, None)}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model, and which of its numbers are critical, a bit each."""
-        sent, w = super().upload(client, payload), client["model"]
-        sent.extra["critical"] = packed(
-            critical(client.layout, ((w - client.reference) * w).abs(), self.tau)
-        )
+        sent = super().upload(client, payload)
+        w = client["model"]
+        importance = ((w - client.reference) * w).abs()
+        sent.extra["critical"] = packed(critical(client.layout, importance, self.tau))
         return sent
 
     def aggregate(self, server: Server) -> None:
         """Who has answered, and their masks."""
-        masks, answered = server.memory["critical"].clone(), torch.tensor(server.answered)
+        masks = server.memory["critical"].clone()
+        answered = torch.tensor(server.answered)
         masks[answered] = torch.stack([server.statistics[c]["critical"] for c in server.answered])
         server.memory |= {"critical": masks, "told": answered}
 
@@ -152,10 +148,11 @@ def critical(layout: Layout, importance: Tensor, share: float) -> Tensor:
 def overlaps(masks: Tensor) -> Tensor:
     """O_ij = 1 - |M_i - M_j| / (2 |M_i|), float64 (m, m), of packed masks (m, bytes); an empty mask
     overlaps none."""
-    bits = masks.numpy()
-    apart = torch.from_numpy(np.stack([ONES[row ^ bits].sum(1, dtype=np.int64) for row in bits]))
-    own = torch.from_numpy(ONES[bits].sum(1, dtype=np.int64))[:, None]
-    return torch.where(own > 0, 1 - apart / (2 * own.clamp_min(1)), 0.0).double()
+    packed_rows = masks.numpy()
+    differences = [ONES[row ^ packed_rows].sum(1, dtype=np.int64) for row in packed_rows]
+    apart = torch.from_numpy(np.stack(differences))
+    sizes = torch.from_numpy(ONES[packed_rows].sum(1, dtype=np.int64))[:, None]
+    return torch.where(sizes > 0, 1 - apart / (2 * sizes.clamp_min(1)), 0.0).double()
 
 
 def alike(overlap: Tensor, progress: float) -> Tensor:
@@ -171,5 +168,6 @@ def alike(overlap: Tensor, progress: float) -> Tensor:
     most = overlap[others].max()
     # rounding may lift the mean of equal numbers above them
     mean = overlap[others].mean().clamp_max(most)
-    friends = ((overlap >= mean + progress * (most - mean)) | ~others).double()
+    threshold = mean + progress * (most - mean)
+    friends = ((overlap >= threshold) | ~others).double()
     return friends / friends.sum(1, keepdim=True)

@@ -2,29 +2,31 @@
 Personalized Federated Learning via Conditional Policy. KDD 2023.
 """
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gumbel_softmax, normalize, softmax
 
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Batch,
     Block,
     Client,
+    LogRange,
+    Method,
     Module,
+    NonNegativeFloat,
     Objective,
     Payload,
     Phase,
     Phases,
     PureLoss,
+    Scope,
     Tensors,
+    Traits,
+    searched,
 )
-from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Scope, Traits, searched
 from fl_lightning.methods.common.classifiers import InContext, NewClassifier, is_personal
 
 
@@ -76,22 +78,20 @@ class FedCP(Method):
         with module.head.using(tensors["v"]):
             task: Tensor = module.task_loss(batch)
         z = module.features
-        return (
-            task + self.lam * mmd(z, module.under(tensors["received"], batch[0])[0])
-            if self.lam
-            else task
-        )
+        if not self.lam:
+            return task
+        received, _ = module.under(tensors["received"], batch[0])
+        return task + self.lam * mmd(z, received)
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """In place of the global classifier the mean of both."""
-        sent, blocks = super().upload(client, payload), {b.name: b for b in client.layout.blocks}
+        sent = super().upload(client, payload)
         sent.vector = client["model"].clone()
-        for name, own in blocks.items():
-            if is_personal(own):
-                both = blocks[f"{client.layout.head}.received.{name.rpartition('.')[2]}"]
-                sent.vector[both.start : both.stop].lerp_(
-                    client["model"][own.start : own.stop], 0.5
-                )
+        blocks = {block.name: block for block in client.layout.blocks}
+        for own in filter(is_personal, client.layout.blocks):
+            both = blocks[f"{client.layout.head}.received.{own.name.rpartition('.')[2]}"]
+            weights = client["model"][own.start : own.stop]
+            sent.vector[both.start : both.stop].lerp_(weights, 0.5)
         return sent
 
 
@@ -109,8 +109,10 @@ class Separated(InContext):
 
     def __init__(self, own: nn.Linear, gumbel: bool = False) -> None:
         super().__init__()
-        d, self.gumbel = own.in_features, gumbel
-        self.personal, self.received = own, copy.deepcopy(own).requires_grad_(False)
+        d = own.in_features
+        self.gumbel = gumbel
+        self.personal = own
+        self.received = copy.deepcopy(own).requires_grad_(False)
         self.gate = nn.Sequential(nn.Linear(d, 2 * d), nn.LayerNorm(2 * d), nn.ReLU())
 
     def own_context(self) -> Tensor:
@@ -130,16 +132,17 @@ class Separated(InContext):
         return scores
 
 
-def mmd(x: Tensor, y: Tensor, widths: Sequence[float] = (10, 15, 20, 50)) -> Tensor:
+def mmd(x: Tensor, y: Tensor) -> Tensor:
     """Squared maximum mean discrepancy of samples `x` (n, d) and `y` (m, d), shape (), of a sum of
-    Gaussian kernels exp(-||a - b||^2 / (2 width)); the mean over all pairs, a sample with itself
-    included (the authors' code of FedCP).
+    Gaussian kernels exp(-||a - b||^2 / (2 width)) with widths 10, 15, 20 and 50; the mean over all
+    pairs, a sample with itself included (the authors' code of FedCP).
     """
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         squares = (a[:, None] - b).square().sum(2)
-        return sum(
-            (torch.exp(-squares / (2 * width)) for width in widths), torch.zeros_like(squares)
-        ).mean()
+        total = torch.zeros_like(squares)
+        for width in (10, 15, 20, 50):
+            total = total + torch.exp(-squares / (2 * width))
+        return total.mean()
 
     return kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)

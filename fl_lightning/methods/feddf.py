@@ -1,25 +1,26 @@
 """FedDF: Lin, Kong, Stich, Jaggi: Ensemble Distillation for Robust Model Fusion in Federated
 Learning. NeurIPS 2020."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.callbacks.relations import Relation, mean_relation
-from fl_lightning.core import GroupServer, RunContext, Server
 from fl_lightning.foundation.rng import generator
 from fl_lightning.methods import (
     AdamRate,
+    GroupServer,
     LogRange,
     Method,
     NonNegativeInt,
     PositiveInt,
+    Relation,
+    RunContext,
+    Server,
     Traits,
     check_no_scaling,
+    mean_relation,
     searched,
 )
 from fl_lightning.methods.common.predictions import (
@@ -75,7 +76,8 @@ class FedDF(Method):
     def aggregate(self, server: Server) -> None:
         """The means, then a student of all from each."""
         super().aggregate(server)
-        run, steps = server.run, min(self.steps, server.run.most_batches or self.steps)
+        run = server.run
+        steps = min(self.steps, server.run.most_batches or self.steps)
         if not steps:
             return
         x = public_subset(run, server.round, self.samples)
@@ -106,7 +108,9 @@ def scores_of(group: GroupServer, x: Tensor) -> dict[int, Tensor]:
 
     By client, ascending, and on every rank: each rank sends x through the models that lie there.
     """
-    run, module, mine = group.server.run, group.group.module, {}
+    run = group.server.run
+    module = group.group.module
+    mine = {}
     for client in run.at_home(group.answered):
         vector = run.states[client].received["model"].to(run.device)
         module.binding.rebind(vector, group.group.first_buffers())
@@ -144,7 +148,8 @@ def distilled(
         size: of a batch.
         draws: of the orders.
     """
-    run, module = group.server.run, group.group.module
+    run = group.server.run
+    module = group.group.module
     student = vector.clone()
     if run.is_main and steps:
         module.binding.rebind(student, group.group.first_buffers())

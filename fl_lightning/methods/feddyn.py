@@ -4,21 +4,26 @@ Regularization.
 ICLR 2021, Algorithm 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.config import check
-from fl_lightning.core import Client, GroupServer, Payload, Phase, Phases, RunContext, Server, Slot
 from fl_lightning.methods import (
+    Client,
+    GroupServer,
     LogRange,
+    Payload,
+    Phase,
+    Phases,
     PlainMean,
     PositiveFloat,
+    RunContext,
+    Server,
+    Slot,
     Traits,
+    check,
     searched,
     sees_only_the_mean,
 )
@@ -66,7 +71,8 @@ class FedDyn(PlainMean):
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Steps down the bent loss; then g_i."""
-        columns, alpha = client.layout.parameters, self.alpha_of(client)
+        columns = client.layout.parameters
+        alpha = self.alpha_of(client)
         received = client["model"][columns].clone()
         yield Phase(
             objective=replace(client.proximal(payload, alpha / 2), linear=-client["gradient"])
@@ -86,7 +92,8 @@ class FedDyn(PlainMean):
         """w = mean - h / alpha; `correction` is h / alpha."""
         if not server.answered:
             return
-        columns, old = server.only.layout.parameters, server["model"]
+        columns = server.only.layout.parameters
+        old = server["model"]
         super().aggregate(server)
         new = server["model"]
         if self.scored == "mean":

@@ -2,26 +2,26 @@
 Distributions. NeurIPS 2021.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Client,
+    Method,
     Module,
     Objective,
     Payload,
     Phase,
     Phases,
+    PositiveInt,
     PureLoss,
     Rule,
     RunContext,
     Tensors,
+    Traits,
 )
-from fl_lightning.methods import Method, PositiveInt, Traits
 from fl_lightning.methods.common.basics import check_plain_loss, wide
 from fl_lightning.models import another, head_of
 
@@ -64,14 +64,10 @@ class FedEM(Method):
     def phases(self, client: Client, payload: Payload) -> Phases:
         """E-step, then a phase on labels that weigh as much as a component is responsible for the
         sample."""
-        q, right = responsibilities(client, client.memory["pi"])
+        q, targets = responsibilities(client, client.memory["pi"])
         client.memory["pi"] = q.cpu().double().mean(0)
-        return [
-            Phase(
-                objective=Objective(loss=PureLoss(self.loss)),
-                targets=q[:, :, None] * right[:, None],
-            )
-        ]
+        weighted = q[:, :, None] * targets[:, None]
+        return [Phase(objective=Objective(loss=PureLoss(self.loss)), targets=weighted)]
 
     def newcomer_phases(self, client: Client, payload: Payload) -> Phases:
         """E-steps alone."""
@@ -137,24 +133,27 @@ def responsibilities(client: Client, weights: Tensor) -> tuple[Tensor, Tensor]:
         rows (n, C).
     """
     model = client.bind().model.eval()
-    posteriors = []
+    q = []
+    targets = []
     for x, y in client.data.train.batches(client.run.config.evaluation.batch_size):
         each = model.each(x)
-        right = nn.functional.one_hot(y, each.shape[2]).to(each)
-        likelihood = each[torch.arange(len(y), device=y.device), :, y] + weights.to(each).log()
-        posteriors.append((likelihood.softmax(1), right))
-    return torch.cat([q for q, _ in posteriors]), torch.cat([right for _, right in posteriors])
+        of_label = each[torch.arange(len(y), device=y.device), :, y]
+        q.append((of_label + weights.to(each).log()).softmax(1))
+        targets.append(nn.functional.one_hot(y, each.shape[2]).to(each))
+    return torch.cat(q), torch.cat(targets)
 
 
-def fitted_weights(client: Client, steps: int = 100) -> Tensor:
-    """Weights (K,), float64, of components that stay as they are: so many steps of
-    expectation-maximisation from equal ones, on the client's training samples. 100: ours, they come
-    to rest long before.
-    """
+def fitted_weights(client: Client) -> Tensor:
+    """Weights (K,), float64, of components that stay as they are: `STEPS` steps of
+    expectation-maximisation from equal ones, on the client's training samples."""
     count = len(client.memory["pi"])
     weights = torch.full((count,), 1 / count, dtype=torch.float64)
     likelihood = responsibilities(client, weights)[0].double().cpu()
-    for _ in range(steps):
+    for _ in range(STEPS):
         shares = likelihood * weights
         weights = (shares / shares.sum(1, keepdim=True)).mean(0)
     return weights
+
+
+STEPS = 100
+"""Of expectation-maximisation for a newcomer. Ours: weights come to rest long before."""

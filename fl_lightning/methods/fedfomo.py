@@ -2,8 +2,6 @@
 Model Optimization. ICLR 2021.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,23 +10,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.core import (
+from fl_lightning.core.relation import Weights
+from fl_lightning.core.vectors import fetched
+from fl_lightning.data.part import Part
+from fl_lightning.foundation.rng import numpy_rng
+from fl_lightning.methods import (
+    Alone,
     Beside,
     Client,
+    Method,
+    NonNegativeInt,
     Payload,
     Payloads,
+    Relation,
     Rule,
     RunContext,
     Server,
     Slot,
     Tensors,
+    Traits,
+    UnitInterval,
+    Whole,
+    searched,
 )
-from fl_lightning.core.relation import Weights
-from fl_lightning.core.vectors import fetched
-from fl_lightning.data.part import Part
-from fl_lightning.foundation.rng import numpy_rng
-from fl_lightning.methods import Method, NonNegativeInt, Traits, UnitInterval, Whole, searched
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,9 @@ class FedFomo(Method):
     def broadcast(self, server: Server) -> Payloads:
         """The candidates of each client, and no other model."""
         epsilon = max(self.epsilon - self.epsilon_decay * (server.round - 1), 0.0)
-        run, group, sources = server.run, server.only, {}
+        run = server.run
+        group = server.only
+        sources = {}
         for c in group.cohort:
             rng = numpy_rng(run.config.seed, "candidates", c, server.round)
             others = sorted(run.server.uploaded - {c})
@@ -102,12 +108,14 @@ class FedFomo(Method):
             sources[c] = epsilon_greedy(scores, others, self.models, epsilon, rng)
         sent = group.send(dict.fromkeys(group.here, group.initial))
         for c, models in fetched(group, sources).items():
-            sent[c].sent[:], sent[c].further = False, group.send(models)
+            sent[c].sent[:] = False
+            sent[c].further = group.send(models)
         return sent
 
     def receive(self, client: Client, payload: Payload) -> None:
         """Go towards the candidates that do better."""
-        start, data = client["previous"], client.data.validation
+        start = client["previous"]
+        data = client.data.validation
         models = [*map(client.composed, payload.further.values()), client["model"]]
         gains = first_order_gains(client, data, start, models, 1 if self.gains == "code" else 2)
         client.scratch |= {
@@ -135,7 +143,8 @@ class FedFomo(Method):
     def aggregate(self, server: Server) -> None:
         """Add it up: with `gains code` each client's over |their sum|, so that a round counts as
         much as any other."""
-        everyone, group = list(range(server.clients)), server.only
+        everyone = list(range(server.clients))
+        group = server.only
         gains = torch.zeros(server.clients, server.clients, dtype=torch.float64)
         for c, uploaded in server.statistics.items():
             gains[c, uploaded["candidates"].long()] = uploaded["gains"]
@@ -169,7 +178,9 @@ def first_order_gains(
     0 where a model is the start, or its loss is not finite. `norm`: 2 for the Euclidean, 1 for the
     sum of absolutes.
     """
-    base, columns, gains = client.loss(part, start), client.layout.parameters, []
+    base = client.loss(part, start)
+    columns = client.layout.parameters
+    gains = []
     for model in models:
         away = float((model - start)[columns].norm(norm))
         gains.append((base - client.loss(part, model)) / away if away else 0.0)

@@ -11,32 +11,30 @@ import torch
 from torch import Tensor
 from torch.nn.functional import batch_norm, cross_entropy, kl_div, linear, log_softmax, one_hot
 
-from fl_lightning.core import (
+from fl_lightning.foundation.rng import generator
+from fl_lightning.methods import (
     Batch,
     Beside,
     Block,
+    Choice,
     Client,
     GroupServer,
+    LogRange,
+    Method,
     Module,
+    NonNegativeFloat,
     Objective,
     Payload,
     Payloads,
     Phase,
     Phases,
-    RunContext,
-    Server,
-    Tensors,
-)
-from fl_lightning.foundation.rng import generator
-from fl_lightning.methods import (
-    Choice,
-    LogRange,
-    Method,
-    NonNegativeFloat,
     PositiveAdamRate,
     PositiveFloat,
     PositiveInt,
     Range,
+    RunContext,
+    Server,
+    Tensors,
     Traits,
     searched,
 )
@@ -103,7 +101,8 @@ class FedGen(Method):
 
     def broadcast(self, server: Server) -> Payloads:
         """With it the generator and how often classes are, once it has been taught."""
-        sent, memory = super().broadcast(server), server.memory
+        sent = super().broadcast(server)
+        memory = server.memory
         for payload in sent.values() if memory["labels"].any() else ():
             payload.extra["generator"] = memory["generator"]
             payload.statistics["labels"] = memory["labels"]
@@ -117,13 +116,16 @@ class FedGen(Method):
 
     def lesson(self, client: Client, payload: Payload) -> Callable[[Module, Batch], Tensor]:
         """The client's local loss: the task's, and what the generator in `payload` adds."""
-        G, fade = self._generator(client.run), self.decay ** (client.round - 1)
-        alpha, beta = self.alpha * fade, self.beta * fade
+        G = self._generator(client.run)
+        fade = self.decay ** (client.round - 1)
+        alpha = self.alpha * fade
+        beta = self.beta * fade
         theta = payload.extra["generator"].to(client["model"])
         prior = payload.statistics["labels"].to(client["model"])
 
         def loss(module: Module, batch: Batch) -> Tensor:
-            task, size = module.task_loss(batch), len(batch[1])
+            task = module.task_loss(batch)
+            size = len(batch[1])
             count = max(1, round(self.ratio * size))
             client.flops += 2 * G.products * (count * (alpha > 0) + size * (beta > 0))
             return task + learned(
@@ -144,7 +146,8 @@ class FedGen(Method):
 
     def aggregate(self, server: Server) -> None:
         """The classifiers of those who have answered teach the generator; then FedAvg's mean."""
-        G, who = self._generator(server.run), server.answered
+        G = self._generator(server.run)
+        who = server.answered
         labels = torch.stack([server.statistics[c]["labels"] for c in who])
         draws = generator(server.run.config.seed, "generator", server.round)
         heads = uploaded_heads(server.only, who)
@@ -173,12 +176,18 @@ class FedGen(Method):
             labels: samples of each class, (k, C), by client.
             draws: of classes and noise.
         """
-        state, prior = {name: memory[name].clone() for name in _STATE}, labels.sum(0).float()
+        state = {name: memory[name].clone() for name in _STATE}
+        prior = labels.sum(0).float()
         shares = labels / prior.clamp_min(1) if self.teacher == "weighted" else None
         calls = int(state["adam.steps"]) // self.generator_steps
-        count, lr, decay, moving = len(state["adam.first"]), self.generator_lr, 0.0, None
+        count = len(state["adam.first"])
+        lr = self.generator_lr
+        decay = 0.0
+        moving = None
         if G.code:
-            prior, lr, decay = prior.clamp_max(1), lr * 0.98**calls, 0.01
+            prior = prior.clamp_max(1)
+            lr = lr * 0.98**calls
+            decay = 0.01
             moving = state["generator"][count:].view(2, -1)
         theta = state["generator"][:count].clone().requires_grad_()
         optimizer = torch.optim.Adam([theta], lr, weight_decay=decay)
@@ -247,7 +256,8 @@ class Generator:
         }
 
     def _shapes(self) -> list[tuple[int, int]]:
-        h, d = self.hidden, self.features
+        h = self.hidden
+        d = self.features
         return [(h, self.noise + self.classes), (h, 1), (d, h), (d, 1)]
 
     def __call__(
@@ -341,7 +351,8 @@ def ensemble_loss(drawn: Drawn, heads: tuple[Tensor, Tensor], shares: Tensor | N
         shares: (k, C), each client's share of the samples of a class: the mean cross entropy,
             weighed so. None: the cross entropy of the mean scores.
     """
-    (weights, biases), y = heads, drawn.y
+    (weights, biases) = heads
+    y = drawn.y
     scores = torch.einsum("bd,kcd->kbc", drawn.features, weights) + biases[:, None]
     if shares is None:
         return cross_entropy(scores.mean(0), y)
@@ -370,7 +381,8 @@ def learned(
         beta: weight of KL(classifier on features generated for `y` || model on the batch); the
             first is constant.
     """
-    head, (count, alpha) = module.head, drawn
+    head = module.head
+    (count, alpha) = drawn
     total = theta.new_zeros(())
     if alpha:
         made = G.draw(theta, prior, count)

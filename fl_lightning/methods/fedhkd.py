@@ -2,8 +2,6 @@
 through Federated Learning with Data-Free Hyper-Knowledge Distillation. ICLR 2023.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -11,13 +9,17 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Module, RunContext, Tensors
 from fl_lightning.foundation.extras import require
 from fl_lightning.methods import (
+    Batch,
+    Client,
     LogRange,
+    Module,
     NonNegativeFloat,
     PositiveFloat,
     Range,
+    RunContext,
+    Tensors,
     UnitInterval,
     searched,
 )
@@ -120,7 +122,8 @@ class FedHKD(ClassMeans):
         """
         if any(getattr(callback, "accounts", False) for callback in run.callbacks):
             return {}
-        width, safe = run.feature_width, self.sigma > 0 and self.clip
+        width = run.feature_width
+        safe = self.sigma > 0 and self.clip
         noises = {"": noise_multiplier(self.sigma, width, self.bound)}
         covers = f"one sample's part in its class's mean feature, all {width} coordinates"
         if self.bound == "coordinate":
@@ -145,7 +148,8 @@ def classifier_gap(module: Module, means: Tensors, temperature: float, lam: floa
 
     G is the classifier.
     """
-    G, known = module.head, means["known"]
+    G = module.head
+    known = means["known"]
     H = means["features"].to(module.features.dtype)
     # a call of G would count as the batch's features
     scores = torch.nn.functional.linear(H, G.weight, G.bias)

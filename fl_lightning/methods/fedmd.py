@@ -1,41 +1,38 @@
 """FedMD: Li, Wang: FedMD: Heterogenous Federated Learning via Model Distillation. NeurIPS 2019
 workshop."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.core import (
+from fl_lightning.core.beside import Values
+from fl_lightning.data import ResidentPart
+from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.methods import (
+    Alone,
     Batch,
     Beside,
     Client,
+    LogRange,
     Module,
+    NonNegativeFloat,
+    NonNegativeInt,
     Objective,
     Payload,
     Payloads,
     Phase,
     Phases,
+    PositiveFloat,
+    PositiveInt,
     PureLoss,
+    Relation,
     RelationView,
     Rule,
     RunContext,
     Server,
     Tensors,
-)
-from fl_lightning.core.beside import Values
-from fl_lightning.data import ResidentPart
-from fl_lightning.foundation.errors import RunFailed
-from fl_lightning.methods import (
-    LogRange,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     Traits,
     WithoutModels,
     searched,
@@ -123,8 +120,11 @@ class FedMD(WithoutModels):
 
     def broadcast(self, server: Server) -> Payloads:
         """Every client its teacher (|D_r|, C), once a client has uploaded predictions."""
-        sent, memory, cohort = super().broadcast(server), server.memory, server.cohort
-        P, rows = memory["public.predictions"], memory["public.rows"]
+        sent = super().broadcast(server)
+        memory = server.memory
+        cohort = server.cohort
+        P = memory["public.predictions"]
+        rows = memory["public.rows"]
         # a newcomer's teacher is the mean of all
         rows = torch.cat([rows, rows.new_full((1, rows.shape[1]), 1 / max(rows.shape[1], 1))])
         for client, payload in sent.items() if len(P) else ():
@@ -163,7 +163,8 @@ class FedMD(WithoutModels):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Predictions on the round's public subset."""
-        sent, run = super().upload(client, payload), client.run
+        sent = super().upload(client, payload)
+        run = client.run
         x = public_subset(run, client.round, self.samples)
         z = predicted(client.bind(), x, run.config.evaluation.batch_size)
         sent.extra["predictions"] = (z / self.temperature).softmax(1) if self.loss == "kl" else z
@@ -184,7 +185,8 @@ class FedMD(WithoutModels):
         if senders:
             P = torch.stack(list(uploads.values()))
             rows = self.weigh(server, P.double(), senders)
-        everyone, relation = range(server.clients), server.run.relation
+        everyone = range(server.clients)
+        relation = server.run.relation
         rows = relation.as_mixed(rows[None], everyone, senders, server.round)[0]
         fine = bool(rows.isfinite().all())
         if fine and self.loss == "kl" and (rows < 0).any():

@@ -2,17 +2,25 @@
 Heterogeneous Federated Optimization. NeurIPS 2020.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Relation, SampleCounts
-from fl_lightning.configuration.config import check
-from fl_lightning.core import Beside, Client, Payload, RelationInputs, RunContext, Server
-from fl_lightning.methods import Method, Traits, check_no_scaling, move_on
+from fl_lightning.methods import (
+    Beside,
+    Client,
+    Method,
+    Payload,
+    Relation,
+    RelationInputs,
+    RunContext,
+    SampleCounts,
+    Server,
+    Traits,
+    check_sgd,
+    move_on,
+)
 
 
 class Normalised(SampleCounts):
@@ -53,15 +61,8 @@ class FedNova(Method):
     traits = Traits(family="one global model", statistics=True, several=False)
 
     def check(self, run: RunContext) -> None:
-        """How far a step moves the model must follow from the learning rate."""
-        check_no_scaling(run)
-        config, needs = (
-            run.config.optimizer,
-            "fednova counts what steps of sgd come to from momentum 0: it must be",
-        )
-        check("optimizer.name", config.name, config.name == "sgd", f"{needs} sgd")
-        plain = not (config.keep_state and config.momentum)
-        check("optimizer.keep_state", config.keep_state, plain, f"{needs} false beside momentum")
+        """Raise `BadInput` where the learning rate does not tell how far a step moves the model."""
+        check_sgd(run, "fednova counts what steps of sgd come to from momentum 0")
 
     def relation(self) -> Relation:
         """The normalised mean."""

@@ -2,15 +2,12 @@
 Adaptive Federated Optimization. ICLR 2021, Algorithm 2.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Server
-from fl_lightning.methods import ShareBelow1
+from fl_lightning.methods import Server, ShareBelow1
 from fl_lightning.methods.adaptive import Adaptive
 
 

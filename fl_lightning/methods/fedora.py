@@ -1,24 +1,26 @@
 """FEDORA: Wu, Bao, Ainsworth, He: Personalized Federated Learning with Parameter Propagation. KDD
 2023."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fl_lightning.callbacks.propagation import Propagation, told_basis
-from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core import Beside, Client, Payload, Phase, Phases
 from fl_lightning.methods import (
+    Beside,
+    Client,
     LogRange,
     Needs,
     NonNegativeFloat,
     NonNegativeInt,
     OwnStatistics,
+    Payload,
+    Phase,
+    Phases,
     PositiveFloat,
     PositiveInt,
     Range,
+    Relation,
     Traits,
     searched,
 )

@@ -2,34 +2,36 @@
 Collaboration. ICLR 2023.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Relation, SampleCounts
 from fl_lightning.callbacks.simplex import simplex_minimum
-from fl_lightning.core import (
+from fl_lightning.core.layout import copy_columns
+from fl_lightning.foundation.device import wide
+from fl_lightning.methods import (
     Batch,
     Beside,
     Client,
+    LogRange,
     Module,
+    NonNegativeFloat,
     Payload,
     Payloads,
     Phase,
     Phases,
+    PositiveFloat,
+    Relation,
     RelationInputs,
     Rule,
     RunContext,
+    SampleCounts,
     Server,
+    ShareBelow1,
     Tensors,
+    searched,
 )
-from fl_lightning.core.layout import copy_columns
-from fl_lightning.foundation.device import wide
-from fl_lightning.methods import LogRange, NonNegativeFloat, PositiveFloat, ShareBelow1, searched
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.class_means import class_means, distance_to_means
 from fl_lightning.results.record import RelationView
@@ -79,13 +81,22 @@ class FedPAC(ClassMeans):
         return Collaboration(self.least)
 
     def init_server(self, run: RunContext) -> Tensors:
-        """With it the moments of every client's features."""
-        return super().init_server(run) | no_moments(run)
+        """With it the moments of every client's features: H_i, `moments.means` (N, C, d), and V_i,
+        `moments.V` (N,)."""
+        means = torch.zeros(run.clients, run.data.num_classes, run.feature_width)
+        return super().init_server(run) | {MEANS: means, VARIANCE: torch.zeros(run.clients)}
 
     def broadcast(self, server: Server) -> Payloads:
         """The mean body under the client's mix of classifiers."""
         sent = super().broadcast(server)
-        under_mean_body(server, sent)
+        group = server.only
+        body = group.layout.segments(group.layout.mask(lambda b: not b.head))
+        for payload in sent.values():
+            copy_columns(payload.vector, group["model"], body)
+        if (mixed := group.weighed) is not None:
+            rows = mixed.weights.transpose(0, 1).float().numpy()
+            layers = [group.layout.head]
+            server.view = RelationView(rows, mixed.receivers, layers, mixed.sources)
         return sent
 
     def phases(self, client: Client, payload: Payload) -> Phases:
@@ -103,37 +114,33 @@ class FedPAC(ClassMeans):
 
     def beside(self) -> dict[str, Beside]:
         """Declares what `upload` adds to the model."""
-        moments = {
-            "moments.means": Beside(
-                "class_means", "mean features of each class times the class's share", "rows"
-            ),
-            "moments.V": Beside("variance", "variance of features", "nonnegative"),
+        words = "mean features of each class times the class's share"
+        return super().beside() | {
+            MEANS: Beside("class_means", words, "rows"),
+            VARIANCE: Beside("variance", "variance of features", "nonnegative"),
         }
-        return super().beside() | moments
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it the moments, of the classes that are told."""
         sent = super().upload(client, payload)
-        sent.extra["moments.means"] = client.scratch["moments.means"][
-            sent.statistics["classes"].long()
-        ]
-        sent.statistics["moments.V"] = client.scratch["moments.V"]
+        sent.extra[MEANS] = client.scratch[MEANS][sent.statistics["classes"].long()]
+        sent.statistics[VARIANCE] = client.scratch[VARIANCE]
         return sent
 
     def aggregate(self, server: Server) -> None:
         """The mean body, and what is known of classes and clients."""
         super().aggregate(server)
         server["model"] = server.only.mean_by(SampleCounts())
-        server.memory.update(lay_out(server.memory, server.statistics))
+        means = server.memory[MEANS].clone()
+        variance = server.memory[VARIANCE].clone()
+        for client, upload in server.statistics.items():
+            means[client] = 0
+            means[client, upload["classes"].long()] = upload[MEANS].to(means)
+            variance[client] = upload[VARIANCE]
+        server.memory |= {MEANS: means, VARIANCE: variance}
 
 
 MEANS, VARIANCE = "moments.means", "moments.V"
-
-
-def no_moments(run: RunContext) -> Tensors:
-    """What the server keeps at first: H_i, `moments.means` (N, C, d), and V_i, `moments.V` (N,)."""
-    shape = (run.clients, run.data.num_classes, run.feature_width)
-    return {MEANS: torch.zeros(shape), VARIANCE: torch.zeros(run.clients)}
 
 
 def feature_moments(client: Client) -> Tensors:
@@ -152,17 +159,8 @@ def feature_moments(client: Client) -> Tensors:
     means, _, counts = class_means(client, bounded=noted)
     n = counts.sum()
     H = means * (counts / n)[:, None]
-    return {MEANS: H, VARIANCE: ((squares.cpu() / n - H.double().square().sum()) / n).float()}
-
-
-def lay_out(memory: Tensors, uploads: Mapping[int, Tensors]) -> Tensors:
-    """What the server keeps of moments after the clients' `uploads` (rows of `classes`)."""
-    means, variance = memory[MEANS].clone(), memory[VARIANCE].clone()
-    for client, tensors in uploads.items():
-        means[client] = 0
-        means[client, tensors["classes"].long()] = tensors[MEANS].to(means)
-        variance[client] = tensors[VARIANCE]
-    return {MEANS: means, VARIANCE: variance}
+    variance = (squares.cpu() / n - H.double().square().sum()) / n
+    return {MEANS: H, VARIANCE: variance.float()}
 
 
 def collaborators(H: Tensor, V: Tensor, i: int) -> Tensor:
@@ -173,19 +171,6 @@ def collaborators(H: Tensor, V: Tensor, i: int) -> Tensor:
     """
     apart = H[i] - H
     return simplex_minimum(torch.diag(V.clamp_min(0)) + apart @ apart.T)
-
-
-def under_mean_body(server: Server, sent: Mapping[int, Payload]) -> None:
-    """Put the server's body under the mixed classifiers that are to be `sent`, and show who has
-    whose classifier."""
-    group, layout = server.only, server.only.layout
-    for payload in sent.values():
-        copy_columns(
-            payload.vector, group["model"], layout.segments(layout.mask(lambda b: not b.head))
-        )
-    if (mixed := group.weighed) is not None:
-        rows = mixed.weights.transpose(0, 1).float().numpy()
-        server.view = RelationView(rows, mixed.receivers, [layout.head], mixed.sources)
 
 
 @dataclass
@@ -204,9 +189,9 @@ class Collaboration(Relation):
         H, V = (inputs.memory[name][inputs.sources].double() for name in (MEANS, VARIANCE))
         H = H.flatten(1)
         rows = torch.eye(len(inputs.sources), dtype=torch.float64)[inputs.places]
-        for row, i in zip(rows, inputs.places.tolist(), strict=True):
-            if H[i].any():
-                weights = collaborators(H, V, i)
+        for row, place in zip(rows, inputs.places.tolist(), strict=True):
+            if H[place].any():
+                weights = collaborators(H, V, place)
                 weights = weights * (weights >= min(self.least, float(weights.max())))
                 row.copy_(weights / weights.sum())
         return rows[None]

@@ -1,8 +1,6 @@
 """FedPer: Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers.
 2019."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fl_lightning.methods import OwnClassifier, Traits

@@ -4,15 +4,12 @@ Heterogeneous Clients.
 AAAI 2022.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
 
-from fl_lightning.core import Client, Rule
-from fl_lightning.methods import LogRange, NonNegativeFloat, searched
+from fl_lightning.methods import Client, LogRange, NonNegativeFloat, Rule, searched
 from fl_lightning.methods.prototypes import Prototypes
 
 

@@ -4,12 +4,19 @@ Networks.
 MLSys 2020.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from fl_lightning.core import Client, Payload, Phase, Phases
-from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Traits, searched
+from fl_lightning.methods import (
+    Client,
+    LogRange,
+    Method,
+    NonNegativeFloat,
+    Payload,
+    Phase,
+    Phases,
+    Traits,
+    searched,
+)
 
 
 @dataclass(frozen=True)

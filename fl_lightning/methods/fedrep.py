@@ -2,13 +2,19 @@
 Personalized Federated Learning. ICML 2021.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from fl_lightning.configuration.config import check
-from fl_lightning.core import Client, Payload, Phase, Phases, RunContext
-from fl_lightning.methods import NonNegativeFloat, OwnClassifier, Traits
+from fl_lightning.methods import (
+    Client,
+    NonNegativeFloat,
+    OwnClassifier,
+    Payload,
+    Phase,
+    Phases,
+    RunContext,
+    Traits,
+    check,
+)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """FedRoD: Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image
 Classification. ICLR 2022."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 
@@ -10,20 +8,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Batch,
     Block,
     Client,
     GroupServer,
+    Method,
     Module,
     Objective,
     Payload,
     Phase,
     Phases,
     PureLoss,
+    Scope,
     Tensors,
+    Traits,
 )
-from fl_lightning.methods import Method, Scope, Traits
 from fl_lightning.methods.common.basics import check_plain_loss
 from fl_lightning.models import head_of
 
@@ -63,7 +63,8 @@ class FedRoD(Method):
 
     def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
         """Both, with the client's `prior` (C,), shape ()."""
-        (x, y), prior = batch, tensors["prior"]
+        (x, y) = batch
+        prior = tensors["prior"]
         scores = module.model(x)
         # outputs beyond the classes: as of absent ones
         rest = prior.min().expand(scores.shape[-1] - len(prior))
@@ -92,7 +93,8 @@ class TwoHeads(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         check_plain_loss(model, "fedrod has a loss for each of two classifiers")
-        self.model, self.head = model, f"model.{head_of(model)}"
+        self.model = model
+        self.head = f"model.{head_of(model)}"
         self.personal = copy.deepcopy(self.get_submodule(self.head))
         for p in self.personal.parameters():
             nn.init.zeros_(p)

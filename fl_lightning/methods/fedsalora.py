@@ -4,12 +4,9 @@ Federated Learning.
 ICLR 2025.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from fl_lightning.core import Block, RunContext
-from fl_lightning.methods import Method, Scope, Traits
+from fl_lightning.methods import Block, Method, RunContext, Scope, Traits
 from fl_lightning.methods.common.adapters import check_adapters, is_a
 
 

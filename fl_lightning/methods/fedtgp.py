@@ -2,9 +2,6 @@
 Contrastive Learning for Data and Model Heterogeneity in Federated Learning. AAAI 2024.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,9 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, one_hot
 
-from fl_lightning.core import Rule, RunContext, Server, Tensors
 from fl_lightning.foundation.rng import generator
-from fl_lightning.methods import LogRange, NonNegativeFloat, PositiveFloat, PositiveInt, searched
+from fl_lightning.methods import (
+    LogRange,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Rule,
+    RunContext,
+    Server,
+    Tensors,
+    searched,
+)
 from fl_lightning.methods.common.class_means import last_uploads
 from fl_lightning.methods.prototypes import Prototypes
 
@@ -58,16 +64,43 @@ class FedTGP(Prototypes):
         return True
 
     def init_server(self, run: RunContext) -> Tensors:
-        """With it what is learned."""
+        """With it the first prototypes, as torch begins: a normal embedding, and layers uniform
+        within 1 / sqrt(d)."""
         memory = super().init_server(run)
-        return memory | untrained(
-            memory["means.features"], generator(run.config.seed, "prototypes")
-        )
+        draws = generator(run.config.seed, "prototypes")
+        classes, d = memory["means.features"].shape
+        embedding = torch.randn(classes, d, generator=draws)
+        shapes = ((d, d), (d,), (d, d), (d,))
+        layers = [(2 * torch.rand(shape, generator=draws) - 1) / d**0.5 for shape in shapes]
+        for name, tensor in zip(LEARNED, [embedding, *layers], strict=True):
+            memory[f"prototypes.{name}"] = tensor.to(memory["means.features"])
+        return memory
 
     def aggregate(self, server: Server) -> None:
-        """Note which classes are known; then learn their prototypes from what clients told."""
+        """Note which classes are known; then train their prototypes by SGD on what clients told,
+        in batches as large as theirs. Without any they stay."""
         super().aggregate(server)
-        learn(server, last_uploads(server), self.threshold, self.server_epochs, self.server_lr)
+        uploads = last_uploads(server)
+        if not any(len(upload["classes"]) for upload in uploads):
+            return
+        memory = server.memory
+        config = server.run.config
+        classes = torch.cat([upload["classes"].long() for upload in uploads])
+        means = torch.cat([upload["features"] for upload in uploads]).to(memory["means.features"])
+        margin = adaptive_margin(means, classes, self.threshold)
+        theta = {name: memory[f"prototypes.{name}"].clone().requires_grad_() for name in LEARNED}
+        optimizer = torch.optim.SGD(theta.values(), self.server_lr or config.optimizer.lr)
+        draws = generator(config.seed, "prototypes", server.round)
+        for _ in range(self.server_epochs):
+            order = torch.randperm(len(classes), generator=draws)
+            for batch in order.split(config.federation.batch_size):
+                optimizer.zero_grad()
+                margin_loss(prototypes(theta), means[batch], classes[batch], margin).backward()
+                optimizer.step()
+                products = 4 * means.shape[1] + 3 * len(batch)
+                server.flops += 3 * theta["embedding"].numel() * products
+        memory |= {f"prototypes.{name}": tensor.detach() for name, tensor in theta.items()}
+        memory["means.features"] = prototypes(theta).detach()
 
 
 LEARNED = ("embedding", "inner", "inner_bias", "outer", "outer_bias")
@@ -88,8 +121,8 @@ def adaptive_margin(uploaded: Tensor, classes: Tensor, most: float) -> float:
     `uploaded` (n, d) are class means of clients, of `classes` (n,).
     """
     centres = torch.stack([uploaded[classes == c].mean(0) for c in classes.unique()])
-    gaps = torch.cdist(centres, centres).fill_diagonal_(torch.inf).min(1).values
-    return min(float(gaps.max()), most)
+    distances = torch.cdist(centres, centres).fill_diagonal_(torch.inf)
+    return min(float(distances.min(1).values.max()), most)
 
 
 def margin_loss(known: Tensor, uploaded: Tensor, classes: Tensor, margin: float) -> Tensor:
@@ -97,56 +130,3 @@ def margin_loss(known: Tensor, uploaded: Tensor, classes: Tensor, margin: float)
     prototypes `known` (C, d), of which the own class's counts as longer by `margin`, shape ()."""
     distance = torch.cdist(uploaded, known, compute_mode="donot_use_mm_for_euclid_dist")
     return cross_entropy(-(distance + margin * one_hot(classes, len(known))), classes)
-
-
-def untrained(means: Tensor, draws: torch.Generator) -> Tensors:
-    """What the server begins with, as torch does: a normal embedding, and layers uniform within 1 /
-    sqrt(d).
-
-    `means` (C, d): of the type and width that it is to have.
-    """
-    d = means.shape[1]
-    theta = [torch.randn(means.shape, generator=draws)]
-    theta += [
-        (2 * torch.rand(shape, generator=draws) - 1) / d**0.5
-        for shape in ((d, d), (d,), (d, d), (d,))
-    ]
-    return {f"prototypes.{name}": t.to(means) for name, t in zip(LEARNED, theta, strict=True)}
-
-
-def learn(
-    server: Server,
-    uploads: Sequence[Tensors],
-    most: float,
-    epochs: int,
-    lr: float | None,
-) -> None:
-    """Train the prototypes by SGD on clients' class means, and make them `means.features`; without
-    any they stay.
-
-    Args:
-        server: in aggregation.
-        uploads: `classes` and `features` of each client; batches are as large as the clients'.
-        most: the greatest margin.
-        epochs: passes over the uploads.
-        lr: None: the clients'.
-    """
-    memory, config = server.memory, server.run.config
-    if not any(len(one["classes"]) for one in uploads):
-        return
-    classes = torch.cat([one["classes"].long() for one in uploads])
-    means = torch.cat([one["features"] for one in uploads]).to(memory["means.features"])
-    margin = adaptive_margin(means, classes, most)
-    theta = {name: memory[f"prototypes.{name}"].clone().requires_grad_() for name in LEARNED}
-    optimizer = torch.optim.SGD(theta.values(), lr or config.optimizer.lr)
-    draws = generator(config.seed, "prototypes", server.round)
-    for _ in range(epochs):
-        for batch in torch.randperm(len(classes), generator=draws).split(
-            config.federation.batch_size
-        ):
-            optimizer.zero_grad()
-            margin_loss(prototypes(theta), means[batch], classes[batch], margin).backward()
-            optimizer.step()
-            server.flops += 3 * theta["embedding"].numel() * (4 * means.shape[1] + 3 * len(batch))
-    memory |= {f"prototypes.{name}": t.detach() for name, t in theta.items()}
-    memory["means.features"] = prototypes(theta).detach()

@@ -2,14 +2,18 @@
 With Laplacian Regularization. IEEE TNNLS 2022 (arXiv:2102.07148).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 from fl_lightning.callbacks.graphs import Laplacian
-from fl_lightning.callbacks.relations import Relation
-from fl_lightning.methods import LogRange, NonNegativeFloat, OwnStatistics, Traits, searched
+from fl_lightning.methods import (
+    LogRange,
+    NonNegativeFloat,
+    OwnStatistics,
+    Relation,
+    Traits,
+    searched,
+)
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,23 @@
 for Better Personalization. World Wide Web 2023 (Xie et al., arXiv:2005.01026).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
-from fl_lightning.core import Client, Rule, RunContext, Server, Tensors
 from fl_lightning.core.vectors import distances
 from fl_lightning.foundation.rng import numpy_rng
-from fl_lightning.methods import PositiveInt, Whole, searched
+from fl_lightning.methods import (
+    Client,
+    PositiveInt,
+    Rule,
+    RunContext,
+    Server,
+    Tensors,
+    Whole,
+    searched,
+)
 from fl_lightning.methods.clustered import KClusters, centre, name_of, samples_of_clusters
 
 
@@ -52,7 +58,8 @@ class FeSEM(KClusters):
 
     def aggregate(self, server: Server) -> None:
         """E, from the second round on, and M."""
-        group, cluster = server.only, server.memory["cluster"].clone()
+        group = server.only
+        cluster = server.memory["cluster"].clone()
         who = sorted(server.run.server.uploaded | set(server.answered))
         if server.run.server.uploaded:
             blocks = group.layout.mask(
@@ -66,7 +73,8 @@ class FeSEM(KClusters):
         """Where it can train, in a cluster of its own at the mean of all, by samples."""
         if not len(client.data.train):
             return super().admit(server, client)
-        group, sizes = server.only, samples_of_clusters(server)
+        group = server.only
+        sizes = samples_of_clusters(server)
         model = 0 * group.initial
         for k, size in sizes.items():
             model = model + size / sum(sizes.values()) * centre(group, k)

@@ -1,15 +1,23 @@
 """FFA-LoRA: Sun, Li, Li, Ding: Improving LoRA in Privacy-preserving Federated Learning. ICLR
 2024."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.core import Block, Client, GroupServer, Payload, Phase, Phases, RunContext
 from fl_lightning.core.newcomer import GLOBAL
-from fl_lightning.methods import Method, Scope, Traits
+from fl_lightning.methods import (
+    Block,
+    Client,
+    GroupServer,
+    Method,
+    Payload,
+    Phase,
+    Phases,
+    RunContext,
+    Scope,
+    Traits,
+)
 from fl_lightning.methods.common.adapters import check_adapters, is_a
 
 

@@ -2,33 +2,29 @@
 Layer-Wise Learning. IJCAI 2025.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.core import (
+from fl_lightning.data.sampling import batch_sizes
+from fl_lightning.methods import (
     Batch,
     Beside,
     Client,
     Layout,
+    LogRange,
+    Method,
+    NonNegativeFloat,
     Payload,
     Phase,
     Phases,
+    PositiveInt,
     Rule,
     RunContext,
     Server,
     Tensors,
-)
-from fl_lightning.data.sampling import batch_sizes
-from fl_lightning.methods import (
-    LogRange,
-    Method,
-    NonNegativeFloat,
-    PositiveInt,
     Traits,
     check_plain_steps,
     searched,
@@ -86,9 +82,11 @@ class FLAYER(Method):
 
     def receive(self, client: Client, payload: Payload) -> Phases:
         """Mix and train the top layers; then score them."""
-        own, top = client["model"], client.mask(lambda b: b.above < self.layers)
+        own = client["model"]
+        top = client.mask(lambda b: b.above < self.layers)
         mixed = client.columns(lambda b: b.above < self.layers and b.kind == "parameter")
-        received, a = client.composed(payload), float(client.memory["accuracy"])
+        received = client.composed(payload)
+        a = float(client.memory["accuracy"])
         own.copy_(torch.where(mixed, torch.lerp(received, own, a), received))
         client.scratch["received"] = received
         yield Phase(trains=top, epochs=1, lr=client.lr * self.top_rate, purpose="top layers")
@@ -107,7 +105,8 @@ class FLAYER(Method):
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The numbers that have changed most, elsewhere those received; and which these are, a bit
         each."""
-        sent, kept = super().upload(client, payload), client.scratch["kept"]
+        sent = super().upload(client, payload)
+        kept = client.scratch["kept"]
         sent.vector = torch.where(kept, client["model"], client.scratch["received"])
         sent.extra["kept"] = packed(kept)
         return sent
@@ -126,7 +125,8 @@ def layer_rates(layout: Layout, gradient: Tensor, top: float, middle: float = 1.
     Layer l of L: 1 + l / (L - 1) times the mean over its tensors of ln(1 + 1 / ||gradient||), from
     the second layer on times `middle`; the last layer: `top`.
     """
-    rates, last = torch.ones_like(gradient), len(layout.layers) - 1
+    rates = torch.ones_like(gradient)
+    last = len(layout.layers) - 1
     blocks = [block for block in layout.blocks if block.kind == "parameter"]
     for layer in range(last + 1):
         mine = [block for block in blocks if block.layer == layer]
@@ -170,11 +170,14 @@ def most_changed(layout: Layout, change: Tensor) -> Tensor:
 def phase_by_layer(client: Client, top: float, middle: float) -> Phase:
     """Plain steps of the model at rates by layer (`layer_rates`), set anew at the first batch of
     each epoch."""
-    w, columns, rates = client["model"], client.layout.parameters, torch.ones_like(client["model"])
+    w = client["model"]
+    columns = client.layout.parameters
+    rates = torch.ones_like(client["model"])
     sizes = batch_sizes(
         len(client.data.train), client.run.config.federation.batch_size, client.group.whole_last
     )
-    epoch, taken = len(sizes), 0
+    epoch = len(sizes)
+    taken = 0
 
     def step(_: Client, batch: Batch) -> Tensor:
         nonlocal taken

@@ -1,8 +1,6 @@
 """FPL: Huang, Ye, Shi, Li, Du: Rethinking Federated Learning with Domain Shift: A Prototype View.
 CVPR 2023."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -11,18 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Batch,
     Client,
+    LogRange,
+    Method,
     Module,
     Objective,
     Payload,
     Payloads,
+    PositiveFloat,
     RunContext,
     Server,
     Tensors,
+    searched,
 )
-from fl_lightning.methods import LogRange, Method, PositiveFloat, searched
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.basics import wide
 
@@ -48,20 +49,14 @@ class FPL(ClassMeans):
 
     tau: PositiveFloat = searched(0.02, LogRange(0.01, 1), "the authors' to plain cosines")
 
-    @property
-    def adds(self) -> bool:
-        """Always."""
-        return True
-
     def init_server(self, run: RunContext) -> Tensors:
         """Cluster prototypes (K, d) and their classes (K,), none at first."""
-        memory = super().init_server(run)
-        prototypes, classes = cluster_prototypes([], memory["means.features"])
-        return {"clusters.prototypes": prototypes, "clusters.classes": classes}
+        return cluster_prototypes([], super().init_server(run)["means.features"])
 
     def broadcast(self, server: Server) -> Payloads:
         """With it the prototypes, once there are any."""
-        sent, memory = Method.broadcast(self, server), server.memory
+        sent = Method.broadcast(self, server)
+        memory = server.memory
         for payload in sent.values() if len(memory["clusters.classes"]) else ():
             payload.extra["prototypes"] = memory["clusters.prototypes"]
             payload.statistics["classes"] = memory["clusters.classes"].int()
@@ -72,33 +67,28 @@ class FPL(ClassMeans):
         if "prototypes" not in payload.extra:
             return Objective()
         device = client.run.device
-        means = {
-            "prototypes": payload.extra["prototypes"],
-            "classes": payload.statistics["classes"].long(),
-        }
-        means = {name: tensor.to(device) for name, tensor in means.items()}
+        prototypes = payload.extra["prototypes"].to(device)
+        classes = payload.statistics["classes"].long().to(device)
 
         def loss(module: Module, batch: Batch) -> Tensor:
             # cosines, their slopes, means of a class
-            client.flops += 8 * len(batch[1]) * means["prototypes"].numel()
-            return self.loss(means, module, batch)
+            client.flops += 8 * len(batch[1]) * prototypes.numel()
+            return self.loss({"prototypes": prototypes, "classes": classes}, module, batch)
 
         return Objective(loss=loss)
 
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
         """And the losses on prototypes."""
         task: Tensor = module.task_loss(batch)
-        known, classes = means["prototypes"], means["classes"]
+        known = means["prototypes"]
+        classes = means["classes"]
         return task + cluster_losses(module.features, batch[1], known, classes, self.tau)
 
     def aggregate(self, server: Server) -> None:
         """The mean, and the round's prototypes."""
         Method.aggregate(self, server)
-        memory = server.memory
-        prototypes, classes = cluster_prototypes(
-            server.statistics.values(), memory["clusters.prototypes"]
-        )
-        memory |= {"clusters.prototypes": prototypes, "clusters.classes": classes}
+        like = server.memory["clusters.prototypes"]
+        server.memory |= cluster_prototypes(server.statistics.values(), like)
 
 
 def linked(points: Tensor) -> Tensor:
@@ -107,10 +97,12 @@ def linked(points: Tensor) -> Tensor:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    unit = normalize(points.double())
-    group = torch.arange(len(points))
-    nearest = (unit @ unit.T).fill_diagonal_(-torch.inf).argmax(1) if len(points) > 1 else group
-    links = coo_array((np.ones(len(points)), (group, nearest)), (len(points), len(points)))
+    points = normalize(points.double())
+    itself = torch.arange(len(points))
+    nearest = itself
+    if len(points) > 1:
+        nearest = (points @ points.T).fill_diagonal_(-torch.inf).argmax(1)
+    links = coo_array((np.ones(len(points)), (itself, nearest)), (len(points), len(points)))
     return torch.from_numpy(connected_components(links, directed=False)[1]).long()
 
 
@@ -134,18 +126,26 @@ def finch(points: Tensor) -> Tensor:
     return clusters
 
 
-def cluster_prototypes(uploads: Iterable[Tensors], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean uploads of each cluster (K, d), of the type of `like` (C, d), and their classes (K,),
-    ascending.
+def cluster_prototypes(uploads: Iterable[Tensors], like: Tensor) -> Tensors:
+    """The mean uploads of each cluster, `clusters.prototypes` (K, d) of the type of `like` (C, d),
+    and their classes, `clusters.classes` (K,), ascending.
 
     Each of `uploads` has `classes` and `features`, a row for each.
     """
-    uploads = list(uploads)
-    y = torch.cat([torch.empty(0, dtype=torch.int64), *(u["classes"].long() for u in uploads)])
-    points = torch.cat([like[:0], *(u["features"].to(like) for u in uploads)])
-    parts = [means(points[y == k], finch(points[y == k])) for k in y.unique()]
-    classes = [torch.full((len(part),), int(k)) for part, k in zip(parts, y.unique(), strict=True)]
-    return torch.cat([like[:0], *parts]), torch.cat([torch.empty(0, dtype=torch.int64), *classes])
+    labels = [torch.empty(0, dtype=torch.int64)]
+    features = [like[:0]]
+    for upload in uploads:
+        labels.append(upload["classes"].long())
+        features.append(upload["features"].to(like))
+    y = torch.cat(labels)
+    points = torch.cat(features)
+    prototypes = [like[:0]]
+    classes = [y[:0]]
+    for k in y.unique():
+        of_class = points[y == k]
+        prototypes.append(means(of_class, finch(of_class)))
+        classes.append(torch.full((len(prototypes[-1]),), int(k)))
+    return {"clusters.prototypes": torch.cat(prototypes), "clusters.classes": torch.cat(classes)}
 
 
 def cluster_losses(
@@ -167,7 +167,8 @@ def cluster_losses(
     here = own.any(1)
     if not here.any():
         return z.sum() * 0
-    z, own = z[here], own[here]
+    z = z[here]
+    own = own[here]
     scores = cosine_similarity(z[:, None], known, 2) / tau
     contrast = scores.logsumexp(1) - scores.masked_fill(~own, -torch.inf).logsumexp(1)
     centre = own.to(known) @ known / own.sum(1, keepdim=True)

@@ -2,8 +2,6 @@
 Personalized Feature Information for Personalized Federated Learning. ICCV 2023.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,19 +10,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Batch,
     Block,
     Client,
+    LogRange,
+    Method,
     Module,
+    NonNegativeFloat,
     Objective,
     Payload,
     Phase,
     Phases,
     PureLoss,
+    Scope,
     Tensors,
+    Traits,
+    searched,
 )
-from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Scope, Traits, searched
 from fl_lightning.methods.common.basics import norms
 from fl_lightning.methods.common.classifiers import InContext, NewClassifier, is_personal
 
@@ -74,20 +77,21 @@ class GPFL(Method):
         e = client.bind().head.embedding.weight.detach()[: client.module.num_classes].clone()
         loss = PureLoss(self.loss, {"e": e, "g": e.mean(0), "q": self._shares(client) @ e})
         start = f"{client.layout.head}."
-        ours = [
-            b.kind == "parameter" and b.name.startswith(start) and not is_personal(b)
-            for b in client.layout.blocks
-        ]
-        decay = self.mu / 2 * np.array(ours)
+        decay = np.zeros(len(client.layout.blocks))
+        for place, block in enumerate(client.layout.blocks):
+            decays = block.kind == "parameter" and not is_personal(block)
+            if decays and block.name.startswith(start):
+                decay[place] = self.mu / 2
         return [Phase(objective=Objective(torch.zeros_like(client["model"]), decay, loss=loss))]
 
     def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
         """All losses, with e, g and q as received, shape ()."""
         e, g, q = (tensors[name] for name in ("e", "g", "q"))
-        with module.head.using(q):
+        head = module.head
+        with head.using(q):
             task: Tensor = module.task_loss(batch)
-        f = module.head.under(module.features, g)
-        cosines = normalize(f, dim=1) @ normalize(module.head.embedding.weight[: len(e)], dim=1).T
+        f = head.under(module.features, g)
+        cosines = normalize(f, dim=1) @ normalize(head.embedding.weight[: len(e)], dim=1).T
         gap = f - e[batch[1]]
         distance = norms(gap if self.norm == "sample" else gap.reshape(1, -1)).mean()
         return task + cross_entropy(cosines, batch[1]) + self.lam * distance
@@ -95,9 +99,8 @@ class GPFL(Method):
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
         """Under q_i of the present embeddings."""
         head = client.module.head
-        with head.using(
-            self._shares(client) @ head.embedding.weight.detach()[: client.module.num_classes]
-        ):
+        embeddings = head.embedding.weight.detach()[: client.module.num_classes]
+        with head.using(self._shares(client) @ embeddings):
             return super().outputs(client, x, kind)
 
     def _shares(self, client: Client) -> Tensor:
@@ -115,7 +118,8 @@ class Conditioned(InContext):
     def __init__(self, own: nn.Linear) -> None:
         super().__init__()
         d = own.in_features
-        self.personal, self.embedding = own, nn.Embedding(own.out_features, d)
+        self.personal = own
+        self.embedding = nn.Embedding(own.out_features, d)
         self.gamma, self.beta = (
             nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.LayerNorm(d)) for _ in range(2)
         )

@@ -2,13 +2,10 @@
 on Non-IID Data. AAAI 2021.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fl_lightning.callbacks.graphs import CosineAttention
-from fl_lightning.callbacks.relations import Relation
-from fl_lightning.methods import LogRange, PositiveFloat, Range, UnitInterval, searched
+from fl_lightning.methods import LogRange, PositiveFloat, Range, Relation, UnitInterval, searched
 from fl_lightning.methods.fedamp import FedAMP
 
 

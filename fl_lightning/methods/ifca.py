@@ -1,15 +1,21 @@
 """IFCA: Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning.
 NeurIPS 2020."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
 
-from fl_lightning.core import Beside, Client, Payload, Payloads, Server
 from fl_lightning.foundation.rng import key
-from fl_lightning.methods import PositiveInt, Whole, searched
+from fl_lightning.methods import (
+    Beside,
+    Client,
+    Payload,
+    Payloads,
+    PositiveInt,
+    Server,
+    Whole,
+    searched,
+)
 from fl_lightning.methods.clustered import KClusters, name_of
 
 
@@ -39,7 +45,8 @@ class IFCA(KClusters):
 
     def broadcast(self, server: Server) -> Payloads:
         """All models."""
-        group, seed = server.only, server.run.config.seed
+        group = server.only
+        seed = server.run.config.seed
         sent = group.send(dict.fromkeys(group.here, group["model"]))
         for k in range(1, self.clusters):
             if name_of(k) not in group:
@@ -51,23 +58,18 @@ class IFCA(KClusters):
     def receive(self, client: Client, payload: Payload) -> None:
         """Take the best."""
         models = [client.composed(p) for p in (payload, *payload.further.values())]
-        losses = (
-            [client.loss(client.data.train, model) for model in models]
-            if len(models) > 1
-            else [0.0]
-        )
-        best = losses.index(min(losses))
-        here = len(client.data.train) > 0
-        client.scratch["cluster"] = (
-            best if here else int(client.run.server.memory["cluster"][client.id])
-        )
-        client["model"].copy_(models[client.scratch["cluster"]])
+        part = client.data.train
+        chosen = int(client.run.server.memory["cluster"][client.id])
+        losses = [client.loss(part, model) for model in models] if len(models) > 1 else [0.0]
+        if len(part):
+            chosen = losses.index(min(losses))
+        client.scratch["cluster"] = chosen
+        client["model"].copy_(models[chosen])
 
     def beside(self) -> dict[str, Beside]:
         """Declares what `upload` adds to the model."""
-        return {
-            "cluster": Beside("cluster", "which of the global models suits the client best", None)
-        }
+        words = "which of the global models suits the client best"
+        return {"cluster": Beside("cluster", words, None)}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it whose model that was."""

@@ -4,15 +4,22 @@ Learning. AAAI 2024.
 The journal extension (KAPC+BLS) is the same method with layer selection hung on it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from fl_lightning.callbacks.cube import CubeSettings, LearnedCube
-from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core import Block, Client, Payload, Phase, Phases
-from fl_lightning.methods import Method, Needs, Scope, Traits
+from fl_lightning.methods import (
+    Block,
+    Client,
+    Method,
+    Needs,
+    Payload,
+    Phase,
+    Phases,
+    Relation,
+    Scope,
+    Traits,
+)
 
 
 @dataclass(frozen=True)

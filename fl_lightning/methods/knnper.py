@@ -9,15 +9,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.config import check
-from fl_lightning.core import Client, Rule, RunContext, Tensors
 from fl_lightning.methods import (
+    Client,
     LogRange,
     Method,
     PositiveFloat,
     PositiveInt,
+    Rule,
+    RunContext,
+    Tensors,
     Traits,
     UnitInterval,
+    check,
     searched,
 )
 from fl_lightning.methods.common.basics import wide
@@ -76,16 +79,13 @@ class KNNPer(Method):
         are none."""
         if kind == "global" or self.lam == 0 or not len(client.data.train):
             return {}
-        seen = [(wide(z), y) for z, _, y in client.passes(client.data.train, vector)]
-        memory = {
-            "features": torch.cat([z for z, _ in seen]),
-            "labels": torch.cat([y for _, y in seen]),
+        passes = [(wide(z), y) for z, _, y in client.passes(client.data.train, vector)]
+        store = {
+            "features": torch.cat([z for z, _ in passes]),
+            "labels": torch.cat([y for _, y in passes]),
         }
-        return memory | {
-            "lam": self._best(client, vector, memory)
-            if self.lam is None
-            else torch.tensor(self.lam)
-        }
+        lam = self._best(client, vector, store) if self.lam is None else torch.tensor(self.lam)
+        return store | {"lam": lam}
 
     def _best(self, client: Client, vector: Tensor, store: Tensors) -> Tensor:
         """The lam of the grid, shape (), by which most validation samples are right; the least of
@@ -108,14 +108,10 @@ class KNNPer(Method):
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
         """The model's scores, or the mixture's log probabilities."""
         scores = super().outputs(client, x, kind)
-        mixture = (
-            self._mixed(client.module.features, scores, client.prepared)
-            if client.prepared
-            else scores
-        )
-        return (
-            mixture.clamp_min(torch.finfo(mixture.dtype).tiny).log() if client.prepared else scores
-        )
+        if not client.prepared:
+            return scores
+        mixture = self._mixed(client.module.features, scores, client.prepared)
+        return mixture.clamp_min(torch.finfo(mixture.dtype).tiny).log()
 
 
 Kernel = Literal["gaussian", "exponential"]
@@ -139,12 +135,11 @@ def vote(
     Returns:
         Shape (m, C), rows summing to 1, also where all weights would underflow.
     """
-    exact = "donot_use_mm_for_euclid_dist"  # the other way is off by rounding where distances are 0
-    near = torch.cdist(wide(z), wide(known), compute_mode=exact).topk(
-        min(k, len(known)), largest=False
-    )
-    energy = (
-        near.values.square() / (z.shape[1] * scale) if kernel == "gaussian" else near.values / scale
-    )
+    # the other way is off by rounding where distances are 0
+    distances = torch.cdist(wide(z), wide(known), compute_mode="donot_use_mm_for_euclid_dist")
+    near = distances.topk(min(k, len(known)), largest=False)
+    energy = near.values / scale
+    if kernel == "gaussian":
+        energy = near.values.square() / (z.shape[1] * scale)
     shares = energy.new_zeros(len(z), classes)
     return shares.scatter_add_(1, labels[near.indices], (-energy).softmax(1))

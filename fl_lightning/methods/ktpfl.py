@@ -4,8 +4,6 @@ Learning.
 NeurIPS 2021.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,8 +12,16 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.simplex import to_simplex
-from fl_lightning.core import RunContext, Server, Tensors
-from fl_lightning.methods import Needs, NonNegativeFloat, PositiveInt, Range, searched
+from fl_lightning.methods import (
+    Needs,
+    NonNegativeFloat,
+    PositiveInt,
+    Range,
+    RunContext,
+    Server,
+    Tensors,
+    searched,
+)
 from fl_lightning.methods.common.predictions import sum_to_one
 from fl_lightning.methods.fedmd import FedMD
 
@@ -76,26 +82,23 @@ class KTPFL(FedMD):
 
     def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
         """Step rows and columns of those who told; their part of a row keeps the mass it had."""
-        c, here, shares = (
-            server.memory["coefficients"].clone(),
-            torch.tensor(uploaders),
-            server.shares(uploaders),
-        )
+        c = server.memory["coefficients"].clone()
+        here = torch.tensor(uploaders)
+        shares = server.shares(uploaders)
+        part = c[here][:, here]
         server.flops += 4 * len(uploaders) * P.numel()
         weight = self.lam * (P.shape[1] if self.divergence == "sum" else 1)
         # as printed: rows may have any sum
         if self.update == "paper" and self.projection == "none":
-            part = c[here][:, here]
-            c[here[:, None], here] = paper_step(
-                part, P, shares, weight, self.rho, self.step, 1.0 / len(c)
-            )
+            prior = 1.0 / len(c)
+            part = paper_step(part, P, shares, weight, self.rho, self.step, prior)
+            c[here[:, None], here] = part
             server.memory["coefficients"] = c
             return c[:, here]
-        part, mass = sum_to_one(c[here][:, here])
+        part, mass = sum_to_one(part)
         if self.update == "paper":
-            part = to_simplex(
-                paper_step(part, P, shares, weight, self.rho, self.step, 1.0 / len(uploaders))
-            )
+            prior = 1.0 / len(uploaders)
+            part = to_simplex(paper_step(part, P, shares, weight, self.rho, self.step, prior))
         else:
             part = code_step(part, P, self.rho, self.step)
         server.memory["coefficients"] = c = put_back(c, here, part, mass)

@@ -2,15 +2,22 @@
 Transfer for Personalized Federated Learning. NeurIPS 2021, appendix C.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 from fl_lightning.callbacks.cube import CubeSettings, LearnedMatrix
-from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core import Client, Payload, Phase, Phases
-from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Traits, searched
+from fl_lightning.methods import (
+    Client,
+    LogRange,
+    Method,
+    NonNegativeFloat,
+    Payload,
+    Phase,
+    Phases,
+    Relation,
+    Traits,
+    searched,
+)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,20 @@
 Globally: Federated Learning with Local and Global Representations. 2020, arXiv:2001.01523.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_lightning.callbacks.relations import Relation, mean_relation
-from fl_lightning.core import Block
-from fl_lightning.methods import Method, NonNegativeInt, Scope, Traits, Whole, searched
+from fl_lightning.methods import (
+    Block,
+    Method,
+    NonNegativeInt,
+    Relation,
+    Scope,
+    Traits,
+    Whole,
+    mean_relation,
+    searched,
+)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,16 @@
 """Every client alone: the lower reference of all personalised methods."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from fl_lightning.core import Client, Payload, Phase, Phases
-from fl_lightning.methods import PositiveFloat, Traits, WithoutModels
+from fl_lightning.methods import (
+    Client,
+    Payload,
+    Phase,
+    Phases,
+    PositiveFloat,
+    Traits,
+    WithoutModels,
+)
 
 
 @dataclass(frozen=True)

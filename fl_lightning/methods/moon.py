@@ -1,31 +1,27 @@
 """MOON: Li, He, Song: Model-Contrastive Federated Learning. CVPR 2021."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Batch,
     Client,
+    LogRange,
+    Method,
     Module,
+    NonNegativeFloat,
     Objective,
     Payload,
     Phase,
     Phases,
+    PositiveFloat,
+    PositiveInt,
     PureLoss,
     Slot,
     Tensors,
-)
-from fl_lightning.methods import (
-    LogRange,
-    Method,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
     Traits,
     searched,
 )
@@ -101,11 +97,10 @@ class Projected(nn.Sequential):
 
     def __init__(self, own: nn.Linear, width: int) -> None:
         super().__init__()
-        self.first, self.relu = nn.Linear(own.in_features, own.in_features), nn.ReLU()
-        self.second, self.out = (
-            nn.Linear(own.in_features, width),
-            nn.Linear(width, own.out_features),
-        )
+        self.first = nn.Linear(own.in_features, own.in_features)
+        self.relu = nn.ReLU()
+        self.second = nn.Linear(own.in_features, width)
+        self.out = nn.Linear(width, own.out_features)
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:

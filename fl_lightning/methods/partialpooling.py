@@ -2,8 +2,6 @@
 penalised; the standard of multilevel statistics (Gelman, Hill: Data Analysis Using Regression and
 Multilevel/Hierarchical Models, 2007)."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass
@@ -11,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.configuration.config import check
-from fl_lightning.core import (
+from fl_lightning.data import units
+from fl_lightning.foundation.rng import key, numpy_rng
+from fl_lightning.methods import (
     Beside,
     Client,
     Payload,
@@ -22,10 +21,10 @@ from fl_lightning.core import (
     RunContext,
     Server,
     Tensors,
+    Traits,
+    WithoutModels,
+    check,
 )
-from fl_lightning.data import units
-from fl_lightning.foundation.rng import key, numpy_rng
-from fl_lightning.methods import Traits, WithoutModels
 from fl_lightning.models.mlp import MLP
 
 PENALTIES = (0.3, 3.0, 30.0, 300.0, 1e4)
@@ -108,15 +107,16 @@ class PartialPooling(WithoutModels):
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """A step of the joint fit, which leaves the model that is scored."""
-        shared, best = payload.extra["shared"].cpu(), int(payload.extra["best"])
+        shared = payload.extra["shared"].cpu()
+        best = int(payload.extra["best"])
         fits = Fits(client)
         own = fits.step(client.memory["pooling.own"], shared)
         client.memory["pooling.own"] = own
-        client.scratch["pooling"] = fits.uploaded(own)
-        final = own[best, FOLDS].to(client["model"])
+        client.scratch |= fits.uploaded(own)
+        scored = own[best, FOLDS].to(client["model"])
         weight, bias = client.layout.blocks
-        client["model"][weight.start : weight.stop] = final[:, :-1].flatten()
-        client["model"][bias.start : bias.stop] = final[:, -1]
+        client["model"][weight.start : weight.stop] = scored[:, :-1].flatten()
+        client["model"][bias.start : bias.stop] = scored[:, -1]
         return []
 
     def beside(self) -> dict[str, Beside]:
@@ -130,7 +130,7 @@ class PartialPooling(WithoutModels):
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Moments and held-out losses."""
         sent = super().upload(client, payload)
-        sent.extra |= client.scratch["pooling"]
+        sent.extra |= client.scratch
         return sent
 
     def aggregate(self, server: Server) -> None:
@@ -139,15 +139,14 @@ class PartialPooling(WithoutModels):
         uploads = [server.statistics[c] for c in server.answered]
         if not uploads:
             return
-        hessians, targets, losses = (
-            sum((upload[name].double() for upload in uploads[1:]), uploads[0][name].double())
-            for name in ("hessians", "targets", "losses")
-        )
-        penalty = torch.full(hessians.shape[-1:], SHARED, dtype=torch.float64)
+        sums = {name: tensor.double() for name, tensor in uploads[0].items()}
+        for upload in uploads[1:]:
+            sums = {name: total + upload[name].double() for name, total in sums.items()}
+        penalty = torch.full(sums["hessians"].shape[-1:], SHARED, dtype=torch.float64)
         penalty[-1] = 1e-6
-        shared = torch.linalg.solve(hessians + torch.diag(penalty), targets.mT).mT
-        server.memory["pooling.shared"] = shared
-        server.memory["pooling.best"] = losses.argmin()
+        hessians = sums["hessians"] + torch.diag(penalty)
+        server.memory["pooling.shared"] = torch.linalg.solve(hessians, sums["targets"].mT).mT
+        server.memory["pooling.best"] = sums["losses"].argmin()
 
 
 class Fits:
@@ -155,31 +154,31 @@ class Fits:
     without each part."""
 
     def __init__(self, client: Client) -> None:
+        run = client.run
+        self.classes = run.data.num_classes
         xs, ys = zip(*client.data.train.batches(4096), strict=True)
         x = torch.cat(xs).flatten(1).double().cpu()
-        self.x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
         y = torch.cat(ys).cpu()
-        self.classes = client.run.data.num_classes
-        self.y = (
-            y.double()[:, None]
-            if self.classes == 1
-            else nn.functional.one_hot(y, self.classes).double()
-        )
-        rng = numpy_rng(key(client.run.config.seed, "pooling"), str(client.id))
-        strata = torch.zeros_like(y).long() if self.classes == 1 else y
-        own = client.run.data.units(client.id)[0]
-        fold = torch.from_numpy(units.folds(own, strata.numpy(), FOLDS, rng))
-        self.held = fold[None] == torch.arange(FOLDS + 1)[:, None]
+        self.x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+        if self.classes == 1:
+            self.y = y.double()[:, None]
+            strata = torch.zeros_like(y).long()
+            bound = 1.0
+        else:
+            self.y = nn.functional.one_hot(y, self.classes).double()
+            strata = y
+            bound = 0.5  # of a softmax's curvature
+        rng = numpy_rng(key(run.config.seed, "pooling"), str(client.id))
+        folds = units.folds(run.data.units(client.id)[0], strata.numpy(), FOLDS, rng)
+        self.held = torch.from_numpy(folds)[None] == torch.arange(FOLDS + 1)[:, None]
         """(parts + 1, n): which samples a fit goes without; the last one without none."""
-        bound = 1.0 if self.classes == 1 else 0.5  # of a softmax's curvature
-        self.curvature = bound * torch.einsum(
-            "fn,np,nq->fpq", (~self.held).double(), self.x, self.x
-        )
+        weights = (~self.held).double()
+        self.curvature = bound * torch.einsum("fn,np,nq->fpq", weights, self.x, self.x)
         slopes, ratios = torch.tensor(CANDIDATES, dtype=torch.float64).T
         self.penalty = slopes[:, None].repeat(1, self.x.shape[1])
         self.penalty[:, -1] *= ratios
-        inner = self.curvature + torch.diag_embed(self.penalty)[:, None]
-        self.inverse = torch.linalg.inv(inner)
+        penalised = self.curvature + torch.diag_embed(self.penalty)[:, None]
+        self.inverse = torch.linalg.inv(penalised)
 
     def _residuals(self, own: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions less targets (candidates, fits, n, outputs), and the loss of each sample."""
@@ -203,8 +202,9 @@ class Fits:
     def uploaded(self, own: Tensor) -> Tensors:
         """What the server adds up: of the minimum as a function of the shared weights the Hessian
         and target, and each candidate's loss on the parts that a fit went without."""
-        shrunk = self.inverse * self.penalty[:, None, None]
-        hessians = torch.diag_embed(self.penalty)[:, None] - self.penalty[:, None, :, None] * shrunk
-        targets = (self._pull(own) @ self.inverse) * self.penalty[:, None, None]
+        penalty = self.penalty[:, None, None]
+        hessians = torch.diag_embed(self.penalty)[:, None]
+        hessians = hessians - self.penalty[:, None, :, None] * (self.inverse * penalty)
+        targets = (self._pull(own) @ self.inverse) * penalty
         losses = (self._residuals(own)[1] * self.held).sum((1, 2))
         return {"hessians": hessians, "targets": targets, "losses": losses}

@@ -2,8 +2,6 @@
 Guarantees: A Model-Agnostic Meta-Learning Approach. NeurIPS 2020.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -11,13 +9,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Payload, Phase, Phases, Rule, RunContext
 from fl_lightning.methods import (
+    Batch,
+    Client,
     LogRange,
     NonNegativeFloat,
     NonNegativeInt,
+    Payload,
+    Phase,
+    Phases,
     PlainMean,
     PositiveFloat,
+    Rule,
+    RunContext,
     Traits,
     check_plain_steps,
     searched,
@@ -71,11 +75,9 @@ class PerFedAvg(PlainMean):
     def step(self, draws: torch.Generator, client: Client, batch: Batch) -> Tensor:
         """One step of w; returns the task loss at w~. Running statistics follow the passes at w and
         w~."""
-        w, inner, buffers = (
-            client["model"],
-            client["model"].clone(),
-            slice(client.layout.parameters.stop, None),
-        )
+        w = client["model"]
+        inner = client["model"].clone()
+        buffers = slice(client.layout.parameters.stop, None)
         if self.alpha:
             inner.add_(client.gradient(inner, client.batch(draws))[1], alpha=-self.alpha)
         loss, g = client.gradient(inner, batch)
@@ -91,7 +93,8 @@ class PerFedAvg(PlainMean):
 
     def personal(self, client: Client) -> Tensor:
         """A copy after `adapt_steps` steps down the mean loss of its training data."""
-        vector, part = client["model"].clone(), client.data.train
+        vector = client["model"].clone()
+        part = client.data.train
         for _ in range(self.adapt_steps):
             slope = torch.zeros_like(vector)
             for batch in part.batches(client.run.config.evaluation.batch_size):

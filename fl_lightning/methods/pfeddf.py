@@ -2,8 +2,6 @@
 Personalized Federated Learning. NeurIPS 2021.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from fl_lightning.methods.feddf import FedDF

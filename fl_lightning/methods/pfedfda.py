@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fl_lightning.configuration.config import check
-from fl_lightning.core import (
+from fl_lightning.foundation.rng import generator
+from fl_lightning.methods import (
     Beside,
     Client,
+    LogRange,
+    NonNegativeFloat,
+    OwnClassifier,
     Payload,
     Payloads,
     Phase,
@@ -22,14 +25,9 @@ from fl_lightning.core import (
     RunContext,
     Server,
     Tensors,
-)
-from fl_lightning.foundation.rng import generator
-from fl_lightning.methods import (
-    LogRange,
-    NonNegativeFloat,
-    OwnClassifier,
     Traits,
     UnitInterval,
+    check,
     searched,
 )
 
@@ -82,21 +80,24 @@ class PFedFDA(OwnClassifier):
     def check(self, run: RunContext) -> None:
         """The classifier must be linear, with a bias and a row for each class."""
         super().check(run)
-        group, shape = run.groups[0], (run.data.num_classes, run.feature_width)
-        fine = [tuple(p.shape) for p in group.head.parameters()] == [shape, shape[:1]]
+        group = run.groups[0]
+        shape = (run.data.num_classes, run.feature_width)
+        linear = [tuple(p.shape) for p in group.head.parameters()] == [shape, shape[:1]]
         allowed = f"{run.method_name} needs a classifier with a bias, and one row for each class"
-        check("model", group.name, fine, allowed)
+        check("model", group.name, linear, allowed)
 
     def init_server(self, run: RunContext) -> Tensors:
         """`gaussian.means` (C, d), drawn evenly from [0, 1), and `gaussian.covariance` (d, d), I:
         the authors' code."""
-        width, draws = run.feature_width, generator(run.config.seed, "class means")
+        width = run.feature_width
+        draws = generator(run.config.seed, "class means")
         means = torch.rand(run.data.num_classes, width, generator=draws)
         return {"gaussian.means": means, "gaussian.covariance": torch.eye(width)}
 
     def broadcast(self, server: Server) -> Payloads:
         """With it the Gaussians; the first ones follow from the seed, and are not sent."""
-        sent, uploaded = super().broadcast(server), server.run.server.uploaded
+        sent = super().broadcast(server)
+        uploaded = server.run.server.uploaded
         for payload in sent.values() if uploaded else ():
             payload.extra |= {name: server.memory[f"gaussian.{name}"] for name in NAMES}
         return sent
@@ -115,18 +116,19 @@ class PFedFDA(OwnClassifier):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body, and the mixed Gaussians of its features."""
-        sent, estimated = super().upload(client, payload), self.adapted(client, client["model"])
-        sent.extra |= {name: getattr(estimated, name).float() for name in NAMES}
+        sent = super().upload(client, payload)
+        gaussians = self.adapted(client, client["model"])
+        sent.extra["means"] = gaussians.means.float()
+        sent.extra["covariance"] = gaussians.covariance.float()
         return sent
 
     def aggregate(self, server: Server) -> None:
         """Means by samples of both."""
         super().aggregate(server)
-        who = server.answered
+        shares = server.shares(server.answered)
         for name in NAMES:
-            uploaded = torch.stack([server.statistics[c][name] for c in who]).double()
-            mean = torch.tensordot(server.shares(who), uploaded, 1)
-            server.memory[f"gaussian.{name}"] = mean.float()
+            uploads = torch.stack([server.statistics[c][name] for c in server.answered]).double()
+            server.memory[f"gaussian.{name}"] = torch.tensordot(shares, uploads, 1).float()
 
     def personal(self, client: Client) -> Tensor:
         """A copy with the classifier of Gaussians that are mixed for its body."""
@@ -144,13 +146,14 @@ class PFedFDA(OwnClassifier):
         passes = list(client.passes(client.data.train, vector))
         if not passes:
             return known
-        z, y = (torch.cat([one[k] for one in passes]).cpu() for k in (0, 2))
-        z = z.double()
+        z = torch.cat([features for features, _, _ in passes]).cpu().double()
+        y = torch.cat([labels for _, _, labels in passes]).cpu()
         if self.beta is None:
             beta = trusted(z, y, known, prior_of(client), self.ridge)
         else:
             beta = torch.full((2,), self.beta, dtype=torch.float64)
-        own, counts = estimated(z, y, known, self.ridge), y.bincount(minlength=len(known.means))
+        own = estimated(z, y, known, self.ridge)
+        counts = y.bincount(minlength=len(known.means))
         means = torch.where(counts[:, None] >= least, own.means, known.means)
         return known.towards(Gaussians(means, own.covariance), beta)
 
@@ -191,7 +194,8 @@ class Gaussians:
         W = means S^-1 and b = -diag(W means^T) / 2 + log prior, where S is the covariance, shrunk
         by `SHRINK`.
         """
-        S, eye = self.covariance, torch.eye(len(self.covariance), dtype=torch.float64)
+        S = self.covariance
+        eye = torch.eye(len(S), dtype=torch.float64)
         S = (1 - SHRINK) * S + SHRINK * S.trace() / len(S) * eye
         weight = torch.linalg.solve(S, self.means.T).T
         return weight, -0.5 * (weight * self.means).sum(1) + prior.log()
@@ -224,7 +228,8 @@ def estimated(z: Tensor, y: Tensor, known: Gaussians, ridge: float) -> Gaussians
     counts = y.bincount(minlength=len(known.means))
     sums = torch.zeros_like(known.means).index_add_(0, y, z)
     means = torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None], known.means)
-    away, eye = z - means[y], torch.eye(z.shape[1], dtype=torch.float64)
+    away = z - means[y]
+    eye = torch.eye(z.shape[1], dtype=torch.float64)
     return Gaussians(means, away.T @ away / max(len(z) - 1, 1) + ridge * eye)
 
 
@@ -243,17 +248,18 @@ def trusted(z: Tensor, y: Tensor, known: Gaussians, prior: Tensor, ridge: float)
 
     def value(beta: np.ndarray) -> tuple[float, np.ndarray]:
         leaf = torch.tensor(beta, dtype=torch.float64, requires_grad=True)
+        total = torch.zeros((), dtype=torch.float64)
         with torch.enable_grad():
-            total = torch.zeros((), dtype=torch.float64)
             for own, x, labels in folds:
                 weight, bias = known.towards(own, leaf).classifier(prior)
                 total = total + cross_entropy(x @ weight.T + bias, labels)
         [slope] = torch.autograd.grad(total, leaf)
         return float(total.detach()), slope.numpy()
 
-    limits, options = [(0, 1), (0, 1)], {"maxiter": STEPS}
-    found = minimize(value, [0.5, 0.5], jac=True, method="L-BFGS-B", bounds=limits, options=options)
-    return torch.from_numpy(np.asarray(found.x, dtype=np.float64))
+    limits = [(0, 1), (0, 1)]
+    options = {"maxiter": STEPS}
+    best = minimize(value, [0.5, 0.5], jac=True, method="L-BFGS-B", bounds=limits, options=options)
+    return torch.from_numpy(np.asarray(best.x, dtype=np.float64))
 
 
 def halves(y: Tensor) -> list[tuple[Tensor, Tensor]]:

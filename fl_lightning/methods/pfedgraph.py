@@ -1,8 +1,6 @@
 """pFedGraph: Ye, Ni, Wu, Chen, Wang: Personalized Federated Learning with Inferred Collaboration
 Graphs. ICML 2023."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -10,24 +8,29 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.graphs import CollaborationGraph
-from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import FLOAT32
-from fl_lightning.core import (
+from fl_lightning.core.vectors import distances
+from fl_lightning.methods import (
     Batch,
     Client,
     GroupServer,
+    LogRange,
+    Method,
     Module,
+    NonNegativeFloat,
     Objective,
     Payload,
     Payloads,
     Phase,
     Phases,
     PureLoss,
+    Range,
+    Relation,
     Server,
     Tensors,
+    Traits,
+    searched,
 )
-from fl_lightning.core.vectors import distances
-from fl_lightning.methods import LogRange, Method, NonNegativeFloat, Range, Traits, searched
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ class PFedGraph(Method):
 def mean_directions(group: GroupServer) -> dict[int, Tensor]:
     """Of each receiver here sum_j r_ij w_j / ||w_j|| (D,), r the weights that its model was just
     mixed with."""
-    mixed, is_parameter = group.weighed, group.layout.is_parameter
+    mixed = group.weighed
+    is_parameter = group.layout.is_parameter
     assert mixed is not None
     squares = distances(group, mixed.sources, [torch.zeros_like(group.initial)], is_parameter)[:, 0]
     weights = mixed.weights[0] / squares.sqrt().clamp_min(1e-30)

@@ -1,33 +1,30 @@
 """pFedHN: Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernetworks.
 ICML 2021."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.core import (
+from fl_lightning.methods import (
+    Alone,
     Client,
     GroupServer,
-    Payload,
-    Payloads,
-    Phases,
-    Rule,
-    RunContext,
-    Server,
-    Tensors,
-)
-from fl_lightning.methods import (
     LogRange,
     NonNegativeFloat,
     NonNegativeInt,
     OwnStatistics,
+    Payload,
+    Payloads,
+    Phases,
     PositiveFloat,
     PositiveInt,
+    Relation,
+    Rule,
+    RunContext,
+    Server,
     ShareBelow1,
+    Tensors,
     Traits,
     searched,
 )
@@ -93,11 +90,9 @@ class PFedHN(OwnStatistics):
 
     def aggregate(self, server: Server) -> None:
         """A step of the hypernetwork for each client that has answered."""
-        network, memory, columns = (
-            Hypernetwork.of(server.memory),
-            server.memory,
-            server.only.layout.parameters,
-        )
+        network = Hypernetwork.of(server.memory)
+        memory = server.memory
+        columns = server.only.layout.parameters
         rate = self.hyper_lr / len(server.answered)  # the engine stops where none has answered
         optimizer = network.optimizer(memory, rate, self.hyper_momentum, self.hyper_decay)
         for client in server.answered:

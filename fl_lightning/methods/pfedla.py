@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core import Payloads, RelationInputs, Rule, RunContext, Server, Tensors
 from fl_lightning.core.vectors import last_received, products
 from fl_lightning.foundation.rng import key
 from fl_lightning.methods import (
@@ -18,7 +16,14 @@ from fl_lightning.methods import (
     NonNegativeFloat,
     NonNegativeInt,
     OwnStatistics,
+    Payloads,
     PositiveInt,
+    Relation,
+    RelationInputs,
+    Rule,
+    RunContext,
+    Server,
+    Tensors,
     Traits,
     searched,
 )
@@ -68,7 +73,8 @@ class PFedLA(OwnStatistics):
 
     def broadcast(self, server: Server) -> Payloads:
         """The mix; what is mixed is kept until the networks have learned of it."""
-        sent, group = super().broadcast(server), server.only
+        sent = super().broadcast(server)
+        group = server.only
         server.scratch |= {
             c: model.clone() for c, model in last_received(group, group.here).items()
         }
@@ -79,7 +85,8 @@ class PFedLA(OwnStatistics):
 
     def aggregate(self, server: Server) -> None:
         """A step of the networks of those who have answered."""
-        group, relation = server.only, server.run.relation
+        group = server.only
+        relation = server.run.relation
         assert group.weighed is not None and isinstance(relation, LayerRows)
         sources = group.weighed.sources
         nearer = products(group, server.answered, sources, server.scratch)
@@ -139,7 +146,8 @@ class LayerRows(Relation):
         """Weights (L, n) of `sources` in what a client receives, as functions of its network's
         parameters."""
         made = network(torch.tensor(0)).view(-1, clients)[:, torch.tensor(sources)].relu()
-        own, total = torch.tensor(sources) == client, made.sum(1, keepdim=True)
+        own = torch.tensor(sources) == client
+        total = made.sum(1, keepdim=True)
         rows = torch.where(
             total > 0, made / total.clamp_min(torch.finfo(made.dtype).tiny), own.to(made)
         )

@@ -1,19 +1,24 @@
 """pFedMe: Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes. NeurIPS
 2020."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Payload, Phase, Phases, RunContext, Server, Slot
 from fl_lightning.methods import (
+    Batch,
     Choice,
+    Client,
     LogRange,
     NonNegativeFloat,
+    Payload,
+    Phase,
+    Phases,
     PlainMean,
     PositiveInt,
+    RunContext,
+    Server,
+    Slot,
     Traits,
     check_plain_steps,
     move_on,
@@ -68,7 +73,9 @@ class PFedMe(PlainMean):
 
     def step(self, client: Client, batch: Batch) -> Tensor:
         """K steps on theta, then one of w; returns the task loss at the last theta but one."""
-        columns, w, theta = client.layout.parameters, client["model"], client["personal"]
+        columns = client.layout.parameters
+        w = client["model"]
+        theta = client["personal"]
         theta.copy_(w)
         for _ in range(self.inner_steps):
             loss, gradient = client.gradient(theta, batch)

@@ -1,16 +1,21 @@
 """What FedProto and FedTGP have in common: prototypes of classes in place of models."""
 
-from __future__ import annotations
-
-from abc import ABC, abstractmethod
+from abc import ABC
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Module, RunContext, Tensors
-from fl_lightning.methods import NonNegativeFloat, WithoutModels
+from fl_lightning.methods import (
+    Batch,
+    Client,
+    Module,
+    NonNegativeFloat,
+    RunContext,
+    Tensors,
+    WithoutModels,
+)
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.basics import wide
 from fl_lightning.methods.common.class_means import distance_to_means, no_uploads
@@ -33,12 +38,6 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
     lam: NonNegativeFloat = 1.0
     distance: Literal["means", "norm", "squared"] = "means"
     predict: Literal["classifier", "prototype"] = "prototype"
-
-    @property
-    @abstractmethod
-    def uniform(self) -> bool:
-        """Whether the server's mean weighs clients the same, and not by their samples of the
-        class."""
 
     @property
     def adds(self) -> bool:

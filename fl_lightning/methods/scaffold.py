@@ -2,31 +2,27 @@
 Averaging for Federated Learning. ICML 2020.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
 
 from fl_lightning.callbacks.base import Aggregator
-from fl_lightning.configuration.config import check
-from fl_lightning.core import (
+from fl_lightning.methods import (
     Client,
+    LogRange,
     Objective,
     Payload,
     Payloads,
     Phase,
     Phases,
+    PlainMean,
+    PositiveFloat,
     RunContext,
     Server,
     Slot,
-)
-from fl_lightning.methods import (
-    LogRange,
-    PlainMean,
-    PositiveFloat,
     Traits,
-    check_no_scaling,
+    check,
+    check_sgd,
     move_on,
     searched,
 )
@@ -54,23 +50,12 @@ class SCAFFOLD(PlainMean):
     server_lr: PositiveFloat = searched(1.0, LogRange(0.1, 2), "around the paper's 1")
 
     def check(self, run: RunContext) -> None:
-        """From a model's change the mean gradient must follow, and from theirs the mean of all."""
-        check_no_scaling(run)  # it leaves steps out, which count in the drift's K
-        config, needs = (
-            run.config.optimizer,
-            "scaffold tells the mean gradient by the model's change: it must be",
-        )
-        check("optimizer.name", config.name, config.name == "sgd", f"{needs} sgd")
-        check("optimizer.clip_norm", config.clip_norm, config.clip_norm is None, f"{needs} null")
-        fine = not (config.keep_state and config.momentum)
-        check("optimizer.keep_state", config.keep_state, fine, f"{needs} false beside momentum")
+        """Raise `BadInput` where a model's change does not tell the mean gradient, or uploads are
+        not averaged."""
+        check_sgd(run, "scaffold tells the mean gradient by the model's change", clip_norm=None)
         robust = [type(c).__name__.lower() for c in run.callbacks if isinstance(c, Aggregator)]
-        check(
-            "callbacks",
-            ", ".join(robust),
-            not robust,
-            "scaffold's control variates need plain means",
-        )
+        allowed = "scaffold's control variates need plain means"
+        check("callbacks", ", ".join(robust), not robust, allowed)
 
     def slots(self) -> dict[str, Slot]:
         """The control variate c_i. What the server last received of it is its last change."""
@@ -92,7 +77,8 @@ class SCAFFOLD(PlainMean):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model, and the change of c_i (on what was received)."""
-        sent, change = super().upload(client, payload), torch.zeros_like(client["control"])
+        sent = super().upload(client, payload)
+        change = torch.zeros_like(client["control"])
         size = client.fits[-1].step_sizes
         for s in client.layout.segments(payload.sent & client.layout.is_parameter) if size else ():
             drift = payload.vector[s.start : s.stop] - client["model"][s.start : s.stop]
@@ -103,7 +89,8 @@ class SCAFFOLD(PlainMean):
 
     def aggregate(self, server: Server) -> None:
         """w <- w + eta_g mean change; c <- c + |S| / N mean change of c_i."""
-        old, who = server["model"], server.answered
+        old = server["model"]
+        who = server.answered
         super().aggregate(server)
         move_on(server.only, old, self.server_lr)
         weights = torch.full((len(who),), 1 / len(who), dtype=torch.float64)

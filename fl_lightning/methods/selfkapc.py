@@ -1,16 +1,19 @@
 """KAPC with a relation that sets its own strength from each client's measured noise (ours)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fl_lightning.callbacks.measured import MeasuredCube
-from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core import Beside, Client, Payload, Phase, Phases, Rule
 from fl_lightning.methods import (
+    Beside,
+    Client,
     NonNegativeFloat,
     OwnStatistics,
+    Payload,
+    Phase,
+    Phases,
     Range,
+    Relation,
+    Rule,
     Traits,
     UnitInterval,
     searched,

@@ -1,19 +1,17 @@
 """What server optimisers share: the mean change of a round is a gradient, and the server steps down
 it."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Server
 from fl_lightning.methods import (
     LogRange,
     Method,
     PositiveFloat,
+    Server,
     Traits,
     searched,
     sees_only_the_mean,
@@ -38,7 +36,8 @@ class ServerOptimizer(Method, ABC):
         """w <- w + server_lr * step."""
         if not server.answered:
             return
-        columns, old = server.only.layout.parameters, server["model"]
+        columns = server.only.layout.parameters
+        old = server["model"]
         super().aggregate(server)
         change = server["model"][columns] - old[columns]
         # nothing, where it is FedAvg

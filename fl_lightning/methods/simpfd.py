@@ -2,16 +2,13 @@
 Personalized Federated Learning. NeurIPS 2021.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Server
-from fl_lightning.methods import PositiveInt
+from fl_lightning.methods import PositiveInt, Server
 from fl_lightning.methods.common.predictions import cosines, sum_to_one
 from fl_lightning.methods.fedmd import FedMD
 
@@ -28,12 +25,16 @@ class SimPFD(FedMD):
     loss: Literal["mae", "mse", "kl"] = "kl"
 
     def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
-        """Who did not tell has the mean of all as its teacher. Equal predictions give equal
-        weights."""
-        rows = super().weigh(server, P, uploaders)
-        rows[uploaders] = shifted(cosines(P))
+        """Rows (N, m) by the `rows` of the uploaders' similarities; who uploaded nothing has the
+        mean of all as its teacher."""
+        weights = super().weigh(server, P, uploaders)
+        weights[uploaders] = self.rows(cosines(P))
         server.flops += 2 * len(uploaders) * P.numel()
-        return rows
+        return weights
+
+    def rows(self, S: Tensor) -> Tensor:
+        """Weights (m, m) from cosines `S` (m, m); equal predictions give equal weights."""
+        return shifted(S)
 
 
 def shifted(S: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """Models: one file for each backbone, and whatever `nn.Module` the user names by class path."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Mapping, Sequence

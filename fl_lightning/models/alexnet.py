@@ -1,7 +1,5 @@
 """AlexNet (Krizhevsky, Sutskever, Hinton, NeurIPS 2012) for small images, as KT-pFL runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """What our own networks are made of, and inputs that only have the right shape."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

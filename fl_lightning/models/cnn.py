@@ -1,8 +1,6 @@
 """Five-layer convolutional networks: of the KAPC papers on MNIST and Fashion-MNIST, of FEDORA on
 CIFAR-10 and GTSRB."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """A small convolutional network for windows of recordings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

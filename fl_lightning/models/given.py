@@ -1,8 +1,6 @@
 """A model that a script hands over: kept in one file, with its class, its structure and its
 weights."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Which module of a network is its classifier: found by what its scores come from in a forward
 pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

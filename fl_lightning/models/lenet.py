@@ -1,7 +1,5 @@
 """LeNet-5 (LeCun, Bottou, Bengio, Haffner, Proc. IEEE 1998) as KT-pFL runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fl_lightning.models.cnn import CNN

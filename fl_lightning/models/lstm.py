@@ -1,7 +1,5 @@
 """The recurrent network of next-character prediction."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 

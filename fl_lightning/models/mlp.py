@@ -1,7 +1,5 @@
 """The multilayer perceptron of FEDORA."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

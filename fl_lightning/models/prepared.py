@@ -1,7 +1,5 @@
 """Weights that a network begins with, read from a file, and adapters that train in their place."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """ResNet-18 (He et al., CVPR 2016), torchvision's architecture without weights."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

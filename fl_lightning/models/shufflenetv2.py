@@ -1,8 +1,6 @@
 """ShuffleNetV2 x1.0 (Ma, Zhang, Zheng, Sun, ECCV 2018), torchvision's architecture without
 weights."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

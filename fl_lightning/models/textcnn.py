@@ -1,7 +1,5 @@
 """The convolutional network of text classification."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

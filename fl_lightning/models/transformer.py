@@ -1,7 +1,5 @@
 """A small causal transformer over tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """A small vision transformer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

@@ -6,8 +6,6 @@ moves the vector by one clip at most; putting another contribution in its place 
 which counts as noise of half the size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ coins. With epsilon and delta, no guesser is right more often than randomised re
 e^epsilon to 1, but for a share of delta (their Theorem 5.2).
 """
 
-from __future__ import annotations
-
 import math
 
 CONFIDENCE = 0.95

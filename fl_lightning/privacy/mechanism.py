@@ -8,8 +8,6 @@ to the norm of its clip; then every number gets Gaussian noise. What noise leave
 negative count, a variance below 0) is put right by looking at the noisy numbers alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: Deep Learning with Diff
 CCS 2016.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -8,11 +8,8 @@ its own, since torch cannot fork any more once it knows of a device:
 Where there is no device, nothing here is collected; tests/test_accelerator.py starts that command.
 """
 
-from __future__ import annotations
-
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.with_name("golden")), str(HERE.with_name("faults"))]
 
 
-def asked() -> str | None:
+def asked():
     """The device of these tests: asked anew each time, since `device_day` starts a pytest within
     the process of another."""
     return os.environ.get("FL_TEST_DEVICE") or here()
@@ -38,7 +35,7 @@ elif asked() is None:
     collect_ignore_glob = ["test_*.py"]
 
 
-def pytest_runtest_logfinish() -> None:
+def pytest_runtest_logfinish():
     """A lost device stays lost in its process: a worker of pytest-xdist ends, and another one goes
     on in its place."""
     device = asked()
@@ -49,7 +46,7 @@ def pytest_runtest_logfinish() -> None:
 
 
 @pytest.fixture
-def device() -> Iterator[str]:
+def device():
     """What `fabric.accelerator` is to be."""
     name = asked()
     assert name is not None
@@ -61,7 +58,7 @@ def device() -> Iterator[str]:
 
 
 @pytest.fixture
-def only_pretended() -> None:
+def only_pretended():
     """For tests that look into the device."""
     if asked() != "pretended":
         pytest.skip("it looks into the pretended device")

@@ -13,10 +13,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import weakref
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,12 +61,12 @@ class State:
 STATE = State()
 
 
-def is_here(tensor: Any) -> bool:
+def is_here(tensor):
     """Whether it lies on the device."""
     return isinstance(tensor, Tensor) and tensor.device.type == NAME
 
 
-def _turned(tensor: Tensor, kind: int) -> Tensor:
+def _turned(tensor, kind):
     """The same memory as a tensor of another device."""
     capsule = torch._C._to_dlpack(tensor.detach())
     place = _pointer(capsule, b"dltensor") + 8
@@ -77,14 +75,14 @@ def _turned(tensor: Tensor, kind: int) -> Tensor:
     return torch._C._from_dlpack(capsule)
 
 
-def on_host(tensor: Tensor) -> Tensor:
+def on_host(tensor):
     """The memory of a tensor of the device, as the device's kernels see it."""
     if not tensor.numel():
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     return _turned(tensor, _ON_HOST)
 
 
-def on_device(tensor: Tensor) -> Tensor:
+def on_device(tensor):
     """A tensor of the device with the memory of a new one of the host."""
     size = tensor.untyped_storage().nbytes()
     if STATE.held + size > STATE.limit:
@@ -98,21 +96,21 @@ def on_device(tensor: Tensor) -> Tensor:
     return made
 
 
-def _freed(size: int) -> None:
+def _freed(size):
     STATE.held -= size
 
 
 @cache
-def _draws(op: Any) -> bool:
+def _draws(op):
     return any(a.name == "generator" for a in op._schema.arguments)
 
 
-def name_of(op: Any) -> str:
+def name_of(op):
     """Without namespace and overload."""
     return op._schema.name.split("::")[1]
 
 
-def _check(op: Any, args: Any, kwargs: Any) -> None:
+def _check(op, args, kwargs):
     name = name_of(op)
     if STATE.dead:
         raise torch.AcceleratorError(
@@ -129,13 +127,13 @@ def _check(op: Any, args: Any, kwargs: Any) -> None:
         raise RuntimeError(f"{name}: expected a generator of {NAME}, found the CPU's")
 
 
-def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
+def _fallback(op, *args, **kwargs):
     """Any operation: the CPU's kernel on the device's memory."""
     _check(op, args, kwargs)
-    known: dict[int, tuple[Tensor, Tensor]] = {}
+    known = {}
     to_device = any(map(is_here, tree_leaves((args, kwargs))))
 
-    def lower(x: Any) -> Any:
+    def lower(x):
         nonlocal to_device
         if isinstance(x, torch.device) and x.type == NAME:
             to_device = True
@@ -157,7 +155,7 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     return tree_map_only(Tensor, lambda x: _raise(x, known) if to_device else x, out)
 
 
-def _from_own_draws(op: Any, *args: Any) -> Any:
+def _from_own_draws(op, *args):
     """An operation that takes no generator draws from the CPU's, and is to draw from the
     device's."""
     before = torch.get_rng_state()
@@ -169,7 +167,7 @@ def _from_own_draws(op: Any, *args: Any) -> Any:
         torch.set_rng_state(before)
 
 
-def _raise(x: Tensor, known: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
+def _raise(x, known):
     """A result on the device: what it is a view of, if it is one, and new memory else."""
     if id(x) in known:
         return known[id(x)][1]
@@ -186,15 +184,15 @@ def _raise(x: Tensor, known: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
     return on_device(x)
 
 
-def _set(x: Tensor, *storage: Any) -> None:
+def _set(x, *storage):
     torch.ops.aten.set_.source_Storage_storage_offset.redispatch(_KERNEL, x, *storage)
 
 
-def _as_strided(x: Tensor, *shape: Any) -> Tensor:
+def _as_strided(x, *shape):
     return torch.ops.aten.as_strided.default.redispatch(_KERNEL, x, *shape)
 
 
-def _resize(x: Tensor, size: list[int], **_: Any) -> Tensor:
+def _resize(x, size, **_):
     """Where it grows, new memory that begins with what there was."""
     made = torch.empty(size, dtype=x.dtype)
     if made.numel() > x.numel():
@@ -206,7 +204,7 @@ def _resize(x: Tensor, size: list[int], **_: Any) -> Tensor:
     return x
 
 
-def _copy(source: Tensor, into: Tensor, non_blocking: bool = False) -> Tensor:
+def _copy(source, into, non_blocking=False):
     """Between memories."""
     _check(torch.ops.aten._copy_from.default, (source, into), {})
     a, b = (on_host(t) if is_here(t) else t for t in (source, into))
@@ -225,57 +223,57 @@ class Backend:
     get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])
 
     @staticmethod
-    def manual_seed(seed: int) -> None:
+    def manual_seed(seed):
         STATE.draws.manual_seed(seed)
 
     manual_seed_all = manual_seed
 
     @staticmethod
-    def get_rng_state(device: Any = None) -> Tensor:
+    def get_rng_state(device=None):
         return STATE.draws.get_state()
 
     @staticmethod
-    def set_rng_state(state: Tensor, device: Any = None) -> None:
+    def set_rng_state(state, device=None):
         STATE.draws.set_state(state)
 
     @staticmethod
-    def mem_get_info(device: Any = None) -> tuple[float, float]:
+    def mem_get_info(device=None):
         limit = min(STATE.limit, 2.0**33)
         return limit - STATE.held, limit
 
     @staticmethod
-    def max_memory_allocated(device: Any = None) -> int:
+    def max_memory_allocated(device=None):
         return STATE.peak
 
     @staticmethod
-    def reset_peak_memory_stats(device: Any = None) -> None:
+    def reset_peak_memory_stats(device=None):
         STATE.peak = STATE.held
 
     empty_cache = staticmethod(lambda: None)
 
     @staticmethod
-    def synchronize(device: Any = None) -> None:
+    def synchronize(device=None):
         if STATE.dead:
             raise torch.AcceleratorError(
                 f"{NAME} error: an illegal memory access was encountered\nand more lines"
             )
 
 
-def _convolution(x: Tensor, w: Tensor, b: Tensor | None, *rest: Any) -> Tensor:
+def _convolution(x, w, b, *rest):
     return _fallback(torch.ops.aten.convolution.default, x, w, b, *rest)
 
 
-def _convolution_backward(g: Tensor, x: Tensor, w: Tensor, *rest: Any) -> Any:
+def _convolution_backward(g, x, w, *rest):
     *shape, mask = rest
     bias = [w.shape[0]] if mask[2] else None
     return _fallback(torch.ops.aten.convolution_backward.default, g, x, w, bias, *shape, mask)
 
 
-def _narrowed(name: str) -> Callable[..., Any]:
+def _narrowed(name):
     """A product under autocast."""
     op = getattr(torch.ops.aten, name)
 
-    def run(*args: Any) -> Any:
+    def run(*args):
         dtype = torch.get_autocast_dtype(NAME)
         with torch._C._ExcludeDispatchKeyGuard(
             torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
@@ -290,10 +288,10 @@ def _narrowed(name: str) -> Callable[..., Any]:
     return run
 
 
-_kept: list[torch.library.Library] = []
+_kept = []
 
 
-def install() -> None:
+def install():
     """Once in a process, before anything has run backward."""
     _setup_privateuseone_for_python_backend(NAME, Backend)
     everything, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
@@ -314,7 +312,7 @@ def install() -> None:
 
 
 @contextlib.contextmanager
-def present(index: int = 0, count: int = 1) -> Iterator[None]:
+def present(index=0, count=1):
     """Within, torch sees the device, or `count` of them, of which this process uses the one with
     this `index`."""
     assert not STATE.present

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 os.environ["TORCH_FR_BUFFER_SIZE"] = "0"  # torch's flight recorder knows groups written in C++ only
@@ -16,13 +15,12 @@ os.environ["TORCH_FR_BUFFER_SIZE"] = "0"  # torch's flight recorder knows groups
 import torch
 import torch.distributed as dist
 from pretended import NAME, STATE, install, present
-from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
 
-def _done(result: Any) -> Any:
-    future: Future[Any] = Future()
+def _done(result):
+    future = Future()
     future.set_result(result)
     return _create_work_from_future(future)
 
@@ -42,10 +40,10 @@ class Joined(dist.ProcessGroup):
     group_name = property(lambda self: dist.distributed_c10d._world.pg_names[self])
     _device_types = property(lambda self: [torch.device(NAME)])
 
-    def _get_backend(self, device: torch.device) -> Any:
+    def _get_backend(self, device):
         return _Plain()
 
-    def _down(self, tensors: list[Tensor]) -> list[Tensor]:
+    def _down(self, tensors):
         for tensor in tensors:
             if tensor.device != torch.device(NAME, STATE.index) or not tensor.is_contiguous():
                 raise RuntimeError(
@@ -54,42 +52,33 @@ class Joined(dist.ProcessGroup):
                 )
         return [t.cpu() for t in tensors]
 
-    def _carried(self, into: list[Tensor], exchange: Callable[[list[Tensor]], Any]) -> Any:
+    def _carried(self, into, exchange):
         below = self._down(into)
         exchange(below).wait()
         for tensor, value in zip(into, below, strict=True):
             tensor.copy_(value)
         return _done(into)
 
-    def allreduce(self, tensors: list[Tensor], options: Any = None) -> Any:
+    def allreduce(self, tensors, options=None):
         mine = dist.AllreduceOptions()
         return self._carried(tensors, lambda below: self.carrier.allreduce(below, mine))
 
-    def broadcast(self, tensors: list[Tensor], options: Any = None) -> Any:
+    def broadcast(self, tensors, options=None):
         return self._carried(tensors, lambda below: self.carrier.broadcast(below, options))
 
-    def allgather(
-        self, into: list[list[Tensor]], tensors: list[Tensor], options: Any = None
-    ) -> Any:
+    def allgather(self, into, tensors, options=None):
         mine = self._down(tensors)
         return self._carried(into[0], lambda below: self.carrier.allgather([below], mine))
 
-    def _allgather_base(self, into: Tensor, tensor: Tensor, options: Any = None) -> Any:
+    def _allgather_base(self, into, tensor, options=None):
         [mine] = self._down([tensor])
         parts = list(into.view(self.size(), -1).unbind(0))
         return self._carried(parts, lambda below: self.carrier.allgather([below], [mine.view(-1)]))
 
-    def alltoall_base(
-        self,
-        into: Tensor,
-        tensor: Tensor,
-        out_sizes: list[int],
-        in_sizes: list[int],
-        options: Any = None,
-    ) -> Any:
+    def alltoall_base(self, into, tensor, out_sizes, in_sizes, options=None):
         [mine] = self._down([tensor])
 
-        def exchange(below: list[Tensor]) -> Any:
+        def exchange(below):
             return self.carrier.alltoall_base(
                 below[0], mine, out_sizes, in_sizes, dist.AllToAllOptions()
             )
@@ -98,14 +87,14 @@ class Joined(dist.ProcessGroup):
 
     all_gather_single, all_to_all_single = _allgather_base, alltoall_base
 
-    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Any:
+    def send(self, tensors, to, tag=0):
         self.carrier.send(self._down(tensors), to, tag).wait()
         return _done(tensors)
 
-    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
+    def recv(self, tensors, source, tag=0):
         return self._carried(tensors, lambda below: self.carrier.recv(below, source, tag))
 
-    def barrier(self, opts: Any = None) -> Any:
+    def barrier(self, opts=None):
         self.carrier.barrier().wait()
         return _done(None)
 

@@ -1,22 +1,18 @@
 """What must hold on whatever accelerator there is (see conftest.py): the numbers of the CPU, by
 every path."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import cases
 import pytest
 import torch
 from forked import free_port
-from golden import SINGLE, Numbers, numbers
+from golden import SINGLE, numbers
 
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.cli import main
@@ -27,12 +23,10 @@ from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.opening import config_of
 from fl_lightning.run import assemble
 
-Fit = Callable[..., Path]
-DEVICE = os.environ.get("FL_TEST_DEVICE")
 GOLDEN = {name: run for name, run in cases.runs().items() if run.ranks == 1}
 
 
-def close(here: Numbers, there: Numbers, tolerance: float) -> list[str]:
+def close(here, there, tolerance):
     """Which columns of two runs differ by more than `tolerance`, relative to 1 + their size."""
     assert here.keys() == there.keys()
     return [
@@ -48,9 +42,7 @@ def close(here: Numbers, there: Numbers, tolerance: float) -> list[str]:
 
 @pytest.mark.sampled("[scaffold-host]")
 @pytest.mark.parametrize("name", GOLDEN)
-def test_every_method_executor_bank_and_callback_gives_the_numbers_of_the_cpu(
-    name: str, device: str
-) -> None:
+def test_every_method_executor_bank_and_callback_gives_the_numbers_of_the_cpu(name, device):
     """The golden runs, among them those that are interrupted and taken up again, and those whose
     clients fail."""
     found = []
@@ -71,7 +63,7 @@ def test_every_method_executor_bank_and_callback_gives_the_numbers_of_the_cpu(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to_device", [True, False])
-def test_a_run_goes_on_on_another_kind_of_device(fit: Fit, device: str, to_device: bool) -> None:
+def test_a_run_goes_on_on_another_kind_of_device(fit, device, to_device):
     first, second = ("cpu", device) if to_device else (device, "cpu")
     begun = fit(
         "a", f"--fabric.accelerator {first} --federation.rounds 2", "--callbacks checkpoint"
@@ -108,7 +100,7 @@ def test_a_run_goes_on_on_another_kind_of_device(fit: Fit, device: str, to_devic
         "--fabric.bank host --optimizer.keep_state true",
     ],
 )
-def test_two_ranks_give_what_one_gives(flags: str, fit: Fit, device: str) -> None:
+def test_two_ranks_give_what_one_gives(flags, fit, device):
     if device != "pretended" and count() < 2:
         pytest.skip("one device")
     flags += f" --fabric.accelerator {device} --federation.rounds 2 --callbacks checkpoint"
@@ -149,9 +141,7 @@ SETTINGS = {
 
 @pytest.mark.sampled("[mlp]")
 @pytest.mark.parametrize("flags", SETTINGS.values(), ids=SETTINGS)
-def test_executors_agree_with_the_loop(
-    fit: Fit, flags: str, device: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_executors_agree_with_the_loop(fit, flags, device, capsys):
     """In 64 bits, where rounding cannot grow in two rounds; batches of several sizes among them."""
     if wide(torch.device(device)) != torch.float64:
         pytest.skip(f"{device} has no 64 bits")
@@ -169,7 +159,7 @@ def test_executors_agree_with_the_loop(
 
 
 @pytest.mark.slow
-def test_stacked_clients_repeat_themselves_when_resumed(fit: Fit, device: str) -> None:
+def test_stacked_clients_repeat_themselves_when_resumed(fit, device):
     flags = f"--fabric.accelerator {device} --fabric.executor vmap --federation.participation 0.6"
     flags += " --callbacks checkpoint --fabric.deterministic true"
     whole = fit("whole", flags, "--federation.rounds 4")
@@ -178,7 +168,7 @@ def test_stacked_clients_repeat_themselves_when_resumed(fit: Fit, device: str) -
     assert lasting(parts) == lasting(whole)
 
 
-def lasting(folder: Path) -> list[dict[str, float]]:
+def lasting(folder):
     """The rows of metrics.csv without what says something of the machine."""
     rows = RunFolder(folder).read("metrics")
     return [
@@ -197,7 +187,7 @@ def lasting(folder: Path) -> list[dict[str, float]]:
     ],
     ids=["plain", "vmap", "quantized", "still"],
 )
-def test_no_number_depends_on_where_models_lie(fit: Fit, device: str, flags: str) -> None:
+def test_no_number_depends_on_where_models_lie(fit, device, flags):
     """Fetched on a stream of their own while the client before trains, and written back behind
     it."""
     common = (
@@ -212,7 +202,7 @@ def test_no_number_depends_on_where_models_lie(fit: Fit, device: str, flags: str
 
 
 @pytest.mark.slow
-def test_models_away_take_no_memory_of_the_device(fit: Fit, device: str) -> None:
+def test_models_away_take_no_memory_of_the_device(fit, device):
     """20 models of 4.5 MB and what they hear: 180 MB in memory, four rows where they lie on the
     host."""
     module = module_of(torch.device(device))
@@ -236,7 +226,7 @@ def test_models_away_take_no_memory_of_the_device(fit: Fit, device: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"])
-def test_precisions_and_channels_last(fit: Fit, device: str, precision: str) -> None:
+def test_precisions_and_channels_last(fit, device, precision):
     """Channels change rounding only, and 16 bits come near 32."""
     if precision == "64-true" and wide(torch.device(device)) != torch.float64:
         pytest.skip(f"{device} has no 64 bits")
@@ -260,7 +250,7 @@ def test_precisions_and_channels_last(fit: Fit, device: str, precision: str) -> 
 
 
 @pytest.mark.slow
-def test_auto_picks_and_says_so(fit: Fit, device: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_picks_and_says_so(fit, device, capsys):
     run = fit("auto", f"--fabric.accelerator {device} --fabric.executor auto")
     assert "fabric.executor auto:" in capsys.readouterr().err
     held = json.loads((run / "executor.json").read_text())
@@ -268,9 +258,7 @@ def test_auto_picks_and_says_so(fit: Fit, device: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-def test_dropout_is_drawn_from_the_devices_own_generator_and_repeats_itself(
-    fit: Fit, device: str
-) -> None:
+def test_dropout_is_drawn_from_the_devices_own_generator_and_repeats_itself(fit, device):
     """However the run is cut, and whatever was drawn before."""
     flags = (
         f"--model cases.Lit --optimizer.name module --fabric.accelerator {device} --callbacks "
@@ -284,14 +272,12 @@ def test_dropout_is_drawn_from_the_devices_own_generator_and_repeats_itself(
 
 
 @pytest.mark.slow
-def test_a_deterministic_run_repeats_its_own_bits(
-    fit: Fit, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deterministic_run_repeats_its_own_bits(fit, device, monkeypatch):
     """And torch is told so while it lasts."""
     seen = []
     real = Federation.round
 
-    def told(self: Federation, t: int, *args: Any) -> Any:
+    def told(self, t, *args):
         seen.append(torch.are_deterministic_algorithms_enabled())
         return real(self, t, *args)
 
@@ -306,9 +292,7 @@ def test_a_deterministic_run_repeats_its_own_bits(
 
 
 @pytest.mark.slow
-def test_a_model_that_is_too_large_for_the_device_ends_in_one_line(
-    fit: Fit, device: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_is_too_large_for_the_device_ends_in_one_line(fit, device, capsys):
     """Of 128 MiB: a layer of 10^5 numbers for each of 360 samples takes more."""
     line = (
         f"--config kapc_exact_digits --name big --loggers null --callbacks null "

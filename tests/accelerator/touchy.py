@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 
 class Body(nn.Module):
@@ -14,8 +14,8 @@ class Body(nn.Module):
         super().__init__()
         self.body, self.out = nn.Linear(64, 8), nn.Linear(8, 10)
 
-    def touch(self, x: Tensor) -> Tensor:
+    def touch(self, x):
         return x
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.out(self.body(self.touch(x).flatten(1)).tanh())

@@ -1,7 +1,5 @@
 """What a callback may be: hooks of another kind, or misspelt ones, are an error and not silence."""
 
-from __future__ import annotations
-
 import pytest
 
 from fl_lightning.callbacks import Aggregator, Callback, Observer, Relation, Transform
@@ -26,23 +24,23 @@ from fl_lightning.callbacks.progress import Progress
         (Relation, "init_client"),
     ],
 )
-def test_a_hook_that_nobody_would_call_is_an_error(base: type, hook: str) -> None:
+def test_a_hook_that_nobody_would_call_is_an_error(base, hook):
     with pytest.raises(
         TypeError, match=rf"Own\.{hook} would never be called: {base.__name__} has no such hook"
     ):
         type("Own", (base,), {hook: lambda *args: None})
 
 
-def test_a_class_may_be_of_two_kinds() -> None:
+def test_a_class_may_be_of_two_kinds():
     class Both(Transform, Observer):
-        def on_fit_start(self, run: object) -> None: ...
-        def on_upload(self, client: object, payload: object) -> None: ...
-        def on_round_end(self, run: object, record: object) -> None: ...
+        def on_fit_start(self, run): ...
+        def on_upload(self, client, payload): ...
+        def on_round_end(self, run, record): ...
 
     assert issubclass(Both, Callback)
 
 
-def test_stages_decide_the_order_whatever_the_configuration_names_first() -> None:
+def test_stages_decide_the_order_whatever_the_configuration_names_first():
     class Mine(Observer):
         pass
 

@@ -1,41 +1,30 @@
 """What is kept, what a load believes, and what it refuses."""
 
-from __future__ import annotations
-
-import itertools
 import json
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import xxhash
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
-from fl_lightning.core import ModelGroup, RunContext, Slot, Traits
+from fl_lightning.core import Slot, Traits
 from fl_lightning.core.client import client_memory
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.record import RelationView, RoundRecord
-from fl_lightning.run import _restore
 from fl_lightning.storage.state import MODEL, ClientState
 from fl_lightning.storage.store import VectorStore
 
 CPU = torch.device("cpu")
 
 
-def a_round(
-    run: RunContext, t: int, cohort: Sequence[int] | None = None, copies: bool = False
-) -> RoundRecord:
+def a_round(run, t, cohort=None, copies=False):
     """What a round leaves behind: other numbers in all that is kept."""
     cohort = range(run.clients) if cohort is None else cohort
     for c in cohort:
@@ -70,14 +59,7 @@ def a_round(
     )
 
 
-def saved(
-    run: RunContext,
-    saver: Checkpoint,
-    scores: list[float | None],
-    half: bool = False,
-    copies: bool = False,
-    seconds: float = 0.0,
-) -> RunContext:
+def saved(run, saver, scores, half=False, copies=False, seconds=0.0):
     """`run` after as many rounds, of which the checkpoint believes these scores; with `half`
     clients take turns."""
     saver.seconds = seconds
@@ -89,13 +71,13 @@ def saved(
     return run
 
 
-def same(one: dict[Any, Tensor], other: dict[Any, Tensor]) -> bool:
+def same(one, other):
     return one.keys() == other.keys() and all(
         torch.equal(v, other[k]) and v.dtype == other[k].dtype for k, v in one.items()
     )
 
 
-def equal(one: RunContext, other: RunContext) -> bool:
+def equal(one, other):
     """Whether all that survives a round is the same."""
     return (
         one.states.keys() == other.states.keys()
@@ -115,31 +97,26 @@ def equal(one: RunContext, other: RunContext) -> bool:
     )
 
 
-def initial(group: ModelGroup) -> dict[int, Tensor]:
+def initial(group):
     return dict(enumerate([group.initial, *group.initial_buffers]))
 
 
-def own_copies(state: ClientState) -> list[str]:
+def own_copies(state):
     return [slot for slot, vector in state.received.items() if vector is not state.vectors[slot]]
 
 
-Make = Callable[..., RunContext]
-
-
-def rounds(folder: Path) -> list[int]:
+def rounds(folder):
     return sorted(
         int(p.stem.rpartition("-")[2]) for p in (folder / "checkpoints").glob("manifest-*")
     )
 
 
-def manifest(folder: Path, round: int) -> dict[str, Any]:
-    held: dict[str, Any] = json.loads(
-        (folder / f"checkpoints/manifest-round-{round:05d}.json").read_text()
-    )
+def manifest(folder, round):
+    held = json.loads((folder / f"checkpoints/manifest-round-{round:05d}.json").read_text())
     return held["manifest"]
 
 
-def forge(folder: Path, round: int, change: Callable[[dict[str, Any]], None]) -> None:
+def forge(folder, round, change):
     """Change a manifest, with a checksum that fits."""
     content = manifest(folder, round)
     change(content)
@@ -152,9 +129,7 @@ def forge(folder: Path, round: int, change: Callable[[dict[str, Any]], None]) ->
     ("keep", "best", "left"),
     [(1, False, [5]), (2, False, [4, 5]), (2, True, [2, 4, 5]), (9, True, [1, 2, 3, 4, 5])],
 )
-def test_the_last_few_and_the_best_are_kept(
-    make_run: Make, tmp_path: Path, keep: int, best: bool, left: list[int]
-) -> None:
+def test_the_last_few_and_the_best_are_kept(make_run, tmp_path, keep, best, left):
     saved(
         make_run(net="norm"),
         Checkpoint(keep=keep, best=best),
@@ -168,15 +143,7 @@ def test_the_last_few_and_the_best_are_kept(
     assert {p.relative_to(folder).as_posix() for p in folder.rglob("*.safetensors")} == named
 
 
-def test_only_what_changed_is_written(make_run: Make, tmp_path: Path) -> None:
-    after = saved(make_run(net="norm"), Checkpoint(keep=9), [0.1, 0.2, 0.3], half=True)
-    written = len(list((tmp_path / "checkpoints/rows").iterdir()))
-    assert written == sum(state.rounds for state in after.states.values()) == 3 * 2
-
-
-def test_rounds_that_take_no_time_are_saved_every_ten_seconds(
-    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_that_take_no_time_are_saved_every_ten_seconds(make_run, tmp_path, monkeypatch):
     """A round of 3 s: the first, then the first that ends 10 s later, and the last. What was
     flushed is all since."""
     run, now, flushed = make_run(net="norm", rounds=12), [0.0], []
@@ -194,63 +161,10 @@ def test_rounds_that_take_no_time_are_saved_every_ten_seconds(
             Checkpoint(seconds=wrong)
 
 
-def test_the_first_checkpoint_comes_as_late_as_any_other(
-    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a run that has begun at 0 with rounds of 3 s, each better than the last; a short one saves
-    once."""
-    run, now = make_run(net="norm", rounds=9), [0.0]
-    monkeypatch.setattr("fl_lightning.callbacks.checkpoint.time.monotonic", lambda: now[0])
-    saver = Checkpoint(keep=99, best=False)
-    saver.on_fit_start(run)
-    for t in range(1, 10):
-        now[0] = 3.0 * t
-        record = a_round(run, t)
-        record.metrics["mean_accuracy"] = t / 10
-        saver.on_round_end(run, record)
-    assert rounds(tmp_path) == [4, 8, 9]
-    saver = Checkpoint()
-    saver.on_fit_start(run)
-    now[0] += 1.9
-    assert not saver._due(run, 1, 0.5)  # the best so far, but to save it is not known to be cheap
-    now[0] += 0.2
-    assert saver._due(run, 1, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "every", "took", "fine"),
-    [
-        (10, 1, [], True),
-        (10, 1, [30], True),  # killed as it was being saved
-        (10, 1, [5, 4, 9], True),
-        (10, 1, [5, 5, 1], False),  # round 2 was due
-        (0, 1, [1], True),
-        (0, 1, [1, 1], True),  # it may have begun with the default, 10 s
-        (0, 1, [9, 1, 1], False),
-        (0, 3, [1, 1, 1], True),
-        (0, 3, [1, 1, 1, 1], True),
-        (0, 3, [4, 4, 4, 1], False),
-        (10, 3, [4, 4, 1, 4, 4, 4], True),  # 9 s at round 3; round 6 is being saved
-        (10, 3, [4, 4, 4, 1], False),
-    ],
-)
-def test_a_run_may_have_no_checkpoint_yet(
-    seconds: float, every: int, took: list[float], fine: bool
-) -> None:
-    assert (
-        Checkpoint(every=every, seconds=seconds).may_be_none([{"seconds": s} for s in took]) is fine
-    )
-
-
 @pytest.mark.parametrize(("runs", "saved", "best"), [(1, [1, 3, 6, 9], 6), (3, [1, 5, 9], 9)])
 def test_a_best_round_is_saved_early_where_that_is_cheap(
-    runs: int,
-    saved: list[int],
-    best: int,
-    make_run: Make,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    runs, saved, best, make_run, tmp_path, monkeypatch
+):
     """Rounds of 0.5 s, saved in 1/32 s: what is better than all that is saved waits for 20/32 s,
     the rest for 10 s; of three runs that share a process for 60/32 s."""
     run, now = make_run(net="norm", rounds=9), [0.0]
@@ -272,54 +186,19 @@ def test_a_best_round_is_saved_early_where_that_is_cheap(
         assert other._is_best(0.5) == other.best
 
 
-@pytest.mark.parametrize("column", ["mean_accuracy", "validation_accuracy"])
-def test_a_better_round_that_was_not_saved_is_told(
-    federation: Callable[..., Federation],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-    column: str,
-) -> None:
-    """By validation data where there are any. A clock that moves on by a second each time that it
-    is looked at."""
-    fed, folder, seconds = federation(net="norm", rounds=4), RunFolder(tmp_path), itertools.count()
-    monkeypatch.setattr(
-        "fl_lightning.callbacks.checkpoint.time.monotonic", lambda: float(next(seconds))
-    )
-    saver = Checkpoint()
-    for t, score in enumerate([0.1, 0.2, 0.8, 0.5], 1):
-        record = a_round(fed.run, t)
-        record.metrics |= {"mean_accuracy": 0.0, column: score}
-        record.clients.append({"client": 0})
-        folder.append(record)
-        saver.on_round_end(fed.run, record)
-    assert rounds(tmp_path) == [1, 4]
-    _restore(fed, "best")
-    said = (
-        f"checkpoint best: round 4 ({column} 0.5000), the best that was saved; round 3 (0.8000) "
-        f"was not"
-    )
-    assert capsys.readouterr().err == f"{said}: callbacks.checkpoint.seconds\n"
-    _restore(fed, "last")
-    assert capsys.readouterr().err == ""
-    folder.truncate(2)  # round 3 was never there
-    _restore(fed, "best")
-    assert fed.run.server.round == 4 and capsys.readouterr().err == ""
-
-
 @dataclass(frozen=True)
 class Slots(Method):
     """More vectors than a model, one of them exchanged, and memory of its own on both sides."""
 
     traits = Traits(client_memory=True)
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self):
         return {"control": Slot("zeros", exchanged=True), "personal": Slot()}
 
-    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+    def init_client(self, run):
         return {"alpha": torch.tensor(0.5)}
 
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+    def init_server(self, run):
         return {"cluster": torch.zeros(run.clients, dtype=torch.int64)}
 
 
@@ -328,7 +207,7 @@ class Keeps(Transform):
 
     client_memory = True
 
-    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+    def init_client(self, run):
         return {"kept": torch.zeros(1)}
 
 
@@ -336,7 +215,7 @@ class Watches(Observer):
     """Keeps nothing."""
 
 
-def of_slots(make_run: Make, **changes: Any) -> RunContext:
+def of_slots(make_run, **changes):
     made = make_run(Slots(), callbacks=[Watches(), Keeps()], **({"net": "norm"} | changes))
     for group in made.groups:
         group.vectors |= {"control": torch.zeros_like(group.initial)}
@@ -345,9 +224,7 @@ def of_slots(make_run: Make, **changes: Any) -> RunContext:
 
 @pytest.mark.parametrize("copies", [False, True], ids=["one copy", "two copies"])
 @pytest.mark.parametrize("net", ["plain", "norm", {"norm": 2, "plain": 2}], ids=str)
-def test_all_that_survives_a_round_is_saved(
-    make_run: Make, tmp_path: Path, net: str | dict[str, int], copies: bool
-) -> None:
+def test_all_that_survives_a_round_is_saved(make_run, tmp_path, net, copies):
     before = of_slots(make_run, net=net)
     saved(before, Checkpoint(), [0.1, 0.2], half=True, copies=copies)
     again = of_slots(make_run, net=net)
@@ -361,18 +238,18 @@ def test_all_that_survives_a_round_is_saved(
 
 
 @pytest.mark.parametrize("place", ["disk", "host"])
-def test_vectors_come_back_to_where_they_lay(make_run: Make, tmp_path: Path, place: Any) -> None:
+def test_vectors_come_back_to_where_they_lay(make_run, tmp_path, place):
     before = saved(of_slots(make_run), Checkpoint(), [None])
     again = of_slots(make_run)
     again.store = VectorStore(place, tmp_path, CPU)
-    kept: list[Tensor] = []
+    kept = []
     allocate = again.store.allocate
 
-    def allocated(vector: Tensor) -> Tensor:
+    def allocated(vector):
         kept.append(allocate(vector))
         return kept[-1]
 
-    again.store.allocate = allocated  # type: ignore[method-assign]
+    again.store.allocate = allocated
     restore(again, tmp_path / "checkpoints")
     assert equal(before, again)
     lie = {
@@ -381,9 +258,7 @@ def test_vectors_come_back_to_where_they_lay(make_run: Make, tmp_path: Path, pla
     assert lie == {id(v) for v in kept}
 
 
-def test_a_run_goes_on_with_the_files_that_it_was_resumed_with(
-    make_run: Make, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_with_the_files_that_it_was_resumed_with(make_run, tmp_path):
     saved(make_run(net="norm"), Checkpoint(), [None])
     again, saver = make_run(net="norm"), Checkpoint()
     restore(again, tmp_path / "checkpoints")
@@ -396,7 +271,7 @@ def test_a_run_goes_on_with_the_files_that_it_was_resumed_with(
     assert manifest(tmp_path, 2)["initial"] == manifest(tmp_path, 1)["initial"]
 
 
-def test_the_names_on_disk(make_run: Make, tmp_path: Path) -> None:
+def test_the_names_on_disk(make_run, tmp_path):
     """Runs that were saved before can be resumed: names stay."""
     folder = tmp_path / "checkpoints"
     saved(of_slots(make_run), Checkpoint(), [0.5], copies=True)
@@ -441,7 +316,7 @@ def test_the_names_on_disk(make_run: Make, tmp_path: Path) -> None:
     assert load_file(folder / "initial.safetensors").keys() == {"0.row", "0.buffers.0"}
 
 
-def test_vectors_that_are_one_tensor_are_saved_one_by_one(make_run: Make, tmp_path: Path) -> None:
+def test_vectors_that_are_one_tensor_are_saved_one_by_one(make_run, tmp_path):
     """As before a first round, when a server's vectors are the initial model."""
     before = make_run(net="norm")
     initial = before.groups[0].initial
@@ -456,7 +331,7 @@ def test_vectors_that_are_one_tensor_are_saved_one_by_one(make_run: Make, tmp_pa
     assert torch.equal(vectors["a"], initial) and torch.equal(vectors["b"], initial)
 
 
-FORGED: dict[str, Callable[[dict[str, Any]], None]] = {
+FORGED = {
     "a path out of the folder": lambda m: m["clients"]["0"].update(file="../../secret.safetensors"),
     "an absolute path": lambda m: m["server"].update(file="/etc/passwd"),
     "no path": lambda m: m["server"].update(file=7),
@@ -474,9 +349,7 @@ FORGED: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 @pytest.mark.parametrize("what", FORGED)
-def test_a_forged_manifest_is_passed_over(
-    what: str, make_run: Make, tmp_path: Path, capsys: Any
-) -> None:
+def test_a_forged_manifest_is_passed_over(what, make_run, tmp_path, capsys):
     saved(make_run(net="norm"), Checkpoint(), [0.1, 0.2])
     capsys.readouterr()
     forge(tmp_path, 2, FORGED[what])
@@ -487,7 +360,7 @@ def test_a_forged_manifest_is_passed_over(
     assert err.endswith("; using round 1\n") and err.count("\n") == 1
 
 
-def test_a_manifest_that_is_no_json_at_all(make_run: Make, tmp_path: Path) -> None:
+def test_a_manifest_that_is_no_json_at_all(make_run, tmp_path):
     saved(make_run(net="norm"), Checkpoint(), [0.1, 0.2])
     file = tmp_path / "checkpoints/manifest-round-00002.json"
     for content in (
@@ -506,9 +379,7 @@ def test_a_manifest_that_is_no_json_at_all(make_run: Make, tmp_path: Path) -> No
     assert restore(make_run(net="norm"), tmp_path / "checkpoints") == 1
 
 
-def test_a_link_out_of_the_folder_is_not_followed(
-    make_run: Make, tmp_path: Path, capsys: Any
-) -> None:
+def test_a_link_out_of_the_folder_is_not_followed(make_run, tmp_path, capsys):
     saved(make_run(net="norm"), Checkpoint(), [0.1, 0.2])
     file = tmp_path / "checkpoints" / manifest(tmp_path, 2)["server"]["file"]
     file.rename(tmp_path / "elsewhere")
@@ -531,9 +402,7 @@ def test_a_link_out_of_the_folder_is_not_followed(
         ("server", "0.vectors.control"),
     ],
 )
-def test_tensors_of_another_shape_are_refused(
-    make_run: Make, tmp_path: Path, capsys: Any, whose: str, what: str
-) -> None:
+def test_tensors_of_another_shape_are_refused(make_run, tmp_path, capsys, whose, what):
     """Also those that need not be there."""
     saved(of_slots(make_run), Checkpoint(), [0.1, 0.2], copies=True)
     entry = (
@@ -554,26 +423,3 @@ def test_tensors_of_another_shape_are_refused(
     )
     assert restore(of_slots(make_run), tmp_path / "checkpoints") == 1
     assert f"has no {what} of shape" in capsys.readouterr().err
-
-
-def test_another_model_is_bad_input(make_run: Make, tmp_path: Path) -> None:
-    saved(make_run(net="norm"), Checkpoint(), [0.1])
-    with pytest.raises(BadInput, match="another model or precision"):
-        restore(make_run(net="plain"), tmp_path / "checkpoints")
-    with pytest.raises(BadInput, match="with more clients"):
-        restore(make_run(net="norm", clients=2), tmp_path / "checkpoints")
-    with pytest.raises(BadInput, match="no checkpoint yet"):
-        restore(make_run(net="norm"), tmp_path / "nowhere")
-    for file in (tmp_path / "checkpoints").glob("server*"):
-        file.unlink()
-    again = make_run(net="norm")
-    before = again.groups[0].initial.clone()
-    with pytest.raises(
-        BadInput, match=r"no intact checkpoint \(round 1: server-round-00001.* cannot be read"
-    ):
-        restore(again, tmp_path / "checkpoints")
-    assert (
-        again.states == {}
-        and torch.equal(again.groups[0].initial, before)
-        and again.server.round == 0
-    )

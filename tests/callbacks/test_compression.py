@@ -1,11 +1,6 @@
 """Quantisation and sparsification: unbiased, remembered, and counted as they would travel."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,19 +8,13 @@ from safetensors.torch import load_file
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.compression import Quantize, TopK, largest, quantised
-from fl_lightning.core.client import Client
 from fl_lightning.core.layout import copy_columns
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.run import RunContext
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 
-MakeRun = Callable[..., RunContext]
-MakeClient = Callable[..., Client]
-
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_quantisation_is_unbiased_on_its_grid(bits: int) -> None:
+def test_quantisation_is_unbiased_on_its_grid(bits):
     x = torch.randn(200, generator=torch.Generator().manual_seed(0))
     draws = torch.Generator().manual_seed(1)
     many = torch.stack([quantised(x, bits, draws) for _ in range(2000)])
@@ -37,13 +26,11 @@ def test_quantisation_is_unbiased_on_its_grid(bits: int) -> None:
     assert torch.equal(quantised(torch.zeros(3), bits, draws), torch.zeros(3))
 
 
-def test_the_largest_changes() -> None:
+def test_the_largest_changes():
     assert largest(torch.tensor([1.0, -3.0, 2.0, 0.5]), 2).tolist() == [0.0, -3.0, 2.0, 0.0]
 
 
-def passed(
-    make_run: MakeRun, make_client: MakeClient, transform: Transform
-) -> tuple[Client, Payload, Payload]:
+def passed(make_run, make_client, transform):
     """A client that has trained a little, and its download and upload as they arrive."""
     run = make_run(FedAvg(), callbacks=[transform])
     client = make_client(run, 1, round=3)
@@ -57,12 +44,12 @@ def passed(
     return client, down, up
 
 
-def test_bytes_are_those_that_would_travel(make_run: MakeRun, make_client: MakeClient) -> None:
+def test_bytes_are_those_that_would_travel(make_run, make_client):
     """PlainNet: 64*16, 16, 16*10 and 10 numbers in four tensors."""
     sizes = [1024, 16, 160, 10]
     full = 4 * sum(sizes)
 
-    def travelled(transform: Transform) -> tuple[int, int]:
+    def travelled(transform):
         _, down, up = passed(make_run, make_client, transform)
         return int(down.by_layer.sum()), int(up.by_layer.sum())
 
@@ -75,17 +62,15 @@ def test_bytes_are_those_that_would_travel(make_run: MakeRun, make_client: MakeC
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_what_arrives_lies_on_the_grid_around_the_servers_copy(
-    make_run: MakeRun, make_client: MakeClient, bits: int
-) -> None:
-    client, down, up = passed(make_run, make_client, Quantize(bits=bits))  # type: ignore[arg-type]
+def test_what_arrives_lies_on_the_grid_around_the_servers_copy(make_run, make_client, bits):
+    client, down, up = passed(make_run, make_client, Quantize(bits=bits))
     known = client.state.received["model"]
     assert not torch.equal(up.vector, client["model"])
     for b in client.layout.blocks:
         change, wanted = ((v - known)[b.start : b.stop] for v in (up.vector, client["model"]))
         step = wanted.abs().max() / (2 ** (bits - 1) - 1)
         assert ((change - wanted).abs() <= 1.01 * step + 1e-6).all()
-    again = passed(make_run, make_client, Quantize(bits=bits))  # type: ignore[arg-type]
+    again = passed(make_run, make_client, Quantize(bits=bits))
     assert torch.equal(again[1].vector, down.vector) and torch.equal(again[2].vector, up.vector)
     draws = torch.Generator().manual_seed(0)
     sent = client.group.initial + 0.1 * torch.randn(client.layout.size, generator=draws)
@@ -97,7 +82,7 @@ def test_what_arrives_lies_on_the_grid_around_the_servers_copy(
     assert client.flops == 2 * 9 * numbers
 
 
-def test_running_statistics_travel_whole(make_run: MakeRun, make_client: MakeClient) -> None:
+def test_running_statistics_travel_whole(make_run, make_client):
     """A step of the grid may be greater than a small variance: it could end below 0, and outputs as
     NaN."""
     run = make_run(FedAvg(), "norm", callbacks=[Quantize()])
@@ -117,7 +102,7 @@ def test_running_statistics_travel_whole(make_run: MakeRun, make_client: MakeCli
     assert up.block_bytes is not None and up.block_bytes[index] == 4 * block.size
 
 
-def test_a_hypernetwork_does_not_learn_what_quantisation_errs(fit: Callable[..., Path]) -> None:
+def test_a_hypernetwork_does_not_learn_what_quantisation_errs(fit):
     """Without training, what a client has changed since it received its model is nothing."""
     still = (
         "--method pfedhn --method.hyper_decay 0 --federation.local_epochs 0 --callbacks quantize"
@@ -131,7 +116,7 @@ def test_a_hypernetwork_does_not_learn_what_quantisation_errs(fit: Callable[...,
     assert names and all(torch.equal(states[0][name], states[1][name]) for name in names)
 
 
-def test_nothing_is_lost_for_good(make_run: MakeRun, make_client: MakeClient) -> None:
+def test_nothing_is_lost_for_good(make_run, make_client):
     """Error feedback: while a client stands still, its server copy reaches it, the largest changes
     first."""
     transform = TopK(share=0.1)
@@ -153,7 +138,7 @@ def test_nothing_is_lost_for_good(make_run: MakeRun, make_client: MakeClient) ->
     assert gaps[-1] < 1e-6
 
 
-def test_a_second_way_to_compress_is_refused(make_run: MakeRun) -> None:
+def test_a_second_way_to_compress_is_refused(make_run):
     run = make_run(FedAvg(), callbacks=[Quantize(), TopK()])
     with pytest.raises(BadInput, match=r"callbacks\.topk: 0\.1 .*quantize"):
         run.callbacks[1].on_fit_start(run)
@@ -162,6 +147,6 @@ def test_a_second_way_to_compress_is_refused(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("arguments", "key"), [({"bits": "inf"}, "bits"), ({"direction": "up"}, "direction")]
 )
-def test_arguments_that_cannot_work(arguments: dict[str, Any], key: str) -> None:
+def test_arguments_that_cannot_work(arguments, key):
     with pytest.raises(BadInput, match=rf"callbacks\.quantize\.{key}: "):
         Quantize(**arguments)

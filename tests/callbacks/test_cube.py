@@ -1,50 +1,41 @@
 """The relation's formulas against autograd, closed forms and a generic solver."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from scipy.optimize import minimize
+from torch.testing import assert_close
 
-from fl_lightning.callbacks.cube import (
-    CubeSettings,
-    LearnedCube,
-    exact,
-    gradient,
-    to_simplex,
-)
+from fl_lightning.callbacks.cube import CubeSettings, LearnedCube, exact, gradient, to_simplex
 from fl_lightning.core.mixing import Gram
 from fl_lightning.core.protocols import RelationInputs
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.methods.kapc import KAPC
 
 
-def gram_of(W: torch.Tensor) -> Gram:
+def gram_of(W):
     """Gram of models W (L, n, d), as the server computes it."""
     mean = W.mean(1)
     D = W - mean[:, None]
     return Gram(D @ D.transpose(1, 2), (D @ mean[:, :, None])[..., 0], (mean * mean).sum(-1))
 
 
-def models(L: int = 3, n: int = 6, d: int = 40, drift: float = 0.3, seed: int = 0) -> torch.Tensor:
+def models(L=3, n=6, d=40, drift=0.3, seed=0):
     """Clients that have drifted from one common model."""
     g = torch.Generator().manual_seed(seed)
     common = torch.randn(L, 1, d, generator=g, dtype=torch.float64)
     return common + drift * torch.randn(L, n, d, generator=g, dtype=torch.float64)
 
 
-def cube(**changes: Any) -> LearnedCube:
+def cube(**changes):
     return LearnedCube(CubeSettings(**changes))
 
 
-def inputs(
-    W: torch.Tensor, cube_: torch.Tensor, receivers: list[int], sources: list[int]
-) -> RelationInputs:
+def inputs(W, cube_, receivers, sources):
     samples = torch.arange(1, len(sources) + 1, dtype=torch.float64)
     return RelationInputs(
         receivers,
@@ -58,7 +49,7 @@ def inputs(
 
 
 @pytest.mark.parametrize("on_simplex", [True, False])
-def test_gradient_is_autograds(on_simplex: bool) -> None:
+def test_gradient_is_autograds(on_simplex):
     W, prior = models(), torch.full((6,), 1 / 6, dtype=torch.float64)
     R = torch.rand(3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     if on_simplex:
@@ -71,7 +62,7 @@ def test_gradient_is_autograds(on_simplex: bool) -> None:
     assert (got - expected).abs().max() <= 1e-10
 
 
-def test_one_step_from_the_identity() -> None:
+def test_one_step_from_the_identity():
     """r_ii = 1 - eta beta (1 - 1/N), r_ij = eta beta / N: the data term has no gradient there (card
     1.35, INV4)."""
     W, n, eta, beta = models(), 6, 0.1, 0.2
@@ -80,24 +71,15 @@ def test_one_step_from_the_identity() -> None:
     R = R - eta * gradient(R, gram_of(W), prior, 1.0, beta, torch.arange(n))
     expected = torch.full((n, n), eta * beta / n, dtype=torch.float64)
     expected.fill_diagonal_(1 - eta * beta * (1 - 1 / n))
-    torch.testing.assert_close(R, expected.expand(3, n, n), rtol=0, atol=1e-12)
+    assert_close(R, expected.expand(3, n, n), rtol=0, atol=1e-12)
 
 
-def test_equal_models_leave_only_the_prior() -> None:
-    """The lambda part of the gradient vanishes for equal models and rows of sum 1 (INV3)."""
-    W = models(drift=0.0)
-    R = to_simplex(torch.randn(3, 6, 6, dtype=torch.float64))
-    prior = torch.full((6,), 1 / 6, dtype=torch.float64)
-    got = gradient(R, gram_of(W), prior, 5.0, 0.3, torch.arange(6))
-    torch.testing.assert_close(got, 0.3 * (R - prior), rtol=0, atol=1e-9)
-
-
-def test_projection_is_the_nearest_point() -> None:
+def test_projection_is_the_nearest_point():
     g = torch.Generator().manual_seed(3)
     points = torch.randn(50, 4, dtype=torch.float64, generator=g)
     got = to_simplex(points)
     assert (got >= 0).all()
-    torch.testing.assert_close(got.sum(-1), torch.ones(50, dtype=torch.float64))
+    assert_close(got.sum(-1), torch.ones(50, dtype=torch.float64))
     for point, answer in zip(points.numpy(), got.numpy(), strict=True):
         candidates = []
         for support in itertools.chain.from_iterable(
@@ -109,12 +91,12 @@ def test_projection_is_the_nearest_point() -> None:
             if (x >= 0).all():
                 candidates.append(x)
         best = min(candidates, key=lambda x: ((x - point) ** 2).sum())
-        np.testing.assert_allclose(answer, best, atol=1e-12)
+        assert_allclose(answer, best, atol=1e-12)
 
 
 @pytest.mark.parametrize("rho", [1e-3, 0.1, 1.0, 30.0])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_exact_rows_are_a_generic_solvers(rho: float, seed: int) -> None:
+def test_exact_rows_are_a_generic_solvers(rho, seed):
     W = models(L=1, n=5, d=8, drift=1.0, seed=seed)
     W[0, 1] = W[0, 0] + 0.05 * W[0, 1]  # two clients that are nearly the same
     prior = torch.tensor([0.4, 0.1, 0.2, 0.2, 0.1], dtype=torch.float64)
@@ -122,14 +104,14 @@ def test_exact_rows_are_a_generic_solvers(rho: float, seed: int) -> None:
         0
     ]
     assert (R >= 0).all()
-    torch.testing.assert_close(R.sum(-1), torch.ones(5, dtype=torch.float64))
+    assert_close(R.sum(-1), torch.ones(5, dtype=torch.float64))
     X, p = W[0].numpy(), prior.numpy()
     for i in range(5):
 
-        def objective(r: np.ndarray, i: int = i) -> float:
+        def objective(r, i=i):
             return float(((r @ X - X[i]) ** 2).sum() + rho * ((r - p) ** 2).sum())
 
-        def slope(r: np.ndarray, i: int = i) -> np.ndarray:
+        def slope(r, i=i):
             return np.asarray(2 * X @ (r @ X - X[i]) + 2 * rho * (r - p))
 
         found = minimize(
@@ -142,41 +124,10 @@ def test_exact_rows_are_a_generic_solvers(rho: float, seed: int) -> None:
             options={"ftol": 1e-14, "maxiter": 1000},
         )
         assert objective(R[i].numpy()) <= found.fun + 1e-9
-        np.testing.assert_allclose(R[i].numpy(), found.x, atol=2e-4)
+        assert_allclose(R[i].numpy(), found.x, atol=2e-4)
 
 
-def test_exact_rows_satisfy_the_optimality_conditions_at_size() -> None:
-    """KKT of 60 rows in 60 unknowns, many of them at zero."""
-    W = models(L=2, n=60, d=30, drift=1.0)
-    C, rho = gram_of(W).centred, 0.05
-    prior = torch.full((60,), 1 / 60, dtype=torch.float64)
-    R = exact(C, prior, torch.full((2,), rho, dtype=torch.float64), torch.arange(60))
-    eye = torch.eye(60, dtype=torch.float64)
-    # gradient / 2; C symmetric, so row i subtracts C_i
-    slope = R @ (C + rho * eye) - (C + rho * prior)
-    level = torch.where(R > 1e-9, slope, torch.inf).min(-1, keepdim=True).values
-    assert ((R < 1e-9).sum() > 100).item()
-    assert torch.where(R > 1e-9, (slope - level).abs(), 0.0).max() < 1e-8
-    assert (slope - level).min() > -1e-8
-
-
-def test_ends_of_rho() -> None:
-    W = models()
-    C, places = gram_of(W).centred, torch.arange(6)
-    prior = torch.tensor([0.5, 0.1, 0.1, 0.1, 0.1, 0.1], dtype=torch.float64)
-    zero, endless = (
-        torch.zeros(3, dtype=torch.float64),
-        torch.full((3,), torch.inf, dtype=torch.float64),
-    )
-    assert torch.equal(
-        exact(C, prior, zero, places), torch.eye(6, dtype=torch.float64).expand(3, 6, 6)
-    )
-    assert torch.equal(exact(C, prior, endless, places), prior.expand(3, 6, 6))
-    strong = exact(C, prior, torch.full((3,), 1e9, dtype=torch.float64), places)
-    torch.testing.assert_close(strong, prior.expand(3, 6, 6), rtol=0, atol=1e-6)
-
-
-def test_a_partial_cohort_keeps_the_mass_it_had() -> None:
+def test_a_partial_cohort_keeps_the_mass_it_had():
     """Written back scaled, a slice moves no weight to or from clients that are away; the literal
     form does."""
     W, n, cohort = models(n=8), 8, [1, 4, 6]
@@ -187,29 +138,27 @@ def test_a_partial_cohort_keeps_the_mass_it_had() -> None:
     away = [c for c in range(n) if c not in cohort]
     assert torch.equal(kept[:, :, away], start[:, :, away])
     assert torch.equal(kept[away], start[away])
-    torch.testing.assert_close(
-        kept[cohort][:, :, cohort].sum(-1), torch.full((3, 3), 3 / 8, dtype=torch.float64)
-    )
+    assert_close(kept[cohort][:, :, cohort].sum(-1), torch.full((3, 3), 3 / 8, dtype=torch.float64))
     assert (literal[cohort][:, :, cohort].sum(-1) > 3 / 8 + 0.1).all()
     for whole in (kept, literal):
-        torch.testing.assert_close(whole.sum(-1), torch.ones(n, 3, dtype=torch.float64))
+        assert_close(whole.sum(-1), torch.ones(n, 3, dtype=torch.float64))
 
 
-def test_a_slice_without_weight_starts_from_the_prior_again() -> None:
+def test_a_slice_without_weight_starts_from_the_prior_again():
     W, n = models(n=4), 4
     R = torch.full((n, 3, n), 0.5, dtype=torch.float64)
     R[0, :, :2], R[0, :, 2:] = 0.5, 0.0
     # own weight 0.5, so this slice has mass
     rows = cube(eta_r=0.0).weights(inputs(W, R, [0], [0, 2]))
-    torch.testing.assert_close(rows[:, 0], torch.tensor([[1.0, 0.0]] * 3, dtype=torch.float64))
+    assert_close(rows[:, 0], torch.tensor([[1.0, 0.0]] * 3, dtype=torch.float64))
     R[0] = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
     rows = cube(eta_r=0.0).weights(inputs(W, R, [0], [0, 2]))
-    torch.testing.assert_close(rows, torch.full((3, 1, 2), 0.5, dtype=torch.float64))
-    torch.testing.assert_close(R[0].sum(-1), torch.ones(3, dtype=torch.float64))
+    assert_close(rows, torch.full((3, 1, 2), 0.5, dtype=torch.float64))
+    assert_close(R[0].sum(-1), torch.ones(3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("partial", ["preserve", "literal"])
-def test_without_a_projection_rows_keep_the_sum_that_the_steps_gave_them(partial: str) -> None:
+def test_without_a_projection_rows_keep_the_sum_that_the_steps_gave_them(partial):
     W, R, everyone = (
         models(drift=0.1),
         torch.full((6, 3, 6), 1 / 6, dtype=torch.float64),
@@ -220,11 +169,11 @@ def test_without_a_projection_rows_keep_the_sum_that_the_steps_gave_them(partial
     for _ in range(3):
         rows = unbound.weights(inputs(W, R, everyone, everyone))
         want -= 1e-3 * gradient(want, gram_of(W), prior, 1.0, 0.01, torch.arange(6))
-        torch.testing.assert_close(rows, want)
+        assert_close(rows, want)
     assert (rows.sum(-1) - 1).abs().max() > 1e-3
 
 
-def test_without_a_projection_the_paper_step_explodes_and_says_so() -> None:
+def test_without_a_projection_the_paper_step_explodes_and_says_so():
     W = 100 * models()
     R = torch.full((6, 3, 6), 1 / 6, dtype=torch.float64)
     everyone = list(range(6))
@@ -233,18 +182,7 @@ def test_without_a_projection_the_paper_step_explodes_and_says_so() -> None:
             cube(projection="none").weights(inputs(W, R, everyone, everyone))
 
 
-def test_the_pull_alone_leaves_the_prior() -> None:
-    """lam = 0 makes rho infinite: every row is the prior."""
-    W = models()
-    R = torch.full((6, 3, 6), 1 / 6, dtype=torch.float64)
-    rows = cube(lam=0.0, solver="exact", prior="samples").weights(
-        inputs(W, R, list(range(6)), list(range(6)))
-    )
-    samples = torch.arange(1, 7, dtype=torch.float64)
-    assert torch.equal(rows, (samples / 21).expand(3, 6, 6))
-
-
-def test_random_rows_are_drawn_evenly_from_the_simplex_by_the_seed_alone(make_run: Any) -> None:
+def test_random_rows_are_drawn_evenly_from_the_simplex_by_the_seed_alone(make_run):
     cubes = [
         make_run(KAPC(init="random"), clients=6, seed=s).server.memory["relation"]
         for s in (0, 0, 1)
@@ -252,33 +190,18 @@ def test_random_rows_are_drawn_evenly_from_the_simplex_by_the_seed_alone(make_ru
     assert torch.equal(cubes[0], cubes[1]) and not torch.equal(cubes[0], cubes[2])
     drawn = cubes[0]
     assert drawn.shape[::2] == (6, 6) and drawn.dtype == torch.float64 and (drawn >= 0).all()
-    torch.testing.assert_close(drawn.sum(-1), torch.ones(drawn.shape[:2], dtype=torch.float64))
+    assert_close(drawn.sum(-1), torch.ones(drawn.shape[:2], dtype=torch.float64))
     many = LearnedCube(CubeSettings(init="random"))
     wide = many.init_server(
         SimpleNamespace(clients=40, layer_names=["a"] * 20, config=SimpleNamespace(seed=0))
-    )  # type: ignore[arg-type]
+    )
     r = wide["relation"].flatten(0, 1)
-    np.testing.assert_allclose(r.mean(0), 1 / 40, rtol=0.15)
+    assert_allclose(r.mean(0), 1 / 40, rtol=0.15)
     # Dirichlet(1, ..., 1)
     assert float(r.var()) == pytest.approx((1 / 40) * (39 / 40) / 41, rel=0.05)
     stays = drawn.clone()
     cube(eta_r=0.0).weights(inputs(models(L=drawn.shape[1]), stays, list(range(6)), list(range(6))))
-    torch.testing.assert_close(stays, drawn)
+    assert_close(stays, drawn)
     assert (make_run(KAPC()).server.memory["relation"] == 0.25).all()
     with pytest.raises(BadInput, match=r"method\.init.*one of uniform, random"):
-        KAPC(init="identity")  # type: ignore[arg-type]
-
-
-def test_rank_0_says_once_what_rho_is_and_only_when_a_round_begins(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Not before: a run that is refused says nothing but why."""
-    R, everyone = torch.full((6, 3, 6), 1 / 6, dtype=torch.float64), list(range(6))
-    for is_main in (True, False):
-        one = cube(lam=0.5, beta=0.2, solver="exact", rho_units="spread")
-        one.on_fit_start(SimpleNamespace(is_main=is_main))  # type: ignore[arg-type]
-        assert capsys.readouterr().err == ""
-        for _ in range(2):
-            one.weights(inputs(models(), R, everyone, everyone))
-        said = "relation: solver exact, rho = beta / (2 lam) = 0.2 of each layer's spread\n"
-        assert capsys.readouterr().err == (said if is_main else "")
+        KAPC(init="identity")

@@ -1,11 +1,6 @@
-from __future__ import annotations
-
 import dataclasses
 import tarfile
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,20 +23,14 @@ PLAIN = Config(
 )
 
 
-def test_a_group_is_the_runs_that_differ_by_their_seed_alone() -> None:
+def test_a_group_is_the_runs_that_differ_by_their_seed_alone():
     group = exhibits.group_of(PLAIN)
     assert group.startswith("kapc digits dirichlet 0.1 ")
     callbacks = {"heatmaps": Component("x.Heatmaps", {"every": 3})}
-    same: list[dict[str, Any]] = [
-        {"seed": 4},
-        {"fabric": FabricConfig(threads=1)},
-        {"callbacks": callbacks},
-    ]
+    same = [{"seed": 4}, {"fabric": FabricConfig(threads=1)}, {"callbacks": callbacks}]
     same += [{"data": DataConfig(root="elsewhere")}, {"loggers": {"wandb": Component("x.WandB")}}]
     assert {exhibits.group_of(dataclasses.replace(PLAIN, **changes)) for changes in same} == {group}
-    other: list[dict[str, Any]] = [
-        {"method": Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.6})}
-    ]
+    other = [{"method": Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.6})}]
     other += [
         {"data": DataConfig(alpha=0.2)},
         {"callbacks": {"quantize": Component("x.Quantize", {"bits": 8})}},
@@ -57,13 +46,13 @@ def test_a_group_is_the_runs_that_differ_by_their_seed_alone() -> None:
     )
 
 
-def test_heterogeneity_is_0_where_all_are_alike_and_half_where_two_share_nothing() -> None:
+def test_heterogeneity_is_0_where_all_are_alike_and_half_where_two_share_nothing():
     assert exhibits.heterogeneity(np.array([[3, 3], [1, 1], [0, 0]])) == 0
     assert exhibits.heterogeneity(np.array([[5, 0], [0, 5]])) == 0.5
     assert exhibits.heterogeneity(np.diag([2] * 10)) == pytest.approx(0.9)
 
 
-def test_a_large_cube_is_cut_to_whole_receivers() -> None:
+def test_a_large_cube_is_cut_to_whole_receivers():
     view = RelationView(
         np.zeros((100, 10, 100), np.float32),
         [*range(100)],
@@ -76,7 +65,7 @@ def test_a_large_cube_is_cut_to_whole_receivers() -> None:
     assert table.rows[-1] == [9, "9", 99, 0.0]
 
 
-def alone(folder: Path, method: str = "local", seed: int = 0, alpha: float = 0.1) -> str:
+def alone(folder, method="local", seed=0, alpha=0.1):
     RunFolder(folder).write_final([0.5, 0.5, 0.2])
     (folder / "config.yaml").write_text(
         f"seed: {seed}\nmethod: {{name: {method}}}\ndata: {{alpha: {alpha}}}\n"
@@ -84,12 +73,12 @@ def alone(folder: Path, method: str = "local", seed: int = 0, alpha: float = 0.1
     return str(folder)
 
 
-def run_of() -> SimpleNamespace:
+def run_of():
     return SimpleNamespace(config=PLAIN, clients=3, data=SimpleNamespace(metric=ACCURACY))
 
 
-def test_gain_over_local_and_share_harmed(tmp_path: Path) -> None:
-    scores = exhibits.scores_alone(alone(tmp_path), run_of())  # type: ignore[arg-type]
+def test_gain_over_local_and_share_harmed(tmp_path):
+    scores = exhibits.scores_alone(alone(tmp_path), run_of())
     assert exhibits.gain({0: 0.75, 1: 0.25, 2: 0.2}, scores, ACCURACY) == {
         "gain/over_local": pytest.approx(0.0),
         "gain/share_harmed": pytest.approx(1 / 3),
@@ -105,16 +94,14 @@ def test_gain_over_local_and_share_harmed(tmp_path: Path) -> None:
         ({"alpha": 0.3}, "the same seed, clients and data"),
     ],
 )
-def test_gain_refuses_another_split_and_another_method(
-    tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
+def test_gain_refuses_another_split_and_another_method(tmp_path, changes, words):
     with pytest.raises(BadInput, match=rf"loggers\.wandb\.local: .*{words}"):
-        exhibits.scores_alone(alone(tmp_path, **changes), run_of())  # type: ignore[arg-type]
+        exhibits.scores_alone(alone(tmp_path, **changes), run_of())
     with pytest.raises(BadInput, match="finished run of training alone"):
-        exhibits.scores_alone(str(tmp_path / "nowhere"), run_of())  # type: ignore[arg-type]
+        exhibits.scores_alone(str(tmp_path / "nowhere"), run_of())
 
 
-def test_the_newest_checkpoint_is_one_file(fit: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_one_file(fit, tmp_path):
     folder = fit("run", "--callbacks.checkpoint.every 1", "--federation.rounds 2")
     packed = exhibits.pack_checkpoint(folder / "checkpoints", tmp_path)
     assert packed is not None

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 from types import SimpleNamespace
 
@@ -8,9 +6,8 @@ import pytest
 from rich.console import Console
 
 from fl_lightning.callbacks import progress
-from fl_lightning.callbacks.progress import Progress, _closing_lines
+from fl_lightning.callbacks.progress import Progress
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.foundation.log import in_bytes
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.record import RelationView, RoundRecord
 
@@ -19,7 +16,7 @@ class KAPC:
     pass
 
 
-def run_of(tmp_path, resumed_from: int = 0, is_main: bool = True) -> SimpleNamespace:
+def run_of(tmp_path, resumed_from=0, is_main=True):
     return SimpleNamespace(
         is_main=is_main,
         folder=tmp_path,
@@ -33,7 +30,7 @@ def run_of(tmp_path, resumed_from: int = 0, is_main: bool = True) -> SimpleNames
     )
 
 
-def record(round: int, accuracy: float | None) -> RoundRecord:
+def record(round, accuracy):
     metrics = {
         "train_loss": 0.5,
         "seconds": 2.0,
@@ -55,14 +52,14 @@ def record(round: int, accuracy: float | None) -> RoundRecord:
     )
 
 
-def show(run, shown: Progress, accuracies: dict[int, float | None], ended: bool = True) -> None:
+def show(run, shown, accuracies, ended=True):
     shown.on_fit_start(run)
     for round, accuracy in accuracies.items():
         shown.on_round_start(run, round, [0, 1])
         for client in (0, 1):
             shown.on_client_end(run, client)
         shown.on_round_end(run, record(round, accuracy))
-    summary: dict = {}
+    summary = {}
     if ended:
         shown.on_fit_end(run, summary)
         summary |= {
@@ -75,12 +72,12 @@ def show(run, shown: Progress, accuracies: dict[int, float | None], ended: bool 
     shown.on_close(run)
 
 
-def cells(text: str, label: str) -> list[str]:
+def cells(text, label):
     (line,) = [line for line in text.splitlines() if label in line]
     return line.replace("│", " ").partition(label)[2].split()
 
 
-def test_without_a_terminal_one_plain_line_a_round(tmp_path, capsys) -> None:
+def test_without_a_terminal_one_plain_line_a_round(tmp_path, capsys):
     show(run_of(tmp_path), Progress(), {1: 0.5, 2: None, 3: 0.25})
     assert capsys.readouterr().err.splitlines() == [
         "round 1/3: mean accuracy 0.5000 (best 0.5000 in round 1), loss 0.5000, 2.0 s",
@@ -89,9 +86,7 @@ def test_without_a_terminal_one_plain_line_a_round(tmp_path, capsys) -> None:
     ]
 
 
-def test_a_line_costs_the_same_however_many_rounds_there_have_been(
-    tmp_path, capsys, monkeypatch
-) -> None:
+def test_a_line_costs_the_same_however_many_rounds_there_have_been(tmp_path, capsys, monkeypatch):
     looked, found = [], progress.best
     monkeypatch.setattr(progress, "best", lambda rows: looked.append(len(rows)) or found(rows))
     accuracies = {t: t / 50 if t < 30 else (t - 20) / 50 for t in range(1, 50)}
@@ -102,7 +97,7 @@ def test_a_line_costs_the_same_however_many_rounds_there_have_been(
     assert [int(line.partition(" in round ")[2].partition(")")[0]) for line in lines] == bests
 
 
-def test_a_round_without_a_step_has_no_loss(tmp_path, capsys) -> None:
+def test_a_round_without_a_step_has_no_loss(tmp_path, capsys):
     progress, idle = Progress(), record(1, 0.5)
     del idle.metrics["train_loss"]
     progress.on_fit_start(run := run_of(tmp_path))
@@ -113,7 +108,7 @@ def test_a_round_without_a_step_has_no_loss(tmp_path, capsys) -> None:
     )
 
 
-def test_the_table_tells_best_last_and_the_judge(tmp_path, capsys) -> None:
+def test_the_table_tells_best_last_and_the_judge(tmp_path, capsys):
     show(run_of(tmp_path), Progress(), {1: 0.5, 2: None, 3: 0.25})
     out = capsys.readouterr().out
     assert "KAPC, 4 clients, 3 rounds" in out
@@ -128,36 +123,7 @@ def test_the_table_tells_best_last_and_the_judge(tmp_path, capsys) -> None:
     assert "global model" not in out
 
 
-def test_the_end_says_what_it_cost_and_where_it_is(tmp_path, capsys) -> None:
-    deep = (
-        tmp_path
-        / "a-folder-whose-name-is-longer-than-the-lines-of-a-terminal"
-        / "and-another-one-below-it"
-    )
-    (deep / "figures").mkdir(parents=True)
-    (deep / "tensorboard").mkdir()
-    show(run_of(deep), Progress(), {1: 0.5, 2: None, 3: 0.25})
-    lines = capsys.readouterr().out.splitlines()
-    assert "3.0 MiB up (parameters: 1.5), 3.0 MiB down (parameters: 1.5)" in lines
-    assert (
-        "6.0 s in rounds (client 4.5, server 0.0, evaluation 0.0), at most 300 MiB of memory"
-        in lines
-    )
-    assert (
-        f"KAPC: best mean accuracy 0.5000 (after local training) in round 1; run folder: {deep}"
-        in lines
-    )
-    assert any("chosen on test data" in line and "optimistic" in line for line in lines)
-    tuned = run_of(deep)
-    tuned.config.data = DataConfig(score_on="validation", validation=0.2)
-    show(tuned, Progress(), {1: 0.5})
-    assert "chosen on validation data" in capsys.readouterr().out
-    assert f"figures: {deep / 'figures'}" in lines
-    assert f"TensorBoard: tensorboard --logdir {deep / 'tensorboard'}" in lines
-    assert "W&B: wandb sync there" in lines
-
-
-def test_a_resumed_run_counts_what_was_before(tmp_path, capsys) -> None:
+def test_a_resumed_run_counts_what_was_before(tmp_path, capsys):
     folder = RunFolder(tmp_path)
     for round, accuracy in ((1, 0.75), (2, 0.125)):  # round 2 will be run again
         folder.append(record(round, accuracy))
@@ -168,7 +134,7 @@ def test_a_resumed_run_counts_what_was_before(tmp_path, capsys) -> None:
     assert "3.0 MiB up" in said.out
 
 
-def test_a_terminal_gets_a_bar_that_moves_with_the_clients(tmp_path) -> None:
+def test_a_terminal_gets_a_bar_that_moves_with_the_clients(tmp_path):
     progress, run = Progress(), run_of(tmp_path)
     screen = io.StringIO()
     progress._console = Console(file=screen, force_terminal=True, width=120)
@@ -188,64 +154,3 @@ def test_a_terminal_gets_a_bar_that_moves_with_the_clients(tmp_path) -> None:
     assert "mean accuracy 0.5000 (best 0.5000 in round 2)" in screen.getvalue()
     progress.on_close(run)
     assert bar.finished or not bar.live.is_started
-
-
-def test_a_channel_has_a_line(tmp_path, capsys) -> None:
-    run, progress = run_of(tmp_path), Progress()
-    for round in (1, 2):
-        made = record(round, 0.5)
-        parts = {"channel_download_s": 1.5, "channel_compute_s": 0.25, "channel_upload_s": 4.0}
-        made.metrics |= {"channel_s": 5.75, **parts}
-        progress.on_round_end(run, made)
-    progress.on_fit_end(run, {})
-    progress.on_close(run)
-    line = (
-        "11.50 s over the channel (download 3.00, compute 0.50, upload 8.00; the slowest client of "
-        "each round)"
-    )
-    assert line in capsys.readouterr().out.splitlines()
-
-
-def test_unseen_clients_of_a_regression_have_samples_in_all(tmp_path, capsys) -> None:
-    run, progress = run_of(tmp_path / "x[lr=0.1]"), Progress()
-    made = record(1, 0.5)
-    made.metrics = {name.replace("accuracy", "mae"): value for name, value in made.metrics.items()}
-    progress.on_round_end(run, made)
-    progress.on_fit_end(run, summary := {})
-    summary |= {
-        "held_out_clients": [3],
-        "newcomer_rule": "the global model",
-        "newcomer_mean_mae_5": 0.75,
-    }
-    progress.on_close(run)
-    out = capsys.readouterr().out
-    assert (
-        "1 unseen clients, labelled samples in all: mean absolute error 0.7500 with 5 (the global "
-        "model)" in out
-    )
-    assert "x[lr=0.1]: KAPC, 4 clients" in out
-
-
-def test_little_traffic_is_told_in_kib_and_none_is_none(tmp_path) -> None:
-    assert [in_bytes(size) for size in (0, 51, 2**10, 20_000, 2**20, 3 * 2**30, 5 * 2**40)] == [
-        "0 B",
-        "51 B",
-        "1.0 KiB",
-        "19.5 KiB",
-        "1.0 MiB",
-        "3.0 GiB",
-        "5.0 TiB",
-    ]
-    rows = [
-        {
-            "upload_bytes": 9000.0,
-            "upload_parameter_bytes": 4500.0,
-            "download_bytes": 0.0,
-            "seconds": 1.0,
-            "download_parameter_bytes": 0.0,
-            "round": 1,
-            "mean_accuracy": 0.5,
-        }
-    ]
-    lines = _closing_lines(run_of(tmp_path), rows, {})
-    assert lines[0] == "8.8 KiB up (parameters: 4.4), 0 B down (parameters: 0)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,14 @@ class Engine(ModuleType):
         return {"mean_accuracy": 0.75, "accuracies": [0.5, 1.0]}
 
     def export(
-        self, config: Config, folder: Path, client: str, out: Path, which: str, kind: str
+        self,
+        config: Config,
+        folder: Path,
+        client: str,
+        out: Path,
+        which: str,
+        kind: str,
+        *more: Any,
     ) -> dict[str, Any]:
         self.calls.append((config, folder, client, out, which, kind))
         return {
@@ -44,7 +52,7 @@ class Engine(ModuleType):
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
+def engine(monkeypatch, tmp_path):
     """The engine, in an empty working directory, outside any launcher."""
     engine = Engine()
     monkeypatch.setitem(sys.modules, "fl_lightning.run", engine)
@@ -56,10 +64,10 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
 
 
 @pytest.fixture
-def refused(engine: Engine, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refused(engine, capsys):
     """Runs a command line that must be refused; gives the one line it prints."""
 
-    def run(*argv: str) -> str:
+    def run(*argv):
         calls = len(engine.calls)
         assert main(argv) == 2
         out, err = capsys.readouterr()
@@ -70,3 +78,18 @@ def refused(engine: Engine, capsys: pytest.CaptureFixture[str]) -> Callable[...,
         return err.removeprefix("fl-train: error: ")
 
     return run
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """Makes commands that answer as SLURM's do: each a line of bash."""
+
+    def make(**lines):
+        folder = tmp_path.parent / f"{tmp_path.name}-bin"
+        folder.mkdir(exist_ok=True)
+        for name, line in lines.items():
+            (folder / name).write_text(f"#!/bin/bash\n{line}\n")
+            (folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    return make

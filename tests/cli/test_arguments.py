@@ -6,10 +6,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from abc import ABC
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -20,10 +16,9 @@ from fl_lightning.configuration import catalogue, describe, index
 from fl_lightning.configuration.explain import explained, page
 from fl_lightning.configuration.resolve import resolve
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import Method
 
 
-def test_the_index_is_fresh() -> None:
+def test_the_index_is_fresh():
     """It has all our classes as they are; else: the command of CONTRIBUTING.md."""
     assert index.FILE.read_text(encoding="utf-8") == describe.text()
 
@@ -50,9 +45,7 @@ ROW = (
 )
 
 
-def test_a_new_method_is_one_file_and_a_few_lines_of_yaml(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_new_method_is_one_file_and_a_few_lines_of_yaml(tmp_path, monkeypatch, capsys):
     """Nothing else is written: index, page, names and checks of arguments follow from the class."""
     (tmp_path / "own" / "room").mkdir(parents=True)
     (tmp_path / "toy.py").write_text(TOY)
@@ -74,50 +67,6 @@ def test_a_new_method_is_one_file_and_a_few_lines_of_yaml(
     assert main(["fit", "--method", "toy", "--method.push", "-1"]) == 2
     assert "method.push: -1.0 is not allowed; it must be 0 or more" in capsys.readouterr().err
     sys.modules.pop("fl_lightning.methods.toy")
-
-
-def test_configs_of_methods_are_short() -> None:
-    """At most 8 lines over their base, but for several architectures and for a schedule of another
-    kind."""
-    files = (Path(__file__).resolve().parents[2] / "configs").glob("*_digits.yaml")
-    long = {file.stem for file in files if len(file.read_text().splitlines()) > 8 + 1}
-    assert long <= {"ktpfl_digits", "pfedhn_digits"}
-
-
-class _Hidden(Method):
-    """Not public."""
-
-
-def test_what_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Public classes with a docstring of their own, defined there, and no bases of others."""
-
-    class Listed(_Hidden):
-        """First line.
-
-        More.
-        """
-
-    class Silent(Method):
-        pass
-
-    class Abstract(Method, ABC):
-        """A base."""
-
-    class Other:
-        """No method."""
-
-    made = [Listed, Silent, Abstract, Other, _Hidden, Method]
-    module = SimpleNamespace(**{cls.__name__: cls for cls in made})
-    for cls in made[:-1]:
-        monkeypatch.setattr(cls, "__module__", "fl_lightning.package.file")
-    package = SimpleNamespace(__path__=[])
-    modules = {"fl_lightning.package": package, "fl_lightning.package.file": module}
-    monkeypatch.setattr(describe.importlib, "import_module", modules.__getitem__)
-    monkeypatch.setattr(
-        describe.pkgutil, "iter_modules", lambda path: [SimpleNamespace(name="file")]
-    )
-    (listed,) = describe.classes("package", Method).values()
-    assert listed is Listed and describe._entry(listed)["doc"] == "First line."
 
 
 @pytest.mark.parametrize(
@@ -159,13 +108,13 @@ def test_what_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_wrong_values_are_told(method: str, given: dict[str, object], told: str) -> None:
+def test_wrong_values_are_told(method, given, told):
     with pytest.raises(BadInput) as caught:
         resolve([{"method": {"name": method, "init_args": given}}])
     assert str(caught.value).startswith(told)
 
 
-def test_every_argument_of_every_method_is_explained() -> None:
+def test_every_argument_of_every_method_is_explained():
     for entry in catalogue.table("methods").values():
         kind = index.method(entry.class_path)
         assert kind is not None
@@ -177,33 +126,9 @@ def test_every_argument_of_every_method_is_explained() -> None:
             assert len(own.splitlines()) > 1, f"{entry.name}: nothing is said of {name}"
 
 
-def test_help_and_list_show_type_bounds_default_and_meaning(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = (
-        "--method.mu  a number, 0 or more (default: 0.01; fl-train tune searches 0.001 to 1 (log))",
-        "weight of (mu/2) ||w - w_global||^2; 0 is FedAvg. 0.01 lies inside the authors' grid",
-    )
-    assert main(["fit", "--method", "fedprox", "--help"]) == 0
-    out = capsys.readouterr().out
-    assert out.index("--federation.rounds") < out.index(words[0])
-    assert all(word in out for word in words)
-    assert main(["list", "methods", "fedprox", "local"]) == 0
-    out = capsys.readouterr().out
-    assert all(word in out for word in words) and "--method.epochs  a number or null" in out
-    assert main(["fit", "--config", "fedrep_digits", "-h"]) == 0
-    assert "--method.head_epochs" in capsys.readouterr().out
-    assert main(["fit", "--help"]) == 0
-    assert "fl-train fit --method NAME --help" in capsys.readouterr().out
-
-
-def test_names_that_there_are_not(refused: Callable[..., str]) -> None:
-    assert "did you mean fedprox?" in refused("list", "methods", "fedprxo")
-
-
 def test_help_lists_exactly_the_keys_that_are_read_with_values_bounds_and_default(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     for command in (name for name in COMMANDS if name not in ("list", "status")):
         assert main([command, "--help"]) == 0
         listed = re.findall(r"^  --([\w.+]+) ", capsys.readouterr().out, re.MULTILINE)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,27 @@ import yaml
 from fl_lightning.cli import main
 from fl_lightning.foundation import launcher
 from fl_lightning.foundation.errors import MachineFailed
-from fl_lightning.results.opening import MAY_CHANGE
 
 
-def saved(folder: str) -> dict[str, Any]:
+def saved(folder):
     content: dict[str, Any] = yaml.safe_load(Path(folder, "config.yaml").read_text())
     return content
 
 
-def rows(folder: str, done: int) -> None:
+def rows(folder, done):
     """A run folder's metrics of `done` rounds."""
     lines = ["round,mean_accuracy", *(f"{t},0.5" for t in range(1, done + 1))]
     Path(folder, "metrics.csv").write_text("\n".join(lines) + "\n")
 
 
-def test_a_run_is_named_after_its_config_else_method_data_and_seed_and_counted(engine: Any) -> None:
+def test_a_run_is_named_after_its_config_else_method_data_and_seed_and_counted(engine):
     for _ in range(2):
         assert main(["fit", "--config", "kapc_exact_digits.yaml"]) == 0
     assert (
         main(["fit", "--config", "kapc_exact_digits.yaml", "--method", "fedavg", "--seed", "3"])
         == 0
     )
+    Path("fields.csv").write_text("red,label\n0.5,a\n")
     assert main(["fit", "--method", "fedavg", "--out", "other", "--data.root", "fields.csv"]) == 0
     assert [str(folder) for _, folder, _ in engine.calls] == [
         "runs/kapc_exact_digits-001",
@@ -54,10 +53,8 @@ def test_a_run_is_named_after_its_config_else_method_data_and_seed_and_counted(e
         ),
     ],
 )
-def test_ctrl_c_says_how_to_go_on(
-    engine: Any, capsys: pytest.CaptureFixture[str], flags: str, said: str
-) -> None:
-    def stop() -> None:
+def test_ctrl_c_says_how_to_go_on(engine, capsys, flags, said):
+    def stop():
         raise KeyboardInterrupt
 
     engine.action = stop
@@ -68,10 +65,8 @@ def test_ctrl_c_says_how_to_go_on(
     assert capsys.readouterr().err == f"fl-train: stopped; it goes on with: {said}\n"
 
 
-def test_ctrl_c_before_a_checkpoint_says_that_the_run_begins_again(
-    engine: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stop() -> None:
+def test_ctrl_c_before_a_checkpoint_says_that_the_run_begins_again(engine, capsys):
+    def stop():
         rows("runs/a", 3)
         raise KeyboardInterrupt
 
@@ -83,47 +78,22 @@ def test_ctrl_c_before_a_checkpoint_says_that_the_run_begins_again(
     )
 
 
-def test_config_yaml_gives_the_same_run_again(engine: Any) -> None:
-    line = "fit --config kapc_exact_digits --seed 3 --name a --callbacks.progress null"
-    assert main(line.split()) == 0
-    assert main(["fit", "--config", "runs/a/config.yaml", "--name", "b"]) == 0
-    assert saved("runs/a") == saved("runs/b")
-    assert not {"out", "name", "resume"} & saved("runs/a").keys()
-
-
-def test_an_existing_folder_is_never_touched(refused: Callable[..., str]) -> None:
-    folder = Path("runs/a")
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text("precious")
-    assert "--resume" in refused("fit", "--name", "a")
-    assert (folder / "config.yaml").read_text() == "precious"
-
-
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/a"])
-def test_names_that_are_no_folder(refused: Callable[..., str], name: str) -> None:
+def test_names_that_are_no_folder(refused, name):
     assert refused("fit", f"--name={name}").startswith("name: ")
 
 
-def test_out_that_is_a_file(refused: Callable[..., str]) -> None:
+def test_out_that_is_a_file(refused):
     Path("file").write_text("")
     assert refused("fit", "--out", "file").startswith("out: 'file'")
 
 
-def test_resume_wants_a_name(refused: Callable[..., str]) -> None:
+def test_resume_wants_a_name(refused):
     assert refused("fit", "--resume").startswith("resume: ")
 
 
-def test_resume_on_a_first_start_just_starts(engine: Any) -> None:
-    line = ["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume"]
-    assert main(line) == 0
-    assert main(line) == 0
-    assert [(str(folder), resume) for _, folder, resume in engine.calls] == [("runs/a", True)] * 2
-
-
 @pytest.mark.parametrize("left", [["lock"], ["lock", ".config.yaml.part"]])
-def test_what_a_first_start_left_before_its_config_does_not_stop_the_next(
-    engine: Any, left: list[str]
-) -> None:
+def test_what_a_first_start_left_before_its_config_does_not_stop_the_next(engine, left):
     Path("runs/a").mkdir(parents=True)
     for name in left:
         Path("runs/a", name).touch()
@@ -131,16 +101,14 @@ def test_what_a_first_start_left_before_its_config_does_not_stop_the_next(
     assert saved("runs/a")["federation"]["clients"] == 10
 
 
-def test_a_full_disk_leaves_the_config_of_a_run_that_is_resumed(
-    engine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_leaves_the_config_of_a_run_that_is_resumed(engine, monkeypatch, capsys):
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
     before = saved("runs/a")
 
-    def full(*paths: object) -> None:
+    def full(*paths):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def stop() -> None:
+    def stop():
         monkeypatch.setattr("fl_lightning.foundation.files.os.replace", full)
         monkeypatch.setattr(Path, "write_bytes", full)
         raise MachineFailed("cannot write runs/a/split.csv: No space left on device")
@@ -154,9 +122,7 @@ def test_a_full_disk_leaves_the_config_of_a_run_that_is_resumed(
     assert saved("runs/a") == before
 
 
-def test_a_first_start_is_said_and_wants_a_config(
-    engine: Any, refused: Callable[..., str], capsys: Any
-) -> None:
+def test_a_first_start_is_said_and_wants_a_config(engine, refused, capsys):
     """A name that was mistyped would else begin a run of the defaults, without a word."""
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "long-night", "--resume"]) == 0
     assert (
@@ -179,7 +145,7 @@ def test_a_first_start_is_said_and_wants_a_config(
     assert capsys.readouterr().err == ""
 
 
-def test_resume_may_extend_move_and_relog(engine: Any) -> None:
+def test_resume_may_extend_move_and_relog(engine):
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
     flags = (
         "--federation.rounds 40 --fabric.devices 2 --loggers null --callbacks.progress null "
@@ -203,9 +169,7 @@ def test_resume_may_extend_move_and_relog(engine: Any) -> None:
         ("--callbacks.checkpoint null", "callbacks.checkpoint"),
     ],
 )
-def test_resume_with_another_changed_key(
-    engine: Any, refused: Callable[..., str], flags: str, told: str
-) -> None:
+def test_resume_with_another_changed_key(engine, refused, flags, told):
     line = ["fit", "--config", "kapc_exact_digits", "--name", "a"]
     assert main(line) == 0
     before = saved("runs/a")
@@ -214,9 +178,7 @@ def test_resume_with_another_changed_key(
     assert saved("runs/a") == before
 
 
-def test_resume_without_a_config_goes_on_as_it_was(
-    engine: Any, refused: Callable[..., str]
-) -> None:
+def test_resume_without_a_config_goes_on_as_it_was(engine, refused):
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "a", "--data.alpha", "0.7"]) == 0
     assert main(["fit", "--name", "a", "--resume", "--federation.rounds", "30"]) == 0
     config = engine.calls[-1][0]
@@ -224,9 +186,7 @@ def test_resume_without_a_config_goes_on_as_it_was(
     assert refused("fit", "--name", "a", "--resume", "--seed", "5").startswith("seed: 5")
 
 
-def test_resume_without_a_config_knows_the_callbacks_of_the_run(
-    engine: Any, tmp_path: Path
-) -> None:
+def test_resume_without_a_config_knows_the_callbacks_of_the_run(engine, tmp_path):
     name = f"watch_{tmp_path.name.replace('-', '_')}"
     Path(f"{name}.py").write_text(
         "from fl_lightning.callbacks.heatmaps import Heatmaps\nclass Own(Heatmaps): pass\n"
@@ -236,7 +196,7 @@ def test_resume_without_a_config_knows_the_callbacks_of_the_run(
     assert engine.calls[-1][0].loggers["own"].init_args["every"] == 2
 
 
-def test_resume_cannot_undo_rounds(engine: Any, refused: Callable[..., str]) -> None:
+def test_resume_cannot_undo_rounds(engine, refused):
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
     rows("runs/a", 8)
     line = ["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume"]
@@ -244,15 +204,13 @@ def test_resume_cannot_undo_rounds(engine: Any, refused: Callable[..., str]) -> 
     assert main([*line, "--federation.rounds", "8"]) == 0
 
 
-def started_by_torchrun(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+def started_by_torchrun(monkeypatch, rank):
     """As one of two processes."""
     for name in launcher.TORCHRUN:
         monkeypatch.setenv(name, "2" if name == "WORLD_SIZE" else str(rank))
 
 
-def test_other_ranks_leave_the_folder_to_rank_0(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_ranks_leave_the_folder_to_rank_0(engine, monkeypatch):
     started_by_torchrun(monkeypatch, rank=1)
     Path("runs/a").mkdir(parents=True)
     assert main(["fit", "--name", "a"]) == 0
@@ -263,7 +221,7 @@ def test_other_ranks_leave_the_folder_to_rank_0(
     assert Path("runs/b/config.yaml").exists()
 
 
-def test_other_ranks_do_not_judge_the_folder(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_do_not_judge_the_folder(engine, monkeypatch):
     """They may come when it is there and its config.yaml is not yet."""
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/lock").touch()
@@ -272,9 +230,3 @@ def test_other_ranks_do_not_judge_the_folder(engine: Any, monkeypatch: pytest.Mo
     assert main(line) == 2
     started_by_torchrun(monkeypatch, rank=1)
     assert main(line) == 0
-
-
-def test_the_reference_lists_what_may_change_on_resume() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "reference.md").read_text()
-    (told,) = re.findall(r"On `--resume` only (.*?) may change", page, re.DOTALL)
-    assert set(re.findall(r"`([\w.]+)`", told)) == set(MAY_CHANGE)

@@ -1,22 +1,20 @@
 """Columns of a table one-hot, imputed and scaled by scikit-learn, on each silo's training part or
 on all of them."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 from sklearn.base import BaseEstimator
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import RobustScaler, StandardScaler
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import FederatedData, prepare
+from fl_lightning.data import prepare
 from fl_lightning.data.columns import Columns
 from fl_lightning.data.table import _features
 from fl_lightning.exporting import plain as exported
@@ -24,11 +22,11 @@ from fl_lightning.exporting.about import about
 from fl_lightning.foundation.errors import BadInput
 
 HERE = "data.test_columns"
-NOTHING: dict[str, Any] = {"impute": None, "scale": None, "columns": ["row"], "one_hot": None}
+NOTHING = {"impute": None, "scale": None, "columns": ["row"], "one_hot": None}
 SITES = ("Aarau", "Basel", "Chur")
 
 
-def table(folder: Path, empty: float = 0.1) -> DataConfig:
+def table(folder, empty=0.1):
     """Three hospitals of 40 patients: `row` is a number of its own, `age` has empty cells, doses
     differ by hospital."""
     rng = np.random.default_rng(0)
@@ -64,7 +62,7 @@ def table(folder: Path, empty: float = 0.1) -> DataConfig:
     )
 
 
-def raw(folder: Path) -> tuple[np.ndarray, list[str]]:
+def raw(folder):
     """The columns of numbers as they are in the file, (120, 3), and the column of words."""
     with (folder / "t.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -72,7 +70,7 @@ def raw(folder: Path) -> tuple[np.ndarray, list[str]]:
     return np.array(numbers), [r["sex"] for r in rows]
 
 
-def inputs(data: FederatedData, client: int, part: str) -> np.ndarray:
+def inputs(data, client, part):
     batches = getattr(data.client(client), part).batches(999)
     return torch.cat([x for x, _ in batches]).double().numpy()
 
@@ -82,7 +80,7 @@ def inputs(data: FederatedData, client: int, part: str) -> np.ndarray:
     ("scale", "scaler"),
     [("standard", StandardScaler), ("sklearn.preprocessing.RobustScaler", RobustScaler)],
 )
-def test_inputs_are_scikit_learns(tmp_path: Path, fitted: Any, scale: str, scaler: Any) -> None:
+def test_inputs_are_scikit_learns(tmp_path, fitted, scale, scaler):
     config = replace(table(tmp_path), fitted=fitted, scale=scale)
     data, (numbers, sexes) = prepare(config, 3, 0), raw(tmp_path)
     plain = prepare(
@@ -109,23 +107,23 @@ def test_inputs_are_scikit_learns(tmp_path: Path, fitted: Any, scale: str, scale
             expected = fit.transform(imputer.transform(numbers[place]))
             np.testing.assert_allclose(x[:, [0, 1, 4]], expected, rtol=1e-4, atol=1e-5)
             hot = [[sexes[k] == "f", sexes[k] == "m"] for k in place]
-            np.testing.assert_array_equal(x[:, 2:4], np.array(hot, float))
+            assert_array_equal(x[:, 2:4], np.array(hot, float))
 
 
 class Epoch(BaseEstimator):
     """A scaler of the user's own, of large numbers."""
 
-    def fit(self, x: np.ndarray) -> Epoch:
+    def fit(self, x):
         return self
 
-    def transform(self, x: np.ndarray) -> np.ndarray:
+    def transform(self, x):
         return (x - 1.7e9) / 170
 
 
 @pytest.mark.parametrize("scale", ["standard", "robust", "minmax", "maxabs", f"{HERE}.Epoch"])
 def test_an_exported_file_makes_the_inputs_of_training_of_large_numbers(
-    tmp_path: Path, scale: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, scale, monkeypatch, capsys
+):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     rng = np.random.default_rng(0)
     cells = list(
@@ -156,7 +154,7 @@ def test_an_exported_file_makes_the_inputs_of_training_of_large_numbers(
     )
 
 
-def test_without_a_scaler_the_usual_normalisation_follows_the_imputer(tmp_path: Path) -> None:
+def test_without_a_scaler_the_usual_normalisation_follows_the_imputer(tmp_path):
     data = prepare(replace(table(tmp_path), scale=None), 3, 0)
     x = data._train.inputs(
         torch.arange(len(data._train.raw)), 0.0, torch.device("cpu"), torch.float32
@@ -165,14 +163,14 @@ def test_without_a_scaler_the_usual_normalisation_follows_the_imputer(tmp_path: 
     assert x.mean(0).abs().max() < 1e-5 and (x.std(0, unbiased=False) - 1).abs().max() < 1e-3
 
 
-def test_held_out_clients_are_in_no_shared_fit(tmp_path: Path) -> None:
+def test_held_out_clients_are_in_no_shared_fit(tmp_path):
     config = replace(table(tmp_path), held_out_clients=0.34)
     data = prepare(config, 3, 0)
     here = np.concatenate([inputs(data, c, "train") for c in range(2)])
     assert np.abs(here[:, [0, 1, 4]].mean(0)).max() < 1e-6
 
 
-def test_names_of_features_and_values_that_are_new() -> None:
+def test_names_of_features_and_values_that_are_new():
     data = DataConfig(one_hot=["sex"], impute="mean")
     columns = Columns.of({"age": ["1", "2", ""], "sex": ["m", "f", "NA"]}, data)
     assert columns.features == ["age", "sex=f", "sex=m"]
@@ -185,22 +183,22 @@ def test_names_of_features_and_values_that_are_new() -> None:
 class Picky(BaseEstimator):
     """Refuses a part whose doses are as large as those in Chur."""
 
-    def fit(self, x: np.ndarray) -> Picky:
+    def fit(self, x):
         if np.median(x[:, 2]) > 4:
             raise ValueError("these doses are too large")
         return self
 
-    def transform(self, x: np.ndarray) -> np.ndarray:
+    def transform(self, x):
         return x
 
 
 class Wide(BaseEstimator):
     """Makes twice as many columns."""
 
-    def fit(self, x: np.ndarray) -> Wide:
+    def fit(self, x):
         return self
 
-    def transform(self, x: np.ndarray) -> np.ndarray:
+    def transform(self, x):
         return np.concatenate([x, x], 1)
 
 
@@ -228,16 +226,14 @@ class Wide(BaseEstimator):
         ({"fitted": "own", "public": "held_back"}, r"data\.fitted: 'own' .*belong to no client"),
     ],
 )
-def test_what_cannot_work_is_one_line(
-    tmp_path: Path, change: dict[str, Any], what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_work_is_one_line(tmp_path, change, what, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     with pytest.raises(BadInput, match=what) as caught:
         prepare(replace(table(tmp_path), **change), 3, 0)
     assert "\n" not in str(caught.value)
 
 
-def test_a_column_that_a_silo_never_has_is_named(tmp_path: Path) -> None:
+def test_a_column_that_a_silo_never_has_is_named(tmp_path):
     config = table(tmp_path)
     lines = (tmp_path / "t.csv").read_text().splitlines()
     cells = [line.split(",") for line in lines]
@@ -248,8 +244,3 @@ def test_a_column_that_a_silo_never_has_is_named(tmp_path: Path) -> None:
         BadInput, match=r"data\.impute: 'median' .*column 'age' of Basel has no value.*shared"
     ):
         prepare(replace(config, fitted="own"), 3, 0)
-
-
-def test_smoke_without_the_table(tmp_path: Path) -> None:
-    config = replace(table(tmp_path), root=str(tmp_path / "absent.csv"), columns=None, fitted="own")
-    assert prepare(config, 3, 0, smoke=True).made_up

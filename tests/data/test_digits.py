@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import numpy as np
 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import digits
 
 
-def test_all_digits_split_alike_in_every_run() -> None:
+def test_all_digits_split_alike_in_every_run():
     one, two = digits.load(DataConfig()), digits.load(DataConfig())
     assert len(one.train.labels) + len(one.test.labels) == 1797
     assert len(one.test.labels) == 359  # a fifth

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +14,7 @@ DOMAINS, KINDS = ("art", "photo", "sketch"), ("dog", "guitar", "horse")
 
 
 @pytest.fixture
-def pacs(tmp_path: Path) -> str:
+def pacs(tmp_path):
     """Ten images of each class and domain; the colour says which: red the domain, green the class,
     blue the number."""
     for d, domain in enumerate(DOMAINS):
@@ -30,7 +28,7 @@ def pacs(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("per_domain", [1, 2])
-def test_every_domain_has_its_clients(pacs: str, per_domain: int) -> None:
+def test_every_domain_has_its_clients(pacs, per_domain):
     source = domains.load(DataConfig(root=pacs, clients_per_domain=per_domain))
     assert source.class_names == list(KINDS)
     clients = 3 * per_domain
@@ -53,7 +51,7 @@ def test_every_domain_has_its_clients(pacs: str, per_domain: int) -> None:
     assert len(np.unique(both, axis=0)) == 90  # each image once
 
 
-def test_domains_are_the_true_groups(pacs: str) -> None:
+def test_domains_are_the_true_groups(pacs):
     config = DataConfig(
         source="domains", root=pacs, partition="natural", clients_per_domain=2, min_samples=4
     )
@@ -67,7 +65,7 @@ def test_domains_are_the_true_groups(pacs: str) -> None:
     assert prepare(config, 4, 0, smoke=True).groups == [0, 0, 1, 1]
 
 
-def test_folders_that_are_none(tmp_path: Path) -> None:
+def test_folders_that_are_none(tmp_path):
     with pytest.raises(Absent, match=r"data\.root: None .*DOMAIN/CLASS"):
         domains.load(DataConfig())
     with pytest.raises(BadInput, match=r"holds no folder"):
@@ -77,37 +75,8 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         domains.load(DataConfig(root=str(tmp_path)))
 
 
-def test_an_image_that_cannot_be_read_is_named(pacs: str) -> None:
+def test_an_image_that_cannot_be_read_is_named(pacs):
     for file in Path(pacs, "photo", "dog").iterdir():
         file.write_bytes(b"none")
     with pytest.raises(BadInput, match=r"an image cannot be read: .*photo/dog/\w+\.\w+ "):
         domains.load(DataConfig(root=pacs)).train.read_all()
-
-
-def test_two_domains_of_digits(fl_data: Path) -> None:
-    """scikit-learn's and MNIST's: as many of each, on one scale, and another look."""
-    source = domains.digit_pair(DataConfig(root=str(fl_data), clients_per_domain=2))
-    assert source.group_names == ["digits 1", "digits 2", "mnist 1", "mnist 2"]
-    for pool, size in ((source.train, 1438), (source.test, 359)):
-        raw = pool.read_all()
-        assert raw.shape == (2 * size, 1, 8, 8) and raw.dtype == np.uint8 and raw.max() > 240
-        assert (
-            pool.groups is not None
-            and np.bincount(pool.groups).tolist() == [size // 2 + size % 2, size // 2] * 2
-        )
-    data = prepare(
-        DataConfig(
-            source="digit_pair", root=str(fl_data), partition="natural", clients_per_domain=2
-        ),
-        4,
-        0,
-    )
-    assert data.groups == [0, 0, 1, 1] and min(data.class_counts.ravel()) > 50
-
-
-def test_an_average_of_an_image() -> None:
-    """28 pixels to 8: each is the mean of the pixels that it touches, 4 or 5 a side."""
-    raw = np.zeros((1, 1, 28, 28), np.uint8)
-    raw[0, 0, :4, :4] = 160
-    small = domains._averaged(raw)
-    assert small.shape == (1, 1, 8, 8) and small[0, 0, 0, 0] == 160 and small[0, 0, 2:].max() == 0

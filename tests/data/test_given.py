@@ -1,9 +1,5 @@
 """Arrays that a script hands over, as they are kept for a run."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,9 +9,7 @@ from fl_lightning.foundation.errors import BadInput
 LABELS = np.arange(60) % 2
 
 
-def test_times_are_named_and_names_in_two_spellings_are_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_times_are_named_and_names_in_two_spellings_are_one(tmp_path, capsys):
     x = np.stack([1.76e9 + np.arange(60), np.arange(60)], 1)
     names = np.array(["Zu\u0308rich", "Z\u00fcrich", "Bern"] * 20)
     place, settings = keep((x, LABELS, names), tmp_path)
@@ -28,7 +22,7 @@ def test_times_are_named_and_names_in_two_spellings_are_one(
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (16, 28, 20)])
-def test_channels_that_may_be_first_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_channels_that_may_be_first_are_refused(shape, tmp_path):
     with pytest.raises(
         BadInput, match="its channels may be first: put them last, or give a Dataset"
     ):

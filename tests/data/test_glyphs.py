@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -8,21 +6,19 @@ import numpy as np
 import pytest
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import glyphs, prepare
-from fl_lightning.data.source import Absent
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.data import glyphs
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> str:
+def two(tmp_path):
     for name in ("DejaVuSans.ttf", "STIXGeneral.ttf"):
         shutil.copy(FONTS / name, tmp_path)
     return str(tmp_path)
 
 
-def test_a_typeface_is_a_group_and_draws_each_character_in_several_ways(two: str) -> None:
+def test_a_typeface_is_a_group_and_draws_each_character_in_several_ways(two):
     source = glyphs.load(DataConfig(root=two))
     assert (
         source.group_names == ["DejaVuSans", "STIXGeneral"]
@@ -43,34 +39,3 @@ def test_a_typeface_is_a_group_and_draws_each_character_in_several_ways(two: str
         :, 0
     ].mean(axis=0)
     assert np.corrcoef(plain.ravel(), other.ravel())[0, 1] < 0.8
-
-
-def test_those_of_matplotlib_need_no_files() -> None:
-    names = glyphs.load(DataConfig(root=None)).group_names
-    assert {"DejaVuSans", "DejaVuSerif-Bold", "DejaVuSansMono", "STIXGeneral", "cmr10"} <= set(
-        names
-    )
-    assert not [
-        name
-        for name in names
-        if name.startswith(("STIXSiz", "STIXNon", "cmsy", "cmex", "LastResort"))
-    ]
-
-
-def test_a_client_for_each_typeface(two: str) -> None:
-    data = prepare(DataConfig(source="glyphs", root=two, partition="natural"), 2, 0)
-    assert data.train_sizes == [248, 248] and data.input_shape == (1, 28, 28)
-
-
-def test_what_is_no_typeface(tmp_path: Path, two: str) -> None:
-    with pytest.raises(Absent, match=r"data\.root: 'none' .*\.ttf or \.otf"):
-        glyphs.load(DataConfig(root="none"))
-    shutil.copy(FONTS / "STIXSizOneSymReg.ttf", two)
-    with pytest.raises(BadInput, match=r"data\.root: .*STIXSizOneSymReg\.ttf lacks"):
-        glyphs.load(DataConfig(root=two))
-    (Path(two) / "0broken.ttf").write_bytes(b"none")
-    with pytest.raises(BadInput, match=r"data\.root: .*0broken\.ttf is no typeface"):
-        glyphs.load(DataConfig(root=two))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(BadInput, match=r"holds no \.ttf or \.otf file"):
-        glyphs.load(DataConfig(root=str(tmp_path / "empty")))

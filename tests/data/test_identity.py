@@ -1,12 +1,6 @@
 """One digest of all that a run reads: the same for every seed, another one for every change of the
 data."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -16,7 +10,7 @@ from fl_lightning.data import prepare
 from fl_lightning.data.identity import current
 
 
-def table(root: Path, change: str = "") -> dict[str, Any]:
+def table(root, change=""):
     lines = ["site,a,label", *(f"{k % 2},{k},{k % 3}" for k in range(60))]
     lines[5] = {"": lines[5], "value": "0,4.5,1", "label": "0,4,0", "site": "1,4,1"}.get(
         change, lines[5]
@@ -26,7 +20,7 @@ def table(root: Path, change: str = "") -> dict[str, Any]:
     return {"root": str(root / "t.csv"), "group_column": "site", "partition": "natural"}
 
 
-def pictures(root: Path, change: str = "") -> dict[str, Any]:
+def pictures(root, change=""):
     (root / "images" / "0" / "more.bmp").unlink(missing_ok=True)
     for k in range(40):
         (root / "images" / str(k % 2)).mkdir(parents=True, exist_ok=True)
@@ -37,7 +31,7 @@ def pictures(root: Path, change: str = "") -> dict[str, Any]:
     return {"source": "images", "root": str(root / "images"), "partition": "iid", "min_samples": 2}
 
 
-def arrays(root: Path, change: str = "") -> dict[str, Any]:
+def arrays(root, change=""):
     rng = np.random.default_rng(0)
     made = {"x_train": rng.normal(size=(40, 4)), "y_train": np.arange(40) % 2}
     made |= {"x_test": rng.normal(size=(10, 4)), "y_test": np.arange(10) % 2}
@@ -61,9 +55,7 @@ def arrays(root: Path, change: str = "") -> dict[str, Any]:
         (arrays, ("test", "public")),
     ],
 )
-def test_it_is_the_same_for_every_seed_and_another_one_for_other_data(
-    make: Callable[..., dict[str, Any]], changes: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_it_is_the_same_for_every_seed_and_another_one_for_other_data(make, changes, tmp_path):
     config = DataConfig(**make(tmp_path))
     first = prepare(config, 2, 0).reading.digest
     assert first == prepare(config, 2, 1).reading.digest == current(config, 2, False)
@@ -76,9 +68,7 @@ def test_it_is_the_same_for_every_seed_and_another_one_for_other_data(
     assert prepare(config, 2, 0).reading.digest == first
 
 
-def test_where_no_test_sample_may_be_read_there_is_none_unless_all_seeds_have_the_same(
-    tmp_path: Path,
-) -> None:
+def test_where_no_test_sample_may_be_read_there_is_none_unless_all_seeds_have_the_same(tmp_path):
     keys = table(tmp_path) | {"score_on": "validation", "validation": 0.2, "min_samples": 5}
     assert prepare(DataConfig(**keys), 2, 0).reading.digest is None
     digests = {prepare(DataConfig(**keys, test_seed=0), 2, seed).reading.digest for seed in (0, 1)}

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +10,7 @@ from fl_lightning.exporting import plain
 from fl_lightning.foundation.errors import BadInput
 
 
-def fill(folder: Path, classes: dict[str, int], count: int = 5) -> Path:
+def fill(folder, classes, count=5):
     """`count` pictures of each class, whose green is the class's number."""
     for name, green in classes.items():
         (folder / name).mkdir(parents=True)
@@ -24,7 +21,7 @@ def fill(folder: Path, classes: dict[str, int], count: int = 5) -> Path:
     return folder
 
 
-def test_train_and_test_folders(tmp_path: Path) -> None:
+def test_train_and_test_folders(tmp_path):
     fill(tmp_path / "train", {"cat": 10, "dog": 20, "owl": 30})
     fill(tmp_path / "test", {"dog": 20, "owl": 30}, count=2)
     source = images.load(DataConfig(root=str(tmp_path)))
@@ -37,7 +34,7 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
     assert read[:, 1, 0, 0].tolist() == [20, 20, 30, 30]
 
 
-def test_bad_folders_are_one_line(tmp_path: Path) -> None:
+def test_bad_folders_are_one_line(tmp_path):
     for root in (None, str(tmp_path / "none")):
         with pytest.raises(BadInput, match="a folder with train/CLASS"):
             images.load(DataConfig(root=root))
@@ -52,7 +49,7 @@ def test_bad_folders_are_one_line(tmp_path: Path) -> None:
         images.load(DataConfig(root=str(tmp_path / "half")))
 
 
-def test_a_broken_image_is_one_line(tmp_path: Path) -> None:
+def test_a_broken_image_is_one_line(tmp_path):
     source = images.load(DataConfig(root=str(fill(tmp_path, {"a": 1}))))
     for number in range(5):
         (tmp_path / "a" / f"{number}.png").write_bytes(b"no image")
@@ -69,7 +66,7 @@ def test_a_broken_image_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "kind"), [("I;16", np.uint16), ("I", np.int32), ("F", np.float32)]
 )
-def test_more_than_8_bits_a_channel_are_refused(tmp_path: Path, mode: str, kind: type) -> None:
+def test_more_than_8_bits_a_channel_are_refused(tmp_path, mode, kind):
     """Pillow would make them white or black; an exported model refuses the same."""
     (tmp_path / "a").mkdir()
     for number in range(5):
@@ -81,13 +78,11 @@ def test_more_than_8_bits_a_channel_are_refused(tmp_path: Path, mode: str, kind:
         plain.raw({"input": "images", "shape": [3, 32, 32]}, [tmp_path / "a" / "0.tiff"])
 
 
-def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def lines(capsys):
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("data:")]
 
 
-def test_hidden_folders_and_files_are_no_classes_and_no_samples(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hidden_folders_and_files_are_no_classes_and_no_samples(tmp_path, capsys):
     fill(tmp_path, {"cat": 1, "dog": 2, ".ipynb_checkpoints": 3, "__MACOSX": 4})
     fill(tmp_path / "cat", {".ipynb_checkpoints": 3, "more": 1})
     for name in (".DS_Store", "Thumbs.db", "._0.png"):
@@ -99,9 +94,7 @@ def test_hidden_folders_and_files_are_no_classes_and_no_samples(
     assert ".ipynb_checkpoints (2)" in line and "__MACOSX" in line and ".DS_Store" in line
 
 
-def test_what_is_no_picture_is_counted_and_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_picture_is_counted_and_named(tmp_path, capsys):
     fill(tmp_path, {"cat": 1, "dog": 2})
     for name in ("cat/a.heic", "cat/b.HEIC", "dog/notes.txt", "labels.csv", "dog/c.h5"):
         (tmp_path / name).write_bytes(b"")
@@ -117,7 +110,7 @@ def test_what_is_no_picture_is_counted_and_named(
 @pytest.mark.parametrize(
     ("end", "form"), [("gif", "GIF"), ("jfif", "JPEG"), ("JP2", "JPEG2000"), ("tga", "TGA")]
 )
-def test_every_format_of_pillow_is_read(tmp_path: Path, end: str, form: str) -> None:
+def test_every_format_of_pillow_is_read(tmp_path, end, form):
     (tmp_path / "a").mkdir()
     for number in range(5):
         Image.new("RGB", (8, 8), (200, 0, 0)).save(tmp_path / "a" / f"{number}.{end}", form)
@@ -129,7 +122,7 @@ def test_every_format_of_pillow_is_read(tmp_path: Path, end: str, form: str) -> 
     )
 
 
-def test_of_several_frames_the_first_is_read(tmp_path: Path) -> None:
+def test_of_several_frames_the_first_is_read(tmp_path):
     (tmp_path / "a").mkdir()
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
     for number in range(5):
@@ -141,11 +134,11 @@ def test_of_several_frames_the_first_is_read(tmp_path: Path) -> None:
     ]
 
 
-def exported(file: Path) -> np.ndarray:
+def exported(file):
     return plain.raw({"input": "images", "shape": [3, 32, 32]}, [file])[0].numpy()
 
 
-def test_orientation_tags_are_heeded(tmp_path: Path) -> None:
+def test_orientation_tags_are_heeded(tmp_path):
     """A camera that was held upright stores a lying picture, and a tag; an exported model turns it
     alike."""
     (tmp_path / "a").mkdir()
@@ -160,7 +153,7 @@ def test_orientation_tags_are_heeded(tmp_path: Path) -> None:
     assert np.array_equal(exported(tmp_path / "a/0.png"), read[0])
 
 
-def test_transparent_pixels_lie_over_white(tmp_path: Path) -> None:
+def test_transparent_pixels_lie_over_white(tmp_path):
     (tmp_path / "a").mkdir()
     for number in range(5):
         Image.new("RGBA", (32, 32), (10, 20, 30, 0)).save(tmp_path / "a" / f"{number}.png")
@@ -168,13 +161,13 @@ def test_transparent_pixels_lie_over_white(tmp_path: Path) -> None:
     assert (read == 255).all() and (exported(tmp_path / "a/0.png") == 255).all()
 
 
-def test_one_class_in_two_spellings_is_one(tmp_path: Path) -> None:
+def test_one_class_in_two_spellings_is_one(tmp_path):
     fill(tmp_path / "train", {"Zu\u0308rich": 1, "b": 2})
     fill(tmp_path / "test", {"Z\u00fcrich": 1, "b": 2})
     assert images.load(DataConfig(root=str(tmp_path))).class_names == ["Z\u00fcrich", "b"]
 
 
-def test_a_class_without_pictures_is_named(tmp_path: Path) -> None:
+def test_a_class_without_pictures_is_named(tmp_path):
     fill(tmp_path, {"cat": 1, "dog": 2})
     (tmp_path / "owl").mkdir()
     with pytest.raises(
@@ -183,7 +176,7 @@ def test_a_class_without_pictures_is_named(tmp_path: Path) -> None:
         images.load(DataConfig(root=str(tmp_path)))
 
 
-def test_a_linked_folder_is_read_once(tmp_path: Path) -> None:
+def test_a_linked_folder_is_read_once(tmp_path):
     fill(tmp_path / "elsewhere", {"x": 1})
     fill(tmp_path / "data", {"a": 1})
     (tmp_path / "data" / "b").symlink_to(tmp_path / "elsewhere" / "x")
@@ -195,9 +188,7 @@ def test_a_linked_folder_is_read_once(tmp_path: Path) -> None:
     )
 
 
-def test_folders_beside_train_and_test_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_beside_train_and_test_are_named(tmp_path, capsys):
     for part in ("train", "test", "val"):
         fill(tmp_path / part, {"a": 1})
     images.load(DataConfig(root=str(tmp_path)))

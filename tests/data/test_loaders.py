@@ -1,11 +1,7 @@
 """What a user's loader does: which samples it yields is heeded, the rest is refused or said, on
 both roads."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -36,64 +32,60 @@ from fl_lightning.foundation.errors import BadInput
 NUMBERS = torch.arange(40)
 ALL = TensorDataset(NUMBERS[:, None].float(), NUMBERS % 2)
 """Sample k is the number k."""
-Make = Callable[[], Any]
 
 
 class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         return iter(ALL)
 
 
 class Jittered(Dataset[Any]):
-    def __len__(self) -> int:
+    def __len__(self):
         return 20
 
-    def __getitem__(self, k: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, k):
         return torch.rand(3), k % 2
 
 
 class Endless(Dataset[Any]):
-    def __getitem__(self, k: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, k):
         return torch.zeros(3), k % 2
 
 
 class Every(Sampler[int]):
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         return iter(range(0, 40, 2))
 
 
 class Pairs(Sampler[list[int]]):
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self):
         return iter([[0, 1], [2, 3]])
 
 
 class Shortened(DataLoader[Any]):
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return iter(list(super().__iter__())[:1])
 
 
-def joined(batch: Any) -> Any:
+def joined(batch):
     return default_collate(batch)
 
 
-def module_of(train: Make, test: Make | None = None, **more: Any) -> type[LightningDataModule]:
+def module_of(train, test=None, **more):
     hooks = {"train_dataloader": lambda self: train()} | more
     if test is not None:
         hooks["test_dataloader"] = lambda self: test()
     return type("Given", (LightningDataModule,), hooks)
 
 
-Road = Callable[[type[LightningDataModule]], dict[str, list[int]]]
-
-
 @pytest.fixture(params=["source", "python"])
-def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Road:
+def road(request, monkeypatch, tmp_path):
     """The numbers that are read of a module for training and tests: by its import path, or as a
     script gives it."""
 
-    def by_path(cls: type[LightningDataModule]) -> dict[str, list[int]]:
+    def by_path(cls):
         module = ModuleType("my_loaders")
-        module.Given = cls  # type: ignore[attr-defined]
+        module.Given = cls
         monkeypatch.setitem(sys.modules, "my_loaders", module)
         source = datamodule.load(DataConfig(source="my_loaders.Given"))
         return {
@@ -101,7 +93,7 @@ def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
             "test": source.test.read_all().ravel().tolist(),
         }
 
-    def by_script(cls: type[LightningDataModule]) -> dict[str, list[int]]:
+    def by_script(cls):
         place, _ = keep(cls(), tmp_path)
         with np.load(place / "given.npz") as arrays:
             parts = {"train": arrays["x_train"].ravel().tolist()}
@@ -116,7 +108,7 @@ def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
     ("train", "numbers"),
     [
         (lambda: DataLoader(ALL, sampler=SubsetRandomSampler(range(30))), range(30)),
-        (lambda: DataLoader(ALL, sampler=SubsetRandomSampler(torch.arange(5, 9))), range(5, 9)),  # type: ignore[arg-type]
+        (lambda: DataLoader(ALL, sampler=SubsetRandomSampler(torch.arange(5, 9))), range(5, 9)),
         (lambda: DataLoader(ALL, sampler=[7, 3, 5]), [7, 3, 5]),
         (
             lambda: DataLoader(ALL, batch_size=None, sampler=SubsetRandomSampler(range(30))),
@@ -128,14 +120,12 @@ def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
             ),
             range(30),
         ),
-        (lambda: DataLoader(ALL, sampler=SequentialSampler(range(12))), range(12)),  # type: ignore[arg-type]
+        (lambda: DataLoader(ALL, sampler=SequentialSampler(range(12))), range(12)),
         (lambda: DataLoader(Subset(ALL, range(8, 20)), sampler=[1, 2]), [9, 10]),
         (lambda: DataLoader(ALL, shuffle=True), range(40)),
     ],
 )
-def test_samples_are_those_that_the_sampler_can_yield(
-    road: Road, train: Make, numbers: Any
-) -> None:
+def test_samples_are_those_that_the_sampler_can_yield(road, train, numbers):
     rest = SubsetRandomSampler(range(30, 40))
     assert road(module_of(train, lambda: DataLoader(ALL, sampler=rest))) == {
         "train": list(numbers),
@@ -177,15 +167,13 @@ def test_samples_are_those_that_the_sampler_can_yield(
     ],
 )
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_what_clients_would_not_do_is_refused_by_name(
-    road: Road, train: Make, line: str, part: str
-) -> None:
+def test_what_clients_would_not_do_is_refused_by_name(road, train, line, part):
     module = module_of(train) if part == "train" else module_of(lambda: DataLoader(ALL), train)
     with pytest.raises(BadInput, match=f"is not allowed; .*{line.replace('train_', f'{part}_')}"):
         road(module)
 
 
-def test_hooks_of_batches_are_refused(road: Road) -> None:
+def test_hooks_of_batches_are_refused(road):
     hooked = module_of(
         lambda: DataLoader(ALL), on_after_batch_transfer=lambda self, batch, dataloader_idx: batch
     )
@@ -193,27 +181,7 @@ def test_hooks_of_batches_are_refused(road: Road) -> None:
         road(hooked)
 
 
-def test_what_has_no_effect_is_said(road: Road, capsys: pytest.CaptureFixture[str]) -> None:
-    draws = torch.Generator()
-    road(
-        module_of(
-            lambda: DataLoader(ALL, 8, True, drop_last=True, generator=draws, worker_init_fn=print),
-            lambda: DataLoader(ALL, 8, drop_last=True),
-            val_dataloader=lambda self: DataLoader(ALL),
-        )
-    )
-    train, validation, test = capsys.readouterr().err.splitlines()
-    assert (
-        "batch_size=8, drop_last=True, generator, worker_init_fn of its train_dataloader() without "
-        "effect" in train
-    )
-    assert "its val_dataloader() is not read: data.validation" in validation
-    assert "drop_last=True of its test_dataloader() without effect: every sample is scored" in test
-    road(module_of(lambda: DataLoader(ALL, shuffle=True), lambda: DataLoader(ALL, 8)))
-    assert capsys.readouterr().err == ""
-
-
-def test_a_test_set_of_from_datasets_is_read(tmp_path: Path) -> None:
+def test_a_test_set_of_from_datasets_is_read(tmp_path):
     """Lightning puts its loaders on the object, not on a class."""
     parts = Subset(ALL, range(30)), Subset(ALL, range(30, 40))
     place, _ = keep(LightningDataModule.from_datasets(parts[0], test_dataset=parts[1]), tmp_path)
@@ -232,8 +200,6 @@ def test_a_test_set_of_from_datasets_is_read(tmp_path: Path) -> None:
         ([DataLoader(ALL), DataLoader(ALL)], "'list' is not allowed; give"),
     ],
 )
-def test_data_of_a_script_that_cannot_be_read_are_refused(
-    data: Any, line: str, tmp_path: Path
-) -> None:
+def test_data_of_a_script_that_cannot_be_read_are_refused(data, line, tmp_path):
     with pytest.raises(BadInput, match=rf"^data: .*{line}"):
         keep(data, tmp_path)

@@ -1,15 +1,11 @@
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import Part, planted, prepare
+from fl_lightning.data import planted, prepare
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import NO_TARGET
 
@@ -17,12 +13,12 @@ PARTS = ("train", "validation", "test")
 PLAIN = DataConfig(partition="iid", validation=0.2)
 
 
-def whole(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+def whole(part):
     return next(iter(part.batches(len(part))))
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
-def test_labels_are_moved_on_in_every_part_and_nothing_else_changes(partition: str) -> None:
+def test_labels_are_moved_on_in_every_part_and_nothing_else_changes(partition):
     config = replace(PLAIN, partition=partition, alpha=0.5)
     plain, moved = prepare(config, 7, 0), prepare(replace(config, planted="labels", groups=3), 7, 0)
     assert moved.groups == [0, 1, 2, 0, 1, 2, 0]
@@ -37,7 +33,7 @@ def test_labels_are_moved_on_in_every_part_and_nothing_else_changes(partition: s
         assert moved.class_counts[i].tolist() == np.roll(plain.class_counts[i], group).tolist()
 
 
-def test_positions_without_a_target_have_none_in_any_group() -> None:
+def test_positions_without_a_target_have_none_in_any_group():
     tasks = planted.tasks(replace(PLAIN, planted="labels", groups=3), 6, 120, 0)
     assert tasks is not None
     labels = np.array([[5, NO_TARGET, 119], [NO_TARGET, 0, 1]])
@@ -46,7 +42,7 @@ def test_positions_without_a_target_have_none_in_any_group() -> None:
     assert tasks.relabelled(moved, 2, 0).tolist() == labels.tolist()
 
 
-def test_images_of_a_group_are_turned_alike() -> None:
+def test_images_of_a_group_are_turned_alike():
     plain, turned = prepare(PLAIN, 8, 0), prepare(replace(PLAIN, planted="rotation"), 8, 0)
     assert turned.groups == [0, 1, 2, 3, 0, 1, 2, 3]
     for i, group in enumerate(turned.groups):  # by 90 degrees a group, counter-clockwise
@@ -56,19 +52,6 @@ def test_images_of_a_group_are_turned_alike() -> None:
             )
             assert torch.equal(other, torch.rot90(x, group, (-2, -1)))
             assert torch.equal(y, same)
-
-
-def test_pooled_test_samples_are_moved_too() -> None:
-    config = replace(PLAIN, client_test=0.25)
-    plain, moved = prepare(config, 4, 0), prepare(replace(config, planted="labels"), 4, 0)
-    for i in range(4):
-        for name in PARTS:
-            y, changed = (whole(getattr(data.client(i), name))[1] for data in (plain, moved))
-            assert torch.equal(changed, (y + i) % 10)
-
-
-def test_a_smoke_run_has_no_more_groups_than_clients() -> None:
-    assert prepare(replace(PLAIN, planted="labels"), 2, 0, smoke=True).groups == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -102,19 +85,8 @@ def test_a_smoke_run_has_no_more_groups_than_clients() -> None:
         ),
     ],
 )
-def test_what_cannot_be_planted_is_said(
-    options: dict[str, Any], clients: int, message: str
-) -> None:
+def test_what_cannot_be_planted_is_said(options, clients, message):
     config = replace(PLAIN, **options)
     with pytest.raises(BadInput, match=message):
         config.validate()
         prepare(config, clients, 0)
-
-
-def test_rotation_needs_images(tmp_path: Path) -> None:
-    path = str(tmp_path / "v.npz")
-    x = np.random.default_rng(0).normal(size=(60, 3))
-    np.savez(path, x_train=x, y_train=np.arange(60) % 2, x_test=x[:10], y_test=np.arange(10) % 2)
-    with pytest.raises(BadInput, match=r"data\.planted: 'rotation' .*it needs images"):
-        prepare(replace(PLAIN, root=path, planted="rotation", groups=2), 3, 0)
-    assert prepare(replace(PLAIN, root=path, planted="labels", groups=2), 3, 0).groups == [0, 1, 0]

@@ -1,20 +1,14 @@
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import FederatedData, prepare, public
+from fl_lightning.data import prepare
 from fl_lightning.foundation.errors import BadInput
 
 
-def arrays(
-    folder: Path, name: str = "a.npz", shape: tuple[int, ...] = (4, 4), dtype: Any = np.uint8
-) -> str:
+def arrays(folder, name="a.npz", shape=(4, 4), dtype=np.uint8):
     rng = np.random.default_rng(len(name))
     x = rng.integers(0, 256, (60, *shape)).astype(dtype)
     np.savez(
@@ -23,7 +17,7 @@ def arrays(
     return str(folder / name)
 
 
-def train_images(data: FederatedData) -> torch.Tensor:
+def train_images(data):
     parts = [
         getattr(data.client(i), part)
         for i in range(data.clients)
@@ -32,11 +26,11 @@ def train_images(data: FederatedData) -> torch.Tensor:
     return torch.cat([x for part in parts for x, _ in part.batches(1000)])
 
 
-def rows(images: torch.Tensor) -> list[bytes]:
+def rows(images):
     return sorted(image.numpy().tobytes() for image in images)
 
 
-def test_what_is_held_back_and_what_clients_hold_make_up_the_training_set(tmp_path: Path) -> None:
+def test_what_is_held_back_and_what_clients_hold_make_up_the_training_set(tmp_path):
     root = arrays(tmp_path)
     raw = np.load(root)["x_train"].astype(np.float32)
     data = prepare(DataConfig(root=root, partition="iid", public="held_back", validation=0.2), 3, 0)
@@ -47,7 +41,7 @@ def test_what_is_held_back_and_what_clients_hold_make_up_the_training_set(tmp_pa
     assert rows(both.round()) == rows(torch.from_numpy(raw[:, None]))
 
 
-def test_the_normalisation_is_that_of_the_private_data(tmp_path: Path) -> None:
+def test_the_normalisation_is_that_of_the_private_data(tmp_path):
     data = prepare(
         DataConfig(root=arrays(tmp_path), partition="iid", public="held_back", public_samples=20),
         2,
@@ -60,24 +54,14 @@ def test_the_normalisation_is_that_of_the_private_data(tmp_path: Path) -> None:
     assert abs(float(data.public().mean())) > 1e-4
 
 
-def test_an_index_picks_in_its_order_and_the_precision_is_the_callers() -> None:
-    data = prepare(DataConfig(public="held_back", public_samples=50), 5, 0)
-    index = torch.tensor([3, 0, 3, 49])
-    assert torch.equal(data.public(index), data.public()[index])
-    assert data.public(index, dtype=torch.float64).dtype == torch.float64
-    assert data.public(index, "cpu").shape == (4, 1, 8, 8)
-    with pytest.raises(IndexError):
-        data.public(torch.tensor([50]))
-
-
-def test_a_function_of_the_seed_that_leaves_other_draws_alone() -> None:
+def test_a_function_of_the_seed_that_leaves_other_draws_alone():
     config = DataConfig(public="held_back")
     first, again, other = (prepare(config, 5, seed) for seed in (1, 1, 2))
     assert torch.equal(first.public(), again.public())
     assert rows(first.public()) != rows(other.public())
 
 
-def test_public_images_are_not_turned(tmp_path: Path) -> None:
+def test_public_images_are_not_turned(tmp_path):
     config = {"root": arrays(tmp_path), "public": arrays(tmp_path, "public.npz")}
     plain, turned = (
         prepare(DataConfig(partition=name, **config), 4, 0) for name in ("iid", "rotated")
@@ -86,7 +70,7 @@ def test_public_images_are_not_turned(tmp_path: Path) -> None:
     assert not torch.equal(train_images(plain), train_images(turned))
 
 
-def test_a_file_without_labels_and_a_limit(tmp_path: Path) -> None:
+def test_a_file_without_labels_and_a_limit(tmp_path):
     root = arrays(tmp_path)
     x = np.arange(40 * 16, dtype=np.uint8).reshape(40, 4, 4)
     np.savez(tmp_path / "public.npz", x_public=x, x_train=x[:2])
@@ -94,7 +78,7 @@ def test_a_file_without_labels_and_a_limit(tmp_path: Path) -> None:
     data = prepare(config, 2, 0)
     seen = data._train
     expected = (torch.from_numpy(x[:, None]).float() - seen.mean) / seen.std
-    torch.testing.assert_close(data.public(), expected)
+    assert_close(data.public(), expected)
     assert sum(data.train_sizes) == 60  # nothing is taken from the clients
     config.public_samples = 7
     some = prepare(config, 2, 0)
@@ -107,46 +91,15 @@ def test_a_file_without_labels_and_a_limit(tmp_path: Path) -> None:
     )
 
 
-def test_grey_public_images_for_colour_clients(tmp_path: Path) -> None:
+def test_grey_public_images_for_colour_clients(tmp_path):
     root = arrays(tmp_path, shape=(4, 4, 3))
     data = prepare(
         DataConfig(root=root, partition="iid", public=arrays(tmp_path, "grey.npz")), 2, 0
     )
     raw = data.public() * data._train.std + data._train.mean
     assert raw.shape == (60, 3, 4, 4)
-    torch.testing.assert_close(raw[:, 0], raw[:, 2])
+    assert_close(raw[:, 0], raw[:, 2])
     assert not torch.equal(raw[0], raw[1])
-
-
-def test_real_digits_of_another_set(fl_data: Path, tmp_path: Path) -> None:
-    root, file = str(fl_data), str(tmp_path / "private.npz")
-    x, y = (
-        np.random.default_rng(0).integers(0, 256, (400, 28, 28), dtype=np.uint8),
-        np.arange(400) % 10,
-    )
-    np.savez(file, x_train=x[:300], y_train=y[:300], x_test=x[300:], y_test=y[300:])
-    data = prepare(
-        DataConfig(root=file, public="mnist", public_root=root, public_samples=300, alpha=100.0),
-        4,
-        0,
-    )
-    assert data.public().shape == (300, 1, 28, 28)
-    assert float(data.public().mean()) == pytest.approx(
-        (0.1307 * 255 - x.mean()) / x.std(), abs=0.05
-    )
-    for same in (
-        DataConfig(source="mnist", root=root, public="mnist"),
-        DataConfig(root=file, public=file),
-    ):
-        with pytest.raises(
-            BadInput, match=r"data\.public: .* those are the private data themselves: held_back"
-        ):
-            prepare(same, 4, 0)
-    with pytest.raises(BadInput, match=r"data\.public: 'mnist' .*\(1, 28, 28\).*\(1, 8, 8\)"):
-        prepare(DataConfig(public="mnist", public_root=root), 4, 0)
-    colour = DataConfig(root=f"{root}/cifar10_10pct.npz", public="mnist", alpha=1.0)
-    with pytest.raises(BadInput, match=r"data\.public: 'mnist' .*\(3, 28, 28\).*\(3, 32, 32\)"):
-        prepare(colour, 4, 0)  # the folder of the file is where MNIST is looked for
 
 
 @pytest.mark.parametrize(
@@ -166,39 +119,7 @@ def test_real_digits_of_another_set(fl_data: Path, tmp_path: Path) -> None:
         ({"public": "held_back", "public_samples": 1400}, r"federation\.clients"),
     ],
 )
-def test_bad_input(options: dict[str, Any], message: str) -> None:
+def test_bad_input(options, message):
     with pytest.raises(BadInput, match=message) as caught:
         prepare(DataConfig(**options), 10, 0)
     assert "\n" not in str(caught.value)
-
-
-def test_bad_files_name_the_key(tmp_path: Path) -> None:
-    root = arrays(tmp_path)
-    other = tmp_path / "p.npz"
-    held: list[tuple[dict[str, Any], str]] = [
-        ({"x_public": np.zeros((0, 4, 4))}, "no samples"),
-        ({"images": np.zeros((3, 4, 4))}, "x_public or x_train"),
-        (
-            {"x_public": np.zeros((3, 4, 5), np.uint8)},
-            r"\(1, 4, 5\), but the private data \(1, 4, 4\)",
-        ),
-        ({"x_public": np.full((3, 4, 4), 0.5)}, "float32, but the private data uint8"),
-        ({"x_public": np.full((3, 4, 4), np.nan)}, "not finite"),
-    ]
-    for content, message in held:
-        np.savez(other, **content)
-        with pytest.raises(BadInput, match=message) as caught:
-            prepare(DataConfig(root=root, partition="iid", public=str(other)), 2, 0)
-        assert caught.value.key == "data.public"
-
-
-@pytest.mark.parametrize("source", ["digits", "mnist", "arrays"])
-@pytest.mark.parametrize("name", ["held_back", "cifar10", "nowhere.npz"])
-def test_smoke_makes_some_up_where_they_are_absent(source: str, name: str, tmp_path: Path) -> None:
-    root = None if (source, name) == ("digits", "held_back") else str(tmp_path)
-    config = DataConfig(source=source, root=root, public=name, public_samples=3000)
-    data = prepare(config, 4, 0, smoke=True)
-    assert 0 < data.public_size <= public.SMOKE_SAMPLES
-    assert data.public().shape == (data.public_size, *data.input_shape)
-    assert data.made_up == (source != "digits" or name != "held_back")
-    assert torch.equal(data.public(), prepare(config, 4, 0, smoke=True).public())

@@ -1,11 +1,9 @@
-from __future__ import annotations
-
 import numpy as np
 
 from fl_lightning.data.sampling import apportion, stratified
 
 
-def test_apportion_by_hand() -> None:
+def test_apportion_by_hand():
     # 10 units by 1 : 2 : 3 are 1.67, 3.33, 5: floors 1, 3, 5, and the unit that is left goes to the
     # largest remainder.
     assert apportion(np.array([1, 2, 3]), 10).tolist() == [2, 3, 5]
@@ -13,7 +11,7 @@ def test_apportion_by_hand() -> None:
     assert apportion(np.array([0.0, 5.0]), 0).tolist() == [0, 0]
 
 
-def test_stratified_keeps_the_class_mix() -> None:
+def test_stratified_keeps_the_class_mix():
     labels = np.repeat([0, 1, 3], [50, 30, 20])[np.random.default_rng(0).permutation(100)]
     chosen = stratified(labels, 10, np.random.default_rng(1))
     assert np.bincount(labels[chosen]).tolist() == [5, 3, 0, 2]

@@ -1,12 +1,8 @@
 """What is test part: drawn by the run's seed where data have none, and of a small class as often as
 of a large one."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +11,7 @@ import torchvision
 from PIL import Image
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import FederatedData, imbalance, partition, prepare
+from fl_lightning.data import imbalance, partition, prepare
 from fl_lightning.data.federated import samples_digest
 from fl_lightning.data.load import load
 from fl_lightning.data.sampling import systematic
@@ -25,43 +21,43 @@ COUNT = 40
 """Samples of each source here, of two classes; the first number of a sample is its own."""
 
 
-def of_digits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+def of_digits(folder, monkeypatch):
     return DataConfig()
 
 
-def of_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+def of_a_table(folder, monkeypatch):
     lines = ["x,label", *(f"{k},{k % 2}" for k in range(COUNT))]
     (folder / "t.csv").write_text("\n".join(lines))
     return DataConfig(root=str(folder / "t.csv"))
 
 
-def of_texts_in_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+def of_texts_in_a_table(folder, monkeypatch):
     lines = ["text,label", *(f"{k:06b},{k % 2}" for k in range(COUNT))]
     (folder / "t.csv").write_text("\n".join(lines))
     return DataConfig(root=str(folder / "t.csv"), columns=["text"], tokens="characters", length=6)
 
 
-def of_silos_in_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+def of_silos_in_a_table(folder, monkeypatch):
     lines = ["x,label,farm", *(f"{k},{k % 2},{k % 4 // 2}" for k in range(COUNT))]
     (folder / "t.csv").write_text("\n".join(lines))
     return DataConfig(root=str(folder / "t.csv"), group_column="farm", partition="natural")
 
 
-def of_image_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+def of_image_folders(folder, monkeypatch):
     for k in range(COUNT):
         (folder / str(k % 2)).mkdir(exist_ok=True)
         Image.new("RGB", (32, 32), (k, 0, 0)).save(folder / str(k % 2) / f"{k}.png")
     return DataConfig(source="images", root=str(folder))
 
 
-def of_domains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+def of_domains(folder, monkeypatch):
     for k in range(COUNT):
         (folder / "art" / str(k % 2)).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (32, 32), (k, 0, 0)).save(folder / "art" / str(k % 2) / f"{k}.png")
     return DataConfig(source="domains", root=str(folder))
 
 
-def of_leaf(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+def of_leaf(folder, monkeypatch):
     held = {"x": [[k, 0.0, 0.0] for k in range(COUNT)], "y": [k % 2 for k in range(COUNT)]}
     (folder / "a.json").write_text(
         json.dumps({"users": ["a"], "num_samples": [COUNT], "user_data": {"a": held}})
@@ -69,7 +65,7 @@ def of_leaf(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
     return DataConfig(source="leaf", root=str(folder))
 
 
-def of_torchvision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+def of_torchvision(folder, monkeypatch):
     whole = SimpleNamespace(
         data=np.arange(COUNT, dtype=np.uint8)[:, None, None], targets=np.arange(COUNT) % 2
     )
@@ -77,7 +73,7 @@ def of_torchvision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
     return DataConfig(source="eurosat", root=str(folder))
 
 
-def of_a_data_module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+def of_a_data_module(folder, monkeypatch):
     name = f"fl_split_readings_{folder.name}"
     (folder / f"{name}.py").write_text(f"""
 import torch
@@ -92,7 +88,6 @@ class Plain(LightningDataModule):
     return DataConfig(source=f"{name}.Plain")
 
 
-Make = Callable[[Path, pytest.MonkeyPatch], DataConfig]
 WITHOUT_TEST = [
     of_digits,
     of_a_table,
@@ -106,42 +101,20 @@ WITHOUT_TEST = [
 ]
 
 
-def samples_tested(data: DataConfig) -> list[bytes]:
+def samples_tested(data):
     """The test samples of a source."""
     return sorted(sample.tobytes() for sample in load(data, 2, smoke=False)[0].test.read_all())
 
 
 @pytest.mark.parametrize("make", WITHOUT_TEST, ids=lambda make: make.__name__)
-def test_a_test_part_that_data_do_not_bring_is_drawn_from_its_seed(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_test_part_that_data_do_not_bring_is_drawn_from_its_seed(make, tmp_path, monkeypatch):
     data = make(tmp_path, monkeypatch)
     parts = [samples_tested(replace(data, test_seed=seed)) for seed in (0, 1, 0)]
     assert parts[0] == parts[2] != parts[1]
     assert len(parts[0]) == len(parts[1])
 
 
-def test_by_default_it_is_the_runs_and_a_key_keeps_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = of_a_table(tmp_path, monkeypatch)
-    data.min_samples = 2
-
-    def parts(**keys: int) -> list[list[float]]:
-        made = (prepare(replace(data, **keys), 2, seed) for seed in range(3))
-        return [sorted(one._test.raw[:, 0].tolist()) for one in made]
-
-    one, two, three = parts()
-    assert one != two != three != one
-    fixed = parts(test_seed=1)
-    assert fixed == [two] * 3
-    keys = {"validation": 0.2, "score_on": "validation"}
-    assert sorted(prepare(replace(data, **keys), 2, 2)._train.raw[:, 0].tolist()) == sorted(  # type: ignore[arg-type]
-        set(map(float, range(COUNT))) - set(three)
-    )
-
-
-def test_data_with_a_test_part_keep_it(tmp_path: Path) -> None:
+def test_data_with_a_test_part_keep_it(tmp_path):
     labels = np.arange(COUNT) % 2
     x = np.arange(COUNT, dtype=np.float32)[:, None]
     np.savez(tmp_path / "a.npz", x_train=x, y_train=labels, x_test=x + 100, y_test=labels)
@@ -153,7 +126,7 @@ def test_data_with_a_test_part_keep_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("counts", "total"), [([7, 1], 2), ([5, 3, 0, 2], 3), ([1] * 9, 4), ([4], 4), ([6, 3], 1)]
 )
-def test_systematic_sampling_is_right_in_the_mean(counts: list[int], total: int) -> None:
+def test_systematic_sampling_is_right_in_the_mean(counts, total):
     """Over all starts, which are equally likely, a class has exactly its share; with each, that
     rounded down or up."""
     everything = sum(counts)
@@ -174,7 +147,7 @@ def test_systematic_sampling_is_right_in_the_mean(counts: list[int], total: int)
         assert np.bincount(units[drawn], minlength=len(counts)).tolist() == row.tolist()
 
 
-def test_a_small_silo_has_its_positive_tested_as_often_as_any_sample() -> None:
+def test_a_small_silo_has_its_positive_tested_as_often_as_any_sample():
     """A silo of 8 with one positive, a quarter for tests: rounded down it never had one."""
     labels = np.array([0] * 7 + [1])
     hits = dict.fromkeys((False, True), 0)
@@ -188,31 +161,6 @@ def test_a_small_silo_has_its_positive_tested_as_often_as_any_sample() -> None:
     assert 100 - 4 * 8.7 < hits[True] < 100 + 4 * 8.7  # four deviations of a binomial of 400 by 1/4
 
 
-def positives_tested(data: FederatedData) -> list[int]:
-    """Positive test samples of each client."""
-    return [
-        sum(int(y.sum()) for _, y in data.client(c).test.batches(100)) for c in range(data.clients)
-    ]
-
-
-def test_client_test_takes_that_rule(tmp_path: Path) -> None:
-    # three farms of 8, the last of each is a positive
-    rows = [f"{k},{int(k // 3 == 7)},{k % 3}" for k in range(24)]
-    (tmp_path / "t.csv").write_text("\n".join(["x,label,farm", *rows]))
-    data = DataConfig(
-        root=str(tmp_path / "t.csv"),
-        group_column="farm",
-        partition="natural",
-        client_test=0.25,
-        min_samples=2,
-    )
-    made = [prepare(data, 3, seed) for seed in range(40)]
-    positives = np.array([positives_tested(one) for one in made])
-    assert all(one.test_sizes == [2, 2, 2] for one in made)
-    assert 0.12 < positives.mean() < 0.38  # 0.25 over 120 draws, three deviations
-    assert positives_tested(prepare(data, 3, 7)) == positives[7].tolist()
-
-
 @pytest.mark.parametrize(
     ("counts", "rare"),
     [
@@ -224,16 +172,12 @@ def test_client_test_takes_that_rule(tmp_path: Path) -> None:
         ([20] * 49 + [9], [49]),  # of fifty classes each is below 5 %
     ],
 )
-def test_a_class_is_rare_below_five_percent_and_half_an_equal_share(
-    counts: list[int], rare: list[int]
-) -> None:
+def test_a_class_is_rare_below_five_percent_and_half_an_equal_share(counts, rare):
     assert imbalance.rare(counts) == rare
 
 
 @pytest.mark.parametrize(("samples", "lost"), [(2, 4), (4, 0)])
-def test_validation_classes_that_no_client_trains_on_are_named(
-    tmp_path: Path, samples: int, lost: int
-) -> None:
+def test_validation_classes_that_no_client_trains_on_are_named(tmp_path, samples, lost):
     """Two clients with one sample of each of ten classes, two held out: of the same two classes at
     both."""
     # half of them are test samples
@@ -254,9 +198,7 @@ def test_validation_classes_that_no_client_trains_on_are_named(
 @pytest.mark.parametrize(
     ("task", "distinct"), [("classification", 40), ("classification", 15), ("regression", 40)]
 )
-def test_labels_that_look_like_numbers_to_predict_are_named(
-    tmp_path: Path, task: str, distinct: int
-) -> None:
+def test_labels_that_look_like_numbers_to_predict_are_named(tmp_path, task, distinct):
     rows = [f"{k},{k % distinct + 0.5}" for k in range(40)]
     (tmp_path / "t.csv").write_text("\n".join(["x,label", *rows]))
     data = prepare(
@@ -270,7 +212,7 @@ def test_labels_that_look_like_numbers_to_predict_are_named(
 
 
 @pytest.mark.parametrize("key", ["label", "farm"])
-def test_one_number_written_in_two_ways_is_refused(tmp_path: Path, key: str) -> None:
+def test_one_number_written_in_two_ways_is_refused(tmp_path, key):
     odd = ["1.0" if k == 7 else str(k % 2) for k in range(40)]
     rows = [
         f"{k},{odd[k]},{k % 4}" if key == "label" else f"{k},{k % 2},{odd[k]}" for k in range(40)
@@ -281,14 +223,14 @@ def test_one_number_written_in_two_ways_is_refused(tmp_path: Path, key: str) -> 
         load(table, 2, False)
 
 
-def test_an_empty_first_cell_is_no_image(tmp_path: Path) -> None:
+def test_an_empty_first_cell_is_no_image(tmp_path):
     rows = [f"{'' if k == 0 else k},{k % 2}" for k in range(40)]
     (tmp_path / "t.csv").write_text("\n".join(["x,label", *rows]))
     table = DataConfig(root=str(tmp_path / "t.csv"), partition="iid", impute="median", fraction=1.0)
     assert prepare(table, 2, 0).input_shape == (1,)
 
 
-def test_data_with_other_contents_or_owners_have_another_digest(tmp_path: Path) -> None:
+def test_data_with_other_contents_or_owners_have_another_digest(tmp_path):
     x, y = np.random.default_rng(0).random((60, 5), np.float32), np.arange(60) % 3
     data = DataConfig(source="arrays", root=str(tmp_path / "a.npz"), partition="iid", fraction=1.0)
     digests = []

@@ -1,14 +1,7 @@
-from __future__ import annotations
-
-import json
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare, table, text
 from fl_lightning.data.source import Absent
@@ -18,7 +11,7 @@ VERSE = "to be, or not to be: that is the question.\n"
 
 
 @pytest.fixture
-def plays(tmp_path: Path) -> str:
+def plays(tmp_path):
     (tmp_path / "hamlet.txt").write_text(VERSE * 20, encoding="utf-8")
     (tmp_path / "lear.txt").write_text(
         "Blow, winds, and crack your cheeks! " * 20, encoding="utf-8"
@@ -27,7 +20,7 @@ def plays(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_targets_are_the_next_characters_and_parts_share_none(plays: str) -> None:
+def test_targets_are_the_next_characters_and_parts_share_none(plays):
     source = text.load(DataConfig(source="text", root=plays, length=10))
     assert source.group_names == ["hamlet", "lear"]
     names, texts = source.class_names, [VERSE * 20, "Blow, winds, and crack your cheeks! " * 20]
@@ -49,14 +42,14 @@ def test_targets_are_the_next_characters_and_parts_share_none(plays: str) -> Non
     assert not seen[0] & seen[1] and min(map(len, seen)) > 150
 
 
-def test_a_character_that_only_the_test_part_has_is_unknown(tmp_path: Path) -> None:
+def test_a_character_that_only_the_test_part_has_is_unknown(tmp_path):
     (tmp_path / "a.txt").write_text("ab" * 200 + "ZZ" * 50)
     source = text.load(DataConfig(source="text", root=str(tmp_path), length=5))
     assert source.class_names == ["<unknown>", "a", "b"]
     assert set(source.test.read_all().ravel().tolist()) == {0}
 
 
-def test_folders_and_files_that_do_not_go(tmp_path: Path) -> None:
+def test_folders_and_files_that_do_not_go(tmp_path):
     with pytest.raises(Absent, match=r"data\.root: None .*\.txt"):
         text.load(DataConfig(source="text"))
     with pytest.raises(BadInput, match=r"holds no \.txt file"):
@@ -78,12 +71,12 @@ LINES = [
 
 
 @pytest.fixture
-def reviews(tmp_path: Path) -> str:
+def reviews(tmp_path):
     (tmp_path / "reviews.csv").write_text("\n".join(["review,mood,site", *LINES]))
     return str(tmp_path / "reviews.csv")
 
 
-def test_a_column_of_texts_in_a_table(reviews: str) -> None:
+def test_a_column_of_texts_in_a_table(reviews):
     config = DataConfig(
         root=reviews,
         columns=["review"],
@@ -108,15 +101,7 @@ def test_a_column_of_texts_in_a_table(reviews: str) -> None:
     assert x.dtype == y.dtype == torch.int64
 
 
-def test_short_texts_are_filled_up_on_the_left(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("text,label\n" + "ab,0\nba,1\n" * 10)
-    source = table.load(
-        DataConfig(root=str(tmp_path / "t.csv"), columns=["text"], tokens="characters", length=4)
-    )
-    assert {tuple(row) for row in source.train.read_all().tolist()} == {(0, 0, 1, 2), (0, 0, 2, 1)}
-
-
-def test_word_pieces(reviews: str) -> None:
+def test_word_pieces(reviews):
     pytest.importorskip("tokenizers", reason="the extra text is not installed")
     config = DataConfig(
         root=reviews, columns=["review"], label_column="mood", tokens="word_pieces", length=6
@@ -130,61 +115,3 @@ def test_word_pieces(reviews: str) -> None:
     assert len(np.unique(good[good > 0])) > 1 and {tuple(row) for row in good}.isdisjoint(
         {tuple(row) for row in bad}
     )
-
-
-def test_word_pieces_want_their_package(reviews: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(
-        BadInput, match=r"data\.tokens: 'word_pieces' .*install 'tokenizers>=.*; characters"
-    ):
-        table.load(
-            DataConfig(root=reviews, columns=["review"], label_column="mood", tokens="word_pieces")
-        )
-
-
-# ---------------------------------------------------------------- runs
-
-
-def test_a_run_on_next_characters(plays: str, tmp_path: Path) -> None:
-    """A client for each file; the measures of how unlike they are go by characters."""
-    flags = f"--data.source text --data.root {plays} --data.length 10 --federation.clients 2"
-    model = (
-        "--model lstm --model.width 8 --model.layers 1 --data.partition natural --data.min_samples "
-        "5"
-    )
-    folder = fit_text(tmp_path, flags, model)
-    summary = json.loads((folder / "summary.json").read_text())
-    assert (
-        0 < summary["heterogeneity_jensen_shannon"] < 1
-        and summary["heterogeneity_feature_shift"] > 0
-    )
-    assert "heterogeneity_feature_shift_within" not in summary and not summary["made_up_data"]
-    assert 0 <= summary["final_mean_accuracy"] <= 1
-
-
-def test_a_run_on_labels_of_texts(reviews: str, tmp_path: Path) -> None:
-    flags = (
-        f"--data.root {reviews} --data.columns [review] --data.label_column mood "
-        f"--data.group_column site"
-    )
-    text_of = (
-        "--data.tokens characters --data.length 12 --data.partition natural --federation.clients 3"
-    )
-    folder = fit_text(
-        tmp_path, flags, text_of, "--model textcnn --model.embedding 8 --model.channels 8"
-    )
-    summary = json.loads((folder / "summary.json").read_text())
-    assert 0 <= summary["final_mean_accuracy"] <= 1 and not summary["made_up_data"]
-
-
-def fit_text(tmp_path: Path, *flags: str) -> Path:
-    quiet = (
-        "--fabric.accelerator cpu --fabric.threads 1 --callbacks null --loggers null --method "
-        "fedavg --optimizer.lr 0.5"
-    )
-    words = (
-        f"{quiet} --federation.rounds 2 --federation.local_epochs 2 --name a --out {tmp_path} "
-        f"{' '.join(flags)}"
-    )
-    assert main(["fit", *words.split()]) == 0
-    return tmp_path / "a"

@@ -1,10 +1,5 @@
 """Rows of one person: no unit in two parts of a split; copies in one fold; what is refused."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -13,7 +8,7 @@ from fl_lightning.data import arrays, given, prepare, units
 from fl_lightning.foundation.errors import BadInput
 
 
-def written(folder: Path, visits: int = 4, persons: int = 12, clash: bool = False) -> Path:
+def written(folder, visits=4, persons=12, clash=False):
     """Two hospitals of so many persons with so many rows each."""
     rng, lines = np.random.default_rng(0), ["hospital,patient,a,b,ill"]
     for hospital in ("Aarau", "Basel"):
@@ -27,25 +22,21 @@ def written(folder: Path, visits: int = 4, persons: int = 12, clash: bool = Fals
     return file
 
 
-def config(root: Path, **keys: Any) -> DataConfig:
-    plain: dict[str, Any] = {
-        "label_column": "ill",
-        "group_column": "hospital",
-        "partition": "natural",
-    }
+def config(root, **keys):
+    plain = {"label_column": "ill", "group_column": "hospital", "partition": "natural"}
     plain["min_samples"] = 2
     return DataConfig(root=str(root), unit_column="patient", **(plain | keys))
 
 
 @pytest.mark.parametrize("keys", [{"folds": 4}, {"client_test": 0.25}, {"client_test": None}])
-def test_no_unit_lies_in_two_parts(tmp_path: Path, keys: dict[str, Any]) -> None:
+def test_no_unit_lies_in_two_parts(tmp_path, keys):
     """Of training, validation and test; folds test every row once."""
     chosen, tested = config(written(tmp_path), validation=0.3, **keys), []
     for seed in range(keys.get("folds", 2)):
         data = prepare(chosen, 2, seed)
         for c in range(2):
             train, test = data.units(c)
-            validation = data._train.units[data._shares[1][c]]  # type: ignore[index]
+            validation = data._train.units[data._shares[1][c]]
             parts = [set(part.tolist()) for part in (train, validation, test)]
             assert all(parts) and sum(map(len, parts)) == len(set.union(*parts))
         tested.append(np.concatenate([data.tested_rows(c) for c in range(2)]))
@@ -53,7 +44,7 @@ def test_no_unit_lies_in_two_parts(tmp_path: Path, keys: dict[str, Any]) -> None
         assert sorted(np.concatenate(tested).tolist()) == list(range(96))
 
 
-def test_the_unit_column_is_no_feature(tmp_path: Path) -> None:
+def test_the_unit_column_is_no_feature(tmp_path):
     assert prepare(config(written(tmp_path)), 2, 0).input_shape == (2,)
 
 
@@ -68,9 +59,7 @@ def test_the_unit_column_is_no_feature(tmp_path: Path) -> None:
         ({}, {"public": "held_back"}, "samples that are held back"),
     ],
 )
-def test_what_cannot_work_is_one_line(
-    tmp_path: Path, made: dict[str, Any], keys: dict[str, Any], says: str
-) -> None:
+def test_what_cannot_work_is_one_line(tmp_path, made, keys, says):
     chosen = config(written(tmp_path, **made), **keys) if "unit_column" not in keys else None
     if chosen is None:
         chosen = config(written(tmp_path))
@@ -79,12 +68,12 @@ def test_what_cannot_work_is_one_line(
         prepare(chosen, 2, 0)
 
 
-def test_one_unit_is_refused() -> None:
+def test_one_unit_is_refused():
     with pytest.raises(BadInput, match="all rows are of one unit"):
         units.check_apart("patient", np.zeros(4, int), [np.arange(4)], ["a"])
 
 
-def test_arrays_and_python_data_have_units(tmp_path: Path) -> None:
+def test_arrays_and_python_data_have_units(tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 3)).astype(np.float32), np.arange(40) % 2
     client, unit = np.arange(40) // 20, np.array([f"p{k // 4}" for k in range(40)])
@@ -93,12 +82,12 @@ def test_arrays_and_python_data_have_units(tmp_path: Path) -> None:
     train, test = data.units(0)
     assert len(np.unique(np.concatenate([train, test]))) == 5 and not set(train) & set(test)
     keep = {"x_train": x, "y_train": y, "x_test": x, "y_test": y, "unit_train": unit}
-    np.savez(tmp_path / "a.npz", **keep)  # type: ignore[arg-type]
+    np.savez(tmp_path / "a.npz", **keep)
     with pytest.raises(BadInput, match="unit_test holds 0 units of 40 samples"):
         arrays.load(DataConfig(root=str(tmp_path / "a.npz")))
 
 
-def test_copies_are_found_up_to_the_last_digits_and_coarse_rows_are_none() -> None:
+def test_copies_are_found_up_to_the_last_digits_and_coarse_rows_are_none():
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(60, 4))
     copied = np.concatenate([rows, np.round(rows[:20], 4), rng.normal(size=(20, 4))])
@@ -109,7 +98,7 @@ def test_copies_are_found_up_to_the_last_digits_and_coarse_rows_are_none() -> No
     assert len(np.unique(units.copies(coarse))) == 100
 
 
-def test_copies_lie_in_one_fold(tmp_path: Path) -> None:
+def test_copies_lie_in_one_fold(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(30, 4)).astype(np.float32)
     x, y = np.concatenate([x, x[:10]]), np.concatenate([np.arange(30), np.arange(10)]) % 2

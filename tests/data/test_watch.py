@@ -1,66 +1,19 @@
 """Windows are split in time: no sample of a recording is in two parts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import FederatedData, prepare, watch, windows
-from fl_lightning.data.source import Absent
+from fl_lightning.data import prepare
 from fl_lightning.foundation.errors import BadInput
-
-RNG = np.random.default_rng(0)
-
-
-def samples_of(spans: np.ndarray) -> set[tuple[int, int]]:
-    """(recording, sample) of all that lies in the windows."""
-    return {(int(r), k) for r, begin, end in spans for k in range(begin, end)}
-
-
-def test_no_sample_is_in_the_training_and_the_test_part() -> None:
-    train, test = windows.cut([1000, 437, 90], 100, 50)
-    assert not samples_of(train) & samples_of(test)
-    assert {tuple(row) for row in train[train[:, 0] == 0]} == {
-        (0, k, k + 100) for k in range(0, 701, 50)
-    }
-    # the second's fifth is short
-    assert {tuple(row) for row in test} == {(0, 800, 900), (0, 850, 950), (0, 900, 1000)}
-
-
-@pytest.mark.parametrize("dealt", ["by recording", "at random"])
-def test_what_is_held_out_is_the_last_and_shares_no_sample_with_training(dealt: str) -> None:
-    spans = windows.cut([2000, 1500, 900, 600], 100, 50)[0]
-    order = RNG.permutation(len(spans))
-    owner = spans[:, 0] % 2 if dealt == "by recording" else RNG.integers(0, 2, len(spans))
-    shares = [np.sort(order[owner[order] == c]) for c in (0, 1)]
-    left, held = windows.hold_out(shares, spans, 0.25)
-    together = [np.concatenate(parts) for parts in (left, held)]
-    assert not samples_of(spans[together[0]]) & samples_of(spans[together[1]])
-    for share, ours, theirs in zip(shares, left, held, strict=True):
-        assert len(theirs) == len(share) // 4
-        assert set(ours) | set(theirs) <= set(share) and len(ours)
-        for recording in np.unique(spans[theirs, 0]):
-            began = spans[theirs][spans[theirs, 0] == recording][:, 1].min()
-            assert (spans[ours][spans[ours, 0] == recording][:, 1] < began).all()
-
-
-def test_overlaps_are_found_whatever_the_lengths() -> None:
-    ours = np.array([[0, 0, 10], [0, 10, 20], [1, 0, 10], [2, 5, 6]])
-    theirs = np.array([[0, 9, 10], [1, 10, 30], [2, 0, 99]])
-    assert windows.overlapping(ours, theirs).tolist() == [True, False, False, True]
-
 
 PERSONS, EXERCISES = 4, 3
 
 
 @pytest.fixture
-def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def wheel(tmp_path, monkeypatch):
     """seglearn's file as its wheel has it; a sample's first two axes say where it is: recording and
     place."""
     kinds = [
@@ -103,12 +56,12 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"validation": 0.2, "client_test": 0.3, "public": "held_back", "public_samples": 60},
     ],
 )
-def test_a_person_is_a_client_and_no_sample_is_in_two_parts(options: dict[str, Any]) -> None:
+def test_a_person_is_a_client_and_no_sample_is_in_two_parts(options):
     config = DataConfig(source="watch", **{"partition": "natural", **options})
     config.validate()
     data = prepare(config, PERSONS, 0)
     assert data.input_shape == (6, 100) and data.class_names == ["PEN", "ABD", "FEL"]
-    seen: dict[str, set[tuple[int, int]]] = {"train": set(), "validation": set(), "test": set()}
+    seen = {"train": set(), "validation": set(), "test": set()}
     for client in range(PERSONS):
         for name, samples in seen.items():
             x, y = next(iter(getattr(data.client(client), name).batches(10_000)))
@@ -130,19 +83,19 @@ def test_a_person_is_a_client_and_no_sample_is_in_two_parts(options: dict[str, A
         assert not moments(raw_of(data.public(), data)) & (seen["validation"] | seen["test"])
 
 
-def raw_of(x: Tensor, data: FederatedData) -> Tensor:
+def raw_of(x, data):
     raw = (x * data._train.std + data._train.mean).round().long()
     assert (raw[:, 0] == raw[:, :1, 0]).all() and (raw[:, 1].diff() == 1).all()
     return raw
 
 
-def moments(raw: Tensor) -> set[tuple[int, int]]:
+def moments(raw):
     """(recording, place) of all that the windows show."""
     return {(r, k) for r, begin in raw[:, :2, 0].tolist() for k in range(begin, begin + 100)}
 
 
 @pytest.mark.usefixtures("wheel")
-def test_what_does_not_go_is_said() -> None:
+def test_what_does_not_go_is_said():
     natural = DataConfig(source="watch", partition="natural")
     with pytest.raises(
         BadInput,
@@ -159,24 +112,3 @@ def test_what_does_not_go_is_said() -> None:
         prepare(replace(natural, augment="flip"), PERSONS, 0)
     with pytest.raises(BadInput, match=r"data\.min_samples: 55 .*some client has \d+ windows left"):
         prepare(replace(natural, validation=0.4, min_samples=55), PERSONS, 0)
-
-
-def test_without_its_file_or_its_package(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = np.load(wheel, allow_pickle=True).item()
-    for change, what in (
-        ({"X": [*held["X"][:2], held["X"][2][:, :5]]}, r"recording 3 has the shape \(\d+, 5\)"),
-        ({"y": held["y"][1:]}, "24 recordings, 23 exercises and 24 persons"),
-    ):
-        np.save(wheel, np.array({**held, **change}, dtype=object), allow_pickle=True)
-        with pytest.raises(BadInput, match=rf"data\.source: 'watch' .*watch_dataset\.npy .*{what}"):
-            watch.load(DataConfig())
-    wheel.write_bytes(b"none")
-    with pytest.raises(
-        BadInput, match=r"data\.source: 'watch' .*watch_dataset\.npy cannot be read"
-    ):
-        watch.load(DataConfig())
-    monkeypatch.setattr(watch, "find_spec", lambda name: None)
-    with pytest.raises(Absent, match=r"data\.source: 'watch' .*install 'seglearn>="):
-        watch.load(DataConfig())
-    made = prepare(DataConfig(source="watch", partition="natural"), 3, 0, smoke=True)
-    assert made.made_up and made.input_shape == (6, 100) and made.num_classes == 7

@@ -15,7 +15,7 @@ from fl_lightning.cli import main
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Component
 
-from .test_equal import PAGE, SMALL
+from .test_equal import SMALL
 
 KINDS = {
     name: Component(entry.class_path, {}).load()
@@ -58,12 +58,6 @@ def test_transforms_that_sites_cannot_run_are_named(
         rf"callbacks.{name}: '\w+' is not allowed; it must be null: sites cannot run it",
         capsys,
     )
-
-
-def test_the_page_lists_the_refused_transforms() -> None:
-    listed = re.search(r"the other\s+transforms \((.*?)\)", PAGE.read_text(), re.DOTALL)
-    assert listed is not None
-    assert sorted(re.findall(r"`(\w+)`", listed[1])) == REFUSED
 
 
 @pytest.mark.sampled("scaler", "held out", "executor")

@@ -1,7 +1,5 @@
 """The harness of this folder is made of scripts: they are found as scripts find each other."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

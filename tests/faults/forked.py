@@ -22,7 +22,6 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 KINDS = (
     "client-",
@@ -43,7 +42,7 @@ class Attempt:
         self, argv: list[str], said: Path, prepare: Callable[[], None], env: dict[str, str]
     ) -> None:
         self.said = said
-        self.code: int | None = None
+        self.code = None
         with warnings.catch_warnings():
             # Python 3.12 on threads; torch has none here
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -71,10 +70,10 @@ class Attempt:
             os._exit(code)
 
     @property
-    def err(self) -> str:
+    def err(self):
         return self.said.read_text()
 
-    def ended(self) -> bool:
+    def ended(self):
         """Whether it has ended; `code` is its exit code, or minus the signal."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -82,7 +81,7 @@ class Attempt:
                 self.code = os.waitstatus_to_exitcode(status)
         return self.code is not None
 
-    def wait(self, seconds: float = 300.0) -> int:
+    def wait(self, seconds=300.0):
         """Its exit code; it is killed, and TimeoutError raised, if it takes longer."""
         deadline = time.monotonic() + seconds
         while not self.ended():
@@ -95,23 +94,21 @@ class Attempt:
         assert self.code is not None
         return self.code
 
-    def send(self, number: int) -> None:
+    def send(self, number):
         if not self.ended():
             os.kill(self.pid, number)
 
 
-def nothing() -> None:
+def nothing():
     """No preparation."""
 
 
-def forked(argv: list[str], said: Path, prepare: Callable[[], None] = nothing) -> Attempt:
+def forked(argv, said, prepare=nothing):
     """`fl-train argv` in a process of its own, after `prepare()` in it."""
     return Attempt(argv, said, prepare, {})
 
 
-def ranks(
-    count: int, argv: list[str], said: Path, prepare: Callable[[], None] = nothing, rank: int = 0
-) -> list[Attempt]:
+def ranks(count, argv, said, prepare=nothing, rank=0):
     """`fl-train argv` in `count` processes that are started as torchrun starts them; `rank` is
     prepared (-1: all)."""
     port = free_port()
@@ -134,7 +131,7 @@ def ranks(
     ]
 
 
-def free_port() -> int:
+def free_port():
     """A port below those that the system gives to outgoing connections: nobody takes it before the
     ranks meet there."""
     while True:
@@ -147,24 +144,24 @@ def free_port() -> int:
 # ---------------------------------------------------------------- in the process that is to fail
 
 
-def die() -> None:
+def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def refuse() -> None:
+def refuse():
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def strike(point: str, nth: int, blow: Callable[[], None] = die) -> Callable[[], None]:
+def strike(point, nth, blow=die):
     """What prepares a process to suffer `blow` when it comes to `point` for the `nth` time (from
     1)."""
 
-    def prepare() -> None:
+    def prepare():
         what, when, where = point.split()
         seen = [0]
-        real: Any = getattr(os, what)
+        real = getattr(os, what)
 
-        def hooked(*args: Any, **kwargs: Any) -> Any:
+        def hooked(*args, **kwargs):
             target = args[1] if what == "replace" else args[0]
             path = (
                 os.readlink(f"/proc/self/fd/{target}")
@@ -190,7 +187,7 @@ def strike(point: str, nth: int, blow: Callable[[], None] = die) -> Callable[[],
     return prepare
 
 
-def kind(path: str) -> str:
+def kind(path):
     """What kind of file or folder `path` is, in the words of a point."""
     file = Path(path)
     if file.is_dir():

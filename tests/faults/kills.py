@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-from forked import Attempt, forked, ranks, strike
+from forked import forked, ranks, strike
 
 ROUNDS = 10
 SMALL = f"""
@@ -88,7 +87,7 @@ class Log:
     failures: list[str] = field(default_factory=list)
     compared: int = 0
 
-    def counts(self) -> dict[str, Any]:
+    def counts(self):
         """Kills by ranks and sort, rounds lost, seconds until a surviving rank stopped."""
         sorts = Counter(
             f"{line['ranks']} rank{'s' * (line['ranks'] > 1)}, {line['sort']}"
@@ -137,20 +136,20 @@ class Chain:
         self.said = folder / f"{name}.said"
         self.begun = folder / f"{name}.begun"
 
-    def start(self, prepare: Callable[[], None], rank: int) -> list[Attempt]:
+    def start(self, prepare, rank):
         self.begun.unlink(missing_ok=True)
 
-        def prepared(inner: Callable[[], None] = prepare) -> None:
+        def prepared(inner=prepare):
             from fl_lightning.engine.federation import Federation
 
             fit = Federation.fit
 
-            def told(fed: Federation) -> dict[str, Any]:
+            def told(fed):
                 if fed.run.is_main:
                     self.begun.write_text(str(fed.run.resumed_from))
                 return fit(fed)
 
-            Federation.fit = told  # type: ignore[method-assign]
+            Federation.fit = told
             inner()
 
         if self.count == 1:
@@ -161,33 +160,33 @@ class Chain:
         # ranks.
         return ranks(self.count, self.argv, self.said, prepared, -1)
 
-    def rows(self) -> int:
+    def rows(self):
         """Whole rows of metrics.csv."""
         file = self.run / "metrics.csv"
         return max(0, file.read_text().count("\n") - 1) if file.exists() else 0
 
-    def resumed_from(self) -> int | None:
+    def resumed_from(self):
         try:
             return int(self.begun.read_text())
         except (OSError, ValueError):
             return None
 
 
-def both(first: Callable[[], None], rank: int, count: int) -> Callable[[], None]:
+def both(first, rank, count):
     """`first` on `rank` only, where all ranks are prepared alike."""
 
-    def prepare() -> None:
+    def prepare():
         if count == 1 or int(os.environ["RANK"]) == rank:
             first()
 
     return prepare
 
 
-def campaign(kills: int, seed: int, folder: Path, say: Callable[[str], None] = print) -> Log:
+def campaign(kills, seed, folder, say=print):
     """Strike `kills` times: a third on two ranks, half of them at named points of writing a
     checkpoint."""
     draws, log = random.Random(seed), Log()
-    whole: dict[str, Any] = {}
+    whole = {}
     for name, flags in RUNS.items():
         chain = Chain(folder, f"whole-{name}", flags, 1, draws)
         start = time.monotonic()
@@ -198,7 +197,7 @@ def campaign(kills: int, seed: int, folder: Path, say: Callable[[str], None] = p
         (2 if k % 3 == 2 else 1, "writing" if k % 2 == 0 else "table" if k % 10 == 1 else "random")
         for k in range(kills)
     ]
-    open_chains: dict[int, Chain] = {}
+    open_chains = {}
     number = 0
     for ranks_, sort in plan:
         struck = False
@@ -224,7 +223,7 @@ def campaign(kills: int, seed: int, folder: Path, say: Callable[[str], None] = p
     return log
 
 
-def _resumed(chain: Chain, log: Log) -> None:
+def _resumed(chain, log):
     """Fill in where the run went on after its last kill, and how many finished rounds that cost."""
     last = next((line for line in reversed(log.lines) if line["run"] == chain.name), None)
     begun = chain.resumed_from()
@@ -236,7 +235,7 @@ def _resumed(chain: Chain, log: Log) -> None:
         log.failures.append(f"{chain.name}: {last['lost']} rounds were lost")
 
 
-def record(folder: Path) -> Any:
+def record(folder):
     """What of a run folder must be equal between equal runs: as the tests of whole runs see it."""
     spec = importlib.util.spec_from_file_location(
         "whole_runs", Path(__file__).parents[1] / "e2e" / "conftest.py"
@@ -248,7 +247,7 @@ def record(folder: Path) -> Any:
     return module.Record.of(folder)
 
 
-def _attempt(chain: Chain, sort: str, log: Log, seconds: float, say: Callable[[str], None]) -> str:
+def _attempt(chain, sort, log, seconds, say):
     """Resume `chain` and kill it: "struck", "finished" before the blow, or "failed"."""
     draws = chain.draws
     rank = draws.randrange(chain.count)
@@ -287,7 +286,7 @@ def _attempt(chain: Chain, sort: str, log: Log, seconds: float, say: Callable[[s
     _resumed(chain, log)
     if victim.code == 0 and not any(codes):
         return "finished"
-    line: dict[str, Any] = {
+    line = {
         "run": chain.name,
         "ranks": chain.count,
         "sort": sort,
@@ -316,7 +315,7 @@ def _attempt(chain: Chain, sort: str, log: Log, seconds: float, say: Callable[[s
     return "struck"
 
 
-def _compare(chain: Chain, whole: dict[str, Any], log: Log, say: Callable[[str], None]) -> None:
+def _compare(chain, whole, log, say):
     log.compared += 1
     equal = record(chain.run) == whole[chain.name.split("-")[0]][0]
     say(f"{chain.name}: {'equal' if equal else 'DIFFERENT'}")

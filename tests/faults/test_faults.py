@@ -1,8 +1,6 @@
 """What clusters do to a run, done to real processes: every run ends in one line, and goes on to the
 same numbers."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
@@ -13,12 +11,10 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from forked import Attempt, forked, ranks, refuse, strike
+from forked import forked, ranks, refuse, strike
 from kills import RUNS, SMALL, campaign, record
 
 SLOW = "--model fl_own_slow.Slow --model.seconds 0.05 --federation.rounds 300"
@@ -42,7 +38,7 @@ class Slow(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workplace(tmp_path, monkeypatch):
     """An empty working directory, outside any launcher."""
     import fl_lightning.run  # noqa: F401  (before the fork)
 
@@ -56,7 +52,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def line(name: str, flags: str = "") -> list[str]:
+def line(name, flags=""):
     """A small run that goes on if it was begun."""
     return [
         "fit",
@@ -73,14 +69,14 @@ NOTICES = ("relation: ", "resume: there is no run", "round ")
 """How lines begin that any run may say."""
 
 
-def told(attempt: Attempt) -> str:
+def told(attempt):
     """Its one line, beside what any run may say."""
     said = [text for text in attempt.err.splitlines() if not text.startswith(NOTICES)]
     assert len(said) == 1, attempt.err
     return said[0].removeprefix("fl-train: error: ")
 
 
-def resumed(name: str, flags: str = "") -> Any:
+def resumed(name, flags=""):
     """What a run comes to when it is resumed, to its end."""
     attempt = forked(line(name, flags), Path("resumed.said"))
     assert attempt.wait() == 0, attempt.err
@@ -88,7 +84,7 @@ def resumed(name: str, flags: str = "") -> Any:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def whole(tmp_path_factory):
     """What an unbroken run comes to."""
     folder = tmp_path_factory.mktemp("whole")
     attempt = forked([*line("whole"), "--out", str(folder / "runs")], folder / "said")
@@ -96,7 +92,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return record(folder / "runs" / "whole")
 
 
-def until(holds: Callable[[], bool], *attempts: Attempt) -> None:
+def until(holds, *attempts):
     deadline = time.monotonic() + 180  # on a busy machine
     while not holds():
         assert time.monotonic() < deadline and not any(a.ended() for a in attempts), [
@@ -105,12 +101,12 @@ def until(holds: Callable[[], bool], *attempts: Attempt) -> None:
         time.sleep(0.01)
 
 
-def has_rounds(name: str, count: int) -> Callable[[], bool]:
+def has_rounds(name, count):
     file = Path("runs", name, "metrics.csv")
     return lambda: file.exists() and file.read_text().count("\n") > count
 
 
-def contents(folder: Path) -> dict[str, bytes | None]:
+def contents(folder):
     """What lies below `folder`, but for the note of who ran in it last."""
     files = (path for path in folder.rglob("*") if path.name != "lock")
     return {str(path): path.read_bytes() if path.is_file() else None for path in files}
@@ -121,7 +117,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 @pytest.mark.sampled("[15")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_lets_the_checkpoint_be_finished(number: int, code: int, whole: Any) -> None:
+def test_a_signal_lets_the_checkpoint_be_finished(number, code, whole):
     attempt = forked(
         line("a"),
         Path("said"),
@@ -141,7 +137,7 @@ def test_a_signal_lets_the_checkpoint_be_finished(number: int, code: int, whole:
 
 
 @pytest.mark.slow
-def test_two_runs_in_one_folder() -> None:
+def test_two_runs_in_one_folder():
     first = forked(line("a", SLOW), Path("first"))
     until(has_rounds("a", 1), first)
     started = time.monotonic()
@@ -161,7 +157,7 @@ def test_two_runs_in_one_folder() -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_that_cannot_be_written() -> None:
+def test_a_folder_that_cannot_be_written():
     assert forked(line("a", "--federation.rounds 2"), Path("said")).wait() == 0
     before = contents(Path("runs"))
     folders = [Path("runs"), Path("runs/a"), *(p for p in Path("runs/a").rglob("*") if p.is_dir())]
@@ -178,7 +174,7 @@ def test_a_folder_that_cannot_be_written() -> None:
     assert contents(Path("runs")) == before
 
 
-def powerless() -> None:
+def powerless():
     """Let permissions hold for root too (capset: give up all capabilities)."""
     if os.geteuid() == 0:
         assert ctypes.CDLL(None).capset(struct.pack("Ii", 0x20080522, 0), bytes(24)) == 0
@@ -188,7 +184,7 @@ def powerless() -> None:
 @pytest.mark.parametrize(
     "point", ["fsync before row", "fsync half manifest", "fsync half metrics.csv"]
 )
-def test_a_disk_that_is_full(point: str, whole: Any) -> None:
+def test_a_disk_that_is_full(point, whole):
     attempt = forked(line("a"), Path("said"), strike(point, 4, refuse))
     assert attempt.wait() == 1
     assert told(attempt).startswith("cannot write runs/a/")
@@ -197,8 +193,8 @@ def test_a_disk_that_is_full(point: str, whole: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_table_that_outgrows_what_the_system_allows(whole: Any) -> None:
-    def limit() -> None:
+def test_a_table_that_outgrows_what_the_system_allows(whole):
+    def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
     flags = "--federation.rounds 2000"
@@ -224,7 +220,7 @@ def test_a_table_that_outgrows_what_the_system_allows(whole: Any) -> None:
     "what", ["rows/client-*-round-00006*", "server-round-00006*", "manifest-round-00006*"]
 )
 @pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
-def test_a_damaged_checkpoint_is_passed_over(what: str, how: str, whole: Any) -> None:
+def test_a_damaged_checkpoint_is_passed_over(what, how, whole):
     assert forked(line("a", "--federation.rounds 6"), Path("said")).wait() == 0
     file = sorted(Path("runs/a/checkpoints").glob(what))[-1]
     held = file.read_bytes()
@@ -246,7 +242,7 @@ def test_a_damaged_checkpoint_is_passed_over(what: str, how: str, whole: Any) ->
 
 
 @pytest.mark.slow
-def test_no_intact_checkpoint_changes_nothing() -> None:
+def test_no_intact_checkpoint_changes_nothing():
     assert forked(line("a", "--federation.rounds 3"), Path("said")).wait() == 0
     for file in Path("runs/a/checkpoints").glob("server-*"):
         file.write_bytes(b"")
@@ -264,7 +260,7 @@ def test_no_intact_checkpoint_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_a_table_with_a_hole_is_not_continued() -> None:
+def test_a_table_with_a_hole_is_not_continued():
     assert forked(line("a", "--federation.rounds 3"), Path("said")).wait() == 0
     file = Path("runs/a/metrics.csv")
     rows = file.read_text().splitlines(keepends=True)
@@ -284,7 +280,7 @@ def test_a_table_with_a_hole_is_not_continued() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_dies_is_named(rank: int) -> None:
+def test_a_rank_that_dies_is_named(rank):
     several = ranks(2, line("a", SLOW), Path("said"))
     until(has_rounds("a", 1), *several)
     several[rank].send(signal.SIGKILL)
@@ -300,7 +296,7 @@ def test_a_rank_that_dies_is_named(rank: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_hangs_is_named(rank: int) -> None:
+def test_a_rank_that_hangs_is_named(rank):
     several = ranks(2, line("a", f"{SLOW} --fabric.timeout 5"), Path("said"))
     until(has_rounds("a", 1), *several)
     several[rank].send(signal.SIGSTOP)
@@ -318,7 +314,7 @@ def test_a_rank_that_hangs_is_named(rank: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_with_a_full_disk_is_told_from_one_that_died() -> None:
+def test_a_rank_with_a_full_disk_is_told_from_one_that_died():
     several = ranks(2, line("a", SLOW), Path("said"), strike("fsync before row", 2, refuse), rank=1)
     assert [a.wait() for a in several] == [1, 1]
     assert told(several[1]).endswith("No space left on device")
@@ -328,7 +324,7 @@ def test_a_rank_with_a_full_disk_is_told_from_one_that_died() -> None:
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_fl_train_has_started_is_lost(number: int) -> None:
+def test_a_rank_that_fl_train_has_started_is_lost(number):
     words = [
         str(Path(sys.executable).with_name("fl-train")),
         *line("a", f"{SLOW} --fabric.devices 2"),
@@ -364,7 +360,7 @@ def test_a_rank_that_fl_train_has_started_is_lost(number: int) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def _children(pid: int) -> list[int]:
+def _children(pid):
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
@@ -372,19 +368,19 @@ def _children(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_data_that_cannot_be_read_in_the_middle(whole: Any) -> None:
-    def worn() -> None:
+def test_data_that_cannot_be_read_in_the_middle(whole):
+    def worn():
         from fl_lightning.data import part
 
         real, calls = part.Rows.__getitems__, [0]
 
-        def read(self: Any, rows: Any) -> Any:
+        def read(self, rows):
             calls[0] += 1
             if calls[0] == 60:
                 raise OSError("the disk has let go of a sector")
             return real(self, rows)
 
-        part.Rows.__getitems__ = read  # type: ignore[method-assign]
+        part.Rows.__getitems__ = read
 
     attempt = forked(line("a", "--data.resident never"), Path("said"), worn)
     assert attempt.wait() == 1
@@ -394,7 +390,7 @@ def test_data_that_cannot_be_read_in_the_middle(whole: Any) -> None:
 
 
 @pytest.mark.slow
-def test_wandb_that_is_lost_midway() -> None:
+def test_wandb_that_is_lost_midway():
     flags = f"{SLOW} --federation.rounds 12 --loggers.wandb.mode offline"
     # A command of its own, told nothing of the helper of an earlier test: W&B leaves word in the
     # environment.
@@ -418,9 +414,9 @@ def test_wandb_that_is_lost_midway() -> None:
     assert "Traceback" not in err
 
 
-def _descendants(pid: int) -> list[int]:
+def _descendants(pid):
     """All processes that `pid` has started, and theirs (its threads may have started some)."""
-    found: list[int] = []
+    found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, task.read_text().split()):
             found += [child, *_descendants(child)]
@@ -433,7 +429,7 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.mark.slow
-def test_the_wandb_key_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wandb_key_is_nowhere(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     logged = "--federation.rounds 2 --loggers wandb,tensorboard"
     attempt = forked(line("a", logged), Path("said"))
@@ -458,11 +454,11 @@ def test_the_wandb_key_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not path.is_file() or KEY.encode() not in path.read_bytes(), path
 
 
-def broken() -> None:
+def broken():
     raise LookupError(f"a bug that talks of {KEY}")
 
 
-def test_a_key_that_only_looks_like_one_is_refused_too() -> None:
+def test_a_key_that_only_looks_like_one_is_refused_too():
     attempt = forked(line("a", f"--loggers.wandb.group {KEY}"), Path("said"))
     assert attempt.wait() == 2
     assert told(attempt) == (
@@ -476,7 +472,7 @@ def test_a_key_that_only_looks_like_one_is_refused_too() -> None:
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_six_kills(tmp_path: Path) -> None:
+def test_six_kills(tmp_path):
     log = campaign(6, 1, tmp_path)
     assert log.failures == []
     counts = json.loads(json.dumps(log.counts()))

@@ -29,11 +29,8 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import yaml
 
@@ -151,7 +148,7 @@ class Key:
     beside: dict[str, str]
 
 
-def choices() -> dict[str, Key]:
+def choices():
     """Every key there is."""
     found = {
         key: Key(_literals(str(getattr(action, "_typehint", ""))) or NUMBERS, {})
@@ -185,7 +182,7 @@ def choices() -> dict[str, Key]:
     return found
 
 
-def _literals(annotation: str) -> list[str]:
+def _literals(annotation):
     """The choices that a type lists; true and false for a switch."""
     if "bool" in annotation:
         return ["true", "false"]
@@ -196,14 +193,14 @@ def _literals(annotation: str) -> list[str]:
     )
 
 
-def at_odds(beside: dict[str, str], edits: dict[str, str]) -> bool:
+def at_odds(beside, edits):
     """Whether two edits want two methods: what can only be refused is drawn often enough."""
     return beside.get("method", edits.get("method")) != edits.get("method", beside.get("method"))
 
 
-def case(draw: random.Random, known: dict[str, Key]) -> Case:
+def case(draw, known):
     """A random input."""
-    edits: dict[str, str] = {}
+    edits = {}
     for _ in range(draw.choice([1, 1, 1, 2, 2, 3])):
         key = draw.choice([key for key in known if not at_odds(known[key].beside, edits)])
         fitting = known[key].values
@@ -231,7 +228,7 @@ def case(draw: random.Random, known: dict[str, Key]) -> Case:
             for word in draw.choice([(f"--{key}={value}",), (f"--{key}", value)])
         ]
     else:
-        content: dict[str, Any] = {}
+        content = {}
         for key, value in edits.items():
             with contextlib.suppress(yaml.YAMLError, ValueError):
                 content[key] = yaml.safe_load(value) if draw.random() < 0.7 else value
@@ -247,7 +244,7 @@ class _Hang(BaseException):
     pass
 
 
-def outcome(code: int, err: str, left: set[str]) -> str:
+def outcome(code, err, left):
     """`ran`, `refused` or `diverged`; else what is wrong."""
     outside = {path for path in left if path.split(os.sep)[0] not in ("OUT", "edits.yaml")}
     said = [line for line in err.splitlines() if not line.startswith(("relation: ", "round "))]
@@ -264,7 +261,7 @@ def outcome(code: int, err: str, left: set[str]) -> str:
     return "refused" if left <= {"edits.yaml"} else f"BUG: refused, but left {sorted(left)}"
 
 
-def tried(case: Case, as_command: bool = False) -> str:
+def tried(case, as_command=False):
     """The outcome of a case, in this process or as a command, in an empty folder."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         if case.text is not None:
@@ -274,8 +271,8 @@ def tried(case: Case, as_command: bool = False) -> str:
     return outcome(code, err, left)
 
 
-def _here(words: list[str]) -> tuple[int, str]:
-    def stop(signum: int, frame: FrameType | None) -> None:
+def _here(words):
+    def stop(signum, frame):
         raise _Hang
 
     out, err = io.StringIO(), io.StringIO()
@@ -294,7 +291,7 @@ def _here(words: list[str]) -> tuple[int, str]:
         sys.path[:] = path
 
 
-def _command(words: list[str]) -> tuple[int, str]:
+def _command(words):
     line = [str(Path(sys.executable).with_name("fl-train")), *words]
     try:
         done = subprocess.run(line, capture_output=True, timeout=PATIENCE, check=False)
@@ -305,16 +302,16 @@ def _command(words: list[str]) -> tuple[int, str]:
     return done.returncode, done.stderr.decode(errors="replace")
 
 
-def cases(seed: int, count: int) -> Iterator[Case]:
+def cases(seed, count):
     """The first `count` inputs of a seed."""
     draw, known = random.Random(seed), choices()
     for _ in range(count):
         yield case(draw, known)
 
 
-def report(seed: int, runs: int, commands: int) -> int:
+def report(seed, runs, commands):
     """Try them all, print the counts; returns the number of bugs."""
-    counts: Counter[tuple[str, str]] = Counter()
+    counts = Counter()
     for k, one in enumerate(cases(seed, runs)):
         as_command = commands > 0 and k % max(1, runs // commands) == 0
         found = tried(one, as_command)

@@ -1,13 +1,9 @@
 """A slice of the fuzz run (`python tests/fuzz/fuzz.py` is the whole), and that it would see what is
 not allowed."""
 
-from __future__ import annotations
-
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -15,14 +11,14 @@ from fl_lightning.lab import fitting
 
 
 @pytest.fixture
-def fuzz(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def fuzz(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setenv("WANDB_MODE", "offline")
     yield importlib.import_module("fuzz")
     sys.modules.pop("fuzz", None)
 
 
-def found(fuzz: ModuleType, seed: int, count: int, as_command: bool = False) -> list[str]:
+def found(fuzz, seed, count, as_command=False):
     """The outcomes; a bug is shown with its input."""
     outcomes = []
     for case in fuzz.cases(seed, count):
@@ -32,29 +28,29 @@ def found(fuzz: ModuleType, seed: int, count: int, as_command: bool = False) -> 
     return outcomes
 
 
-def test_a_few_inputs(fuzz: ModuleType) -> None:
+def test_a_few_inputs(fuzz):
     outcomes = found(fuzz, seed=1000, count=12)
     assert min(outcomes.count("ran"), outcomes.count("refused")) >= 1
 
 
 @pytest.mark.slow
-def test_three_hundred_inputs_and_three_commands(fuzz: ModuleType) -> None:
+def test_three_hundred_inputs_and_three_commands(fuzz):
     outcomes = found(fuzz, seed=1001, count=300)
     assert min(outcomes.count("ran"), outcomes.count("refused")) >= 25
     assert len(found(fuzz, 1002, 3, as_command=True)) == 3
 
 
-def forever(layers: object) -> None:
+def forever(layers):
     while True:
         pass
 
 
-def test_what_is_not_allowed_is_seen(fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_allowed_is_seen(fuzz, monkeypatch):
     case = fuzz.Case(["--out", "OUT"])
 
-    def outcome_of(engine: object) -> str:
+    def outcome_of(engine):
         monkeypatch.setattr(fitting, "resolve", engine)
-        outcome: str = fuzz.tried(case)
+        outcome = fuzz.tried(case)
         return outcome
 
     assert "Traceback" in outcome_of(lambda layers: 1 / 0)

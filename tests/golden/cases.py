@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from lightning import LightningModule
-from torch import Tensor, nn
+from torch import nn
 
 from fl_lightning.configuration import catalogue
 
@@ -24,7 +22,7 @@ class Interruptible(nn.Module):
     at = 0
     steps = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         Interruptible.steps += self.training
         if self.training and Interruptible.steps == Interruptible.at:
             raise KeyboardInterrupt
@@ -43,7 +41,7 @@ class Small(nn.Module):
         self.out = nn.Linear(27, 10)
         self.guard = Interruptible()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.out(self.norm(self.conv(self.guard(x))).relu().flatten(1))
 
 
@@ -60,7 +58,7 @@ class Touchy(nn.Module):
         self.body = nn.Linear(64, 8)
         self.out = nn.Linear(8, 10)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.training and bool((x > FAR).any()):
             Touchy.seen += 1
             if Touchy.seen == self.at or (self.after and Touchy.seen > self.at):
@@ -77,14 +75,14 @@ class Lit(LightningModule):
             nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 10)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         return nn.functional.cross_entropy(self(x), y, label_smoothing=0.1)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
@@ -92,7 +90,7 @@ FAR = 10.0
 """In standard deviations, which the data come in; the sample of `bad_data` lies some 15 off."""
 
 
-def bad_data(file: Path) -> None:
+def bad_data(file):
     """Vectors of 64 numbers in ten classes, the first one out of all bounds."""
     draws = np.random.default_rng(0)
     centres = draws.uniform(0, 1, (10, 64))
@@ -107,7 +105,7 @@ def bad_data(file: Path) -> None:
 # ---------------------------------------------------------------- the runs
 
 CLIENTS = 4
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "model": "cases.Small",
     "federation": {
         "rounds": 3,
@@ -122,7 +120,7 @@ SETTINGS: dict[str, Any] = {
     "fabric": {"precision": "64-true", "accelerator": "cpu", "threads": 1},
     "callbacks": {"progress": None, "heatmaps": None},
 }
-ARGUMENTS: dict[str, dict[str, Any]] = {
+ARGUMENTS = {
     "fedprox": {"mu": 0.5},
     "fedamp": {"lam": 0.5, "alpha": 0.2},
     "fedhkd": {"lam": 0.5, "gamma": 0.5, "nu": 0.0},
@@ -216,9 +214,9 @@ class Run:
     `golden.SINGLE`."""
 
 
-def methods() -> dict[str, dict[str, Any]]:
+def methods():
     """The settings that each shipped method runs with."""
-    found: dict[str, dict[str, Any]] = {}
+    found = {}
     for name in catalogue.table("methods"):
         found[name] = {"method": {"name": name, "init_args": ARGUMENTS.get(name, {})}}
         found[name] |= {"data": {"public": "held_back"}} if name in DISTIL else {}
@@ -228,7 +226,7 @@ def methods() -> dict[str, dict[str, Any]]:
     return found
 
 
-def runs() -> dict[str, Run]:
+def runs():
     """Every golden run by name: each method of the project with a part of its clients, and more
     than that."""
     of = methods()
@@ -256,7 +254,7 @@ def runs() -> dict[str, Run]:
         }
     }
     own = {"name": "module", "momentum": 0.0, "weight_decay": 0.0}
-    more: dict[str, dict[str, Any]] = {
+    more = {
         **{
             f"{name}-full": merged(of[name], FULL)
             for name in ("fedavg", "kapc", "fedora", "ktpfl", "fedhkd")
@@ -332,9 +330,9 @@ def runs() -> dict[str, Run]:
     return found
 
 
-def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+def merged(*layers):
     """Nested settings, later ones over earlier ones."""
-    found: dict[str, Any] = {}
+    found = {}
     for layer in layers:
         for key, value in layer.items():
             old = found.get(key)

@@ -33,7 +33,6 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from cases import CLIENTS, SETTINGS, Interruptible, Run, Touchy, bad_data, merged, runs
+from cases import CLIENTS, SETTINGS, Interruptible, Touchy, bad_data, merged, runs
 from safetensors.torch import load_file
 
 import fl_lightning
@@ -68,9 +67,7 @@ tensor, in their order."""
 # ---------------------------------------------------------------- carrying them out
 
 
-def numbers(
-    names: Iterable[str], known: Mapping[str, Run] | None = None, models: bool = True
-) -> dict[str, Numbers]:
+def numbers(names, known=None, models=True):
     """Carry out the named runs, those on several ranks last, and give what they leave behind.
 
     Args:
@@ -99,11 +96,11 @@ def numbers(
     return found
 
 
-def _line(name: str) -> list[str]:
+def _line(name):
     return ["fit", "--config", f"{name}.yaml", "--name", name]
 
 
-def _fit(name: str, interrupted: int) -> None:
+def _fit(name, interrupted):
     Touchy.seen = Interruptible.steps = 0
     Interruptible.at = interrupted
     try:
@@ -114,7 +111,7 @@ def _fit(name: str, interrupted: int) -> None:
         _quietly([*_line(name), "--resume"], 0)
 
 
-def _quietly(line: list[str], code: int) -> None:
+def _quietly(line, code):
     told = io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
         ended = fl_train(line)
@@ -124,7 +121,7 @@ def _quietly(line: list[str], code: int) -> None:
         )
 
 
-def _on_ranks(name: str, count: int) -> None:
+def _on_ranks(name, count):
     """The run on several processes, forked from this one and told what torchrun tells its own."""
     for rank, attempt in enumerate(ranks(count, _line(name), Path(name))):
         if attempt.wait():
@@ -137,10 +134,10 @@ MEASURED = ("seconds", "wall_seconds", "memory", "version", "world_size", "best_
 """Columns and keys that say something of this machine, not of the run."""
 
 
-def _tables(folder: Path) -> Numbers:
+def _tables(folder):
     """Every number of the run folder's tables, arrays and summary; of failures who, when, and what
     came of it."""
-    found: Numbers = {}
+    found = {}
     for name in ("metrics.csv", "clients.csv", "final.csv", "failures.csv"):
         if not (folder / name).exists():
             continue
@@ -161,9 +158,9 @@ def _tables(folder: Path) -> Numbers:
     return found
 
 
-def _models(name: str) -> Numbers:
+def _models(name):
     """Each client's model, as `fl-train export` writes it."""
-    found: Numbers = {}
+    found = {}
     for client in range(CLIENTS):
         out = f"{name}-{client}.safetensors"
         _quietly(["export", "--run", f"runs/{name}", "--client", str(client), "--out", out], 0)
@@ -172,7 +169,7 @@ def _models(name: str) -> Numbers:
     return found
 
 
-def _value(cell: str) -> Any:
+def _value(cell):
     try:
         return float(cell) if cell else None
     except ValueError:
@@ -182,7 +179,7 @@ def _value(cell: str) -> Any:
 # ---------------------------------------------------------------- comparing and keeping
 
 
-def machine() -> str:
+def machine():
     """What two machines must share to give the same bits: processor, versions of what computes, and
     its threads."""
     facts = [platform.machine(), platform.python_version(), torch.__version__, np.__version__]
@@ -194,37 +191,37 @@ def machine() -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
-def bits(found: Numbers) -> str:
+def bits(found):
     """A digest of every bit: all digits of each float are in its text."""
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def facts(found: Numbers) -> Numbers:
+def facts(found):
     """What is kept of `found`, to 12 digits: few numbers as they are, of many a sum with weights
     that no two share.
 
     Each column of a table has its own; the arrays of a file, and the tensors of a client, have one
     together.
     """
-    columns: Numbers = {}
+    columns = {}
     for name, values in found.items():
         file = name.rpartition("/")[0]
         columns.setdefault(name if file.endswith((".csv", ".json")) else file, []).extend(values)
     return {name: _facts(values) for name, values in columns.items()}
 
 
-def _facts(values: list[Any]) -> list[Any]:
+def _facts(values):
     if len(values) <= FEW:
         return [_short(v) if isinstance(v, float) else v for v in values]
     row = np.array([v for v in values if isinstance(v, int | float)], dtype=np.float64)
     return [len(values), _short(float(row @ np.cos(np.arange(1, len(row) + 1))))]
 
 
-def _short(value: float) -> float:
+def _short(value):
     return float(f"{value:.12g}")
 
 
-def differences(old: Numbers, new: Numbers, tolerance: float = TOLERANCE) -> Iterator[str]:
+def differences(old, new, tolerance=TOLERANCE):
     """A line for each name whose numbers are not what they were; tolerance 0: to the bit."""
     for name in {**old, **new}:
         if name not in old or name not in new:
@@ -242,7 +239,7 @@ def differences(old: Numbers, new: Numbers, tolerance: float = TOLERANCE) -> Ite
                 )
 
 
-def _alike(old: Any, new: Any, tolerance: float) -> bool:
+def _alike(old, new, tolerance):
     if not (isinstance(old, int | float) and isinstance(new, int | float)) or tolerance == 0:
         return repr(old) == repr(new)
     return (
@@ -252,23 +249,21 @@ def _alike(old: Any, new: Any, tolerance: float) -> bool:
     )
 
 
-def _change(apart: list[tuple[Any, Any]]) -> float:
+def _change(apart):
     numeric = [
         (a, b) for a, b in apart if isinstance(a, int | float) and isinstance(b, int | float)
     ]
     return max((abs(b - a) / max(abs(a), 1e-300) for a, b in numeric), default=math.inf)
 
 
-def kept() -> dict[str, Any]:
+def kept():
     """What is kept: the `machine`, and by run its `bits`, `numbers` and, if it is not that one, its
     own `machine`."""
-    found: dict[str, Any] = (
-        json.loads(KEPT.read_text()) if KEPT.exists() else {"machine": "", "runs": {}}
-    )
+    found = json.loads(KEPT.read_text()) if KEPT.exists() else {"machine": "", "runs": {}}
     return found
 
 
-def changes(name: str, run: Run, found: Numbers, held: Mapping[str, Any]) -> list[str]:
+def changes(name, run, found, held):
     """How a run's numbers differ from those that are kept: to the bit on the same machine, else
     within a tolerance."""
     if name not in held["runs"]:
@@ -287,14 +282,14 @@ def changes(name: str, run: Run, found: Numbers, held: Mapping[str, Any]) -> lis
     )
 
 
-def unlike(name: str, run: Run, all_: Mapping[str, Numbers]) -> list[str]:
+def unlike(name, run, all_):
     """How a run's numbers differ from those of the run that it must equal (to the bit) or come near
     to."""
     other = run.equals or run.near
     if not other or other not in all_:
         return []
 
-    def compared(found: Numbers) -> Numbers:
+    def compared(found):
         return {
             key: value for key, value in found.items() if not key.startswith(run.without or ("\0",))
         }
@@ -304,7 +299,7 @@ def unlike(name: str, run: Run, all_: Mapping[str, Numbers]) -> list[str]:
     )
 
 
-def rewritten(found: Mapping[str, Numbers], held: Mapping[str, Any], *, all_: bool) -> str:
+def rewritten(found, held, *, all_):
     """The text of golden.json with `found` in it, a line for each name; unless these are `all_`, in
     place of theirs in what is `held`."""
     known, here = runs(), machine()
@@ -335,7 +330,7 @@ class Report:
 
     differ: int = field(default=0)
 
-    def say(self, name: str, lines: list[str]) -> None:
+    def say(self, name, lines):
         """One run."""
         self.differ += bool(lines)
         print(f"{name}: {len(lines)} differences" if lines else f"{name}: as it was", flush=True)
@@ -343,7 +338,7 @@ class Report:
             print(f"  {line}")
 
 
-def compare(first: Path, second: Path, tolerance: float) -> int:
+def compare(first, second, tolerance):
     """Name every difference between two files of `--out`; returns how many runs differ."""
     held = [json.loads(path.read_text()) for path in (first, second)]
     if held[0]["machine"] != held[1]["machine"]:

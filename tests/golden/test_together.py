@@ -1,12 +1,9 @@
 """All golden methods in one study, on a network that stacks: the same bits alone and among all the
 others."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -24,20 +21,15 @@ FEW = ("fedavg", "fedproto", "apfl")
     [FEW, pytest.param(tuple(catalogue.table("methods")), marks=pytest.mark.slow)],
     ids=["few", "all"],
 )
-def test_methods_have_the_same_bits_alone_and_among_others(
-    names: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_methods_have_the_same_bits_alone_and_among_others(names, tmp_path, monkeypatch, capfd):
     monkeypatch.syspath_prepend(str(FOLDER))
-    cases, results = importlib.import_module("cases"), importlib.import_module("test_study").results
+    cases, results = importlib.import_module("cases"), importlib.import_module("small").results
     monkeypatch.chdir(tmp_path)
     of = cases.methods()
     # a study has one base, and they want adapters
     names = tuple(name for name in names if name not in cases.ADAPTED)
 
-    def entry(name: str) -> dict[str, Any]:
+    def entry(name):
         settings = of[name]
         more = {f"optimizer.{key}": value for key, value in settings.get("optimizer", {}).items()}
         return {"name": name, **settings["method"]["init_args"], **more}

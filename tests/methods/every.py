@@ -1,10 +1,6 @@
 """Every method by name, made as the command line makes it, on data and a network on which a round
 takes no time."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.flags import layers_of_flags, read_flags
 from fl_lightning.configuration.resolve import resolve
@@ -12,7 +8,7 @@ from fl_lightning.methods import Method
 from fl_lightning.run import instantiate
 
 NAMES = list(catalogue.table("methods"))
-FEW: dict[str, dict[str, str]] = {
+FEW = {
     **{name: {"samples": "24"} for name in ("fedmd", "simpfd", "topkpfd", "ktpfl")},
     **{name: {"samples": "24", "steps": "2", "batch_size": "8"} for name in ("feddf", "pfeddf")},
     "fedrep": {"head_epochs": "1"},
@@ -27,7 +23,7 @@ BESIDE = {"fedalign": {"block": "body.1"}}
 """What a method needs to run on the plain network."""
 
 
-def method_of(name: str, **arguments: str) -> Method:
+def method_of(name, **arguments):
     """The method called `name` with the arguments that flags say: `--method NAME --method.ARGUMENT
     VALUE ...`.
 
@@ -38,6 +34,6 @@ def method_of(name: str, **arguments: str) -> Method:
         f"--method={name}",
         *(f"--method.{key}={value}" for key, value in (FEW.get(name, {}) | arguments).items()),
     ]
-    made: Any = instantiate("method", resolve(layers_of_flags(read_flags(flags)[1])[0]).method)
+    made = instantiate("method", resolve(layers_of_flags(read_flags(flags)[1])[0]).method)
     assert isinstance(made, Method)
     return made

@@ -1,19 +1,13 @@
 """Hand computations that the tests of methods compare with: losses and gradients by torch.func, not
 by the engine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fl_lightning.callbacks.relations import Relation, Uniform
-from fl_lightning.core import Client
-from fl_lightning.engine.federation import Federation
+from fl_lightning.callbacks.relations import Uniform
 from fl_lightning.methods import Method
 
 WHOLE = {"batch_size": 10_000, "precision": "64-true"}
@@ -25,30 +19,30 @@ hand."""
 class PlainMean(Method):
     """FedAvg with equal weights."""
 
-    def relation(self) -> Relation:
+    def relation(self):
         """1/n."""
         return Uniform()
 
 
-def scores_at(client: Client, vector: Tensor, x: Tensor) -> Tensor:
+def scores_at(client, vector, x):
     """The network's scores where its parameters are `vector` (D,)."""
     tensors = {b.name: vector[b.start : b.stop].view(b.shape) for b in client.layout.blocks}
-    scores: Tensor = functional_call(client.module.model, tensors, x)
+    scores = functional_call(client.module.model, tensors, x)
     return scores
 
 
-def slope(client: Client, vector: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+def slope(client, vector, batch):
     """The gradient (D,) of the mean cross entropy at `vector`."""
     leaf = vector.clone().requires_grad_()
     [found] = torch.autograd.grad(cross_entropy(scores_at(client, leaf, batch[0]), batch[1]), leaf)
     return found
 
 
-def batch_of(client: Client, size: int = 10_000) -> Any:
+def batch_of(client, size=10_000):
     """The client's first `size` samples."""
     return next(iter(client.data.train.batches(size)))
 
 
-def uploads(fed: Federation, slot: str = "model") -> list[Tensor]:
+def uploads(fed, slot="model"):
     """What the clients have of a slot, copied, by client."""
     return [fed.run.states[c].vectors[slot].clone() for c in sorted(fed.run.states)]

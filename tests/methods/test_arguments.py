@@ -1,16 +1,12 @@
 """Each argument of each method with values that cannot work: refused in one line that names it, or
 a sound run."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from dataclasses import fields
-from typing import Any
 
 import pytest
 from every import BESIDE, NAMES, method_of
-from watching import Make
 
 from fl_lightning.configuration import catalogue
 from fl_lightning.foundation.errors import BadInput, RunFailed
@@ -23,7 +19,7 @@ has diverged."""
 DATA = {"fraction": 0.2, "validation": 0.25, "public": "held_back"}
 
 
-def arguments() -> list[tuple[str, str]]:
+def arguments():
     """Each method's name with each of its arguments."""
     found = []
     for name in NAMES:
@@ -34,7 +30,7 @@ def arguments() -> list[tuple[str, str]]:
 
 @pytest.mark.sampled("ditto-lam", "fedrep-head_epochs", "apfl-adaptive")
 @pytest.mark.parametrize(("name", "argument"), arguments(), ids=lambda part: part)
-def test_it_is_refused_or_harmless(federation: Make, name: str, argument: str) -> None:
+def test_it_is_refused_or_harmless(federation, name, argument):
     endless = "epochs" in argument or argument in (
         "steps",
         "relation_steps",
@@ -46,7 +42,7 @@ def test_it_is_refused_or_harmless(federation: Make, name: str, argument: str) -
     assert {value: said for value, said in found.items() if said} == {}
 
 
-def outcome(federation: Make, name: str, argument: str, value: str) -> str:
+def outcome(federation, name, argument, value):
     """What is wrong with what came of it; empty: nothing."""
     try:
         fed = federation(
@@ -74,7 +70,7 @@ def outcome(federation: Make, name: str, argument: str, value: str) -> str:
     return "" if all(map(math.isfinite, numbers)) else f"not finite: {numbers}"
 
 
-def equal(value: Any, typed: str) -> bool:
+def equal(value, typed):
     """Whether a value is the number that was typed."""
     try:
         number = float(typed)
@@ -86,9 +82,7 @@ def equal(value: Any, typed: str) -> bool:
 
 
 @pytest.mark.parametrize("name", ["fedala", "fedas", "feddf", "pfeddf", "pfedme", "scaffold"])
-def test_unscaled_gradients_are_refused_beside_scaled_losses(
-    name: str, federation: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unscaled_gradients_are_refused_beside_scaled_losses(name, federation, monkeypatch):
     """16-mixed scales losses and leaves steps out: what a method makes of gradients itself would be
     lost, or wrong."""
     run = federation().run

@@ -1,10 +1,6 @@
 """FedProto and FedHKD: what class means promise (cards 1.8, 1.32 and 1.33)."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,24 +9,23 @@ from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
-from torch import Tensor, nn
-from watching import Make, client_of, payload_of, run_all, same, server_of, trained
+from torch import nn
+from torch.testing import assert_close
+from watching import client_of, run_all, same, server_of, trained
 
 from fl_lightning.core import Layout
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import generator
 from fl_lightning.methods.common.class_means import distance_to_means
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedhkd import FedHKD, gaussian_epsilon, noise_multiplier, noisy
 from fl_lightning.methods.fedproto import FedProto
-from fl_lightning.methods.local import Local
 from fl_lightning.training.module import ClientModule
 
 THREE = {"rounds": 3}
 
 
-def pooled(fed: Federation) -> tuple[Tensor, Tensor]:
+def pooled(fed):
     """Mean feature of each class over all clients' samples, each client's by its own model; and
     which classes exist."""
     features, labels = [], []
@@ -48,27 +43,7 @@ def pooled(fed: Federation) -> tuple[Tensor, Tensor]:
     ), y
 
 
-@pytest.mark.parametrize("distance", ["means", "squared", "norm"])
-def test_the_first_round_knows_nothing(federation: Make, distance: Any) -> None:
-    assert same(
-        trained(federation, FedProto(distance=distance), rounds=1),
-        trained(federation, Local(), rounds=1),
-    )
-
-
-def test_prototypes_weighted_by_samples_are_pooled_means(federation: Make) -> None:
-    fed = federation(FedProto(), rounds=1)
-    fed.round(1)
-    want, labels = pooled(fed)
-    memory = fed.run.server.memory
-    assert memory["means.known"].tolist() == [bool((labels == j).any()) for j in range(10)]
-    torch.testing.assert_close(memory["means.features"], want, rtol=1e-4, atol=1e-5)
-    uniform = federation(FedProto(weighting="uniform"), rounds=1)
-    uniform.round(1)
-    assert not torch.allclose(uniform.run.server.memory["means.features"], want, atol=1e-3)
-
-
-def test_who_is_not_in_the_cohort_counts_with_what_it_told_last(federation: Make) -> None:
+def test_who_is_not_in_the_cohort_counts_with_what_it_told_last(federation):
     """A round without training: each client's means are those of its model, whenever it told
     them."""
     fed = federation(FedProto(lam=0.0), participation=0.5, rounds=3, optimizer={"lr": 1e-12})
@@ -78,25 +53,12 @@ def test_who_is_not_in_the_cohort_counts_with_what_it_told_last(federation: Make
         known = fed.run.server.memory["means.known"].numpy()
         assert known.tolist() == (counts[: 2 if t == 1 else 4].sum(0) > 0).tolist()
     want, _ = pooled(fed)
-    torch.testing.assert_close(fed.run.server.memory["means.features"], want, rtol=1e-4, atol=1e-5)
+    assert_close(fed.run.server.memory["means.features"], want, rtol=1e-4, atol=1e-5)
     # all take part: there is nothing to keep
     assert "last.counts" not in federation(FedProto()).run.server.memory
 
 
-def test_no_model_travels_and_every_byte_is_a_class_mean(federation: Make) -> None:
-    fed = federation(FedProto(), rounds=2)
-    for t in (1, 2):
-        record = fed.round(t)
-    for k in range(fed.run.clients):
-        held = int((np.asarray(fed.run.data.class_counts[k]) > 0).sum())
-        up, down = record.traffic[k, 1], record.traffic[k, 0]
-        assert up[:-1].sum() == down[:-1].sum() == 0
-        # class and count; 16 features
-        assert up[-1].tolist() == [0, 0, 2 * 4 * held, 4 * 16 * held]
-        assert down[-1].tolist() == [0, 0, 4 * 10, 4 * 16 * 10]
-
-
-def resident() -> Any:
+def resident():
     """A client of one linear classifier on four features."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
@@ -106,7 +68,7 @@ def resident() -> Any:
     return module
 
 
-def tables(known: list[bool]) -> dict[str, Tensor]:
+def tables(known):
     torch.manual_seed(1)
     return {
         "features": torch.randn(3, 4),
@@ -116,7 +78,7 @@ def tables(known: list[bool]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("distance", ["means", "squared", "norm"])
-def test_the_distance_to_prototypes_is_what_it_says(distance: Any) -> None:
+def test_the_distance_to_prototypes_is_what_it_says(distance):
     module, means = resident(), tables([True, False, True])
     x, y = torch.randn(5, 6), torch.tensor([0, 1, 2, 1, 0])
     module.model(x)
@@ -125,16 +87,16 @@ def test_the_distance_to_prototypes_is_what_it_says(distance: Any) -> None:
     want = sum((e.mean() if distance == "squared" else e.sum().sqrt()) for e in each) / 5
     if distance == "means":  # of class 1 nothing is known
         want = sum((f[y == j].mean(0) - means["features"][j]).norm() for j in (0, 2))
-    torch.testing.assert_close(distance_to_means(f, y, means, distance), want)
+    assert_close(distance_to_means(f, y, means, distance), want)
     loss = FedProto(lam=0.3, distance=distance).loss(means, module, (x, y))
-    torch.testing.assert_close(loss - module.task_loss((x, y)), 0.3 * want)
+    assert_close(loss - module.task_loss((x, y)), 0.3 * want)
     # A class that nobody holds adds nothing, not even a gradient.
     nothing = distance_to_means(f, torch.ones(5, dtype=torch.int64), means, distance)
     assert nothing == 0
     assert all((g == 0).all() for g in torch.autograd.grad(nothing, module.model[0].parameters()))
 
 
-def test_at_the_prototype_itself_the_gradient_is_finite() -> None:
+def test_at_the_prototype_itself_the_gradient_is_finite():
     module, x = resident(), torch.randn(2, 6)
     module.model(x)
     z = module.features.detach().clone()
@@ -145,17 +107,7 @@ def test_at_the_prototype_itself_the_gradient_is_finite() -> None:
         assert gradient.isfinite().all()
 
 
-def test_the_nearest_prototype_judges(federation: Make) -> None:
-    fed = federation(FedProto(distance="squared"), rounds=6, optimizer={"lr": 0.1})
-    scores = [fed.round(t).metrics["mean_accuracy"] for t in range(1, 7)]
-    assert scores[-1] > 0.6
-    own = federation(
-        FedProto(distance="squared", predict="classifier"), rounds=6, optimizer={"lr": 0.1}
-    )
-    assert [own.round(t).metrics["mean_accuracy"] for t in range(1, 7)] != scores
-
-
-def test_scores_by_prototypes_are_distances_to_those_that_are_known(federation: Make) -> None:
+def test_scores_by_prototypes_are_distances_to_those_that_are_known(federation):
     method = FedProto(predict="prototype")
     fed = run_all(federation(method, rounds=1))
     client, memory = client_of(fed, 0), fed.run.server.memory
@@ -168,7 +120,7 @@ def test_scores_by_prototypes_are_distances_to_those_that_are_known(federation: 
         want = [-(module.features - memory["means.features"][j]).norm(dim=1) for j in range(10)]
         assert (scores[:, [2, 7]] == -math.inf).all()
         for j in (0, 1, 3, 4, 5, 6, 8, 9):
-            torch.testing.assert_close(scores[:, j], want[j], rtol=1e-3, atol=1e-3)
+            assert_close(scores[:, j], want[j], rtol=1e-3, atol=1e-3)
         memory["means.known"][:] = False
         assert torch.equal(method.outputs(client, x, "after"), module.model(x))
 
@@ -176,37 +128,7 @@ def test_scores_by_prototypes_are_distances_to_those_that_are_known(federation: 
 # ---------------------------------------------------------------- FedHKD
 
 
-def test_hyper_knowledge_without_noise_is_the_pooled_mean(federation: Make) -> None:
-    fed = federation(
-        FedHKD(sigma=0.0, nu=0.0, lam=0.0, gamma=0.0), rounds=1, evaluation={"judge": "after"}
-    )
-    # Keep the clients' models, to compute the pooled means.
-    fed.run.policy = replace(fed.run.policy, starts_from_server=False, keeps_clients=True)
-    fed.round(1)
-    want, _ = pooled(fed)
-    torch.testing.assert_close(fed.run.server.memory["means.features"], want, rtol=1e-4, atol=1e-5)
-    soft = fed.run.server.memory["means.predictions"]
-    torch.testing.assert_close(soft.sum(1), torch.ones(10))
-
-
-def test_beside_the_model_travel_the_shared_classes_alone(federation: Make) -> None:
-    """Card 1.32 (d): d + C + 1 numbers for each class told, d + C for each known; and the class
-    itself, counted too."""
-    fed = federation(FedHKD(nu=0.1), rounds=2)
-    told = [int((np.asarray(c) >= 0.1 * sum(c)).sum()) for c in fed.run.data.class_counts]
-    assert 0 < sum(told) < sum(int((np.asarray(c) > 0).sum()) for c in fed.run.data.class_counts)
-    first = fed.round(1)
-    known = int(fed.run.server.memory["means.known"].sum())
-    second = fed.round(2)
-    for k, classes in enumerate(told):
-        assert first.traffic[k, 1, -1].tolist() == [0, 0, 2 * 4 * classes, 4 * (16 + 10) * classes]
-        assert first.traffic[k, 0, -1].sum() == 0
-        assert second.traffic[k, 0, -1].tolist() == [0, 0, 4 * known, 4 * (16 + 10) * known]
-
-
-def test_a_threshold_that_shuts_everyone_out_is_fedavg_and_says_so(
-    federation: Make, capsys
-) -> None:
+def test_a_threshold_that_shuts_everyone_out_is_fedavg_and_says_so(federation, capsys):
     counts = federation(FedAvg()).run.data.class_counts
     # so that nobody's data is all one class
     assert all((np.asarray(c) > 0).sum() > 1 for c in counts)
@@ -216,7 +138,7 @@ def test_a_threshold_that_shuts_everyone_out_is_fedavg_and_says_so(
     assert "round 1: no client uploaded the mean of any class" in capsys.readouterr().err
 
 
-def test_the_noise_has_the_variance_of_the_mechanism(federation: Make) -> None:
+def test_the_noise_has_the_variance_of_the_mechanism(federation):
     nothing, counts = torch.zeros(10, 5000), torch.full((10,), 256)
     noise = noisy(nothing, counts, 7.0, 3.0, generator(0, "noise"))
     assert float(noise.var()) == pytest.approx((2 * 3 * 7 / 256) ** 2, rel=0.03)  # 0.0269
@@ -237,38 +159,12 @@ def test_the_noise_has_the_variance_of_the_mechanism(federation: Make) -> None:
     )
 
 
-def test_features_are_brought_within_zeta_before_the_mean() -> None:
-    x = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    bounded = FedHKD(zeta=1.0).bounded(x)
-    torch.testing.assert_close(bounded, torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
-    # the paper's: coordinate by coordinate
-    each = FedHKD(zeta=0.35, bound="coordinate").bounded(-x)
-    torch.testing.assert_close(each, -torch.tensor([[0.35, 0.35], [0.3, 0.35], [0.0, 0.0]]))
-    assert torch.equal(FedHKD(zeta=1.0, clip=False).bounded(x), x)
-    assert torch.equal(FedHKD(zeta=1.0, sigma=0.0).bounded(x), x)
-
-
-def added(
-    method: FedHKD, means: dict[str, Tensor], module: Any, batch: tuple[Tensor, Tensor]
-) -> Tensor:
+def added(method, means, module, batch):
     """What `means` add to the task loss."""
     return method.loss(means, module, batch) - module.task_loss(batch)
 
 
-def test_matching_knowledge_costs_nothing() -> None:
-    module, means, method = (
-        resident(),
-        tables([True, True, False]),
-        FedHKD(temperature=0.5, lam=1.0, gamma=0.0),
-    )
-    batch = torch.randn(2, 6), torch.tensor([0, 1])
-    means["predictions"] = (module.head(means["features"]) / 0.5).softmax(1).detach()
-    assert float(added(method, means, module, batch).detach()) == pytest.approx(0.0, abs=1e-6)
-    means["predictions"] = means["predictions"].roll(1, 0)
-    assert float(added(method, means, module, batch).detach()) > 0.01
-
-
-def test_the_terms_are_worth_their_formulas_and_the_classifiers_spares_the_features() -> None:
+def test_the_terms_are_worth_their_formulas_and_the_classifiers_spares_the_features():
     module, means = resident(), tables([True, False, True])
     x, y = torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
     plain = module.task_loss((x, y))
@@ -278,7 +174,7 @@ def test_the_terms_are_worth_their_formulas_and_the_classifiers_spares_the_featu
         ((G(means["features"][j]) / 0.5).softmax(0) - means["predictions"][j]).norm()
         for j in (0, 2)
     )
-    torch.testing.assert_close(loss - plain, 0.3 * want / 3)
+    assert_close(loss - plain, 0.3 * want / 3)
     body = module.model[0].weight
     assert torch.equal(*(torch.autograd.grad(f, body, retain_graph=True)[0] for f in (plain, loss)))
     head = G.weight
@@ -288,15 +184,13 @@ def test_the_terms_are_worth_their_formulas_and_the_classifiers_spares_the_featu
     both = added(FedHKD(temperature=0.5, lam=0.3, gamma=0.7), means, module, (x, y))
     f = module.features
     pull = sum((f[k] - means["features"][y[k]]).norm() for k in (0, 2, 3)) / 4
-    torch.testing.assert_close(both, 0.3 * want / 3 + 0.7 * pull)
+    assert_close(both, 0.3 * want / 3 + 0.7 * pull)
 
 
 @pytest.mark.parametrize(
     ("method", "known"), [(FedProto(), [2, 5]), (FedHKD(lam=0.0, gamma=0.0), [2])]
 )
-def test_a_class_that_nobody_told_is_forgotten_or_kept(
-    federation: Make, method: Any, known: list[int]
-) -> None:
+def test_a_class_that_nobody_told_is_forgotten_or_kept(federation, method, known):
     fed = federation(method, rounds=1)
     fed.run.server.memory["means.known"][5] = True
     rows = {name: torch.ones(1, {"features": 16, "predictions": 10}[name]) for name in method.names}
@@ -307,34 +201,11 @@ def test_a_class_that_nobody_told_is_forgotten_or_kept(
     assert (server.memory["means.features"][2] == 1).all()
 
 
-@pytest.mark.parametrize(
-    "method", [FedProto(), FedHKD(sigma=0.0, nu=0.0)], ids=["fedproto", "fedhkd"]
-)
-def test_what_is_sent_is_laid_out_by_class_for_the_loss(federation: Make, method: Any) -> None:
-    """What a client's loss sees after a round is what the server knows, whichever classes are
-    known."""
-    fed = run_all(federation(method, rounds=1))
-    memory = fed.run.server.memory
-    memory["means.known"][[0, 3]] = False
-    client = client_of(fed, 1, 2)
-    payload = method.broadcast(server_of(fed))[1]
-    assert payload.statistics["classes"].tolist() == [1, 2, 4, 5, 6, 7, 8, 9]
-    [phase] = method.phases(client, payload)
-    means = phase.objective.loss.tensors
-    assert torch.equal(means["known"], memory["means.known"])
-    for name in method.names:
-        assert torch.equal(means[name], memory[f"means.{name}"] * memory["means.known"][:, None])
-    memory["means.known"][:] = False
-    assert not method.broadcast(server_of(fed))[1].extra
-    [phase] = method.phases(client, payload_of(client))
-    assert phase.objective.loss is None
-
-
-def test_the_privacy_report_is_the_gaussian_mechanisms(federation: Make) -> None:
+def test_the_privacy_report_is_the_gaussian_mechanisms(federation):
     """Against the exact condition of Balle and Wang (ICML 2018), Theorem 8, for the composed noise
     sigma / sqrt(T)."""
 
-    def delta(epsilon: float, sigma: float) -> float:
+    def delta(epsilon, sigma):
         a, b = 1 / (2 * sigma), epsilon * sigma
         return norm.cdf(a - b) - math.exp(epsilon) * norm.cdf(-a - b)
 
@@ -348,15 +219,15 @@ def test_the_privacy_report_is_the_gaussian_mechanisms(federation: Make) -> None
     assert summary["privacy_epsilon"] == math.inf  # features without a bound: no guarantee
 
 
-def test_bounds_on_coordinates_and_on_norms_promise_different_things(federation: Make) -> None:
+def test_bounds_on_coordinates_and_on_norms_promise_different_things(federation):
     """A vector of d bounded coordinates is d mechanisms at once: an accountant composes coordinates
     and rounds."""
 
-    def report(**changes: Any) -> dict[str, Any]:
+    def report(**changes):
         method = FedHKD(**changes)
         return method.summary(federation(method, rounds=3).run)  # PlainNet: 16 features
 
-    def composed(times: int) -> float:
+    def composed(times):
         accountant = PLDAccountant()
         accountant.compose(SelfComposedDpEvent(GaussianDpEvent(7.0), times))
         return float(accountant.get_epsilon(1e-5))
@@ -382,7 +253,7 @@ def test_bounds_on_coordinates_and_on_norms_promise_different_things(federation:
 
 
 @pytest.mark.parametrize("bound", ["norm", "coordinate"])
-def test_no_sample_moves_a_class_mean_further_than_its_bound(bound: Any) -> None:
+def test_no_sample_moves_a_class_mean_further_than_its_bound(bound):
     """The sensitivity behind the report, met by the worst pair of samples: 2 zeta / N, sqrt(d)
     times it for corners."""
     method, n, width = FedHKD(bound=bound, zeta=3.0), 8, 16
@@ -391,17 +262,17 @@ def test_no_sample_moves_a_class_mean_further_than_its_bound(bound: Any) -> None
     moved = float((means[0] - means[1]).norm())
     assert moved * n / (2 * 3.0) == pytest.approx(1.0 / (noise_multiplier(1.0, width, bound)))
     with pytest.raises(BadInput, match=r"method\.bound.*one of norm, coordinate"):
-        FedHKD(bound="sample")  # type: ignore[arg-type]
+        FedHKD(bound="sample")
 
 
-def test_a_classifier_of_two_layers_is_refused(federation: Make) -> None:
+def test_a_classifier_of_two_layers_is_refused(federation):
     run = federation(FedAvg()).run
     run.groups[0].head = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
     with pytest.raises(BadInput, match="one linear layer"):
         FedProto().init_server(run)
 
 
-def test_a_client_may_predict_among_its_own_classes_alone(federation: Make) -> None:
+def test_a_client_may_predict_among_its_own_classes_alone(federation):
     """With `among own`: of all known prototypes the nearest of those classes of which it has
     training samples."""
     fed = run_all(

@@ -1,39 +1,29 @@
 """Methods whose clients are in clusters: IFCA (card 1.29) and FeSEM (1.30)."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from reckoning import scores_at
-from torch import Tensor
 from torch.nn.functional import cross_entropy
-from watching import Make, Watch, client_of, models, run_all, same, server_of
+from torch.testing import assert_close
+from watching import Watch, client_of, models, run_all, same
 
-from fl_lightning.core.vectors import distances
-from fl_lightning.engine.federation import Federation
 from fl_lightning.methods.fesem import FeSEM
 from fl_lightning.methods.ifca import IFCA
 from fl_lightning.methods.local import Local
 
-PLANTED = {"partition": "iid", "planted": "labels", "groups": 2}
-"""Clients 0, 2, 4 and 1, 3, 5 disagree about labels."""
-SIX: dict[str, Any] = {"clients": 6, "data": PLANTED}
 
-
-def cluster(fed: Federation) -> list[int]:
+def cluster(fed):
     """Of every client."""
-    found: list[int] = fed.run.server.memory["cluster"].tolist()
+    found = fed.run.server.memory["cluster"].tolist()
     return found
 
 
-def centre(fed: Federation, k: int) -> Tensor:
+def centre(fed, k):
     """The model of a cluster."""
     return fed.run.groups[0].vectors["model" if k == 0 else f"model.{k}"]
 
 
-def loss_at(fed: Federation, client: int, vector: Tensor) -> float:
+def loss_at(fed, client, vector):
     """Mean cross entropy on the client's training data, by hand."""
     c = client_of(fed, client)
     [(x, y)] = c.data.train.batches(10_000)
@@ -43,7 +33,7 @@ def loss_at(fed: Federation, client: int, vector: Tensor) -> float:
 # ---------------------------------------------------------------- IFCA
 
 
-def test_ifca_takes_the_model_of_the_least_loss(federation: Make) -> None:
+def test_ifca_takes_the_model_of_the_least_loss(federation):
     """INV4, by losses worked out by hand; all models travel down, one of them up, with its
     number."""
     watch = Watch()
@@ -59,59 +49,10 @@ def test_ifca_takes_the_model_of_the_least_loss(federation: Make) -> None:
     assert len({loss_at(fed, 0, v) for v in sent[:3]}) == 3  # drawn anew, each
 
 
-def test_ifca_finds_the_planted_groups(federation: Make) -> None:
-    fed = run_all(federation(IFCA(2), rounds=4, local_epochs=2, **SIX))
-    assert cluster(fed) in ([0, 1] * 3, [1, 0] * 3)
-
-
-def test_ifcas_clusters_are_means_of_their_clients_and_empty_ones_stay(federation: Make) -> None:
-    """INV3: bit for bit; what is drawn is who was averaged with whom."""
-    watch = Watch()
-    fed = federation(IFCA(4), callbacks=[watch], rounds=2)
-    fed.round(1)
-    before = [centre(fed, k).clone() for k in range(4)]
-    record = fed.round(2)
-    of = torch.tensor(cluster(fed))
-    assert 0 < len(of.unique()) < 4
-    for k in range(4):
-        who = [w for c, w in watch.models[4:] if of[c] == k]
-        if who:
-            torch.testing.assert_close(centre(fed, k), torch.stack(who).mean(0))
-        else:
-            assert torch.equal(centre(fed, k), before[k])
-    same_cluster = (of[:, None] == of).double()
-    rows = torch.from_numpy(record.relation.rows[:, 0]).double()
-    torch.testing.assert_close(rows, same_cluster / same_cluster.sum(1, keepdim=True))
-
-
-def test_ifca_with_its_clusters_renamed(federation: Make) -> None:
-    """INV2: the other way round the same models, each under the other's name."""
-    one, other = federation(IFCA(2), **SIX), federation(IFCA(2), **SIX)
-    for fed in (one, other):
-        IFCA(2).broadcast(server_of(fed))  # draws the second model
-    vectors = other.run.groups[0].vectors
-    vectors["model"], vectors["model.1"] = vectors["model.1"], vectors["model"]
-    run_all(one), run_all(other)
-    assert [1 - k for k in cluster(one)] == cluster(other)
-    assert torch.equal(centre(one, 0), centre(other, 1)) and torch.equal(
-        centre(one, 1), centre(other, 0)
-    )
-
-
-def test_ifcas_models_come_of_the_seed(federation: Make) -> None:
-    drawn = []
-    for seed in (0, 0, 1):
-        fed = federation(IFCA(2), seed=seed)
-        IFCA(2).broadcast(server_of(fed))
-        drawn.append(centre(fed, 1))
-    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
-    assert not torch.equal(drawn[0], fed.run.groups[0].initial)
-
-
 # ---------------------------------------------------------------- FeSEM
 
 
-def test_fesem_with_a_centre_for_each_is_local(federation: Make) -> None:
+def test_fesem_with_a_centre_for_each_is_local(federation):
     """INV4: bit for bit, as long as everybody is nearest to itself."""
     a, b = (run_all(federation(method)) for method in (FeSEM(4), Local()))
     assert sorted(cluster(a)) == [0, 1, 2, 3]
@@ -120,9 +61,7 @@ def test_fesem_with_a_centre_for_each_is_local(federation: Make) -> None:
 
 
 @pytest.mark.parametrize("distance", ["model", "head"])
-def test_fesem_assigns_to_the_nearest_centre_and_both_steps_descend(
-    federation: Make, distance: Any
-) -> None:
+def test_fesem_assigns_to_the_nearest_centre_and_both_steps_descend(federation, distance):
     """INV2, INV3: sum of ||w_i - W_r||^2 never rises by E, nor by M; over the head alone with
     `head`."""
     watch = Watch()
@@ -146,26 +85,7 @@ def test_fesem_assigns_to_the_nearest_centre_and_both_steps_descend(
         assert sums[0] >= sums[1] > sums[2]
 
 
-@pytest.mark.parametrize(("distance", "nearest"), [("model", 0), ("head", 1)])
-def test_what_fesem_measures(federation: Make, distance: Any, nearest: int) -> None:
-    """One centre is near but for its head, which is far; the other has a near head alone."""
-    fed = federation(FeSEM(2, distance=distance))
-    fed.round(1)
-    mean, head, vectors = (
-        torch.stack(models(fed)).mean(0),
-        slice(64 * 16 + 16, None),
-        fed.run.groups[0].vectors,
-    )
-    vectors["model"], vectors["model.1"] = mean.clone(), mean + 5
-    vectors["model"][head] += 5
-    vectors["model.1"][head] = mean[head]
-    server = server_of(fed)
-    server.answered = server.only.answered = [0, 1, 2, 3]
-    fed.run.method.aggregate(server)
-    assert cluster(fed) == [nearest] * 4
-
-
-def test_fesem_counts_the_last_upload_of_who_is_away(federation: Make) -> None:
+def test_fesem_counts_the_last_upload_of_who_is_away(federation):
     """A cluster's centre is the mean of all its clients that have uploaded; who has not keeps the
     initial model."""
     watch = Watch()
@@ -178,30 +98,5 @@ def test_fesem_counts_the_last_upload_of_who_is_away(federation: Make) -> None:
     for k in range(2):
         who = [last[c] for c in range(4) if of[c] == k]
         if who:
-            torch.testing.assert_close(centre(fed, k), torch.stack(who).mean(0))
+            assert_close(centre(fed, k), torch.stack(who).mean(0))
     assert fed.run.server.uploaded == {0, 1, 2, 3}
-
-
-def test_fesems_first_clusters_are_even_and_of_the_seed(federation: Make) -> None:
-    found = [cluster(federation(FeSEM(2), clients=6, seed=seed)) for seed in (0, 0, 1)]
-    assert found[0] == found[1] != found[2]
-    assert all(sorted(of) == [0, 0, 0, 1, 1, 1] for of in found)
-
-
-def test_distances_from_points(federation: Make) -> None:
-    """By the definition, over some blocks; of a client without a state it is the initial model."""
-    fed = federation(FeSEM(2), net="norm", rounds=1)
-    fed.round(1, [0, 1])
-    group = server_of(fed).only
-    blocks = group.layout.mask(lambda b: b.head)
-    point = torch.randn_like(group.initial)
-    found = distances(group, [0, 3], [point, group.initial], blocks)
-    for row, vector in zip(found, (models(fed)[0], group.initial), strict=True):
-        parts = [slice(b.start, b.stop) for b in group.layout.blocks if b.head]
-        away = [
-            [(vector[s] - p[s]).double().square().sum() for s in parts]
-            for p in (point, group.initial)
-        ]
-        expected = [float(sum(squares)) for squares in away]
-        torch.testing.assert_close(row, torch.tensor(expected, dtype=torch.float64))
-    assert found[1, 1] == 0 < found[0, 1]

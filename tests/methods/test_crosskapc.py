@@ -4,17 +4,14 @@ steps."""
 from __future__ import annotations
 
 import math
-import os
-import signal
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from torch import Tensor
-from watching import Make, Watch, client_of, models, run_all, server_of
+from torch.testing import assert_close
+from watching import Watch, client_of, run_all
 
 from fl_lightning.callbacks.crossfitted import (
     COMPARED,
@@ -30,18 +27,14 @@ from fl_lightning.callbacks.crossfitted import (
 )
 from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.core import Payload, RelationInputs, Server
+from fl_lightning.core import RelationInputs
 from fl_lightning.data import prepare
-from fl_lightning.lab.report.tables import overview
-from fl_lightning.methods.common.halves import shrunk
 from fl_lightning.methods.crosskapc import CrossKAPC
-from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.result import RunResult
 
 N = 6
 GROUPS = [0, 1, 0, 1, 0, 1]
-CONFLICT: dict[str, Any] = {
+CONFLICT = {
     "clients": N,
     "rounds": LAST + 2,
     "local_epochs": 3,
@@ -60,24 +53,24 @@ ALIKE = CONFLICT | {"data": {"source": "digits", "partition": "iid", "fraction":
 # ---------------------------------------------------------------- the pieces
 
 
-def test_the_split_by_hand() -> None:
+def test_the_split_by_hand():
     """Means 0.1 and 0.8, within them deviations of 0.1: seven of them."""
     threshold, distance = split(torch.tensor([0.0, 0.2, 0.7, 0.9]))
     assert threshold == pytest.approx(0.45) and distance == pytest.approx(7.0)
 
 
-def test_a_normal_sample_does_not_split() -> None:
+def test_a_normal_sample_does_not_split():
     """Halved at its mean it has 2 (2 / pi)^1/2 / (1 - 2 / pi)^1/2 = 2.65."""
     draws = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
     assert split(draws)[1] == pytest.approx(2.65, abs=0.05)
 
 
 @pytest.mark.parametrize("values", [[0.3] * 6, [0.3, 0.3 + 1e-9, 0.3, 0.3], [0.5]])
-def test_equal_values_do_not_split(values: list[float]) -> None:
+def test_equal_values_do_not_split(values):
     assert split(torch.tensor(values, dtype=torch.float64))[1] == 0
 
 
-def test_groups_without_noise_are_exact() -> None:
+def test_groups_without_noise_are_exact():
     """Cosines of 0.4 within them and of 0.1 between."""
     truth = torch.tensor(GROUPS)[:, None] == torch.tensor(GROUPS)
     cosines = 0.1 + 0.3 * truth.double()
@@ -100,13 +93,7 @@ def planted(effects: tuple[float, float, float], noise: float = 0.0) -> Tensor:
     )
 
 
-def test_gains_without_error_are_as_planted() -> None:
-    z = gains(planted((0.0, -0.3, 0.2)), COMPARED)
-    assert z[HEAD, EVERYWHERE] > 1e4 and z[FIRST, EVERYWHERE] < -1e4 and z[FIRST, HEAD] < -1e4
-    assert gains(planted((0.0, 0.0, 0.0)), COMPARED)[HEAD, EVERYWHERE] == pytest.approx(0, abs=0.1)
-
-
-def test_gains_are_those_of_least_squares() -> None:
+def test_gains_are_those_of_least_squares():
     """Against numpy's solution and the covariance by hand, with one loss missing."""
     losses = planted((0.0, -0.3, 0.1), 0.2)
     losses[1, 5] = math.inf
@@ -127,19 +114,14 @@ def test_gains_are_those_of_least_squares() -> None:
     assert z[FIRST, HEAD] == pytest.approx((beta[10] - beta[11]) / over)
 
 
-def test_too_few_losses_decide_nothing() -> None:
+def test_too_few_losses_decide_nothing():
     assert gains(torch.full((3, 8), math.inf), COMPARED) == {}
     losses = planted((0.0, 1.0, 2.0))
     losses[:, 1:] = math.inf
     assert gains(losses, COMPARED) == {}
 
 
-def test_everybody_tries_every_candidate() -> None:
-    tried = torch.stack([candidate(torch.arange(7), t) for t in range(COMPARED + 1, LAST + 1)])
-    assert tried.sort(0).values.T.tolist() == [[EVERYWHERE, HEAD, FIRST]] * 7
-
-
-def rows_of(stage: int, choice: int, near: Tensor, t: int = LAST) -> Tensor:
+def rows_of(stage, choice, near, t=LAST):
     """Rows of all, of a model of three layers."""
     n = len(near)
     cube = CrossFittedCube(4.0)
@@ -148,45 +130,17 @@ def rows_of(stage: int, choice: int, near: Tensor, t: int = LAST) -> Tensor:
     samples = torch.arange(1, n + 1).double()
     return cube.weights(
         RelationInputs(list(range(n)), list(range(n)), samples, 3, n, memory, lambda: None)
-    )  # type: ignore
+    )
 
 
-NEAR = torch.tensor([[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
-
-
-def test_chosen_rows_by_hand() -> None:
-    """Clients 0 and 2 are of one group, 1 and 3 alone; samples 1 to 4."""
-    rows = rows_of(2, HEAD, NEAR)
-    everybody = torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
-    torch.testing.assert_close(rows[:2], everybody.expand(2, 4, 4))
-    expected = [[0.25, 0, 0.75, 0], [0, 1, 0, 0], [0.25, 0, 0.75, 0], [0, 0, 0, 1]]
-    torch.testing.assert_close(rows[2], torch.tensor(expected).double())
-    torch.testing.assert_close(rows_of(2, FIRST, NEAR), rows.flip(0))
-
-
-def test_tried_rows_have_no_own_model() -> None:
-    """In round 4 clients 0, 1, 2, 3 try H, I, M, H. Who is alone in its group has FedAvg's row."""
-    rows = rows_of(1, EVERYWHERE, NEAR, COMPARED)
-    assert not rows.diagonal(dim1=1, dim2=2).any()
-    without = torch.tensor([[0, 2, 3, 4], [1, 0, 3, 4], [1, 2, 0, 4], [1, 2, 3, 0]]).double()
-    without /= without.sum(1, keepdim=True)
-    expected = without.expand(3, 4, 4).clone()
-    expected[2, 0] = torch.tensor([0, 0, 1, 0])
-    torch.testing.assert_close(rows, expected)
-
-
-def test_one_client_keeps_its_own() -> None:
+def test_one_client_keeps_its_own():
     assert rows_of(1, EVERYWHERE, torch.zeros(1, 1)).tolist() == [[[1.0]]] * 3
-
-
-def test_groups_are_connected_clients() -> None:
-    assert components(NEAR) == [[0, 2], [1], [3]]
 
 
 # ---------------------------------------------------------------- in a federation
 
 
-def test_planted_groups_are_found(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_planted_groups_are_found(federation, capsys):
     """By the steps of three rounds, exactly; one layer is mixed within them, the other among
     all."""
     fed = federation(CrossKAPC(), **CONFLICT)
@@ -203,16 +157,14 @@ def test_planted_groups_are_found(federation: Make, capsys: pytest.CaptureFixtur
     rows = records[-1].relation.rows
     for c in range(N):
         inside = np.array(GROUPS) == GROUPS[c]
-        np.testing.assert_allclose(rows[c, grouped], inside * n / n[inside].sum(), atol=1e-6)
-        np.testing.assert_allclose(rows[c, 1 - grouped], n / n.sum(), atol=1e-6)
+        assert_allclose(rows[c, grouped], inside * n / n[inside].sum(), atol=1e-6)
+        assert_allclose(rows[c, 1 - grouped], n / n.sum(), atol=1e-6)
     metrics = records[-1].metrics
     assert metrics["groups_separation"] > 4
     assert max(metrics["groups_z_last"], metrics["groups_z_first"]) > 2
 
 
-def test_without_conflict_it_is_fedavg(
-    federation: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_conflict_it_is_fedavg(federation, capsys):
     """From the second round on all receive what FedAvg would send: the mean of uploads, to the bit,
     one for all."""
     watch, after = Watch(), list[Tensor]()
@@ -227,44 +179,7 @@ def test_without_conflict_it_is_fedavg(
         assert all(torch.equal(vector, mean) for _, vector, _ in downloads[t + 1])
 
 
-def test_from_round_7_on_it_trains_as_fedavg(federation: Make) -> None:
-    """FedAvg, set to the same model after round 6, trains the same models to the bit."""
-    ours, theirs = (federation(method, **ALIKE) for method in (CrossKAPC(), FedAvg()))
-    for fed in (ours, theirs):
-        fed.prepare()
-        for t in range(1, LAST + 1):
-            fed.round(t)
-    theirs.run.groups[0].vectors["model"].copy_(ours.run.groups[0].vectors["model"])
-    for t in range(LAST + 1, ours.run.rounds + 1):
-        ours.round(t)
-        theirs.round(t)
-        assert torch.equal(
-            ours.run.groups[0].vectors["model"], theirs.run.groups[0].vectors["model"]
-        )
-
-
-def test_what_travels(federation: Make) -> None:
-    """Models as FedAvg's; 2 L numbers up in the first round, L down in the second, and in a trial 1
-    down and 2 up."""
-    fed, plain = federation(CrossKAPC(guard=0.0), **CONFLICT), federation(FedAvg(), **CONFLICT)
-    L = len(fed.run.layer_names)
-    beside = {
-        1: (2 * L, 0),
-        2: (0, L),
-        3: (0, 0),
-        4: (2, 1),
-        5: (2, 1),
-        6: (2, 1),
-        7: (0, 0),
-        8: (0, 0),
-    }
-    for t, numbers in beside.items():
-        ours, theirs = fed.round(t).metrics, plain.round(t).metrics
-        for way, count in zip(("upload", "download"), numbers, strict=True):
-            assert ours[f"{way}_bytes"] - theirs[f"{way}_bytes"] == 4 * count * N, (t, way)
-
-
-def test_the_judged_step_is_shrunk_by_its_noise(federation: Make) -> None:
+def test_the_judged_step_is_shrunk_by_its_noise(federation):
     """start + (1 - share)^1/2 (model - start) by layer; share = s^2 / n_i, s^2 from the halves of
     round 1."""
     fed = run_all(federation(CrossKAPC(), **(ALIKE | {"rounds": 2})))
@@ -272,63 +187,24 @@ def test_the_judged_step_is_shrunk_by_its_noise(federation: Make) -> None:
     client, layout = client_of(fed, 3), fed.run.groups[0].layout
     share = (sums / count / fed.run.data.train_sizes[3]).clamp_max(1)
     assert bool((share > 0).all()) and bool((share < 1).all())
-    torch.testing.assert_close(client.memory["share"].double(), share, rtol=1e-6, atol=0)
+    assert_close(client.memory["share"].double(), share, rtol=1e-6, atol=0)
     judged, start, model = fed.run.method.personal(client), client["start"], client["model"]
     for s in layout.segments(layout.is_parameter, by_layer=True):
         at = slice(s.start, s.stop)
         expected = start[at] + (1 - float(share[s.layer])) ** 0.5 * (model[at] - start[at])
-        torch.testing.assert_close(judged[at], expected)
-
-
-def test_exponent_0_judges_the_trained_model(federation: Make) -> None:
-    fed = run_all(federation(CrossKAPC(exponent=0.0), **(ALIKE | {"rounds": 2})))
-    assert all(
-        torch.equal(fed.run.method.personal(client_of(fed, c)), w)
-        for c, w in enumerate(models(fed))
-    )
-
-
-def test_all_noise_judges_what_was_received(federation: Make) -> None:
-    fed = run_all(federation(CrossKAPC(), **(ALIKE | {"rounds": 2})))
-    client = client_of(fed, 0)
-    nothing = shrunk(
-        client, client["start"], client["model"], torch.zeros(len(fed.run.layer_names))
-    )
-    assert torch.equal(nothing[client.layout.parameters], client["start"][client.layout.parameters])
+        assert_close(judged[at], expected)
 
 
 # ---------------------------------------------------------------- where there are no groups to find
 
 
-CANNOT = {
-    "three clients": ({"clients": 3}, "3 clients, fewer than 4"),
-    "six rounds": ({"rounds": LAST}, "6 rounds, where the first 6 would find groups"),
-    "half of the clients": ({"participation": 0.5}, "never in one of the rounds 1 to 3 together"),
-}
-
-
-@pytest.mark.parametrize("name", CANNOT)
-def test_a_line_says_why_no_groups_are_looked_for(
-    federation: Make, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    changes, why = CANNOT[name]
-    fed = federation(CrossKAPC(guard=0.0), **(CONFLICT | changes))
-    fed.prepare()
-    run_all(fed)
-    said = capsys.readouterr().err
-    assert said.count(why) == 1 and said.count("all receive FedAvg's model") == 1
-    assert not fed.run.server.memory["cross.near"].any() and not fed.run.relation.own_mixes(
-        server_of(fed)
-    )
-
-
-def test_a_model_of_one_layer(fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_one_layer(fit, capsys):
     run = fit("single", FLAGS, "--model mlp --model.hidden []")
     assert capsys.readouterr().err.count("the model has one layer: no groups are looked for") == 1
     assert "groups_separation" not in RunFolder(run).read("metrics")[-1]
 
 
-def test_one_sample_a_client(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_sample_a_client(federation, capsys):
     """No halves, no losses: all of a step counts as noise, what was received is judged, and a line
     says so."""
     few = prepare(DataConfig(source="digits", partition="iid"), 5, 0)
@@ -342,14 +218,14 @@ def test_one_sample_a_client(federation: Make, capsys: pytest.CaptureFixture[str
     assert fed.run.server.memory["cross.losses"].isinf().all()
 
 
-def test_a_client_that_was_never_there_keeps_the_rest_out_of_groups(federation: Make) -> None:
+def test_a_client_that_was_never_there_keeps_the_rest_out_of_groups(federation):
     fed = federation(CrossKAPC(guard=0.0), **CONFLICT)
     for t in range(1, LAST + 1):
         fed.round(t, [0, 1, 2, 3, 4])
     assert not fed.run.server.memory["cross.near"].any()
 
 
-def test_groups_are_found_by_part_of_the_clients(federation: Make) -> None:
+def test_groups_are_found_by_part_of_the_clients(federation):
     """Where every two of them were once in a round together; those there report losses."""
     fed = federation(CrossKAPC(), **CONFLICT)
     for t, absent in enumerate((5, 0, 1, 2, 3, 4, 5, 0), 1):
@@ -382,8 +258,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("key", REFUSED)
 def test_the_default_is_refused_in_a_line_that_says_what_to_choose(
-    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    key, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     words = REFUSED[key].split(" ", 1) if key == "model" else REFUSED[key].split()
     assert main(["fit", *words]) == 2
@@ -392,63 +268,20 @@ def test_the_default_is_refused_in_a_line_that_says_what_to_choose(
     assert "method" in line and ("fedavg" in line or "kapc" in line.split("method", 1)[1])
 
 
-def test_layer_selection_leaves_no_common_start(
-    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_layer_selection_leaves_no_common_start(fit, capsys):
     run = fit("selected", FLAGS, "--callbacks layerselection")
     assert capsys.readouterr().err.count("withholds layers, so clients do not begin from one") == 1
     assert "groups_separation" not in RunFolder(run).read("metrics")[-1]
 
 
-def test_resumed_in_the_trial(fit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed (kill -9) in round 5, which has seen the losses of round 4; the same bits, and the same
-    groups."""
-    whole = RunFolder(fit("whole", FLAGS))
-    broadcast = CrossKAPC.broadcast
-
-    def dying(self: CrossKAPC, server: Server) -> dict[int, Payload]:
-        if server.round == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return broadcast(self, server)
-
-    if not (child := os.fork()):
-        monkeypatch.setattr(CrossKAPC, "broadcast", dying)
-        try:
-            fit("cut", FLAGS)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert main(["fit", "--name", "cut", "--resume"]) == 0
-    cut = RunFolder(whole.path.parent / "cut")
-    assert cut.read("final") == whole.read("final")
-    summary = cut.read_summary()
-    assert summary["client_groups"] == whole.read_summary()["client_groups"]
-    groups = " | ".join(", ".join(map(str, group)) for group in summary["client_groups"])
-    facts = overview([RunResult(cut.path, "cut")])
-    assert facts.loc["grouped", "cut"] == f"in {summary['grouped_layers'][0]}: {groups}"
-
-
-def test_a_run_that_goes_on_for_longer_looks_for_groups_then(
-    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_goes_on_for_longer_looks_for_groups_then(fit, capsys):
     fit("short", FLAGS, "--federation.rounds 4")
     assert "4 rounds, where the first 6 would find groups" in capsys.readouterr().err
     assert main(["fit", "--name", "short", "--resume", "--federation.rounds", "9"]) == 0
     assert "rounds 6 to 8 try them" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_equal_bits_on_one_two_and_three_ranks(fit: Callable[..., Path]) -> None:
-    one, *others = (
-        RunFolder(fit(f"on{k}", FLAGS, f"--fabric.threads 1 --fabric.devices {k}"))
-        for k in (1, 2, 3)
-    )
-    for several in others:
-        assert one.read("final") == several.read("final")
-        assert np.array_equal(one.read_relation(7).rows, several.read_relation(7).rows)
-
-
-def test_newcomers_join(fit: Callable[..., Path]) -> None:
+def test_newcomers_join(fit):
     run = fit("joined", FLAGS, "--data.held_out_clients 0.2")
     assert main(["report", str(run)]) == 0
     rows = RunFolder(run).read("newcomers")

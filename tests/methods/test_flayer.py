@@ -4,21 +4,14 @@ most."""
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
 import torch
-from reckoning import WHOLE, batch_of, scores_at, slope
-from torch import Tensor, nn
-from watching import Make, Watch, client_of, global_model, server_of
+from torch import nn
+from torch.testing import assert_close
 
 from fl_lightning.core import Layout, RunContext
 from fl_lightning.methods import flayer
-from fl_lightning.methods.common.basics import packed
-from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.flayer import FLAYER, layer_rates, most_changed
-
-PLAIN: dict[str, Any] = {"optimizer": {"momentum": 0.0}}
 
 
 class Net(nn.Module):
@@ -38,14 +31,14 @@ class Lone:
         self.run, self.group, self.layout, self.lr = run, run.groups[0], run.groups[0].layout, 0.1
         self.data = SimpleNamespace(train=range(17))
 
-    def __getitem__(self, _: str) -> Tensor:
+    def __getitem__(self, _):
         return self.group.initial
 
-    def gradient(self, w: Tensor, _: object) -> tuple[Tensor, Tensor]:
+    def gradient(self, w, _):
         return torch.tensor(0.0), torch.zeros_like(w)
 
 
-def test_rates_by_hand() -> None:
+def test_rates_by_hand():
     """1 in the first layer; in the second of three half the mean of ln(1 + 1/norm); the last as
     given."""
     layout = Layout(Net(), "out")
@@ -62,19 +55,15 @@ def test_rates_by_hand() -> None:
     want = 1 + 0.5 * (torch.log(torch.tensor(1.5)) + torch.log(torch.tensor(3.0))) / 2
     for name, block in blocks.items():
         expected = {"conv": 1.0, "body": float(want), "out": 0.3}[name.partition(".")[0]]
-        torch.testing.assert_close(
-            rates[block.start : block.stop], torch.full((block.size,), expected)
-        )
+        assert_close(rates[block.start : block.stop], torch.full((block.size,), expected))
     greater = layer_rates(layout, gradient, 0.3, 20.0)
     factor = {"conv": 1.0, "body": 20.0, "out": 1.0}
     for name, block in blocks.items():
         columns = slice(block.start, block.stop)
-        torch.testing.assert_close(
-            greater[columns], factor[name.partition(".")[0]] * rates[columns]
-        )
+        assert_close(greater[columns], factor[name.partition(".")[0]] * rates[columns])
 
 
-def test_what_is_uploaded_by_hand() -> None:
+def test_what_is_uploaded_by_hand():
     """Of six parameters the first keeps 1 number in each kernel of four (a tenth at least), the
     bias 1 of 2, the fourth half of its numbers; matrices and the classifier are whole."""
     layout = Layout(Net(), "out")
@@ -97,96 +86,14 @@ def test_what_is_uploaded_by_hand() -> None:
     assert mask[:9].tolist() == [False] * 8 + [True]  # nine tenths of nine numbers
 
 
-def uploaded(fed: Any, masks: list[Tensor]) -> Any:
-    """The server after uploads of random models, masked."""
-    torch.manual_seed(0)
-    server = server_of(fed)
-    old, statistics, models = global_model(fed).clone(), {}, []
-    server.sent = fed.run.method.broadcast(server)
-    for c, mask in enumerate(masks):
-        fed.pool.state(c)
-        model = old + torch.randn(len(old), dtype=old.dtype)
-        fed.run.states[c].received["model"].copy_(torch.where(mask, model, old))
-        statistics[c] = {"kept": packed(mask)}
-        models.append(model)
-    server.collect([0, 1, 2, 3], statistics)
-    fed.run.method.aggregate(server)
-    return old, torch.stack(models), server["model"], server.shares([0, 1, 2, 3])
-
-
-def test_a_number_is_the_mean_of_those_who_uploaded_it(federation: Make) -> None:
-    fed = federation(FLAYER(), precision="64-true", **PLAIN)
-    size = fed.run.groups[0].layout.size
-    masks = [torch.rand(size, generator=torch.Generator().manual_seed(c)) < 0.5 for c in range(4)]
-    old, models, new, p = uploaded(fed, masks)
-    kept = torch.stack(masks).double() * p[:, None]
-    want = torch.where(kept.sum(0) > 0, (kept * models).sum(0) / kept.sum(0).clamp_min(1e-9), old)
-    assert (kept.sum(0) == 0).any() and (torch.stack(masks).all(0)).any()
-    for b in fed.run.groups[0].layout.blocks:
-        torch.testing.assert_close(
-            new[b.start : b.stop], want[b.start : b.stop], rtol=0, atol=1e-12
-        )
-
-
-def test_uploads_of_all_numbers_are_fedavgs(federation: Make) -> None:
-    """Bit for bit."""
-    news = []
-    for method in (FLAYER(), FedAvg()):
-        fed = federation(method, **PLAIN)
-        news.append(
-            uploaded(fed, [torch.ones(fed.run.groups[0].layout.size, dtype=torch.bool)] * 4)[2]
-        )
-    assert torch.equal(*news)
-
-
-def test_two_rounds_by_hand(federation: Make) -> None:
-    """One step each: of the top layer alone, then at rates by layer; the second round's mix is by
-    the accuracy."""
-    watch = Watch()
-    settings = WHOLE | PLAIN | {"rounds": 2, "local_epochs": 1}
-    fed = federation(FLAYER(top_rate=0.5), callbacks=[watch], **settings)
-    lr, layout = fed.run.config.optimizer.lr, fed.run.groups[0].layout
-    top = torch.zeros(layout.size, dtype=torch.bool)
-    for b in layout.blocks:
-        top[b.start : b.stop] = b.above == 0
-    own, accuracy = [global_model(fed).clone()] * 4, [0.0] * 4
-    for t in (1, 2):
-        w, watch.models = global_model(fed).clone(), []
-        fed.round(t)
-        trained = dict(watch.models)
-        shares, total, moved = (
-            server_of(fed).shares(range(4)),
-            torch.zeros_like(w),
-            torch.zeros_like(w),
-        )
-        for c in range(4):
-            client = client_of(fed, c)
-            x, y = batch = batch_of(client)
-            begun = torch.where(top, accuracy[c] * own[c] + (1 - accuracy[c]) * w, w)
-            begun = begun - lr * 0.5 * torch.where(top, slope(client, begun, batch), 0)
-            accuracy[c] = float((scores_at(client, begun, x).argmax(1) == y).double().mean())
-            g = slope(client, begun, batch)
-            own[c] = begun - lr * layer_rates(layout, g, 0.5) * g
-            torch.testing.assert_close(trained[c], own[c], rtol=0, atol=1e-10)
-            assert float(fed.run.states[c].memory["accuracy"]) == pytest.approx(accuracy[c])
-            kept = most_changed(layout, own[c] - begun)
-            total, moved = total + shares[c] * kept, moved + shares[c] * kept * (own[c] - w)
-        torch.testing.assert_close(
-            global_model(fed), w + moved / total.clamp_min(1e-9), rtol=0, atol=1e-10
-        )
-    assert max(accuracy) > 0
-
-
-def test_rates_are_set_anew_at_the_first_batch_of_each_epoch(
-    federation: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rates_are_set_anew_at_the_first_batch_of_each_epoch(federation, monkeypatch):
     """With BatchNorm a lone last sample joins the batch before it: the epoch has one batch less."""
-    set_anew: list[int] = []
+    set_anew = []
     monkeypatch.setattr(flayer, "layer_rates", lambda *_: set_anew.append(1) or 1.0)
     for net, epochs in (("norm", 6), ("plain", 3)):
         fed = federation(FLAYER(), net=net, batch_size=16)
         set_anew.clear()
-        client: Any = Lone(fed.run)
+        client = Lone(fed.run)
         step = flayer.phase_by_layer(client, 1.0, 1.0).step
         assert step is not None
         for _ in range(6):

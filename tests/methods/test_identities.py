@@ -1,17 +1,12 @@
 """Methods that with some arguments are another method, bit for bit: every client's model after each
 of its rounds, running statistics included."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from every import NAMES, method_of
 from reckoning import PlainMean
-from watching import Make, same, trained
+from watching import same, trained
 
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import Method
 from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.cfl import CFL
 from fl_lightning.methods.ditto import Ditto
@@ -45,11 +40,11 @@ from fl_lightning.methods.pfedgraph import PFedGraph
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.methods.topkpfd import TopKPFD
 
-FEW: dict[str, Any] = {"samples": 40, "batch_size": 16}
-TINY: dict[str, Any] = {"generator_steps": 2, "hidden": 8, "noise": 4}
+FEW = {"samples": 40, "batch_size": 16}
+TINY = {"generator_steps": 2, "hidden": 8, "noise": 4}
 PART = {"participation": 0.5}
 ALL = {"data": {"public": "held_back"}}
-IDENTITIES: list[tuple[Method, Method, list[Method], dict[str, Any]]] = [
+IDENTITIES = [
     (FedAvg(), Local(), [], {"clients": 1}),
     (FedProx(mu=0.0), FedAvg(), [], PART),
     (FedAMP(lam=0.0), Local(), [], PART),
@@ -97,14 +92,7 @@ IDENTITIES: list[tuple[Method, Method, list[Method], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("net", ["plain", "norm"])
 @pytest.mark.parametrize(("ours", "theirs", "unlike", "changes"), IDENTITIES, ids=repr)
-def test_it_is_the_other_method(
-    federation: Make,
-    net: str,
-    ours: Method,
-    theirs: Method,
-    unlike: list[Method],
-    changes: dict[str, Any],
-) -> None:
+def test_it_is_the_other_method(federation, net, ours, theirs, unlike, changes):
     changes = {"net": net, "rounds": 3, "evaluation": {"judge": "after"}, **changes}
     wanted = trained(federation, theirs, **changes)
     assert same(trained(federation, ours, **changes), wanted)
@@ -124,16 +112,14 @@ def test_it_is_the_other_method(
     ],
     ids=repr,
 )
-def test_its_first_round_is_the_other_methods(
-    federation: Make, net: str, ours: Method, theirs: Method, momentum: float
-) -> None:
+def test_its_first_round_is_the_other_methods(federation, net, ours, theirs, momentum):
     changes = {"net": net, "evaluation": {"judge": "after"}, "optimizer": {"momentum": momentum}}
     one, other = (trained(federation, method, **changes) for method in (ours, theirs))
     assert same(one[:4], other[:4]) and not same(one[4:], other[4:])
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if method_of(n).traits.classes])
-def test_what_is_about_classes_refuses_a_regression(federation: Make, name: str) -> None:
+def test_what_is_about_classes_refuses_a_regression(federation, name):
     regression = {"task": "regression", "public": "held_back", "validation": 0.2}
     with pytest.raises(BadInput, match="regression"):
         federation(method_of(name), data=regression).prepare()

@@ -1,36 +1,29 @@
 """selfkapc: rows by Mallows' Cp, the measured noise, and what becomes of it from round to round."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import chain, combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from reckoning import uploads
-from torch import Tensor
-from watching import Make, client_of, models, run_all, same, server_of
+from torch.testing import assert_close
+from watching import models, run_all, same, server_of
 
-from fl_lightning.callbacks.measured import RIDGE, MeasuredCube, measured_rows
+from fl_lightning.callbacks.measured import RIDGE, measured_rows
 from fl_lightning.callbacks.simplex import simplex_rows
-from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.core import Client, Payload
 from fl_lightning.data import prepare
-from fl_lightning.data.part import ResidentPart
 from fl_lightning.foundation.errors import BadClient
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.selfkapc import SelfKAPC
-from fl_lightning.results.folder import RunFolder
 
 
-def draw(*shape: int, seed: int = 0) -> Tensor:
+def draw(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def by_supports(H: np.ndarray, q: np.ndarray) -> np.ndarray:
+def by_supports(H, q):
     """The minimum of r H r / 2 - r q over the simplex, by the conditions of Karush, Kuhn and Tucker
     on each support."""
     n, best, value = len(q), None, np.inf
@@ -46,17 +39,8 @@ def by_supports(H: np.ndarray, q: np.ndarray) -> np.ndarray:
     return best
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_rows_on_the_simplex_against_all_supports(seed: int) -> None:
-    W, q = draw(6, 9, seed=seed), draw(4, 6, seed=seed + 100)
-    H = W @ W.T
-    rows = simplex_rows(H, 3 * q)
-    expected = np.stack([by_supports(H.numpy(), 3 * row) for row in q.numpy()])
-    np.testing.assert_allclose(rows, expected, atol=1e-8)
-
-
 @pytest.mark.parametrize("seed", range(40))
-def test_rows_from_products_of_32_bits(seed: int) -> None:
+def test_rows_from_products_of_32_bits(seed):
     """They are symmetric, and not negative, only but for rounding; of fewer numbers than clients
     they are singular."""
     generator = torch.Generator().manual_seed(seed)
@@ -77,7 +61,7 @@ def test_rows_from_products_of_32_bits(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "D"), [(40, 8), (60, 20), (100, 1), (100, 40)])
-def test_rows_of_more_clients_than_numbers(n: int, D: int) -> None:
+def test_rows_of_more_clients_than_numbers(n, D):
     """As in a small layer, such as PReLU's one number: the conditions of Karush, Kuhn and Tucker
     hold."""
     W = draw(n, D)
@@ -91,14 +75,8 @@ def test_rows_of_more_clients_than_numbers(n: int, D: int) -> None:
     assert float((slope - (slope * rows).sum(1, keepdim=True)).min()) > -1e-6
 
 
-def test_an_asymmetric_matrix_counts_as_its_symmetric_part() -> None:
-    W, Q = draw(6, 9), draw(4, 6, seed=1)
-    H, skew = W @ W.T, draw(6, 6, seed=2)
-    torch.testing.assert_close(simplex_rows(H + 0.3 * (skew - skew.T), Q), simplex_rows(H, Q))
-
-
 @pytest.mark.parametrize("noise", [0.0, 0.1, 1.0, 30.0])
-def test_measured_rows_minimise_the_criterion(noise: float) -> None:
+def test_measured_rows_minimise_the_criterion(noise):
     W, S = draw(5, 8), draw(5, 5, seed=1)
     Sigma, D = noise * S @ S.T, W - W.mean(0)
     C = (D @ D.T)[None]
@@ -108,12 +86,12 @@ def test_measured_rows_minimise_the_criterion(noise: float) -> None:
     for i, row in enumerate(rows):
         expected = by_supports(H, ((C[0] - 1.5 * Sigma)[i] / scale).numpy())
         # without noise the ridge alone decides
-        np.testing.assert_allclose(row, expected, atol=1e-8 if noise else 1e-7)
+        assert_allclose(row, expected, atol=1e-8 if noise else 1e-7)
     if noise == 0:
-        np.testing.assert_allclose(rows, np.eye(5), atol=1e-6)
+        assert_allclose(rows, np.eye(5), atol=1e-6)
 
 
-def test_the_criterion_is_unbiased_for_a_fixed_row() -> None:
+def test_the_criterion_is_unbiased_for_a_fixed_row():
     """E||r W - theta_i||^2 = E||r W - w_i||^2 + 2 (r Sigma)_i - Sigma_ii, with correlated noises,
     within 1 %."""
     theta, root, D = 0.3 * draw(4, 6), draw(4, 4, seed=2), 6
@@ -125,20 +103,7 @@ def test_the_criterion_is_unbiased_for_a_fixed_row() -> None:
     assert float(criterion) == pytest.approx(float(true), rel=0.01)
 
 
-def test_equal_models_and_a_single_source_keep_their_own() -> None:
-    zeros, noise = (
-        torch.zeros(2, 3, 3, dtype=torch.float64),
-        torch.ones(2, 3, 3, dtype=torch.float64),
-    )
-    assert torch.equal(
-        measured_rows(zeros, noise, torch.tensor([2]), 1.5)[0, 0],
-        torch.tensor([0.0, 0, 1]).double(),
-    )
-    one = torch.ones(1, 1, 1, dtype=torch.float64)
-    assert torch.equal(measured_rows(one, one, torch.tensor([0]), 1.5), one)
-
-
-def test_a_client_does_not_take_its_own_noise_back_through_others() -> None:
+def test_a_client_does_not_take_its_own_noise_back_through_others():
     """Targets are equal. Upload 1 was mixed of upload 0's: it is the nearest to it, and has the
     least to give."""
     e = draw(4, 2000)
@@ -154,43 +119,24 @@ def test_a_client_does_not_take_its_own_noise_back_through_others() -> None:
     assert row[1] < row[2:].min()
 
 
-def test_much_noise_leaves_the_own_model() -> None:
-    """However large: the row is on others, and finite."""
-    W = draw(4, 5)
-    D = W - W.mean(0)
-    C, Sigma = (D @ D.T)[None], torch.zeros(1, 4, 4, dtype=torch.float64)
-    Sigma[0, 1, 1] = 1e12
-    row = measured_rows(C, Sigma, torch.tensor([1]), 1.0)[0, 0]
-    assert row[1] == 0 and row.isfinite().all() and float(row.sum()) == pytest.approx(1)
-
-
 # ---------------------------------------------------------------- in a federation
 
 
-def test_a_subset_of_a_part_has_its_samples() -> None:
-    part = ResidentPart(torch.arange(10.0)[:, None], torch.arange(10), None)
-    some = part.subset(torch.tensor([7, 1, 4])).subset(torch.tensor([0, 2]))
-    assert [y.tolist() for _, y in some.batches(5)] == [[7, 4]]
-    assert some.whole is part and len(some) == 2
-    order = torch.Generator().manual_seed(1)
-    assert {int(y) for _, ys in some.batches(1, order) for y in ys} == {7, 4}
-
-
-def test_noise_is_a_quarter_of_the_squared_distance_of_halves(federation: Make) -> None:
+def test_noise_is_a_quarter_of_the_squared_distance_of_halves(federation):
     """Measured in the first round alone, by layer; the upload is the mean of both."""
     fed = federation(SelfKAPC(), precision="64-true", rounds=2)
-    seen: dict[int, list[dict[str, Tensor]]] = {}
+    seen = {}
     method = fed.run.method
     upload = type(method).upload
-    halves: dict[int, list[Tensor]] = {}
+    halves = {}
     phases = type(method).phases
 
-    def spied(self, client, payload):  # type: ignore[no-untyped-def]
+    def spied(self, client, payload):
         for phase in phases(self, client, payload):
             yield phase
             halves.setdefault(client.id, []).append(client["model"].clone())
 
-    def sent(self, client, payload):  # type: ignore[no-untyped-def]
+    def sent(self, client, payload):
         found = upload(self, client, payload)
         seen.setdefault(client.id, []).append(dict(found.statistics))
         return found
@@ -204,7 +150,7 @@ def test_noise_is_a_quarter_of_the_squared_distance_of_halves(federation: Make) 
     layout = fed.run.groups[0].layout
     for c, w in enumerate(after):
         a, b = halves[c][:2]
-        torch.testing.assert_close(w, (a + b) / 2)
+        assert_close(w, (a + b) / 2)
         expected = [
             sum(
                 float((a - b)[k.start : k.stop].square().sum())
@@ -214,12 +160,12 @@ def test_noise_is_a_quarter_of_the_squared_distance_of_halves(federation: Make) 
             / 4
             for layer in range(len(layout.layers))
         ]
-        np.testing.assert_allclose(seen[c][0]["noise"], expected, rtol=1e-5)
+        assert_allclose(seen[c][0]["noise"], expected, rtol=1e-5)
         assert [sorted(s) for s in seen[c]] == [["noise", "step"], ["step"]]
     assert {f"noise_share_{name}" for name in fed.run.layer_names} <= first.metrics.keys()
 
 
-def test_noise_follows_the_mixes_and_is_its_client_s_again(federation: Make) -> None:
+def test_noise_follows_the_mixes_and_is_its_client_s_again(federation):
     """A <- keep T A + diag(sqrt(v)), T the rows of those who answered, v = s^2 / n_i ||step||^2."""
     fed = federation(SelfKAPC(keep=0.5), precision="64-true", rounds=3, clients=5)
     fed.round(1)
@@ -231,7 +177,7 @@ def test_noise_follows_the_mixes_and_is_its_client_s_again(federation: Make) -> 
     before = [s.received["model"].clone() for _, s in sorted(fed.run.states.items())]
     server = server_of(fed, [1, 3])
     sent = {c: p.vector.clone() for c, p in fed.run.method.broadcast(server).items()}
-    rows = server.only.weighed.weights  # type: ignore[union-attr]
+    rows = server.only.weighed.weights
     fed.round(2, [1, 3])
     layout, shares = (
         fed.run.groups[0].layout,
@@ -245,7 +191,7 @@ def test_noise_follows_the_mixes_and_is_its_client_s_again(federation: Make) -> 
             moved = fed.run.states[c].received["model"] - sent[c]
             step = float(layout.squared_norms(moved)[layer])
             expected[c, c] += (min(float(shares[layer]) / n[c], 1) * step) ** 0.5
-        torch.testing.assert_close(
+        assert_close(
             fed.run.server.memory["noise.loadings"][layer], expected, rtol=1e-5, atol=1e-12
         )
     assert same(
@@ -254,27 +200,14 @@ def test_noise_follows_the_mixes_and_is_its_client_s_again(federation: Make) -> 
     )
 
 
-def test_a_client_that_never_took_part_receives_the_mean_of_those_that_did(
-    federation: Make,
-) -> None:
-    fed = federation(SelfKAPC(), clients=5, rounds=3)
-    fed.round(1, [0, 1])
-    rows = fed.round(2, [1, 4]).relation.rows  # sources 0, 1, 4
-    n = np.array(fed.run.data.train_sizes, dtype=float)[:2]
-    np.testing.assert_allclose(rows[1, :, :2], np.tile(n / n.sum(), (rows.shape[1], 1)), atol=1e-6)
-    assert not rows[1, :, 2].any()
-
-
-def test_without_noise_every_client_trains_alone(federation: Make) -> None:
+def test_without_noise_every_client_trains_alone(federation):
     """kappa 0: rows are the own models; but for the first round's halves that is local training."""
     fed = federation(SelfKAPC(kappa=0.0), rounds=2)
     fed.round(1)
-    np.testing.assert_allclose(
-        fed.round(2).relation.rows, np.eye(4)[:, None] + np.zeros((1, 2, 1)), atol=1e-5
-    )
+    assert_allclose(fed.round(2).relation.rows, np.eye(4)[:, None] + np.zeros((1, 2, 1)), atol=1e-5)
 
 
-def test_one_sample_a_client(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_sample_a_client(federation, capsys):
     """No halves: local training as everybody's, all of a step counts as noise, and a line says
     so."""
     few = prepare(DataConfig(source="digits", partition="iid"), 4, 0)
@@ -291,7 +224,7 @@ def test_one_sample_a_client(federation: Make, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 8])
-def test_halves_train_on_no_more_samples(federation: Make, batch_size: int) -> None:
+def test_halves_train_on_no_more_samples(federation, batch_size):
     """Also where a round's length is given in steps, of batches that cannot be halved."""
     few = {"fraction": 0.1}
     for length in ({"local_steps": 1}, {"local_steps": 6}, {"local_epochs": 2}):
@@ -306,14 +239,12 @@ def test_halves_train_on_no_more_samples(federation: Make, batch_size: int) -> N
 
 
 @pytest.mark.parametrize("noise", [3e38, float("inf")])
-def test_a_client_whose_noise_has_no_bound(
-    federation: Make, monkeypatch: pytest.MonkeyPatch, noise: float
-) -> None:
+def test_a_client_whose_noise_has_no_bound(federation, monkeypatch, noise):
     """All of a step counts as noise, for everybody, since noise is pooled; an infinite one is a
     client's failure."""
     upload = SelfKAPC.upload
 
-    def sent(self: SelfKAPC, client: Client, payload: Payload) -> Payload:
+    def sent(self, client, payload):
         made = upload(self, client, payload)
         if client.id == 0 and "noise" in made.statistics:
             made.statistics["noise"] = torch.full_like(made.statistics["noise"], noise)
@@ -329,15 +260,13 @@ def test_a_client_whose_noise_has_no_bound(
         return
     last = [fed.round(t) for t in (1, 2, 3)][-1]
     assert {last.metrics[f"noise_share_{name}"] for name in fed.run.layer_names} == {1.0}
-    np.testing.assert_allclose(last.relation.rows.sum(-1), 1, rtol=1e-5)
+    assert_allclose(last.relation.rows.sum(-1), 1, rtol=1e-5)
     assert (last.relation.rows[range(4), :, range(4)] < 0.1).all() and all(
         w.isfinite().all() for w in models(fed)
     )
 
 
-def test_steps_too_small_to_see_leave_the_own_model(
-    federation: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_too_small_to_see_leave_the_own_model(federation, capsys):
     """All models are equal: no noise, no line about it."""
     fed = run_all(federation(SelfKAPC(), rounds=2, optimizer={"lr": 1e-30}))
     assert same(models(fed), models(fed)[:1] * 4)
@@ -347,58 +276,6 @@ def test_steps_too_small_to_see_leave_the_own_model(
     assert "samples to measure" not in capsys.readouterr().err
 
 
-def test_a_cohort_of_two(federation: Make) -> None:
-    """They mix with each other, and later with those that took part before."""
-    fed = federation(SelfKAPC(), clients=5, rounds=4)
-    fed.round(1, [0, 1])
-    two = fed.round(2, [0, 1]).relation
-    assert two.sources == [0, 1] and float(two.rows[0, 0, 1]) > 0
-    fed.round(3, [2, 3])
-    last = fed.round(4, [0, 2]).relation
-    assert last.sources == [0, 1, 2, 3]
-    np.testing.assert_allclose(last.rows.sum(-1), 1, rtol=1e-5)
-    assert fed.run.server.memory["noise.rounds"].tolist() == [3, 2, 2, 1, 0]
-
-
-def test_layer_selection_on_top(fit: Callable[..., Path]) -> None:
-    """By the command: layers in which a client mostly keeps to itself do not travel to it; resumed
-    to the bit."""
-    flags = "--method selfkapc --data.partition iid --method.kappa 0.5 --callbacks checkpoint"
-    selection = (
-        "--callbacks layerselection --callbacks.layerselection.client false "
-        "--callbacks.layerselection.mu 0.5"
-    )
-    plain, run = RunFolder(fit("plain", flags)), RunFolder(fit("selected", flags, selection))
-    rows, layers = run.read_relation(2).rows, run.read_relation(2).layers
-    own = np.array([rows[c, :, c] for c in range(4)])
-    assert (own > 0.5).any() and (own < 0.5).any()
-    for folder, name in ((plain, "plain"), (run, "selected")):
-        assert all(f"noise_share_{layer}" in folder.read("metrics")[-1] for layer in layers), name
-    whole, less = (folder.read("metrics")[1]["download_bytes"] for folder in (plain, run))
-    assert 0 < less < whole
-    cut = fit("cut", flags, selection, "--federation.rounds 2")
-    assert main(["fit", "--name", "cut", "--resume", "--federation.rounds", "3"]) == 0
-    assert RunFolder(cut).read("final") == run.read("final")
-
-
-def test_one_client_alone(federation: Make) -> None:
+def test_one_client_alone(federation):
     fed = run_all(federation(SelfKAPC(), clients=1, rounds=3))
     assert models(fed)[0].isfinite().all()
-
-
-def test_layers_with_fewer_numbers_than_clients_are_named_once(
-    federation: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The plain network's last layer has 16 x 10 + 10 numbers."""
-    run_all(federation(SelfKAPC(), clients=4, rounds=2))
-    assert "fewer numbers" not in capsys.readouterr().err
-    federation(SelfKAPC(), clients=171, data={"partition": "iid", "min_samples": 2}).prepare()
-    [line] = [line for line in capsys.readouterr().err.splitlines() if "fewer numbers" in line]
-    assert "selfkapc: out (170 numbers): fewer numbers than the 171 clients." in line
-
-
-def test_the_relation_is_the_server_s_and_learns_once_a_round(federation: Make) -> None:
-    fed = run_all(federation(SelfKAPC(), rounds=3))
-    assert isinstance(fed.run.relation, MeasuredCube)
-    assert fed.run.server.memory["noise.rounds"].tolist() == [3, 3, 3, 3]
-    assert client_of(fed, 0).rounds == 3

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import spectral_norm as hooked
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
-from fl_lightning.configuration.config import Component
 from fl_lightning.core import Layout
 from fl_lightning.core.buffers import singular_vectors
 from fl_lightning.core.layout import Binding
-from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.predictor import Predictor
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.moon import MOON
-from fl_lightning.models import build, head_of
-
-Make = Callable[..., Federation]
-Wrap = Callable[[nn.Linear], nn.Module]
-HERE = "fl_lightning.foundation.errors"
+from fl_lightning.models import head_of
 
 
 class Net(nn.Module):
@@ -39,7 +32,7 @@ class Net(nn.Module):
         self.hidden = type(self).wrap(nn.Linear(64, 16))
         self.out = nn.Linear(16, 10)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.out(self.hidden(x.flatten(1)).relu())
 
 
@@ -57,17 +50,17 @@ class Hooked(Net):
 
 
 @pytest.fixture
-def made(federation: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
+def made(federation, monkeypatch):
     """As `federation`, of a network class."""
 
-    def make(net: type[nn.Module], *args: Any, **changes: Any) -> Federation:
+    def make(net, *args, **changes):
         monkeypatch.setitem(federation.__globals__["NETS"], "plain", net)
         return federation(*args, **changes)
 
     return make
 
 
-def norm(model: Any) -> float:
+def norm(model):
     """The greatest singular value of the weight that the first layer computes with."""
     model.eval()
     model(torch.zeros(1, 1, 8, 8))
@@ -75,7 +68,7 @@ def norm(model: Any) -> float:
 
 
 @pytest.mark.parametrize("net", [Net, Hooked, Chained])
-def test_an_averaged_weight_is_divided_by_its_own_norm(made: Make, net: type[nn.Module]) -> None:
+def test_an_averaged_weight_is_divided_by_its_own_norm(made, net):
     fed = made(
         net, FedAvg(), optimizer={"lr": 0.5}, evaluation={"models": ["before", "after", "global"]}
     )
@@ -91,7 +84,7 @@ def test_an_averaged_weight_is_divided_by_its_own_norm(made: Make, net: type[nn.
 
 
 @pytest.mark.parametrize("net", [Net, Hooked])
-def test_buffers_follow_from_the_weight_alone(net: type[nn.Module]) -> None:
+def test_buffers_follow_from_the_weight_alone(net):
     torch.manual_seed(0)
     model = net()
     layout = Layout(model, head_of(model))
@@ -104,7 +97,7 @@ def test_buffers_follow_from_the_weight_alone(net: type[nn.Module]) -> None:
     assert all(map(torch.equal, buffers, others))
 
 
-def test_scores_in_between_change_no_spectral_norm_that_trains(made: Make) -> None:
+def test_scores_in_between_change_no_spectral_norm_that_trains(made):
     models = []
     for every in (1, 2):
         fed = made(
@@ -117,7 +110,7 @@ def test_scores_in_between_change_no_spectral_norm_that_trains(made: Make) -> No
     assert torch.equal(*models)
 
 
-def test_another_model_has_buffers_of_its_own_while_one_trains(made: Make) -> None:
+def test_another_model_has_buffers_of_its_own_while_one_trains(made):
     """MOON's loss compares the model that trains with two others."""
     fed = made(Net, MOON())
     fed.prepare()
@@ -137,36 +130,11 @@ def test_another_model_has_buffers_of_its_own_while_one_trains(made: Make) -> No
 
 
 @pytest.mark.parametrize("wrap", [weight_norm, orthogonal], ids=["weight_norm", "orthogonal"])
-def test_other_parametrisations_are_averaged_as_parameters(made: Make, wrap: Wrap) -> None:
+def test_other_parametrisations_are_averaged_as_parameters(made, wrap):
     net = type("Wrapped", (Net,), {"wrap": staticmethod(wrap)})
     fed = made(net, FedAvg())
     fed.prepare()
     assert fed.round(1).metrics["train_loss"] > 0
-
-
-def test_statistics_are_averaged_and_counters_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Counting(nn.Module):
-        head = "out"
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.InstanceNorm2d(1, track_running_stats=True)
-            self.lazy = nn.LazyBatchNorm1d(momentum=None)
-            self.out = nn.LazyLinear(10)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(self.lazy(self.norm(x).flatten(1)))
-
-    monkeypatch.setattr(f"{HERE}.Counting", Counting, raising=False)
-    model = build(Component(f"{HERE}.Counting"), (1, 8, 8), 10)
-    layout = Layout(model, head_of(model))
-    assert [b.name for b in layout.blocks if b.kind == "buffer"] == [
-        "norm.running_mean",
-        "norm.running_var",
-        "lazy.running_mean",
-        "lazy.running_var",
-    ]
-    assert layout.own_names == ["norm.num_batches_tracked", "lazy.num_batches_tracked"]
 
 
 class Uncalled(Net):
@@ -201,15 +169,13 @@ class Synchronised(Net):
         (Synchronised, "'more' is not allowed; SyncBatchNorm would mix batches of clients"),
     ],
 )
-def test_buffers_that_nobody_can_average_are_refused(
-    made: Make, net: type[nn.Module], message: str
-) -> None:
+def test_buffers_that_nobody_can_average_are_refused(made, net, message):
     with pytest.raises(BadInput, match=f"^model: {message}"):
         made(net, FedAvg())
 
 
 @pytest.mark.parametrize("shape", [(3, 40), (64, 64), (600, 700)])
-def test_singular_vectors(shape: tuple[int, int]) -> None:
+def test_singular_vectors(shape):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     left, right = singular_vectors(matrix)
     assert float(left @ matrix @ right) == pytest.approx(

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from fl_lightning.models.lenet import LeNet
     # 28 -> 24 -> 12 -> 8 -> 4; 32 -> 28 -> 14 -> 10 -> 5
     [((1, 28, 28), 256), ((3, 28, 28), 256), ((1, 32, 32), 400), ((3, 32, 32), 400)],
 )
-def test_parameters_by_hand(shape: tuple[int, ...], flat: int) -> None:
+def test_parameters_by_hand(shape, flat):
     model = LeNet(shape, 10)
     convolutions = (25 * shape[0] + 1) * 6 + (25 * 6 + 1) * 16
     assert (
@@ -22,12 +20,7 @@ def test_parameters_by_hand(shape: tuple[int, ...], flat: int) -> None:
     assert model(torch.zeros(2, *shape)).shape == (2, 10)
 
 
-def test_the_sizes_that_are_named() -> None:
-    for shape, expected in (((1, 28, 28), 44_426), ((3, 32, 32), 62_006)):
-        assert sum(p.numel() for p in LeNet(shape, 10).parameters()) == expected
-
-
-def test_images_that_are_too_small() -> None:
+def test_images_that_are_too_small():
     for shape in ((1, 15, 15), (1, 8, 8), (64,)):
         with pytest.raises(BadInput, match="padding"):
             LeNet(shape, 10)

@@ -5,23 +5,17 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from lightning import LightningModule
-from torch import Tensor, nn
+from torch import nn
 
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.perfedavg import PerFedAvg
 from fl_lightning.training.module import Skipped
 from fl_lightning.training.optimizers import FastSGD
-
-Make = Callable[..., Federation]
-Seen = list[tuple[Any, ...]]
 
 
 class Lit(LightningModule):
@@ -36,22 +30,22 @@ class Lit(LightningModule):
             nn.Linear(8, 10),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.out(self.body(x))
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         return self.then(nn.functional.cross_entropy(self(batch[0]), batch[1]), batch_idx)
 
-    def then(self, loss: Tensor, batch_idx: int) -> Any:
+    def then(self, loss, batch_idx):
         return loss
 
 
 class Forward(Lit):
     """Its forward pass depends on the epoch while it trains."""
 
-    training_step = LightningModule.training_step  # type: ignore[assignment]
+    training_step = LightningModule.training_step
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         factor = 1 + self.current_epoch if self.training else 1
         return super().forward(x) * factor
 
@@ -65,15 +59,15 @@ class Around(nn.Module):
         super().__init__()
         self.net = Forward()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x)
 
 
 @pytest.fixture
-def made(federation: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
+def made(federation, monkeypatch):
     """As `federation`, of a network class; or of `Lit` with what becomes of its loss."""
 
-    def make(net: Any, method: Any = None, **changes: Any) -> Federation:
+    def make(net, method=None, **changes):
         cls = net if isinstance(net, type) else type("Then", (Lit,), {"then": net})
         monkeypatch.setitem(federation.__globals__["NETS"], "plain", cls)
         return federation(method or FedAvg(), **changes)
@@ -81,13 +75,13 @@ def made(federation: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
     return make
 
 
-def watching(seen: Seen, *names: str) -> Callable[..., Tensor]:
+def watching(seen, *names):
     """Notes the attributes `names` at each step."""
 
-    def then(self: Lit, loss: Tensor, batch_idx: int) -> Tensor:
+    def then(self, loss, batch_idx):
         values = []
         for name in names:
-            value: Any = self
+            value = self
             for part in name.split("."):
                 value = getattr(value, part)
             values.append(value)
@@ -97,11 +91,11 @@ def watching(seen: Seen, *names: str) -> Callable[..., Tensor]:
     return then
 
 
-def test_epochs_and_steps_count_through_the_rounds(made: Make) -> None:
+def test_epochs_and_steps_count_through_the_rounds(made):
     """Also where a round is the first that is seen: after a resume, and for a client that joins in
     late."""
     names = ("current_epoch", "global_step", "trainer.current_epoch", "trainer.global_step")
-    seen: Seen = []
+    seen = []
     fed = made(watching(seen, *names), clients=1, local_epochs=2, batch_size=512)
     fed.prepare()
     seen.clear()
@@ -111,7 +105,7 @@ def test_epochs_and_steps_count_through_the_rounds(made: Make) -> None:
     fed.round(2)
     steps = range(4 * per_epoch)
     assert seen == [(step // per_epoch, step, step // per_epoch, step) for step in steps]
-    late: Seen = []
+    late = []
     fed = made(watching(late, *names), clients=1, local_epochs=2, batch_size=512)
     fed.prepare()
     late.clear()
@@ -127,9 +121,7 @@ def test_epochs_and_steps_count_through_the_rounds(made: Make) -> None:
         ({"local_epochs": None, "local_steps": 5}, 5, 4),
     ],
 )
-def test_the_trainers_limits_are_those_of_the_run(
-    made: Make, length: Any, of_a_round: int, epochs: int
-) -> None:
+def test_the_trainers_limits_are_those_of_the_run(made, length, of_a_round, epochs):
     names = (
         "max_steps",
         "estimated_stepping_batches",
@@ -137,7 +129,7 @@ def test_the_trainers_limits_are_those_of_the_run(
         "max_epochs",
         "training",
     )
-    seen: Seen = []
+    seen = []
     fed = made(
         watching(seen, *(f"trainer.{name}" for name in names)), clients=1, batch_size=512, **length
     )
@@ -147,8 +139,8 @@ def test_the_trainers_limits_are_those_of_the_run(
     assert seen[-1] == (total, total, 3, epochs, True)
 
 
-def test_a_client_trains_in_one_process(made: Make) -> None:
-    seen: Seen = []
+def test_a_client_trains_in_one_process(made):
+    seen = []
     names = (
         "global_rank",
         "trainer.world_size",
@@ -179,10 +171,8 @@ def test_a_client_trains_in_one_process(made: Make) -> None:
         (lambda self: setattr(self.trainer, "should_stop", True), r"self\.trainer\.should_stop"),
     ],
 )
-def test_what_there_is_not_is_refused_by_name(
-    made: Make, read: Callable[[Lit], Any], name: str
-) -> None:
-    def then(self: Lit, loss: Tensor, batch_idx: int) -> Tensor:
+def test_what_there_is_not_is_refused_by_name(made, read, name):
+    def then(self, loss, batch_idx):
         read(self)
         return loss
 
@@ -192,9 +182,9 @@ def test_what_there_is_not_is_refused_by_name(
         fed.round(1)
 
 
-def test_counts_are_refused_outside_of_local_steps(made: Make) -> None:
+def test_counts_are_refused_outside_of_local_steps(made):
     class Evaluated(Lit):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return super().forward(x) * (1 + self.current_epoch)
 
     fed = made(Evaluated)
@@ -206,9 +196,7 @@ def test_counts_are_refused_outside_of_local_steps(made: Make) -> None:
 
 
 @pytest.mark.parametrize("net", [Forward, Around])
-def test_a_forward_pass_that_reads_them_is_not_stacked(
-    made: Make, net: type[nn.Module], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_forward_pass_that_reads_them_is_not_stacked(made, net, capsys):
     """And its numbers do not depend on the executor."""
     losses = []
     for executor in ("vmap", "loop"):
@@ -219,10 +207,8 @@ def test_a_forward_pass_that_reads_them_is_not_stacked(
     assert "the model reads self.current_epoch" in capsys.readouterr().err
 
 
-def test_none_takes_no_step(
-    made: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    steps: list[Tensor] = []
+def test_none_takes_no_step(made, monkeypatch, capsys):
+    steps = []
     step = FastSGD.step
     monkeypatch.setattr(
         FastSGD, "step", lambda *values: steps.append(values[1].detach()) or step(*values)
@@ -243,7 +229,7 @@ def test_none_takes_no_step(
     assert torch.equal(fed.run.groups[0].vectors["model"], fed.run.groups[0].initial)
 
 
-def test_none_is_refused_where_the_loss_is_needed(made: Make) -> None:
+def test_none_is_refused_where_the_loss_is_needed(made):
     fed = made(lambda self, loss, batch_idx: None, PerFedAvg())
     fed.prepare()
     with pytest.raises(
@@ -252,7 +238,7 @@ def test_none_is_refused_where_the_loss_is_needed(made: Make) -> None:
         fed.round(1)
 
 
-def test_a_loss_may_be_in_a_dict(made: Make) -> None:
+def test_a_loss_may_be_in_a_dict(made):
     losses = []
     for then in (
         Lit.then,
@@ -275,7 +261,7 @@ def test_a_loss_may_be_in_a_dict(made: Make) -> None:
         (lambda self, loss, k: torch.stack([loss, loss]), r"numbers of shape \(2,\)"),
     ],
 )
-def test_what_is_no_loss_is_refused(made: Make, then: Callable[..., Any], returned: str) -> None:
+def test_what_is_no_loss_is_refused(made, then, returned):
     fed = made(then)
     fed.prepare()
     with pytest.raises(
@@ -284,7 +270,7 @@ def test_what_is_no_loss_is_refused(made: Make, then: Callable[..., Any], return
         fed.round(1)
 
 
-def test_a_loss_without_a_gradient_is_refused(made: Make) -> None:
+def test_a_loss_without_a_gradient_is_refused(made):
     fed = made(lambda self, loss, batch_idx: torch.zeros(()))
     fed.prepare()
     with pytest.raises(
@@ -293,33 +279,12 @@ def test_a_loss_without_a_gradient_is_refused(made: Make) -> None:
         fed.round(1)
 
 
-def test_logs_are_accepted_and_a_line_says_that_they_are_not_kept(
-    made: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def then(self: Lit, loss: Tensor, batch_idx: int) -> Tensor:
-        self.log("loss", loss)
-        self.log_dict({"loss": loss}, prog_bar=True)
-        self.logger.experiment.add_scalar("loss", loss, self.global_step)  # type: ignore[union-attr]
-        self.loggers[0].log_metrics({"loss": 1.0})
-        return loss
-
-    fed = made(then)
-    fed.prepare()
-    fed.round(1)
-    assert (
-        capsys.readouterr().err.count("model: what Then logs (self.log, self.logger) is not kept")
-        == 1
-    )
-
-
-def test_hooks_that_are_not_called_are_named(
-    made: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hooks_that_are_not_called_are_named(made, capsys):
     class Whole(Lit):
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.05)
 
-        def train_dataloader(self) -> Any:
+        def train_dataloader(self):
             return []
 
     made(Whole).prepare()
@@ -334,7 +299,7 @@ def test_hooks_that_are_not_called_are_named(
     assert "configure_optimizers" not in capsys.readouterr().err
 
 
-def test_a_model_can_still_be_copied_and_pickled(made: Make) -> None:
+def test_a_model_can_still_be_copied_and_pickled(made):
     model = made(Forward).worker.trainers[0].module.model
     twin = copy.deepcopy(model).eval()
     torch.save(model, io.BytesIO())

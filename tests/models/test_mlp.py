@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -16,11 +14,11 @@ from fl_lightning.models.transformer import Transformer
     # FEDORA's: 784*128+128 + 128*128+128 + 128*10+10.
     [((1, 28, 28), (128, 128), 118_282), ((1, 8, 8), (), 650), ((20,), (3,), 63 + 40)],
 )
-def test_parameters(shape: tuple[int, ...], hidden: tuple[int, ...], expected: int) -> None:
+def test_parameters(shape, hidden, expected):
     assert sum(p.numel() for p in MLP(shape, 10, hidden).parameters()) == expected
 
 
-def test_layers_without_numbers_are_refused() -> None:
+def test_layers_without_numbers_are_refused():
     """`hidden [0]` trained a bias alone, in silence."""
     for name, sizes, make in (
         ("hidden", [8, 0], lambda: MLP((20,), 10, (8, 0))),

@@ -3,23 +3,17 @@ training step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from lightning import LightningModule
-from torch import Tensor, nn
+from torch import nn
 
 from fl_lightning.core import Layout
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.feddf import FedDF
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.models import head_of
-
-Make = Callable[..., Federation]
 
 
 class Keeping(nn.Module):
@@ -35,7 +29,7 @@ class Keeping(nn.Module):
             nn.Linear(8, 10),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         mean = x.mean().detach()
         if self.gone:
             del self.seen
@@ -69,18 +63,18 @@ class Lit(LightningModule):
             nn.Linear(8, 10),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.out(self.body(x))
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return 2 * nn.functional.cross_entropy(self(batch[0]), batch[1])
 
 
 @pytest.fixture
-def made(federation: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
+def made(federation, monkeypatch):
     """As `federation`, of a network class."""
 
-    def make(net: type[nn.Module], *args: Any, **changes: Any) -> Federation:
+    def make(net, *args, **changes):
         monkeypatch.setitem(federation.__globals__["NETS"], "plain", net)
         return federation(*args, **changes)
 
@@ -90,9 +84,7 @@ def made(federation: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("net", [Anew, Gone])
-def test_a_buffer_that_is_assigned_anew_is_refused(
-    made: Make, net: type[nn.Module], executor: str, clients: int
-) -> None:
+def test_a_buffer_that_is_assigned_anew_is_refused(made, net, executor, clients):
     """It would pass from client to client, and no checkpoint would have it."""
     with pytest.raises(
         BadInput, match=r"^model: 'seen' is not allowed; this buffer is assigned anew or removed"
@@ -104,7 +96,7 @@ def test_a_buffer_that_is_assigned_anew_is_refused(
 
 
 @pytest.mark.parametrize("method", [FedPer(), FedDF(samples=50, steps=2)], ids=["fedper", "feddf"])
-def test_evaluation_leaves_the_first_buffers(made: Make, method: Any) -> None:
+def test_evaluation_leaves_the_first_buffers(made, method):
     """Buffers of clients that have not yet trained, and of the global model, are copies."""
     data = {"public": "held_back"} if isinstance(method, FedDF) else {}
     fed = made(
@@ -129,7 +121,7 @@ def test_evaluation_leaves_the_first_buffers(made: Make, method: Any) -> None:
 @pytest.mark.parametrize(
     ("dtype", "wanted"), [(torch.bfloat16, torch.bfloat16), (torch.float64, torch.float64)]
 )
-def test_buffers_have_the_precision_of_the_model(dtype: torch.dtype, wanted: torch.dtype) -> None:
+def test_buffers_have_the_precision_of_the_model(dtype, wanted):
     model = Keeping()
     model.register_buffer("index", torch.arange(3))
     model.register_buffer("mask", torch.tensor([True]))
@@ -139,13 +131,13 @@ def test_buffers_have_the_precision_of_the_model(dtype: torch.dtype, wanted: tor
     assert layout.read(model)[1][0].dtype == torch.float64
 
 
-def test_a_model_with_a_float_buffer_trains_in_another_precision(made: Make) -> None:
+def test_a_model_with_a_float_buffer_trains_in_another_precision(made):
     fed = made(Keeping, FedAvg(), precision="bf16-true")
     fed.prepare()
     assert fed.round(1).metrics["train_loss"] > 0
 
 
-HOOKS: dict[str, Callable[..., Any]] = {
+HOOKS = {
     "on_train_batch_end": lambda self, outputs, batch, batch_idx: None,
     "optimizer_step": lambda self, *args: None,
     "on_after_batch_transfer": lambda self, batch, dataloader_idx: batch,
@@ -155,7 +147,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize(
     "names", [["on_train_batch_end"], ["on_after_batch_transfer", "optimizer_step"]]
 )
-def test_hooks_that_would_not_be_called_are_refused(made: Make, names: list[str]) -> None:
+def test_hooks_that_would_not_be_called_are_refused(made, names):
     hooked = type("Hooked", (Lit,), {name: HOOKS[name] for name in names})
     with pytest.raises(
         BadInput,
@@ -165,7 +157,7 @@ def test_hooks_that_would_not_be_called_are_refused(made: Make, names: list[str]
     made(type("Judged", (Lit,), {"on_validation_epoch_end": lambda self: None}), FedAvg())
 
 
-def test_manual_optimisation_is_refused(made: Make) -> None:
+def test_manual_optimisation_is_refused(made):
     class Manual(Lit):
         def __init__(self) -> None:
             super().__init__()
@@ -177,9 +169,9 @@ def test_manual_optimisation_is_refused(made: Make) -> None:
         made(Manual, FedAvg())
 
 
-def test_a_step_may_go_without_the_batchs_number(made: Make) -> None:
+def test_a_step_may_go_without_the_batchs_number(made):
     class Short(Lit):
-        def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
+        def training_step(self, batch):
             return super().training_step(batch, 0)
 
     losses = []

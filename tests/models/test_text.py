@@ -1,26 +1,16 @@
 """Models of text, their loss and score over positions, and a federation of them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score
 from torch.nn.functional import cross_entropy
+from torch.testing import assert_close
 
 from fl_lightning.configuration.components import Component, Text
-from fl_lightning.data.federated import FederatedData
-from fl_lightning.data.newcomers import few
-from fl_lightning.data.source import HeldOut
 from fl_lightning.engine.build import federation as federate
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import ACCURACY, NO_TARGET
 from fl_lightning.lab.planning.made_up import DataSizes, made_up
-from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedora import FEDORA
 from fl_lightning.methods.fedproto import FedProto
@@ -29,8 +19,7 @@ from fl_lightning.models import build, head_of
 from fl_lightning.models.base import SelfAttention
 from fl_lightning.models.vit import ViT
 
-Make = Callable[..., Federation]
-SMALL: dict[str, dict[str, Any]] = {
+SMALL = {
     "transformer.Transformer": {"depth": 1, "width": 16, "heads": 2},
     "lstm.LSTM": {"width": 16, "layers": 1},
     "textcnn.TextCNN": {"embedding": 8, "channels": 4},
@@ -38,14 +27,14 @@ SMALL: dict[str, dict[str, Any]] = {
 LENGTH, VOCABULARY = 6, 11
 
 
-def model_of(name: str, per_position: bool, classes: int = 3) -> torch.nn.Module:
+def model_of(name, per_position, classes=3):
     torch.manual_seed(0)
     path = f"fl_lightning.models.{name}"
     return build(Component(path, SMALL[name]), (LENGTH,), classes, Text(VOCABULARY, per_position))
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_models_of_text(name: str) -> None:
+def test_models_of_text(name):
     tokens = torch.randint(VOCABULARY, (4, LENGTH))
     model = model_of(name, False).eval()
     assert model(tokens).shape == (4, 3) and model.get_submodule(head_of(model)).out_features == 3
@@ -69,7 +58,7 @@ def test_models_of_text(name: str) -> None:
     assert not torch.allclose(model(later)[:, 3:], scores[:, 3:])
 
 
-def test_sizes_are_those_of_the_papers() -> None:
+def test_sizes_are_those_of_the_papers():
     lstm = build(Component("fl_lightning.models.lstm.LSTM"), (80,), 90, Text(90, True))
     gates = sum(4 * 256 * (n + 256) + 2 * 4 * 256 for n in (8, 256))
     assert sum(p.numel() for p in lstm.parameters()) == 90 * 8 + gates + 256 * 90 + 90
@@ -92,9 +81,7 @@ def test_sizes_are_those_of_the_papers() -> None:
         ((1, 8, 8), {"heads": 3}, "width 128"),
     ],
 )
-def test_images_that_cannot_be_cut_into_patches_are_refused(
-    shape: Any, args: dict[str, Any], said: str
-) -> None:
+def test_images_that_cannot_be_cut_into_patches_are_refused(shape, args, said):
     with pytest.raises(BadInput, match=said):
         ViT(shape, 10, **args)
 
@@ -102,24 +89,14 @@ def test_images_that_cannot_be_cut_into_patches_are_refused(
 # ---------------------------------------------------------------- loss and score
 
 
-def test_loss_and_accuracy_are_over_positions() -> None:
-    scores, y = torch.randn(5, LENGTH, VOCABULARY).double(), torch.randint(VOCABULARY, (5, LENGTH))
-    flat = cross_entropy(scores.flatten(0, 1), y.flatten())
-    torch.testing.assert_close(ACCURACY.loss(scores, y), flat)
-    torch.testing.assert_close(ACCURACY.loss(scores, y, "none").mean(), flat)
-    torch.testing.assert_close(ACCURACY.loss(scores, y, "sum"), 5 * flat)
-    right = (scores.argmax(-1) == y).double().mean()
-    assert float(ACCURACY.total(scores, y, VOCABULARY)) / 5 == pytest.approx(float(right))
-
-
-def test_positions_without_a_target_do_not_count() -> None:
+def test_positions_without_a_target_do_not_count():
     """A sample's loss and its share of right answers are means over those that have one; of none at
     all: 0."""
     scores, y = torch.randn(3, 4, VOCABULARY).double(), torch.randint(VOCABULARY, (3, 4))
     y[0, 2:], y[2] = NO_TARGET, NO_TARGET
     each = ACCURACY.loss(scores, y, "none")
-    torch.testing.assert_close(each[0], cross_entropy(scores[0, :2], y[0, :2]))
-    torch.testing.assert_close(each[1], cross_entropy(scores[1], y[1]))
+    assert_close(each[0], cross_entropy(scores[0, :2], y[0, :2]))
+    assert_close(each[1], cross_entropy(scores[1], y[1]))
     assert float(each[2]) == 0
     scores[0, 0, y[0, 0]] = scores[1, :, :].max() + 50
     scores[0, 1, y[0, 1]] = -100
@@ -130,7 +107,7 @@ def test_positions_without_a_target_do_not_count() -> None:
 # ---------------------------------------------------------------- a federation
 
 
-def texts(per_position: bool = True, classes: int = VOCABULARY) -> FederatedData:
+def texts(per_position=True, classes=VOCABULARY):
     """Tokens that count up, from anywhere: the next one is known."""
     text = Text(VOCABULARY, per_position)
     data = made_up(DataSizes([40] * 4, [10] * 4, (LENGTH,), classes, text=text))
@@ -145,9 +122,7 @@ def texts(per_position: bool = True, classes: int = VOCABULARY) -> FederatedData
     return data
 
 
-def around(
-    make: Make, method: Method, name: str, data: FederatedData, **changes: Any
-) -> Federation:
+def around(make, method, name, data, **changes):
     """A federation on texts."""
     fed = make(method, **changes)
     run, fabric = fed.run, fed.worker.trainers[0].fabric
@@ -156,42 +131,13 @@ def around(
     return federate(fabric, run.config, data, [model], run.method, [], run.folder)
 
 
-def test_next_tokens_are_learned(federation: Make) -> None:
-    data = texts()
-    assert data.text == Text(VOCABULARY, True) and data.input_shape == (LENGTH,)
-    assert data.class_counts.sum(1).tolist() == [40 * LENGTH] * 4
-    options: dict[str, Any] = {
-        "batch_size": 8,
-        "optimizer": {"name": "adam", "lr": 0.01},
-        "local_epochs": 3,
-    }
-    fed = around(federation, FedAvg(), "transformer.Transformer", data, rounds=3, **options)
-    fed.round(1)
-    assert fed.round(2).metrics["mean_accuracy"] > 0.9
-    x, y = next(iter(data.client(0).train.batches(4)))
-    assert x.dtype == torch.int64 and torch.equal(y, (x + 1) % VOCABULARY)
-
-
-def test_stacked_clients_train_on_texts_alike(federation: Make) -> None:
-    found = []
-    for name in ("loop", "vmap"):
-        options: dict[str, Any] = {"precision": "64-true", "fabric": {"executor": name}}
-        fed = around(federation, FedAvg(), "transformer.Transformer", texts(), **options)
-        fed.fit()
-        assert fed.worker.trainers[0].executor.name == name
-        found.append(fed.run.groups[0].vectors["model"])
-    torch.testing.assert_close(*found, rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("method", [FedProto(), MOON()])
-def test_methods_that_go_by_a_samples_class_refuse_next_tokens(
-    federation: Make, method: Method
-) -> None:
+def test_methods_that_go_by_a_samples_class_refuse_next_tokens(federation, method):
     with pytest.raises(BadInput, match="goes by the class of a sample, and here each token"):
         around(federation, method, "transformer.Transformer", texts())
 
 
-def test_attention_is_torchs() -> None:
+def test_attention_is_torchs():
     """With the same weights, causal or not."""
     torch.manual_seed(0)
     x = torch.randn(2, 5, 8)
@@ -202,19 +148,13 @@ def test_attention_is_torchs() -> None:
             part.weight.data = theirs.in_proj_weight.detach()[8 * k : 8 * k + 8]
         ours.out.weight.data = theirs.out_proj.weight.detach()
         mask = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1) if causal else None
-        torch.testing.assert_close(
-            ours(x)[0], theirs(x, x, x, attn_mask=mask, need_weights=False)[0]
-        )
+        assert_close(ours(x)[0], theirs(x, x, x, attn_mask=mask, need_weights=False)[0])
 
 
-def test_further_metrics_are_over_positions(federation: Make) -> None:
+def test_further_metrics_are_over_positions(federation):
     """Calibration and the like of all positions, as sklearn would see them; newcomers' samples are
     counted in all."""
-    options: dict[str, Any] = {
-        "evaluation": {"metrics": ["balanced_accuracy"]},
-        "batch_size": 8,
-        "rounds": 1,
-    }
+    options = {"evaluation": {"metrics": ["balanced_accuracy"]}, "batch_size": 8, "rounds": 1}
     fed = around(federation, FedAvg(), "transformer.Transformer", texts(), **options)
     [row] = [r for r in fed.round(1).clients if r["client"] == 0]
     client = fed.evaluator.at_rest(0)
@@ -224,19 +164,7 @@ def test_further_metrics_are_over_positions(federation: Make) -> None:
     assert row["balanced_accuracy_global"] == pytest.approx(wanted)
 
 
-def test_few_samples_of_texts_are_drawn_in_all() -> None:
-    data = texts()
-    everything = np.arange(12)
-    who = HeldOut(4, everything, everything[:0], everything, 0.0)
-    parts, knows = few(data, who, 5, 0.0, 0, torch.device("cpu"), torch.float32)
-    assert (
-        knows
-        and len(parts.train) == 5
-        and next(iter(parts.train.batches(9)))[1].shape == (5, LENGTH)
-    )
-
-
-def test_subspaces_of_token_numbers_are_refused(federation: Make) -> None:
+def test_subspaces_of_token_numbers_are_refused(federation):
     with pytest.raises(
         BadInput, match=r"method\.similarity: 'subspace' .* tokens span no subspace"
     ):

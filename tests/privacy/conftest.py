@@ -1,7 +1,5 @@
 """Lets these tests import the table of quick methods."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Epsilon against dp-accounting called by hand, and against the exact condition on Gaussian
 noise."""
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting as dp
@@ -30,7 +28,7 @@ SETTINGS = [
 NAMES = [f"setting-{'abcdefghij'[k % 10]}" for k in range(50)]
 
 
-def by_hand(sent: list[tuple[float, int]], delta: float, sampled: float = 1.0) -> float:
+def by_hand(sent, delta, sampled=1.0):
     """dp-accounting, one event after the other."""
     accountant = PLDAccountant(value_discretization_interval=1e-3)
     for z, n in sent:
@@ -39,11 +37,11 @@ def by_hand(sent: list[tuple[float, int]], delta: float, sampled: float = 1.0) -
     return float(accountant.get_epsilon(delta))
 
 
-def exact(sent: list[tuple[float, int]], delta: float) -> float:
+def exact(sent, delta):
     """Balle and Wang (ICML 2018), Theorem 8, for the one Gaussian that the composition is."""
     sigma = 1 / math.sqrt(sum(n / z**2 for z, n in sent))
 
-    def gap(e: float) -> float:
+    def gap(e):
         return float(
             norm.cdf(0.5 / sigma - e * sigma)
             - math.exp(e + norm.logcdf(-0.5 / sigma - e * sigma))
@@ -55,14 +53,14 @@ def exact(sent: list[tuple[float, int]], delta: float) -> float:
 
 @pytest.mark.sampled("setting-a")
 @pytest.mark.parametrize(("sent", "delta"), SETTINGS, ids=NAMES)
-def test_epsilon_is_dp_accountings(sent: list[tuple[float, int]], delta: float) -> None:
+def test_epsilon_is_dp_accountings(sent, delta):
     mine = epsilon([Mechanism(z, n) for z, n in sent], delta)
     assert mine == pytest.approx(by_hand(sent, delta), rel=1e-3)
 
 
 @pytest.mark.sampled("setting-a", "setting-b")
 @pytest.mark.parametrize(("sent", "delta"), SETTINGS, ids=NAMES)
-def test_epsilon_is_exact(sent: list[tuple[float, int]], delta: float) -> None:
+def test_epsilon_is_exact(sent, delta):
     mine = epsilon([Mechanism(z, n) for z, n in sent], delta)
     assert mine == pytest.approx(exact(sent, delta), rel=1e-3)
     half = [(z / 2, n) for z, n in sent]
@@ -72,13 +70,13 @@ def test_epsilon_is_exact(sent: list[tuple[float, int]], delta: float) -> None:
 
 
 @pytest.mark.parametrize(("z", "n", "q"), [(1.0, 20, 0.1), (2.0, 50, 0.02), (0.8, 5, 0.5)])
-def test_sampled_batches_are_accounted_as_such(z: float, n: int, q: float) -> None:
+def test_sampled_batches_are_accounted_as_such(z, n, q):
     mine = epsilon([Mechanism(z, n, q)], 1e-5)
     assert mine == pytest.approx(by_hand([(z, n)], 1e-5, q), rel=5e-3)
     assert mine < epsilon([Mechanism(z, n)], 1e-5)
 
 
-def test_what_noise_is_not_there_is_infinite_and_what_is_not_sent_is_nothing() -> None:
+def test_what_noise_is_not_there_is_infinite_and_what_is_not_sent_is_nothing():
     assert epsilon([Mechanism(0.0, 1)], 1e-5) == math.inf
     for sampled in (1, 0.5):
         assert epsilon([Mechanism(1e-200, 1, sampled)], 1e-5) == math.inf  # its square is 0
@@ -89,15 +87,15 @@ def test_what_noise_is_not_there_is_infinite_and_what_is_not_sent_is_nothing() -
 
 
 @pytest.mark.parametrize("target", [pytest.param(0.1, marks=pytest.mark.slow), 1.0, 8.0, 50.0])
-def test_the_noise_of_a_target_is_the_least(target: float) -> None:
-    def make(noise: float) -> list[Mechanism]:
+def test_the_noise_of_a_target_is_the_least(target):
+    def make(noise):
         return [Mechanism(noise, 10), Mechanism(noise, 1)]
 
     noise = calibrated(make, target, 1e-5, "key")
     assert target * 0.99 < epsilon(make(noise), 1e-5) <= target * (1 + 1e-4)
 
 
-def test_what_cannot_be_met() -> None:
+def test_what_cannot_be_met():
     with pytest.raises(BadInput, match="key: 1e-09 is not allowed; no noise up to 10000 clips"):
         calibrated(lambda z: [Mechanism(z, 1000)], 1e-9, 1e-5, "key")
     check_delta("key", 1e-5, 1000)

@@ -1,35 +1,27 @@
 """A trusted server's noise on the mean: bounds, variance, the adaptive clip, epsilon, and what is
 refused by name."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import dp_accounting as dp
 import pytest
 import torch
 from dp_accounting.rdp import RdpAccountant
-from every import NAMES, method_of
-from torch import Tensor
+from every import method_of
 
-from fl_lightning.callbacks.central import CentralPrivacy, keeps_state, refusal
+from fl_lightning.callbacks.central import CentralPrivacy, keeps_state
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.callbacks.privacy import INPUTS, LocalPrivacy
 from fl_lightning.cli import main
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.accounting import Mechanism, epsilon
 from fl_lightning.results.folder import RunFolder
 
-Make = Callable[..., Federation]
 COVERED = (
     "apfl",
     "ditto",
@@ -62,7 +54,7 @@ ADAPTERS = ("fedsalora", "ffalora")
 STILL = {"lr": 0.0}
 
 
-def changes(fed: Federation, old: Tensor) -> list[Tensor]:
+def changes(fed, old):
     """What the server received of each client, less the old global model, on what travels."""
     group = fed.run.groups[0]
     segments = group.layout.segments(group.down_mask)
@@ -72,13 +64,13 @@ def changes(fed: Federation, old: Tensor) -> list[Tensor]:
     ]
 
 
-def moved(fed: Federation, old: Tensor) -> Tensor:
+def moved(fed, old):
     group = fed.run.groups[0]
     segments = group.layout.segments(group.down_mask)
     return torch.cat([(group.vectors["model"] - old)[p.start : p.stop] for p in segments])
 
 
-def one_round(fed: Federation, t: int = 1) -> Tensor:
+def one_round(fed, t=1):
     """The global model before round `t`, which is then run."""
     if t == 1:
         fed.prepare()
@@ -90,7 +82,7 @@ def one_round(fed: Federation, t: int = 1) -> Tensor:
 # ---------------------------------------------------------------- bounds and noise
 
 
-def test_no_change_is_longer_than_the_clip_and_the_mean_is_plain(federation: Make) -> None:
+def test_no_change_is_longer_than_the_clip_and_the_mean_is_plain(federation):
     """Of clients of unlike sizes, at a huge learning rate, with next to no noise."""
     private = CentralPrivacy(clip=0.01, noise=1e-7)
     fed = federation(FedAvg(), "norm", [private], {"partition": "dirichlet"}, optimizer={"lr": 0.5})
@@ -101,7 +93,7 @@ def test_no_change_is_longer_than_the_clip_and_the_mean_is_plain(federation: Mak
     torch.testing.assert_close(moved(fed, old), torch.stack(parts).mean(0), rtol=0, atol=1e-6)
 
 
-def test_the_noise_is_that_of_the_mean_and_another_in_each_round(federation: Make) -> None:
+def test_the_noise_is_that_of_the_mean_and_another_in_each_round(federation):
     """Nothing trains: what the global model moves by is noise alone, clip * noise / n on each
     number."""
     fed = federation(
@@ -121,7 +113,7 @@ def test_the_noise_is_that_of_the_mean_and_another_in_each_round(federation: Mak
     assert not torch.equal(moved(other, one_round(other)), first)
 
 
-def test_variances_stay_what_they_can_be(federation: Make) -> None:
+def test_variances_stay_what_they_can_be(federation):
     fed = federation(FedAvg(), "norm", [CentralPrivacy(clip=100.0, noise=1.0)])
     one_round(fed)
     model, layout = fed.run.groups[0].vectors["model"], fed.run.groups[0].layout
@@ -132,7 +124,7 @@ def test_variances_stay_what_they_can_be(federation: Make) -> None:
 
 @pytest.mark.sampled("fedper")
 @pytest.mark.parametrize("name", [name for name in COVERED if name not in ADAPTERS])
-def test_covered_methods_run(federation: Make, name: str) -> None:
+def test_covered_methods_run(federation, name):
     net = "residual" if name == "fedalign" else "plain"
     method = method_of(name, **({"sigma": "0"} if name == "fedhkd" else {}))
     fed = federation(method, net, [CentralPrivacy(clip=0.1, noise=0.1)], {"validation": 0.1})
@@ -145,7 +137,7 @@ def test_covered_methods_run(federation: Make, name: str) -> None:
 
 
 @pytest.mark.parametrize(("clip", "within"), [(1e3, 40), (1e-6, 0)])
-def test_the_clip_follows_the_quantile(federation: Make, clip: float, within: int) -> None:
+def test_the_clip_follows_the_quantile(federation, clip, within):
     """Andrew et al., Algorithm 1: C <- C exp(-0.2 (b - quantile)), b the noisy share of changes
     within the clip."""
     private = CentralPrivacy(clip=clip, noise=0.5, quantile=0.3)
@@ -162,14 +154,10 @@ def test_the_clip_follows_the_quantile(federation: Make, clip: float, within: in
     assert share != pytest.approx(within / 40, abs=1e-6)  # the count is noisy
 
 
-def test_the_count_has_its_share_of_the_noise(federation: Make) -> None:
+def test_the_count_has_its_share_of_the_noise(federation):
     """The mean's noise grows by as much as the count's message takes; dp-accounting sees no
     difference."""
-    settings: dict[str, Any] = {
-        "clients": 40,
-        "data": {"fraction": 0.5, "partition": "iid"},
-        "optimizer": STILL,
-    }
+    settings = {"clients": 40, "data": {"fraction": 0.5, "partition": "iid"}, "optimizer": STILL}
     fed = federation(
         FedAvg(), callbacks=[CentralPrivacy(clip=1.0, noise=3.5, quantile=0.5)], **settings
     )
@@ -184,7 +172,7 @@ def test_the_count_has_its_share_of_the_noise(federation: Make) -> None:
 # ---------------------------------------------------------------- epsilon
 
 
-def by_hand(noise: float, rounds: int, size: int, clients: int) -> float:
+def by_hand(noise, rounds, size, clients):
     accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     event = dp.SampledWithoutReplacementDpEvent(clients, size, dp.GaussianDpEvent(noise / 2))
     accountant.compose(event, rounds)
@@ -194,16 +182,14 @@ def by_hand(noise: float, rounds: int, size: int, clients: int) -> float:
 @pytest.mark.parametrize(
     ("noise", "rounds", "size", "clients"), [(1.0, 50, 50, 1000), (4.0, 20, 10, 100)]
 )
-def test_cohorts_are_accounted_as_drawn_without_replacement(
-    noise: float, rounds: int, size: int, clients: int
-) -> None:
+def test_cohorts_are_accounted_as_drawn_without_replacement(noise, rounds, size, clients):
     mine = epsilon([Mechanism(noise, rounds, cohort=(size, clients))], 1e-5)
     assert mine == pytest.approx(by_hand(noise, rounds, size, clients), rel=2e-2)
     assert mine >= by_hand(noise, rounds, size, clients) * (1 - 1e-9)  # fewer orders: never below
     assert mine < epsilon([Mechanism(noise, rounds)], 1e-5, replace_one=True)
 
 
-def test_epsilon_is_the_smaller_of_known_and_secret_cohorts(federation: Make) -> None:
+def test_epsilon_is_the_smaller_of_known_and_secret_cohorts(federation):
     private = CentralPrivacy(clip=1.0, noise=4.0)
     fed = federation(FedAvg(), callbacks=[private], clients=20, participation=0.1, rounds=4)
     summary = fed.fit()
@@ -221,9 +207,7 @@ def test_epsilon_is_the_smaller_of_known_and_secret_cohorts(federation: Make) ->
 
 
 @pytest.mark.parametrize("name", ["fedper", "ditto", "feddyn", "fedbabu", "fedprox"])
-def test_secret_cohorts_lower_no_epsilon_where_clients_keep_state(
-    federation: Make, name: str
-) -> None:
+def test_secret_cohorts_lower_no_epsilon_where_clients_keep_state(federation, name):
     """A personal part, a second model and a gradient are state; an untrained classifier is none."""
     private = CentralPrivacy(clip=1.0, noise=4.0)
     summary = federation(
@@ -237,10 +221,10 @@ def test_secret_cohorts_lower_no_epsilon_where_clients_keep_state(
     assert ("clients keep state" in summary["privacy_covers"]) == stateful
 
 
-def test_state_that_is_kept_beside_the_method_counts() -> None:
+def test_state_that_is_kept_beside_the_method_counts():
     """The optimiser's, and what a transform keeps with every client."""
 
-    def config(*, keep: bool) -> Any:
+    def config(*, keep):
         return SimpleNamespace(optimizer=SimpleNamespace(keep_state=keep))
 
     remembering = SimpleNamespace(client_memory=True)
@@ -253,9 +237,7 @@ CLIP, NOISE = "--callbacks.centralprivacy.clip 1", "--callbacks.centralprivacy.n
 
 
 @pytest.mark.parametrize("participation", [1.0, pytest.param(0.25, marks=pytest.mark.slow)])
-def test_a_plan_says_the_epsilon_that_the_run_has(
-    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], participation: float
-) -> None:
+def test_a_plan_says_the_epsilon_that_the_run_has(fit, capsys, participation):
     part = f"--federation.participation {participation}"
     private = f"--callbacks.centralprivacy.epsilon_target 8 {CLIP} --federation.clients 8 {part}"
     folder = fit("x", "--method fedavg", private)
@@ -276,7 +258,7 @@ def test_a_plan_says_the_epsilon_that_the_run_has(
 # ---------------------------------------------------------------- ranks and resume
 
 
-def tables(folder: Path) -> list[Any]:
+def tables(folder):
     rows = RunFolder(folder).read("metrics") + RunFolder(folder).read("clients")
     return [
         {k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows
@@ -291,9 +273,7 @@ PRIVATE = (
 
 
 @pytest.mark.slow
-def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(
-    fit: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(fit, tmp_path):
     whole = fit("whole", PRIVATE)
     assert float(RunFolder(whole).read("metrics")[-1]["privacy_clip"]) != 1
     for n in (2, 3):
@@ -303,9 +283,7 @@ def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(
     assert tables(tmp_path / "runs" / "part") == tables(whole)
 
 
-def test_a_resumed_run_has_the_noise_that_it_began_with(
-    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_resumed_run_has_the_noise_that_it_began_with(fit, capsys, tmp_path):
     target = "--callbacks.centralprivacy.epsilon_target 8"
     fit("x", "--method fedavg --callbacks.checkpoint.seconds 0 --federation.rounds 1", CLIP, target)
     before = {f.name: f.read_bytes() for f in (tmp_path / "runs" / "x").glob("*.csv")}
@@ -317,17 +295,9 @@ def test_a_resumed_run_has_the_noise_that_it_began_with(
 # ---------------------------------------------------------------- what is refused
 
 
-@pytest.mark.slow
-def test_methods_are_covered_or_refused_by_name() -> None:
-    why = {name: refusal(method_of(name)) for name in NAMES}
-    assert tuple(sorted(name for name, words in why.items() if words is None)) == COVERED
-    assert "mixes of their own" in str(why["kapc"]) and "mean_feature" in str(why["dbe"])
-    assert "control" in str(why["scaffold"]) and "aggregate of FedDF" in str(why["feddf"])
-
-
-def test_a_method_of_ones_own_that_looks_at_uploads_is_refused(federation: Make) -> None:
+def test_a_method_of_ones_own_that_looks_at_uploads_is_refused(federation):
     class Looks(Method):
-        def aggregate(self, server: Any) -> None:
+        def aggregate(self, server):
             super().aggregate(server)
 
     class Plain(FedAvg):
@@ -354,9 +324,7 @@ def test_a_method_of_ones_own_that_looks_at_uploads_is_refused(federation: Make)
         ([CentralPrivacy(clip=1.0, epsilon_target=1e-9)], "epsilon_target: 1e-09 .*no noise up to"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(
-    federation: Make, callbacks: list[Any], says: str
-) -> None:
+def test_parts_that_do_not_fit_are_refused(federation, callbacks, says):
     fed = federation(FedAvg(), callbacks=callbacks)
     with pytest.raises(BadInput) as caught:
         for callback in callbacks:
@@ -383,9 +351,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_uses_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str
-) -> None:
+def test_wrong_uses_are_one_line(tmp_path, monkeypatch, capsys, case):
     monkeypatch.chdir(tmp_path)
     flags, says = WRONG[case]
     words = (

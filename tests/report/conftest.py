@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from pandas import DataFrame
 
 from fl_lightning.results.result import MIB
 
 
-def cells(table: DataFrame) -> dict[str, list[str]]:
+def cells(table):
     """A table's rows by their heads."""
     return dict(zip(table.index, table.to_numpy().tolist(), strict=True))
 
@@ -23,14 +21,14 @@ LAYERS = ["conv", "norm", "head"]
 MakeRun = Callable[..., Path]
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows):
     """CSV text; an absent value is an empty cell."""
     header = list(dict.fromkeys(name for row in rows for name in row))
     lines = [header, *([str(row.get(name, "")) for name in header] for row in rows)]
     return "".join(",".join(line) + "\n" for line in lines)
 
 
-def relation(receivers: list[int], layers: int) -> np.ndarray:
+def relation(receivers, layers):
     """A client's weight on itself is 0.9, and the others' are alike."""
     n = len(receivers)
     rows = np.full((n, layers, n), 0.1 / max(1, n - 1), dtype=np.float32)
@@ -39,28 +37,28 @@ def relation(receivers: list[int], layers: int) -> np.ndarray:
 
 
 @pytest.fixture(autouse=True)
-def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _undrawn(request, monkeypatch):
     """Pages have empty charts, but in a browser: to lay them out takes seconds."""
     if "browser" not in request.fixturenames:
         monkeypatch.setattr("fl_lightning.lab.report.vector.svg", lambda name, figure: "<svg/>")
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> MakeRun:
+def make_run(tmp_path):
     """Makes a run folder; each round: 1 MiB up and 1 MiB down by every client, 2 s, 3 modelled s if
     asked for."""
 
     def make(
-        name: str = "run",
-        accuracies: tuple[float, ...] = (0.1, 0.5, 0.8),
-        cohort: tuple[int, ...] = (0, 1, 2, 3),
-        asked: int | None = None,
-        channel: bool = False,
-        counted: bool = True,
-        ended: bool = True,
-        config: dict[str, Any] | None = None,
-        summary: str = "",
-    ) -> Path:
+        name="run",
+        accuracies=(0.1, 0.5, 0.8),
+        cohort=(0, 1, 2, 3),
+        asked=None,
+        channel=False,
+        counted=True,
+        ended=True,
+        config=None,
+        summary="",
+    ):
         path = tmp_path / name
         (path / "relation").mkdir(parents=True)
         (path / "traffic").mkdir()

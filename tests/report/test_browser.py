@@ -9,18 +9,16 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fl_lightning.lab.report import pictures
 from fl_lightning.lab.report.page import render
 from fl_lightning.results.runs import load
 
-from .conftest import LAYERS, MakeRun
+from .conftest import LAYERS
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +88,7 @@ class Browser:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser(tmp_path_factory):
     driver = shutil.which("chromedriver")
     if driver is None or not any(
         map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
@@ -114,11 +112,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def opened(browser: Browser, make_run: MakeRun, tmp_path: Path) -> Callable[..., Browser]:
+def opened(browser, make_run, tmp_path):
     """Opens the report on runs; its console must have stayed silent, and nothing but the page been
     asked for."""
 
-    def make(*runs: Path) -> Browser:
+    def make(*runs):
         page = tmp_path / "report.html"
         page.write_text(render(load(list(runs))), encoding="utf-8")
         browser.log("browser")
@@ -129,7 +127,7 @@ def opened(browser: Browser, make_run: MakeRun, tmp_path: Path) -> Callable[...,
     return make
 
 
-def check_quiet(browser: Browser) -> None:
+def check_quiet(browser):
     assert browser.log("browser") == []
     asked = browser.requests()
     # the browser's first tab is a page too
@@ -138,7 +136,7 @@ def check_quiet(browser: Browser) -> None:
     assert any(url.endswith("report.html") for url in asked)
 
 
-def changing(path: Path) -> Path:
+def changing(path):
     """In round 2 clients 0 to 2 alone take part, and receive alike from each other."""
     file = path / "relation" / "round-0002.npz"
     clients = np.arange(3)
@@ -153,7 +151,7 @@ CHOOSE = (
 TEXT = "return document.getElementById('%s').textContent"
 
 
-def pixels(browser: Browser, canvas: str) -> int:
+def pixels(browser, canvas):
     """How many colours a canvas shows."""
     return browser.run(
         f"const c = document.getElementById('{canvas}');"
@@ -162,7 +160,7 @@ def pixels(browser: Browser, canvas: str) -> int:
     )
 
 
-def hover(browser: Browser, canvas: str, x: float, y: float) -> str:
+def hover(browser, canvas, x, y):
     """The words for the cell at these shares of a canvas's width and height."""
     return browser.run(
         f"const c = document.getElementById('{canvas}'), b = c.getBoundingClientRect();"
@@ -171,7 +169,7 @@ def hover(browser: Browser, canvas: str, x: float, y: float) -> str:
     )
 
 
-def test_every_chart_is_drawn(opened: Callable[..., Browser], make_run: MakeRun) -> None:
+def test_every_chart_is_drawn(opened, make_run):
     browser = opened(make_run("a", channel=True), make_run("b"))
     sizes = browser.run(
         "return [...document.querySelectorAll('section > figure > svg, .grid svg')]"
@@ -184,7 +182,7 @@ def test_every_chart_is_drawn(opened: Callable[..., Browser], make_run: MakeRun)
     check_quiet(browser)
 
 
-def test_the_slider_moves_the_heatmaps(opened: Callable[..., Browser], make_run: MakeRun) -> None:
+def test_the_slider_moves_the_heatmaps(opened, make_run):
     browser = opened(changing(make_run("a")))
     assert (
         browser.run(TEXT % "overview-title-0")
@@ -206,86 +204,7 @@ def test_the_slider_moves_the_heatmaps(opened: Callable[..., Browser], make_run:
     check_quiet(browser)
 
 
-def test_a_client_of_the_cohort_without_details_is_not_said_to_be_absent(
-    opened: Callable[..., Browser], make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Details of two of four: client 2 has none in rounds of all, and has in round 2 of clients 1
-    to 3."""
-    path = make_run("a")
-    clients = np.arange(1, 4)
-    rows = np.full((3, len(LAYERS), 3), 1 / 3, dtype=np.float32)
-    file = path / "relation" / "round-0002.npz"
-    np.savez(file, rows=rows, receivers=clients, layers=np.array(LAYERS), sources=clients)
-    plan = pictures._plan
-    monkeypatch.setattr(pictures, "_plan", lambda *given: (plan(*given)[0], {"a": 2}))
-    browser = opened(path)
-    browser.run(
-        "const c = document.getElementById('client'); c.value = '2'; c.dispatchEvent(new "
-        "Event('change'))"
-    )
-    of_client = "return document.getElementById('client-title-0').textContent"
-    assert browser.run(of_client) == "round 3: client 2 is not shown layer by layer"
-    browser.type("#round", LEFT)
-    assert browser.run(of_client) == "round 2, what client 2 receives of each layer"
-    check_quiet(browser)
-
-
-def test_a_shorter_run_shows_its_last_round_and_says_so(
-    opened: Callable[..., Browser], make_run: MakeRun
-) -> None:
-    browser = opened(make_run("a"), make_run("b", (0.1, 0.2)))
-    title = "return document.getElementById('overview-title-1').textContent"
-    deadline = time.monotonic() + 20
-    # it is written once the charts are drawn
-    while not browser.run(title) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert (
-        browser.run(title)
-        == "round 2 (3 is not there), who receives from whom (mean over 3 layers)"
-    )
-    check_quiet(browser)
-
-
-def test_play_runs_to_the_last_round_and_stops(
-    opened: Callable[..., Browser], make_run: MakeRun
-) -> None:
-    browser = opened(make_run("a"))
-    shown = "return document.getElementById('round-number').textContent"
-    button = "return document.getElementById('play').textContent"
-    browser.type("#play", SPACE)
-    assert (browser.run(shown), "Pause" in browser.run(button)) == ("1", True)
-    deadline = time.monotonic() + 20
-    while browser.run(shown) != "3" and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert browser.run(shown) == "3"
-    assert "Play" in browser.run(button)
-    check_quiet(browser)
-
-
-def test_what_is_folded_away_opens_as_wide_as_the_rest(
-    opened: Callable[..., Browser], make_run: MakeRun
-) -> None:
-    path = make_run("a")
-    for file in (path / "relation").iterdir():
-        np.savez(
-            file,
-            **(
-                dict(np.load(file))
-                | {"rows": np.eye(4, dtype=np.float32)[:, None].repeat(3, axis=1)}
-            ),
-        )
-    browser = opened(path, make_run("b"))
-    browser.click("#constant summary")
-    time.sleep(0.5)
-    assert pixels(browser, "overview-0") > 2
-    width = "return document.getElementById('overview-%d').clientWidth"
-    assert browser.run(width % 0) > 300
-    check_quiet(browser)
-
-
-def test_a_run_called_script_runs_nothing(
-    opened: Callable[..., Browser], make_run: MakeRun
-) -> None:
+def test_a_run_called_script_runs_nothing(opened, make_run):
     evil = "<img src=x onerror=window.evil=1><script>window.evil=1<"
     browser = opened(make_run(evil, config={"method": {"name": f"{evil}/script>"}}), make_run("b"))
     assert browser.run("return window.evil === undefined")
@@ -295,23 +214,8 @@ def test_a_run_called_script_runs_nothing(
     check_quiet(browser)
 
 
-def test_what_is_missing_leaves_no_empty_chart(
-    opened: Callable[..., Browser], make_run: MakeRun
-) -> None:
-    path = make_run("a")
-    for name in ("metrics.csv", "clients.csv", "final.csv", "summary.json"):
-        (path / name).unlink()
-    for name in ("relation", "traffic"):
-        shutil.rmtree(path / name)
-    browser = opened(path)
-    assert browser.run("return document.querySelectorAll('figure, canvas').length") == 0
-    check_quiet(browser)
-
-
 @pytest.mark.parametrize("width", [380, 800, 1400])
-def test_nothing_is_wider_than_the_window(
-    opened: Callable[..., Browser], make_run: MakeRun, width: int
-) -> None:
+def test_nothing_is_wider_than_the_window(opened, make_run, width):
     browser = opened(make_run("a" * 60), make_run("b"))
     browser.ask(
         "POST",

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fl_lightning.cli import main
 
-from .conftest import MakeRun
-
 
 @pytest.fixture
-def refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
+def refused(tmp_path, monkeypatch, capsys):
     """Runs a command line that must be refused, and leave the disk as it is; gives the one line it
     prints."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*argv: str) -> str:
+    def run(*argv):
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
         assert main(["report", *argv]) == 2
         out, err = capsys.readouterr()
@@ -35,9 +30,7 @@ def refused(
     return run
 
 
-def test_bad_input_is_one_line(
-    refused: Callable[..., str], make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_bad_input_is_one_line(refused, make_run, tmp_path):
     make_run("a")
     (tmp_path / "notes.html").write_text("mine")
     (tmp_path / "folder.html").mkdir()
@@ -63,11 +56,11 @@ def test_bad_input_is_one_line(
 
 
 def test_where_the_page_goes(
-    make_run: MakeRun,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    make_run,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.chdir(tmp_path)
     make_run("a")
     make_run("b")
@@ -86,15 +79,7 @@ def test_where_the_page_goes(
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--help"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("usage: fl-train report STUDY | RUN [RUN ...]")
-    assert "--out FILE.html" in out
-    assert "fl-train report runs/" in out
-
-
-def test_torch_is_not_imported(make_run: MakeRun) -> None:
+def test_torch_is_not_imported(make_run):
     code = (
         "import sys; from fl_lightning.cli import main; main(sys.argv[1:]); assert 'torch' not in "
         "sys.modules"

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from test_study import TINY, results
+from small import TINY, results
 
 STUDY: dict[str, Any] = {
     **TINY,

@@ -24,6 +24,8 @@ from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.record import RelationView
 
+from .small import TINY
+
 MakeStudy = Callable[..., Path]
 OURS, LOCAL = [0.9, 0.8, 0.7, 0.6], [0.8, 0.9, 0.5, 0.4]
 
@@ -212,8 +214,6 @@ def test_newcomers_come_along_and_are_compared(study: Path, tmp_path: Path) -> N
     ("line", "wanted"),
     [
         ("archive", "archive: it must be given once"),
-        ("archive a b", "archive: 'a b'"),
-        ("archive nowhere", "nowhere"),
         ("archive study --rerun x", "rerun: 'x'"),
         ("archive study --out a.tar", "it must end with .zip"),
         ("archive study --out thesis.zip", "is not written over"),
@@ -238,15 +238,6 @@ def test_bad_words(
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert wanted in err
     assert (tmp_path / "thesis.zip").read_text() == "my life's work"
-
-
-def test_a_regression_is_not_sent_to_a_table_that_is_refused(
-    study: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (study / "study.yaml").write_text("base: {data: {task: regression}}")
-    for line in (f"archive {study}", f"archive {study}.zip"):
-        code, out, err = said(capfd, line)
-        assert (code, err) == (0, "") and "a cell again: " in out and "compare" not in out
 
 
 def test_a_rerun_that_fails_leaves_no_folder(
@@ -274,71 +265,39 @@ def test_a_cell_comes_to_the_same_bits_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    small = {
-        "fabric.accelerator": "cpu",
-        "data.fraction": 0.4,
-        "model": {"hidden": [16]},
-        "federation.clients": 4,
-        "federation.local_epochs": 1,
-        "federation.rounds": 2,
-    }
-    asked = {
-        "base": ["kapc_exact_digits", small],
-        "methods": ["kapc"],
-        "seeds": [3],
-        "forced": False,
-    }
-    Path("study.yaml").write_text(yaml.safe_dump(asked))
+    Path("study.yaml").write_text(yaml.safe_dump({**TINY, "methods": ["kapc"], "seeds": [3]}))
     assert main(["study", "study.yaml", "--out", "s", "--workers", "1"]) == 0
     assert main(["archive", "s"]) == 0
+    run = Path("s/runs/kapc/seed-3")
     code, out, err = said(capfd, "archive s.zip --rerun runs/kapc/seed-3 --out again")
     assert code == 0, err
-    digest = archive.weights(tmp_path / "s/runs/kapc/seed-3")
-    assert (
-        digest is not None and f"the same bits (tables, relation, summary, weights {digest})" in out
-    )
-    assert archive.weights(tmp_path / "again") == digest
+    digest = archive.weights(run)
+    assert f"the same bits (tables, relation, summary, weights {digest})" in out
+    assert archive.weights(tmp_path / "again") == digest is not None
     # It was trained elsewhere than it is packed, and resumed.
-    file = Path("s/runs/kapc/seed-3/provenance.json")
-    (start,) = json.loads(file.read_text())
-    other = {
-        **start,
-        "machine": {
-            **start["machine"],
-            "processor": "Cluster CPU",
-            "gpus": ["H9"],
-            "host": "secret",
-        },
+    (start,) = json.loads((run / "provenance.json").read_text())
+    elsewhere = {"processor": "Cluster CPU", "gpus": ["H9"], "host": "secret"}
+    other = start | {
+        "machine": start["machine"] | elsewhere,
+        "versions": start["versions"] | {"torch": "1.2.3"},
     }
-    other["versions"] = {**start["versions"], "torch": "1.2.3"}
-    file.write_text(json.dumps([other, {**other, "started": "later"}]))
-    Path("s/runs/kapc/seed-3/environment.txt").write_text(
-        "torch==1.2.3\nmy-secret==1\ntorchvision==0.9\n"
-    )
+    (run / "provenance.json").write_text(json.dumps([other, other | {"started": "later"}]))
+    (run / "environment.txt").write_text("torch==1.2.3\nmy-secret==1\ntorchvision==0.9\n")
     code, out, err = said(capfd, "archive s")
     assert code == 0 and " files, trained with torch 1.2.3 on Cluster CPU + H9\n" in out, out
     text = zipfile.ZipFile("s.zip").read("archive.json").decode()
     (told,) = json.loads(text)["runs"]["runs/kapc/seed-3"]
-    assert (
-        told["versions"]["torchvision"] == "0.9"
-        and told["machine"]["cores"] == start["machine"]["cores"]
-    )
+    assert told["versions"]["torchvision"] == "0.9"
     assert "secret" not in text and str(tmp_path) not in text and start["started"] not in text
     # What the archive says of the weights is what is held against: here it says another run's.
-    config = Path("s/runs/kapc/seed-3/config.yaml")
+    config = run / "config.yaml"
     config.write_text(config.read_text().replace("seed: 3", "seed: 4"))
     Path("s.zip").unlink()
     assert main(["archive", "s"]) == 0
     code, out, err = said(capfd, "archive s.zip --rerun runs/kapc/seed-3")
     assert (code, out) == (1, "")
-    wanted = "runs/kapc/seed-3 differs in weights, metrics.csv, clients.csv, final.csv, "
-    wanted += "relation (round-0001.npz, round-0002.npz), summary.json (final_mean_accuracy, "
-    assert wanted in err.splitlines()[-1]
-    now = f"torch {start['versions']['torch']} on {start['machine']['processor']}"
-    assert (
-        f"it was trained with torch 1.2.3 on Cluster CPU + H9, and run again with {now}"
-        in err.splitlines()[-1]
-    )
+    assert "runs/kapc/seed-3 differs in weights, metrics.csv, clients.csv, final.csv, " in err
+    assert "it was trained with torch 1.2.3 on Cluster CPU + H9, and run again with torch" in err
 
 
 def test_relation_and_summary_are_held_against_a_rerun(study: Path, tmp_path: Path) -> None:

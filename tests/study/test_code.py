@@ -17,15 +17,9 @@ from fl_lightning.cli import main
 from fl_lightning.results import owncode
 
 from .conftest import MakeRun
+from .small import SMALL
 
-SMALL = {
-    "fabric.accelerator": "cpu",
-    "data.fraction": 0.4,
-    "model": {"hidden": [16]},
-    "federation.clients": 4,
-    "federation.local_epochs": 1,
-    "federation.rounds": 1,
-}
+ONE_ROUND = {**SMALL, "federation.rounds": 1}
 METHOD = '''
 from dataclasses import dataclass
 from fl_lightning.methods import Method
@@ -55,7 +49,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         for name in [name for name in sys.modules if name.startswith("fl_own_study")]:
             del sys.modules[name]
         asked = {
-            "base": ["kapc_exact_digits", SMALL],
+            "base": ["kapc_exact_digits", ONE_ROUND],
             "methods": ["fl_own_study.Mine"],
             "seeds": [0],
             "forced": False,
@@ -122,7 +116,7 @@ def test_a_model_is_every_rows(ask: Ask, tmp_path: Path) -> None:
     model = "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n"
     model += "        super().__init__(nn.Flatten(), nn.Linear(64, 10))\n"
     Path("fl_own_study_net.py").write_text(model)
-    base = ["kapc_exact_digits", {**SMALL, "model": "fl_own_study_net.Net"}]
+    base = ["kapc_exact_digits", {**ONE_ROUND, "model": "fl_own_study_net.Net"}]
     assert ask("study study.yaml --out s --workers 1", base=base, methods=["fedper"])[0] == 0
     Path("fl_own_study_net.py").write_text(f"{model}# edited\n")
     code, _, err = ask(
@@ -224,17 +218,3 @@ def test_runs_of_a_row_with_different_code_are_refused(
     assert "seeds 0 with aaaaaaaa; seeds 1 with bbbbbbbb" in " ".join(
         capsys.readouterr().out.split()
     )
-
-
-def test_a_report_on_a_study_of_different_code(
-    make_study: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`report STUDY` is compare's page, and takes its flag."""
-    names = ("fedavg", "mine")
-    study = make_study([(name, {}, seed, [0.5, 0.6], {}) for name in names for seed in (0, 1)])
-    for seed, digest in ((0, "aaaaaaaaaa"), (1, "bbbbbbbbbb")):
-        versioned(study / "runs/all/mine" / f"seed-{seed}", digest)
-    assert main(["report", str(study)]) == 2
-    assert "its runs were trained with 2 versions of mine.py" in capsys.readouterr().err
-    assert main(["report", str(study), "--accept_changed_code"]) == 0
-    assert "seeds 0 with aaaaaaaa; seeds 1 with bbbbbbbb" in (study / "report.html").read_text()

@@ -126,19 +126,6 @@ def test_two_settings_that_share_their_seeds_are_no_further_seeds() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("seeds", "spread", "low", "high"), [(3, 3.0, 0.6, 0.85), (10, 0.0, 0.975, 1.0)]
-)
-def test_plain_bca_is_too_narrow_for_few_seeds_and_too_wide_for_equal_ones(
-    seeds: int, spread: float, low: float, high: float
-) -> None:
-    """Why it is not used: few seeds are too few to draw from, and clients are counted within seeds
-    and between them."""
-    made = studies(np.random.default_rng(seeds), seeds, spread, DRAWS["normal"])
-    assert low < covered(at_once(made, bca)) < high
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
     ("methods", "seeds", "settings", "shared"),
     [(1, 6, 1, 0.0), (4, 10, 1, 0.0), (1, 4, 3, 0.0), (3, 6, 3, 1.0)],
 )

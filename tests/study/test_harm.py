@@ -11,7 +11,7 @@ import pytest
 from pandas import DataFrame, Series
 
 from fl_lightning.lab.statistics import noise
-from fl_lightning.lab.study.compare import harm_notes, share_harmed
+from fl_lightning.lab.study.compare import share_harmed
 from fl_lightning.lab.study.scores import COLUMNS
 
 
@@ -59,14 +59,3 @@ def test_with_few_test_samples_more_are_counted_by_chance() -> None:
     most = {n: max(counted(n, p / 100) for p in range(50, 100)) for n in (3, 7, 8, 10, 20, 30)}
     assert 0.10 < most[7] < most[3] < 0.11
     assert max(most[n] for n in (8, 10, 20, 30)) == pytest.approx(0.0755, abs=5e-4)
-
-
-def test_what_is_counted_is_said() -> None:
-    one = ("a", [0.5])
-    assert "it is no test" in harm_notes(table(one))[0]
-    assert "every client below" in harm_notes(table(one, setting=lambda key: "validation"))[0]
-    few = table(one, metric="auroc", final=[{}, {}, {}], summary={"least_test_class": 1})
-    assert harm_notes(few)[1] == (
-        "auroc: means are over 1 of 3 clients; the rarest class of a client's test part has 1 "
-        "samples"
-    )

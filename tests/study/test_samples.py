@@ -106,15 +106,3 @@ def test_a_comparison_says_which_seeds_are_of_other_data(
     assert "runs were trained on 2 versions of the data" in " ".join(
         capsys.readouterr().out.split()
     )
-
-
-def test_runs_of_other_data_are_no_pair(
-    make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    labels = ("local", "kapc")
-    study = make_study([(label, {}, 0, [0.5, 0.6, 0.7, 0.8], {}) for label in labels])
-    for label in labels:
-        file = study / f"runs/all/{label}/seed-0/provenance.json"
-        file.write_text(json.dumps([{"source": label}]), encoding="utf-8")
-    assert main(["compare", str(study)]) == 2
-    assert "its runs cannot be paired: they differ in data.root" in capsys.readouterr().err

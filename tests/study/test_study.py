@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import os
@@ -12,7 +11,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +28,12 @@ from fl_lightning.lab.study.grid import Study
 from fl_lightning.lab.study.launch import resolved, run_one
 from fl_lightning.training import local
 
+from .small import SMALL, TINY, results, table
+
 sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
 from forked import forked
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = {
-    "fabric.accelerator": "cpu",
-    "data.fraction": 0.4,
-    "model": {"hidden": [16]},
-    "federation.clients": 4,
-    "federation.local_epochs": 1,
-    "federation.rounds": 2,
-}
-TINY = {
-    "base": ["kapc_exact_digits", SMALL],
-    "methods": ["kapc", {"name": "fedprox", "mu": 0.5}],
-    "seeds": [0],
-    "forced": False,
-}
 
 
 @pytest.fixture
@@ -69,32 +56,6 @@ def ask(
 
 def write(folder: Path, **changes: Any) -> None:
     (folder / "study.yaml").write_text(yaml.safe_dump({**TINY, **changes}))
-
-
-def table(file: Path) -> list[dict[str, str]]:
-    """All of a table that must be equal between equal runs."""
-    with file.open(newline="") as opened:
-        rows = list(csv.DictReader(opened))
-    return [
-        {k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows
-    ]
-
-
-def results(study: Path, only: Collection[str] | None = None) -> dict[str, Any]:
-    """The tables and final weights of every run, or of those that are named."""
-    found: dict[str, Any] = {}
-    for run in sorted(study.glob("runs/**/seed-*")):
-        if only is not None and str(run.relative_to(study)) not in only:
-            continue
-        newest = max(run.glob("checkpoints/manifest-*.json"))
-        kept = json.loads(newest.read_text())["manifest"]
-        files = [kept["server"]["file"], *(entry["file"] for entry in kept["clients"].values())]
-        digests = [
-            hashlib.sha256((run / "checkpoints" / file).read_bytes()).hexdigest() for file in files
-        ]
-        tables = [table(run / f"{name}.csv") for name in ("metrics", "clients", "final")]
-        found[str(run.relative_to(study))] = (tables, digests)
-    return found
 
 
 def stamps(study: Path) -> dict[Path, int]:
@@ -221,52 +182,26 @@ def test_a_failing_run_is_named_and_the_others_run_on(
 
 
 def test_a_part_is_run_first_and_the_rest_later(ask: Callable[..., Any], tmp_path: Path) -> None:
-    """The table names the whole study from the start; a later call runs what is missing, and
-    nothing again."""
+    """With the forced rows; the table names the whole study from the start, and a later call runs
+    what is missing and keeps what else failed."""
     whole = {
-        "grid": {"data.alpha": [0.1, 0.3], "federation.clients": [3, 4]},
-        "methods": ["local", "kapc"],
-    }
-    part = "--workers 1 --methods local --seeds 0 --settings data.alpha=0.3,federation.clients=4"
-    code, out, err = ask(part, **whole)
-    assert code == 0, err
-    assert "1 of 1 runs finished, of the 8 of the whole study" in out
-    first = stamps(tmp_path / "s")
-    assert [str(file.parent.relative_to(tmp_path)) for file in first] == [
-        "s/runs/data.alpha=0.3,federation.clients=4/local/seed-0"
-    ]
-    assert len(json.loads((tmp_path / "s/study.json").read_text())["cells"]) == 8
-    code, out, err = ask(
-        "--workers 1 --seeds 3 --methods kapc --settings federation.clients=3", **whole
-    )
-    # a seed beside the study's own
-    assert code == 0 and "2 of 2 runs finished, of the 16 of the whole study" in out
-    assert len(stamps(tmp_path / "s")) == 3
-    code, out, err = ask(
-        "--workers 1 --seeds 0,3 --methods local --settings data.alpha=0.3", **whole
-    )
-    assert code == 0 and "4 of 4 runs finished (1 were there), of the 16" in out
-    assert first.items() <= stamps(tmp_path / "s").items()
-
-
-def test_a_part_comes_with_the_forced_rows_and_keeps_what_else_failed(
-    ask: Callable[..., Any], tmp_path: Path
-) -> None:
-    more = {
         "forced": True,
-        "seeds": [0, 1],
+        "grid": {"data.alpha": [0.1, 0.3]},
         "methods": ["kapc", {"name": "fedper", "label": "fedper"}],
     }
-    code, _, err = ask("--workers 1 --methods kapc --seeds 1", **more)
-    assert code == 0, err
-    ended = sorted(
-        str(file.parent.relative_to(tmp_path / "s/runs")) for file in stamps(tmp_path / "s")
-    )
+    part = "--workers 1 --methods kapc --settings data.alpha=0.3"
+    code, out, err = ask(f"{part} --seeds 1", **whole, seeds=[0, 1])
+    assert code == 0 and "3 of 3 runs finished, of the 16 of the whole study" in out, err
+    runs, first = tmp_path / "s/runs/data.alpha=0.3", stamps(tmp_path / "s")
+    ended = sorted(str(file.parent.relative_to(runs)) for file in first)
     assert ended == ["fedavg,personalised/seed-1", "kapc/seed-1", "local/seed-1"]
-    file = tmp_path / "s/failures.json"
-    file.write_text('{"runs/fedper/seed-0": "no data", "runs/kapc/seed-0": "no data"}')
-    assert ask("--workers 1 --methods kapc --seeds 0", **more)[0] == 0
-    assert json.loads(file.read_text()) == {"runs/fedper/seed-0": "no data"}
+    file, failed = tmp_path / "s/failures.json", "runs/data.alpha=0.3/{}/seed-0"
+    file.write_text(json.dumps({failed.format(name): "no data" for name in ("fedper", "kapc")}))
+    # a seed beside the study's own
+    code, out, err = ask(f"{part} --seeds 0,1", **whole, seeds=[1])
+    assert code == 0 and "6 of 6 runs finished (3 were there), of the 16" in out, err
+    assert json.loads(file.read_text()) == {failed.format("fedper"): "no data"}
+    assert first.items() <= stamps(tmp_path / "s").items()
 
 
 @pytest.mark.parametrize("content", ["", "{", "3", "null", "[1]"])
@@ -277,42 +212,33 @@ def test_damaged_failures_are_passed_over(content: str, tmp_path: Path) -> None:
 
 def test_a_study_grows_and_does_not_change(ask: Callable[..., Any], tmp_path: Path) -> None:
     assert ask(methods=["local"])[0] == 0
-    kept = {path: path.read_bytes() for path in (tmp_path / "s").glob("study.*")}
-    assert len(kept) == 2
+
+    def kept() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in (tmp_path / "s").glob("study.*")}
+
+    before = kept()
+    epochs = {"federation.local_epochs": 2}
     for said, changes in [
-        (
-            "base.federation.local_epochs: 2",
-            {"base": ["kapc_exact_digits", SMALL, {"federation.local_epochs": 2}]},
-        ),
+        ("base.federation.local_epochs: 2", {"base": [*TINY["base"], epochs]}),
         ("study: 'without s/runs/local/seed-0'", {"methods": ["fedavg"]}),
-        (
-            "study: 'without s/runs/local/seed-0'",
-            {"methods": ["local"], "grid": {"data.alpha": [0.1]}},
-        ),
-        (
-            "methods[0]: {'name': 'local', 'epochs': 3}",
-            {"methods": [{"name": "local", "epochs": 3, "label": "local"}]},
-        ),
+        ("study: 'without s/runs/local/seed-0'", {"grid": {"data.alpha": [0.1]}}),
+        ("methods[0]: ", {"methods": [{"name": "local", "epochs": 3, "label": "local"}]}),
     ]:
-        code, _, err = ask(**changes)
-        assert code == 2
-        assert said in err and err.count("\n") == 1
-        assert kept == {path: path.read_bytes() for path in (tmp_path / "s").glob("study.*")}
+        code, _, err = ask(**{"methods": ["local"], **changes})
+        assert code == 2 and said in err and err.count("\n") == 1
+        assert kept() == before
     # Seeds that have been run stay beside others.
     assert ask(methods=["local"], seeds=[1])[0] == 0
-    assert [
-        cell["seed"] for cell in json.loads((tmp_path / "s/study.json").read_text())["cells"]
-    ] == [1, 0]
-    assert ask(methods=["local"])[0] == 0
-    kept = {path: path.read_bytes() for path in (tmp_path / "s").glob("study.*")}
+    cells = json.loads((tmp_path / "s/study.json").read_text())["cells"]
+    assert [cell["seed"] for cell in cells] == [1, 0]
     # A study that began before there was some key goes on where that has its default.
-    file = tmp_path / "s/study.yaml"
+    assert ask(methods=["local"])[0] == 0
+    file, before = tmp_path / "s/study.yaml", kept()
     file.write_text(file.read_text().replace("    score_on: test\n", ""))
-    assert len(file.read_text()) < len(kept[file]) and ask(methods=["local"])[0] == 0
-    assert file.read_bytes() == kept[file]
+    assert kept() != before and ask(methods=["local"])[0] == 0
+    assert kept() == before
     # What is the same said otherwise is the same, and so is the study's own file.
-    assert ask(base=str(tmp_path / "s/study.yaml"), methods=["local"])[0] == 2
-    whole = yaml.safe_load((tmp_path / "s/study.yaml").read_text())
+    whole = yaml.safe_load(file.read_text())
     assert ask(**whole)[0] == 0
     assert ask(methods=["local"], base=[whole["base"], {"data.root": None}])[0] == 0
 
@@ -321,21 +247,16 @@ def test_a_study_grows_and_does_not_change(ask: Callable[..., Any], tmp_path: Pa
     ("said", "changes"),
     [
         ("methods[0].lamda: 1", {"methods": [{"name": "kapc", "lamda": 1}]}),
-        ("methods[1].mu: 'much'", {"methods": ["kapc", {"name": "fedprox", "mu": "much"}]}),
         (
             "methods[1]: 'kapc lam=0.05' is not allowed; it comes to the same as methods[0]",
             {"methods": ["kapc", {"name": "kapc", "lam": 0.05}]},
         ),
         ("methods[0]: 'no.such.Method'", {"methods": ["no.such.Method"]}),
         ("data.alpha: -1", {"grid": {"data.alpha": [0.1, -1]}}),
-        ("data.alhpa: 1", {"grid": {"data.alhpa": [1]}}),
         ("config: 'nothing'", {"base": "nothing"}),
         ("base: 3", {"base": [3]}),
-        ("federation.ronds: 3", {"base": {"federation.ronds": 3}}),
         ("base.out: 'x'", {"base": {"out": "x"}}),
         ("optimizer.lr: 'x'", {"methods": [{"name": "kapc", "optimizer.lr": "x"}]}),
-        ("seeds: '3-1'", {"seeds": "3-1"}),
-        ("rows: 1", {"rows": 1}),
         (
             "methods[1]: 'a,b' is not allowed; methods[0] is called so, too",
             {"methods": [{"name": "kapc", "label": "a b"}, {"name": "fedprox", "label": "a,b"}]},
@@ -360,29 +281,18 @@ def test_a_bad_study_is_one_line_before_anything_is_written(
     ("words", "said"),
     [
         ("", "study: it must be given once"),
-        ("a.yaml b.yaml --out s", "study: 'a.yaml b.yaml' is not allowed; it must be given once"),
         ("study.yaml", "out: it must be given"),
-        ("none.yaml --out s", "none.yaml"),
         ("study.yaml --out s --workers 0", "workers: 0"),
         ("study.yaml --out s --time 3", "it needs slurm"),
         ("study.yaml --out s --slurm", "time: None"),
-        (
-            "study.yaml --out s --slurm --time 3 --together 2",
-            "together: 2 is not allowed; with slurm",
-        ),
-        ("study.yaml --out s --worker 3", "did you mean workers"),
+        ("study.yaml --out s --slurm --time 3 --together 2", "together: 2 .*; with slurm"),
+        ("study.yaml --out s --together many", "together: .*a whole number from 1, or auto"),
+        ("study.yaml --out s --together 0", "together: .*a whole number from 1, or auto"),
         ("study.yaml --out other", "something else"),
         ("bad.yaml --out s", "line 1, column"),
-        (
-            "study.yaml --out s --methods kapc,kap",
-            "methods: 'kap' is not allowed; the study has no such method",
-        ),
-        ("study.yaml --out s --methods kap", "did you mean kapc"),
+        ("study.yaml --out s --methods kapc,kap", "methods: 'kap' .*has no such method"),
         ("study.yaml --out s --seeds x", "seeds: 'x'"),
-        (
-            "study.yaml --out s --settings data.alpha=1",
-            "settings: 'data.alpha=1' is not allowed; the study's grid",
-        ),
+        ("study.yaml --out s --settings data.alpha=1", "settings: 'data.alpha=1' .*study's grid"),
     ],
 )
 def test_bad_words(
@@ -398,7 +308,7 @@ def test_bad_words(
     (tmp_path / "other" / "thesis.tex").touch()
     assert main(["study", *shlex.split(words)]) == 2
     err = capfd.readouterr().err
-    assert said in err
+    assert re.search(said, err)
     assert err.count("\n") == 1
     assert not (tmp_path / "s").exists()
 
@@ -466,71 +376,42 @@ def test_slurm_gets_an_array_of_what_is_missing(
     assert "seed-0" in out and "/kapc" not in out and "--array" not in out
 
 
-def test_the_pages_studies_are_understood() -> None:
-    text = (ROOT / "docs" / "studies.md").read_text()
-    found = [block.partition("```")[0] for block in text.split("```yaml\n")[1:]]
-    assert found
-    for block in found:
-        _, runs, configs = resolved(Study.of(yaml.safe_load(block)))
-        assert len(runs) == len(configs) > 0
-
-
 # ---------------------------------------------------------------- equal terms
 
-SOME = ("fedavg", "kapc", "ditto", "local")
-MORE = (
-    "fedavg",
-    "fedprox",
-    "fedper",
-    "fedrep",
-    "scaffold",
-    "fedamp",
-    "cfl",
-    "fedbabu",
-    "pfedgraph",
-    "ifca",
-)
-"""Some that train the user's own network: others add modules to it, and the rest of it is the
-same."""
+METHODS = ("fedavg", "kapc", "ditto", "local")
 
 
-@pytest.mark.parametrize("methods", [SOME, pytest.param(MORE, marks=pytest.mark.slow)])
 def test_methods_have_the_same_split_first_model_and_batches(
-    methods: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one (setting, seed): what two methods draw for the same purpose, client and epoch is the
     same samples."""
     seen: dict[str, dict[Any, str]] = defaultdict(dict)
-    real, at = local.batches, [""]
+    real, label = local.batches, ""
 
     def watched(
         part: Any, schedule: Any, epoch: int, first: int, count: int, drawn: int | None = None
     ) -> Any:
         for k, batch in enumerate(real(part, schedule, epoch, first, count, drawn), first):
             key = schedule.purpose, schedule.client, epoch, k, schedule.batch_size, len(part)
-            seen[at[0]][key] = digest(batch)
+            seen[label][key] = digest(batch)
             yield batch
 
     monkeypatch.setattr(local, "batches", watched)
-    asked = Study.of({**TINY, "methods": list(methods), "seeds": [0, 1]})
-    _, runs, configs = resolved(asked)
-    runs, configs = runs[: len(methods) + 1], configs[: len(methods) + 1]  # and one of another seed
-    initial: dict[str, str] = {}
-    for run, config in zip(runs, configs, strict=True):
-        at[0] = f"{run.entry.label} {run.seed}"
-        assert run_one((config, tmp_path / run.folder)) is None, at[0]
+    _, runs, configs = resolved(Study.of({**TINY, "methods": [*METHODS], "seeds": [0, 1]}))
+    initial: dict[str, bytes] = {}
+    for run, config in list(zip(runs, configs, strict=True))[: len(METHODS) + 1]:
+        label = f"{run.entry.label} {run.seed}"
+        assert run_one((config, tmp_path / run.folder)) is None, label
         file = tmp_path / run.folder / "checkpoints" / "initial.safetensors"
-        initial[at[0]] = hashlib.sha256(file.read_bytes()).hexdigest()
-    same = [f"{name} 0" for name in methods]
-    assert len({initial[name] for name in same}) == 1
-    for name in same:
-        common = seen["fedavg 0"].keys() & seen[name].keys()
-        assert {seen["fedavg 0"][key] for key in common} == {seen[name][key] for key in common}
-        assert all(seen["fedavg 0"][key] == seen[name][key] for key in common)
-        assert common == seen["fedavg 0"].keys() and len(common) > 10
+        initial[label] = file.read_bytes()
+    ours, other = seen["fedavg 0"], seen["fedavg 1"]
+    assert len(ours) > 10
+    for name in METHODS:
+        assert initial[f"{name} 0"] == initial["fedavg 0"]
+        assert ours.items() <= seen[f"{name} 0"].items()
     assert initial["fedavg 1"] != initial["fedavg 0"]
-    common = seen["fedavg 0"].keys() & seen["fedavg 1"].keys()
-    assert all(seen["fedavg 0"][key] != seen["fedavg 1"][key] for key in common)
+    assert all(ours[key] != other[key] for key in ours.keys() & other.keys())
 
 
 def digest(batch: Batch) -> str:
@@ -639,21 +520,3 @@ def test_interrupted_it_says_how_to_go_on(
     assert f"it goes on with: fl-train {shlex.join(line)}" in attempt.err
     assert "Traceback" not in attempt.err
     assert main(line) == 0
-
-
-@pytest.mark.slow
-def test_workers_stay_up_and_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, **LONG)
-    for workers in ("1", "2"):
-        assert main(["study", "study.yaml", "--out", f"s{workers}", "--workers", workers]) == 0
-    assert results(tmp_path / "s1") == results(tmp_path / "s2")
-    logs = [
-        file.read_text().count("---- ") for file in sorted((tmp_path / "s2" / "logs").iterdir())
-    ]
-    assert len(logs) == 2
-    assert sum(logs) == 12 and min(logs) > 1
-    # As `fl-train fit` has it, alone.
-    config = str(tmp_path / "s1/runs/kapc/seed-1/config.yaml")
-    assert main(["fit", "--config", config, "--out", "alone/runs/kapc", "--name", "seed-1"]) == 0
-    assert results(tmp_path / "alone").items() <= results(tmp_path / "s1").items()

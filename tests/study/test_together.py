@@ -9,34 +9,29 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from fl_lightning import run
-from fl_lightning.callbacks import checkpoint
 from fl_lightning.cli import main
-from fl_lightning.configuration.resolve import resolve
 from fl_lightning.foundation import device
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.foundation.files import make_folder
 from fl_lightning.lab.study import together
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
-from fl_lightning.lab.study.launch import QUIET, resolved
-from fl_lightning.lab.study.workers import serve_all
-from fl_lightning.training.executors.together import Together
+from fl_lightning.lab.study.launch import resolved
 
 sys.path += [
     str(Path(__file__).resolve().parent),
     str(Path(__file__).resolve().parents[1] / "faults"),
 ]
 from kills_together import differences
-from test_study import TINY, results
+
+from .small import TINY, results
 
 MORE = {**TINY, "methods": ["kapc", {"name": "fedprox", "mu": 0.5}, "fedproto"], "seeds": [0, 1]}
 
@@ -61,41 +56,6 @@ def executors(study: Path) -> set[str]:
     return {yaml.safe_load(file.read_text())["fabric"]["executor"] for file in files}
 
 
-def test_checkpoints_know_how_many_runs_share_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As many as are not at their end: a run counts itself until it has ended."""
-    hub, seen, close = Together(), list[int](), checkpoint.Checkpoint.on_close
-    put_together = together.driven(hub)
-
-    def closed(saver: checkpoint.Checkpoint, context: Any) -> None:
-        seen.append(len(checkpoint._SAVING))
-        close(saver, context)
-
-    monkeypatch.setattr(checkpoint.Checkpoint, "on_close", closed)
-    config = resolve(
-        [
-            QUIET,
-            {
-                "method": "fedavg",
-                "data.source": "digits",
-                "data.fraction": 0.2,
-                "federation.rounds": 2,
-                "fabric": {"executor": "vmap"},
-            },
-        ]
-    )
-
-    def work(k: int) -> None:
-        make_folder(tmp_path / str(k))
-        run.fit(config, tmp_path / str(k), put_together=put_together)
-
-    left = [lambda k=k: work(k) for k in range(3)]
-    for _ in hub.drive(lambda waits: ("", left.pop()) if left else None):
-        pass
-    assert sorted(seen) == [1, 2, 3]
-
-
 def test_no_number_depends_on_how_many_train_together(
     ask: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -118,32 +78,6 @@ def test_no_number_depends_on_how_many_train_together(
     assert "kapc" not in log
 
 
-def test_the_seeds_of_a_method_are_next_to_each_other() -> None:
-    folders = [
-        f"runs/{place}/seed-{seed}"
-        for seed in (0, 1)
-        for place in ("a=1/ditto", "a=1/moon", "a=2/ditto")
-    ]
-    runs: Any = [(SimpleNamespace(folder=folder), None) for folder in folders]
-    ordered = [run.folder.removeprefix("runs/a=") for run, _ in together.by_method(runs)]
-    expected = [
-        f"{place}/seed-{seed}" for place in ("1/ditto", "1/moon", "2/ditto") for seed in (0, 1)
-    ]
-    assert ordered == expected
-
-
-def test_processes_take_runs_in_turn(tmp_path: Path) -> None:
-    """So that each has its share of what takes long."""
-
-    def serve(more: Callable[[bool], Any]) -> Iterator[tuple[int, str]]:
-        while (job := more(True)) is not None:
-            yield job[0], str(os.getpid())
-
-    ended = list(serve_all(serve, [None] * 4, 2, tmp_path, lambda running: None, most=2))
-    process = {one.job: one.error for one in ended}
-    assert process[0] == process[2] != process[1] == process[3]
-
-
 def test_a_run_that_diverges_ends_alone(ask: Callable[..., Any], tmp_path: Path) -> None:
     """The others end with the numbers that they have without it."""
     bad = {"name": "fedprox", "label": "bad", "mu": 0.5, "optimizer.lr": 1e30}
@@ -155,19 +89,6 @@ def test_a_run_that_diverges_ends_alone(ask: Callable[..., Any], tmp_path: Path)
     assert all("not finite" in line for line in failed)
     shutil.rmtree(tmp_path / "s" / "runs" / "bad")
     assert results(tmp_path / "s") == results(tmp_path / "want")
-
-
-@pytest.mark.parametrize("value", ["0", "-3", "many", "1.5"])
-def test_numbers_that_are_none(ask: Callable[..., Any], tmp_path: Path, value: str) -> None:
-    code, _, err = ask(f"--together {value}")
-    assert code == 2
-    assert err.count("\n") == 1
-    assert "together" in err
-    assert "it must be a whole number from 1, or auto" in err
-    assert not (tmp_path / "s").exists()
-    code, _, err = ask("", together=-3)
-    assert code == 2
-    assert "together: -3" in err
 
 
 def choose(tmp_path: Path, wanted: Any, **changes: Any) -> dict[str, str]:
@@ -197,17 +118,6 @@ def test_auto_measures_once_and_goes_by_it(tmp_path: Path, monkeypatch: pytest.M
         == known
     )
     assert len(measured) == 1
-
-
-def test_a_study_that_was_begun_one_by_one_goes_on_so(
-    ask: Callable[..., Any], tmp_path: Path
-) -> None:
-    """Runs of one study round alike."""
-    code, _, err = ask("--workers 1 --together 1", seeds=[0])
-    assert code == 0, err
-    code, _, err = ask("--workers 1 --together 4")
-    assert code == 0, err
-    assert executors(tmp_path / "s") == {"loop"}
 
 
 def test_jobs_have_the_executor_of_the_study(
@@ -256,23 +166,18 @@ def test_what_cannot_train_together_does_not(tmp_path: Path) -> None:
     assert together.most_at_once(8, configs) == 1
 
 
-def test_what_is_measured_is_found_to_be_faster(tmp_path: Path) -> None:
-    """Tiny models are; a wide one, and convolutions, on a CPU are not."""
-    _, _, configs = resolved(Study.of(MORE))
-    executor, line = together._gain(configs[0])
-    assert executor == "vmap" and line.startswith("mlp (a client: loop ")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [{"hidden": [200]}, {"name": "cnn"}])
-def test_models_for_which_the_loop_is_faster_stay_with_it(
-    tmp_path: Path, model: dict[str, Any]
+@pytest.mark.parametrize(
+    ("model", "faster"), [({"hidden": [16]}, "vmap"), ({"hidden": [200]}, "loop")]
+)
+def test_what_is_measured_is_found_to_be_faster(
+    tmp_path: Path, model: dict[str, Any], faster: str
 ) -> None:
     changes = {"data.source": "mnist", "data.root": str(tmp_path), "model": model}
     _, _, configs = resolved(
         Study.of({**MORE, "base": [*MORE["base"], changes, {"federation.clients": 10}]})
     )
-    assert together._gain(configs[0])[0] == "loop"
+    assert together._gain(configs[0])[0] == faster
 
 
 @pytest.mark.slow

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lightning import LightningModule
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
-
-Make = Callable[..., Federation]
 
 
 class Net(nn.Module):
@@ -31,30 +26,30 @@ class Net(nn.Module):
         self.hidden, self.between = nn.Linear(64, 16), self.make()
         self.out = nn.Linear(16, 10)
 
-    def make(self) -> nn.Module:
+    def make(self):
         return nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.out(self.middle(self.hidden(x.flatten(1))).relu())
 
-    def middle(self, z: Tensor) -> Tensor:
+    def middle(self, z):
         return self.between(z)
 
 
 class NoStatistics(Net):
     """As in HeteroFL."""
 
-    def make(self) -> nn.Module:
+    def make(self):
         return nn.BatchNorm1d(16, track_running_stats=False)
 
 
 class Kept(Net):
     """Its BatchNorm never leaves training."""
 
-    def make(self) -> nn.Module:
+    def make(self):
         return nn.BatchNorm1d(16)
 
-    def train(self, mode: bool = True) -> Kept:
+    def train(self, mode=True):
         super().train(mode)
         self.between.train()
         return self
@@ -63,7 +58,7 @@ class Kept(Net):
 class Functional(Net):
     """Normalises by a function."""
 
-    def middle(self, z: Tensor) -> Tensor:
+    def middle(self, z):
         return functional.batch_norm(z, None, None, training=True)
 
 
@@ -74,28 +69,28 @@ class Centred(Net):
         super().__init__()
         nn.init.zeros_(self.out.weight)
 
-    def middle(self, z: Tensor) -> Tensor:
+    def middle(self, z):
         return z - z.mean(0)
 
 
 class Drops(Net):
     """Dropout that is always on, and draws of numpy's and Python's."""
 
-    def middle(self, z: Tensor) -> Tensor:
+    def middle(self, z):
         return functional.dropout(z) * float(np.random.uniform(0.5, 1)) + random.gauss(0, 0.1)
 
 
 class DropsByBatch(Drops, NoStatistics):
     """Both."""
 
-    def middle(self, z: Tensor) -> Tensor:
+    def middle(self, z):
         return self.between(super().middle(z))
 
 
 class Whole(Net):
     """Normalises each sample by itself, in several ways."""
 
-    def make(self) -> nn.Module:
+    def make(self):
         return nn.Sequential(
             nn.Unflatten(1, (4, 4)), nn.InstanceNorm1d(4), nn.GroupNorm(2, 4), nn.Flatten()
         )
@@ -108,7 +103,7 @@ class Counts(Net):
         super().__init__()
         self.register_buffer("passes", torch.zeros(()))
 
-    def middle(self, z: Tensor) -> Tensor:
+    def middle(self, z):
         self.passes += 1
         return z
 
@@ -122,10 +117,10 @@ class Mixing(LightningModule):
         super().__init__()
         self.net = Net()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         return functional.cross_entropy(
             self(x * np.random.uniform(0.5, 1) + random.gauss(0, 0.1)), y
@@ -133,10 +128,10 @@ class Mixing(LightningModule):
 
 
 @pytest.fixture
-def made(federation: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
+def made(federation, monkeypatch):
     """As `federation`, of a network class."""
 
-    def make(net: type[nn.Module], *args: Any, **changes: Any) -> Federation:
+    def make(net, *args, **changes):
         monkeypatch.setitem(federation.__globals__["NETS"], "plain", net)
         return federation(*args, **changes)
 
@@ -153,9 +148,7 @@ def made(federation: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
         (DropsByBatch, "between"),
     ],
 )
-def test_a_score_that_depends_on_the_batch_is_refused(
-    made: Make, net: type[nn.Module], layer: str
-) -> None:
+def test_a_score_that_depends_on_the_batch_is_refused(made, net, layer):
     with pytest.raises(
         BadInput, match=rf"^model: .*: (layer )?{layer} normalises by the scored batch; ta"
     ):
@@ -163,14 +156,12 @@ def test_a_score_that_depends_on_the_batch_is_refused(
 
 
 @pytest.mark.parametrize("net", [Net, Whole])
-def test_samples_by_themselves_pass_without_a_word(
-    made: Make, net: type[nn.Module], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_by_themselves_pass_without_a_word(made, net, capsys):
     made(net, FedAvg()).prepare()
     assert capsys.readouterr().err == ""
 
 
-def test_draws_in_evaluation_are_told(made: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_draws_in_evaluation_are_told(made, capsys):
     fed = made(Drops, FedAvg(), fabric={"executor": "vmap"})
     fed.prepare()
     lines = capsys.readouterr().err
@@ -178,7 +169,7 @@ def test_draws_in_evaluation_are_told(made: Make, capsys: pytest.CaptureFixture[
     assert fed.worker.trainers[0].executor.name == "loop"
 
 
-def test_a_buffer_that_moves_is_told(made: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_buffer_that_moves_is_told(made, capsys):
     fed = made(Counts, FedAvg())
     fed.prepare()
     assert "its buffers passes change in training and are not averaged" in capsys.readouterr().err
@@ -187,7 +178,7 @@ def test_a_buffer_that_moves_is_told(made: Make, capsys: pytest.CaptureFixture[s
     assert "a client keeps its own" in capsys.readouterr().err
 
 
-def scores_of(fed: Federation, rounds: int) -> list[Any]:
+def scores_of(fed, rounds):
     """What some rounds come to."""
     fed.prepare()
     names = (
@@ -201,7 +192,7 @@ def scores_of(fed: Federation, rounds: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("net", [Drops, Mixing])
-def test_equal_seeds_equal_scores(made: Make, net: type[nn.Module]) -> None:
+def test_equal_seeds_equal_scores(made, net):
     kinds = {"models": ["before", "after", "global"]}
     runs = []
     for process in (1, 2):
@@ -214,26 +205,12 @@ def test_equal_seeds_equal_scores(made: Make, net: type[nn.Module]) -> None:
     assert runs[0] != other
 
 
-def test_a_score_does_not_depend_on_what_was_scored_before(made: Make) -> None:
-    fed = made(Drops, FedAvg())
-    fed.prepare()
-    fed.evaluator.remembered.enabled = False
-    vector = fed.run.groups[0].initial
-    first = fed.evaluator.scores("before", fed.evaluator.at_rest(1), vector)
-    fed.evaluator.scores("before", fed.evaluator.at_rest(0), torch.randn_like(vector))
-    np.random.rand()
-    assert (
-        fed.evaluator.scores("after", fed.evaluator.at_rest(1), vector).popitem()[1]
-        == first.popitem()[1]
-    )
-
-
-def test_hooks_draw_what_follows_from_client_and_round(made: Make) -> None:
+def test_hooks_draw_what_follows_from_client_and_round(made):
     """Whatever was trained or scored in between, and in whatever order."""
-    seen: list[dict[int, float]] = []
+    seen = []
 
     class Drawing(FedAvg):
-        def upload(self, client: Any, payload: Any) -> Any:
+        def upload(self, client, payload):
             seen[-1][client.id] = float(np.random.rand()) + random.random() + float(torch.rand(()))
             return super().upload(client, payload)
 

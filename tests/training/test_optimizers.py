@@ -1,11 +1,8 @@
 """The learning rate; and the loss scaling of 16-mixed, which is a client's, whoever trained before
 it on the rank."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,12 +15,12 @@ from fl_lightning.training.optimizers import AnyOptimizer
 
 
 @pytest.fixture
-def scaled() -> tuple[AnyOptimizer, Any]:
+def scaled():
     """An optimiser with the scaler of 16-mixed, on the CPU."""
-    fabric: Any = Fabric(accelerator="cpu", devices=1)
+    fabric = Fabric(accelerator="cpu", devices=1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
 
-    def step(optimizer: Any, **_: Any) -> None:
+    def step(optimizer, **_):
         scaler.step(optimizer)
         scaler.update()
 
@@ -40,7 +37,7 @@ def scaled() -> tuple[AnyOptimizer, Any]:
     return optimizer, lambda: optimizer.step(model(torch.ones(1, 2)).sum())
 
 
-def test_every_turn_begins_with_the_first_scale(scaled: Any) -> None:
+def test_every_turn_begins_with_the_first_scale(scaled):
     optimizer, step = scaled
     for _ in range(3):
         step()
@@ -51,7 +48,7 @@ def test_every_turn_begins_with_the_first_scale(scaled: Any) -> None:
     assert optimizer._scaler.get_scale() == 1024.0
 
 
-def test_a_kept_state_brings_its_scale_along(scaled: Any) -> None:
+def test_a_kept_state_brings_its_scale_along(scaled):
     optimizer, step = scaled
     for _ in range(3):
         step()
@@ -66,8 +63,8 @@ def test_a_kept_state_brings_its_scale_along(scaled: Any) -> None:
 
 @pytest.mark.parametrize("clip", [None, 1e9])
 def test_a_step_that_failed_leaves_the_next_client_nothing_of_its_scaling(
-    scaled: Any, clip: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    scaled, clip, monkeypatch
+):
     """Out of memory in the optimiser's step, with `retry` or `skip`: the next step would not be
     unscaled."""
     optimizer, step = scaled
@@ -76,7 +73,7 @@ def test_a_step_that_failed_leaves_the_next_client_nothing_of_its_scaling(
     step()
     good = [p.grad.clone() for p in optimizer._parameters()]
 
-    def full(*args: Any, **kwargs: Any) -> None:
+    def full(*args, **kwargs):
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as broken, pytest.raises(torch.OutOfMemoryError):
@@ -90,7 +87,7 @@ def test_a_step_that_failed_leaves_the_next_client_nothing_of_its_scaling(
     assert all(torch.equal(p.grad, g) for p, g in zip(optimizer._parameters(), good, strict=True))
 
 
-def test_the_learning_rate_decays_from_round_to_round(federation: Any) -> None:
+def test_the_learning_rate_decays_from_round_to_round(federation):
     """A single step of the second round, from the same model, is half as long."""
     moved = []
     for decay in (1.0, 0.5):

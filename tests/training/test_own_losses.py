@@ -3,54 +3,45 @@ loop trains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fl_lightning.core import Client, Module, Objective, Payload, Phase, PureLoss, Tensors
+from fl_lightning.core import Module, Objective, Phase, PureLoss, Tensors
 from fl_lightning.core.phase import Batch
-from fl_lightning.engine.federation import Federation
 from fl_lightning.methods import Method, Traits
-from fl_lightning.methods.fedrod import FedRoD
-from fl_lightning.methods.gpfl import GPFL
-from fl_lightning.methods.moon import MOON
 from fl_lightning.training.executors import own
-from fl_lightning.training.executors.base import LocalJob
-from fl_lightning.training.executors.together import Together
-from tests.training.test_together import drive, models, vmapped, whole
+from tests.training.test_together import models, vmapped, whole
 
-Make = Callable[..., Federation]
 Loss = Callable[[Tensors, Module, Batch], Tensor]
 
 
-def weighted(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+def weighted(tensors, module, batch):
     """Classes weigh what the client says, and a batch what it has of samples: no mean over
     samples."""
     x, y = batch
     return cross_entropy(module.model(x), y, weight=tensors["weights"]) * (1 + len(y) / 100)
 
 
-def of_the_head(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+def of_the_head(tensors, module, batch):
     """It reaches the classifier alone."""
     return (module.head.weight - tensors["weights"][:, None]).square().sum()
 
 
-def random(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+def random(tensors, module, batch):
     return module.task_loss(batch) * torch.rand(())
 
 
-def branching(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+def branching(tensors, module, batch):
     loss = module.task_loss(batch)
     return loss if loss > 2.3 else 2 * loss
 
 
-def choosing(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+def choosing(tensors, module, batch):
     x, y = batch
     return module.task_loss((x[y > 4], y[y > 4])) if (y > 4).any() else module.task_loss(batch)
 
@@ -58,7 +49,7 @@ def choosing(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
 COUNTED = [1.0]
 
 
-def counting(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+def counting(tensors, module, batch):
     """It is another one at each call."""
     COUNTED[0] += 1
     return module.task_loss(batch) * COUNTED[0]
@@ -71,18 +62,18 @@ class Own(Method):
     loss: Loss = weighted
     traits = Traits(judge="after")
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client, payload):
         weights = torch.linspace(0.5, 1.5 + client.id, 10, dtype=client.run.dtype)
         return [Phase(objective=Objective(loss=PureLoss(self.loss, {"weights": weights})))]
 
 
 @pytest.fixture
-def stacked(monkeypatch: pytest.MonkeyPatch) -> list[LocalJob]:
+def stacked(monkeypatch):
     """The jobs that go through stacked passes with losses of their own."""
-    seen: list[LocalJob] = []
+    seen = []
     made = own.OwnPass.__init__
 
-    def init(self: Any, losses: Any, jobs: Any) -> None:
+    def init(self, losses, jobs):
         seen.extend(jobs)
         made(self, losses, jobs)
 
@@ -90,7 +81,7 @@ def stacked(monkeypatch: pytest.MonkeyPatch) -> list[LocalJob]:
     return seen
 
 
-def both(federation: Make, method: Method, **changes: Any) -> tuple[list[Any], list[Any]]:
+def both(federation, method, **changes):
     """Every client's results and models, by the loop and stacked."""
     settings = {"precision": "64-true", "batch_size": 24, "local_epochs": 2} | changes
     found = []
@@ -101,7 +92,7 @@ def both(federation: Make, method: Method, **changes: Any) -> tuple[list[Any], l
     return found[0], found[1]
 
 
-def compare(loop: list[Any], vmap: list[Any]) -> None:
+def compare(loop, vmap):
     for ours, theirs in zip(vmap, loop, strict=True):
         if isinstance(theirs, Tensor):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
@@ -113,26 +104,12 @@ def compare(loop: list[Any], vmap: list[Any]) -> None:
     "optimizer", [{}, {"momentum": 0.9, "weight_decay": 0.1, "keep_state": True}]
 )
 @pytest.mark.parametrize("loss", [weighted, of_the_head])
-def test_a_pure_loss_is_stacked(
-    federation: Make, stacked: list[LocalJob], loss: Loss, optimizer: Any
-) -> None:
+def test_a_pure_loss_is_stacked(federation, stacked, loss, optimizer):
     """Of any batch, whole or not; operations too. What a loss does not reach does not decay
     either."""
     compare(*both(federation, Own(loss), optimizer=optimizer))
     assert len(stacked) == 8
     assert any(len(job.part) % 24 for job in stacked)
-
-
-def test_the_terms_of_an_objective_come_to_it(federation: Make, stacked: list[LocalJob]) -> None:
-    class Pulled(Own):
-        def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
-            [phase] = super().phases(client, payload)
-            weight = np.where(client.layout.is_parameter, 0.3, 0.0)
-            pulled = replace(phase.objective, anchor=payload.vector * 0.5, proximal_weight=weight)
-            return [replace(phase, objective=pulled)]
-
-    compare(*both(federation, Pulled(of_the_head), optimizer={"momentum": 0.5}))
-    assert len(stacked) == 8
 
 
 @pytest.mark.parametrize(
@@ -144,13 +121,7 @@ def test_the_terms_of_an_objective_come_to_it(federation: Make, stacked: list[Lo
         (counting, "other gradients"),
     ],
 )
-def test_what_torch_func_cannot_run_trains_in_the_loop(
-    federation: Make,
-    stacked: list[LocalJob],
-    loss: Loss,
-    why: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_torch_func_cannot_run_trains_in_the_loop(federation, stacked, loss, why, capsys):
     """A line says why; the numbers are the loop's to the bit."""
     COUNTED[0] = 1.0
     method = Own(loss)
@@ -158,9 +129,9 @@ def test_what_torch_func_cannot_run_trains_in_the_loop(
     [first] = {trainer.group.index for trainer in fed.worker.trainers}
     fed.prepare()
     COUNTED[0] = 1.0
-    jobs: list[LocalJob] = []
+    jobs = []
     train = fed.worker.trainers[first].loop.train
-    fed.worker.trainers[first].loop.train = lambda some: jobs.extend(some) or train(some)  # type: ignore[method-assign]
+    fed.worker.trainers[first].loop.train = lambda some: jobs.extend(some) or train(some)
     fed.round(1)
     assert len(jobs) == 4
     assert not stacked
@@ -170,32 +141,11 @@ def test_what_torch_func_cannot_run_trains_in_the_loop(
     assert why in lines[0]
 
 
-def test_a_loss_that_is_made_for_each_client_is_refused() -> None:
+def test_a_loss_that_is_made_for_each_client_is_refused():
     factor = 2.0
 
-    def closure(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    def closure(tensors, module, batch):
         return factor * module.task_loss(batch)
 
     with pytest.raises(ValueError, match="no closure"):
         PureLoss(closure)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [MOON(), FedRoD()], ids=["MOON", "FedRoD"])
-def test_own_losses_have_the_same_bits_alone_and_among_others(
-    federation: Make, stacked: list[LocalJob], method: Method
-) -> None:
-    """Beside runs of the same method, with other seeds, and of others."""
-    changes = {"clients": 5, "optimizer": {"momentum": 0.5}, "batch_size": 16}
-    alone = vmapped(federation(method, **changes))
-    scores = whole(alone)
-    assert len(stacked) == 10
-    together = Together()
-    company = [method, Own(), method, GPFL(), method]
-    feds = [
-        vmapped(federation(one, seed=k, **changes), together) for k, one in enumerate(company, 1)
-    ]
-    feds.insert(2, vmapped(federation(method, **changes), together))
-    ended = drive(together, [lambda fed=fed: whole(fed) for fed in feds])  # type: ignore[misc]
-    assert repr(ended[2]) == repr(scores)
-    assert all(torch.equal(a, b) for a, b in zip(models(alone), models(feds[2]), strict=True))

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Payload, Phase
-from fl_lightning.engine.federation import Federation
+from fl_lightning.core import Phase
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method, Traits
 from fl_lightning.training.executors.gradients import OwnSteps
 from fl_lightning.training.executors.vmap import Vmap
-
-Make = Callable[..., Federation]
 
 
 @dataclass(frozen=True)
@@ -32,12 +26,10 @@ class Noisy(Method):
     evaluating: bool = False
     traits = Traits(judge="after")
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client, payload):
         return [Phase(step=partial(self.step, client.generator("noise"), []), by_gradient=True)]
 
-    def step(
-        self, draws: torch.Generator, taken: list[int], client: Client, batch: Batch
-    ) -> Tensor:
+    def step(self, draws, taken, client, batch):
         w, columns = client["model"], client.layout.parameters
         taken.append(1)
         if client.id == self.fails and len(taken) == 3:
@@ -54,7 +46,7 @@ class Noisy(Method):
         return loss
 
 
-def ran(federation: Make, method: Method, executor: str = "vmap", **settings: Any) -> Federation:
+def ran(federation, method, executor="vmap", **settings):
     fed = federation(
         method, local_epochs=2, batch_size=16, fabric={"executor": executor}, **settings
     )
@@ -64,7 +56,7 @@ def ran(federation: Make, method: Method, executor: str = "vmap", **settings: An
     return fed
 
 
-def test_who_fails_does_so_alone(federation: Make) -> None:
+def test_who_fails_does_so_alone(federation):
     """The others are trained once: their draws and vectors have gone on."""
     whole, without = ran(federation, Noisy()), ran(federation, Noisy(fails=2), on_bad_client="skip")
     for c in (0, 1, 3):
@@ -75,25 +67,23 @@ def test_who_fails_does_so_alone(federation: Make) -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_they_come_to_what_the_loop_does(federation: Make, whole: bool) -> None:
+def test_they_come_to_what_the_loop_does(federation, whole):
     """Gradients of more samples than a batch has are found one by one."""
     stacked, loop = (ran(federation, Noisy(whole=whole), name) for name in ("vmap", "loop"))
     for c, state in loop.run.states.items():
         torch.testing.assert_close(stacked.run.states[c].vectors, state.vectors, rtol=0, atol=1e-5)
 
 
-def test_a_step_that_binds_is_refused(federation: Make) -> None:
+def test_a_step_that_binds_is_refused(federation):
     with pytest.raises(BadInput, match=r"Phase\.by_gradient.*binds the client's model"):
         ran(federation, Noisy(binds=True))
 
 
-def test_a_pass_that_fails_is_repeated_client_by_client(
-    federation: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_that_fails_is_repeated_client_by_client(federation, monkeypatch):
     """Whose request it is that fails shows then, and the others go on."""
     pools, gradients_of = [], OwnSteps._gradients
 
-    def fail(self: OwnSteps, requests: list) -> list:
+    def fail(self, requests):
         pools.append(len(requests))
         if any(one.job.schedule.client == 2 for one in requests):
             raise MemoryError("no room")
@@ -109,16 +99,14 @@ def test_a_pass_that_fails_is_repeated_client_by_client(
 
 
 @pytest.mark.parametrize("evaluating", [False, True])
-def test_passes_hold_samples_alone_and_train(
-    federation: Make, monkeypatch: pytest.MonkeyPatch, evaluating: bool
-) -> None:
+def test_passes_hold_samples_alone_and_train(federation, monkeypatch, evaluating):
     """Smaller batches are filled up with their first sample: a model need not be defined at 0. What
     is asked for in evaluation mode goes through no pass."""
-    rows: list[Tensor] = []
+    rows = []
     made = OwnSteps.__init__
 
-    def init(self: OwnSteps, stack: Any, size: int, gradients: Any) -> None:
-        def seen(width: int, x: Tensor, y: Tensor, weight: Tensor) -> Any:
+    def init(self, stack, size, gradients):
+        def seen(width, x, y, weight):
             rows.extend(x[weight.any(dim=1)].flatten(2).unbind())
             return gradients(width, x, y, weight)
 
@@ -129,6 +117,6 @@ def test_passes_hold_samples_alone_and_train(
     assert bool(rows) != evaluating and all(bool((slot != 0).any(dim=1).all()) for slot in rows)
 
 
-def test_a_phase_without_a_step_asks_for_nothing() -> None:
+def test_a_phase_without_a_step_asks_for_nothing():
     with pytest.raises(BadInput, match=r"Phase\.by_gradient"):
         Phase(by_gradient=True)

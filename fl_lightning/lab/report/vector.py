@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,9 @@ LISTED = "figures.json"
 """Names of the pictures that reports have made in a folder."""
 WIDTH = 5.5
 """Inches of a panel: a column of most papers, or the text of a page with one."""
+DPI = 150
+LETTER, LINE = 0.08, 0.18
+"""Inches of a letter and of a line, about."""
 ABREAST = 45
 """Letters of all names below a picture, beyond which they would run into each other."""
 LONGEST = 46
@@ -56,10 +60,10 @@ def panels(
 
     across = min(2, len(titles))
     down = -(-len(titles) // across)
-    figure = Figure(figsize=(WIDTH * across, height * down), layout="constrained")
+    figure = Figure(figsize=(WIDTH * across, height * down), dpi=DPI)
     every = figure.subplots(down, across, squeeze=False, sharex=one_scale).ravel()
     for axes, title in zip(every, titles, strict=False):
-        axes.set_title(literal(title), fontsize=10, wrap=True)
+        axes.set_title(literal(title), fontsize=10, y=1.0)
         axes.tick_params(labelbottom=True)
         axes.spines[["top", "right"]].set_visible(False)
     for axes in every[len(titles) :]:
@@ -96,18 +100,57 @@ def finish(axes: Axes, x: str, y: str, percent: bool = False) -> None:
         axes.locator_params(axis="x", integer=True)
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    handles, labels = axes.get_legend_handles_labels()
-    if not handles:
+    _, labels = axes.get_legend_handles_labels()
+    if not labels:
         return
-    place: dict[str, Any] = {"frameon": False, "fontsize": "small"}
-    above = len(labels) > 4 or max(map(len, labels)) > LONG
-    if above:
-        columns = 1 if max(map(len, labels)) > LONG else 3
-        place |= {"loc": "lower left", "bbox_to_anchor": (0.0, 1.06), "ncols": columns}
+    look: dict[str, Any] = {"frameon": False, "fontsize": "small"}
+    if columns := _columns_above(labels):
+        look |= {"loc": "lower left", "bbox_to_anchor": (0.0, 1.06), "ncols": columns}
         figure: Any = axes.figure
-        lines = -(-len(labels) // columns)
-        figure.set_figheight(figure.get_figheight() + 0.18 * lines)
-    axes.legend(**place)
+        figure.set_figheight(figure.get_figheight() + LINE * _lines_above(labels))
+    axes.legend(**look)
+
+
+def _columns_above(labels: Sequence[str]) -> int:
+    """Columns of a legend that is too large to lie within the axes; 0: it lies there."""
+    return 1 if max(map(len, labels)) > LONG else 3 if len(labels) > 4 else 0
+
+
+def _lines_above(labels: Sequence[str]) -> float:
+    """Lines that such a legend takes."""
+    columns = _columns_above(labels)
+    return math.ceil(len(labels) / columns) + 1.5 if columns else 0.0
+
+
+def place(figure: Figure) -> None:
+    """Leave room around each panel for its texts, by the number of their letters.
+
+    The layouts of matplotlib measure all texts several times, which takes longer than to draw them.
+    """
+    panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+    legends = [legend for axes in panels if (legend := axes.get_legend())]
+    labels = [[text.get_text() for text in legend.get_texts()] for legend in legends]
+    lines = max([0.0, *map(_lines_above, labels)]) + 1.3 * len(figure.legends)
+    lines += 1.5 * any(axes.get_title() for axes in panels)
+    left = 0.45 + LETTER * max(_longest(axes.yaxis) for axes in panels)
+    right = 0.15 + 0.7 * (len(panels) < len(figure.axes))
+    bottom = 0.6 + 0.7 * LETTER * max(_longest(axes.xaxis, ABREAST) for axes in panels)
+    top = 0.1 + LINE * lines
+    first: Any = panels[0].get_subplotspec()
+    rows, columns = first.get_topmost_subplotspec().get_gridspec().get_geometry()
+    width, height = figure.get_size_inches()
+    across, down = width / columns - left - right, height / rows - bottom - top
+    figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height)
+    figure.subplots_adjust(wspace=(left + right) / across, hspace=(bottom + top) / down)
+    for axes in panels:
+        axes.xaxis.set_label_coords(0.5, -(bottom - 0.25) / down)
+        axes.yaxis.set_label_coords(-(left - 0.25) / across, 0.5)
+
+
+def _longest(axis: Any, abreast: int = 0) -> int:
+    """Letters of the longest name on an axis (numbers: 6); 0: all names lie `abreast`."""
+    letters = [len(name) for name in getattr(axis.get_major_formatter(), "seq", ["0.0125"])]
+    return max(letters) if sum(letters) > abreast else 0
 
 
 def bars(rows: Sequence[str], parts: Mapping[str, Any], title: str) -> Figure:
@@ -117,12 +160,12 @@ def bars(rows: Sequence[str], parts: Mapping[str, Any], title: str) -> Figure:
     for number, (name, values) in enumerate(parts.items()):
         axes.barh(range(len(rows)), values, left=left, color=PARTS[number], label=named(name))
         left = left + values
-    axes.set_yticks(range(len(rows)), map(literal, rows))
+    name_ticks(axes.yaxis, range(len(rows)), [*map(literal, rows)])
     axes.invert_yaxis()
     axes.set_xlabel(title)
     axes.grid(alpha=0.3)
     # beside long names there is no room for it above the axes
-    figure.legend(frameon=False, fontsize="small", loc="outside upper left", ncols=3)
+    figure.legend(frameon=False, fontsize="small", loc="upper left", ncols=3)
     return figure
 
 
@@ -162,13 +205,21 @@ def name_places(axes: Axes, columns: Sequence[Any], rows: Sequence[Any], x: str,
     for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
         shown = range(0, len(names), max(1, len(names) // 10))
         texts = [literal(str(names[k])) for k in shown]
-        axis.set_ticks(shown, texts)
+        name_ticks(axis, shown, texts)
         if axis is axes.xaxis and sum(map(len, texts)) > ABREAST:
-            axis.set_ticks(shown, texts, rotation=40, ha="right")
+            name_ticks(axis, shown, texts, rotation=40, ha="right")
             # what else is there keeps its room
             figure: Any = axes.figure
             figure.set_figheight(figure.get_figheight() + 0.06 * max(map(len, texts)))
     axes.set(xlabel=x, ylabel=y)
+
+
+def name_ticks(axis: Any, places: Sequence[int], texts: Sequence[str], **look: Any) -> None:
+    """Write the texts at their places on an axis."""
+    from matplotlib.ticker import FixedFormatter
+
+    axis.set_ticks(places, texts, **look)
+    axis.set_major_formatter(FixedFormatter(texts))
 
 
 def named(label: str) -> str:
@@ -195,9 +246,11 @@ def image(name: str, figure: Figure, kind: Kind, made_by: str | None = None) -> 
         "pdf": {"CreationDate": None},
         "png": {"Software": made_by},
     }
+    if figure.get_layout_engine() is None:
+        place(figure)
     buffer = io.BytesIO()
     with mpl.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": name}):
-        figure.savefig(buffer, format=kind, dpi=150, metadata=undated[kind])
+        figure.savefig(buffer, format=kind, metadata=undated[kind])
     return buffer.getvalue()
 
 

@@ -18,10 +18,9 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.lab.report import vector
-from fl_lightning.lab.statistics import MIN_PAIRS
 from fl_lightning.lab.study import clients, picture, scores, tables
 from fl_lightning.lab.study.chosen import chosen as values_chosen
-from fl_lightning.lab.study.compare import MIN_METHODS, Compared
+from fl_lightning.lab.study.compare import Compared
 from fl_lightning.lab.study.compare import compare as of_methods
 from fl_lightning.lab.study.listing import FORMATS, Listing, choose
 from fl_lightning.lab.study.listing import table as as_table
@@ -39,7 +38,6 @@ class Asked:
     target: float | None = None
     accept_changed_code: bool = False
     clients: bool = False
-    picture: str | None = None
     format: str = "table"
 
 
@@ -84,25 +82,15 @@ def compare(
 
 
 def _listing_of(folders: Sequence[str], asked: Asked) -> Listing:
-    """Returns the table; a picture is written at once, for the page it is drawn."""
+    """Returns the table, with pictures where it becomes a page."""
     with read(folders, asked) as (scored, notes, folder):
         if asked.clients:
             listing = clients.listing_of(scored, asked.baseline)
             return dataclasses.replace(listing, notes=[*notes, *listing.notes])
         compared = side_by_side(scored, notes, folder, asked.baseline, asked.target)
-        if asked.picture is not None:
-            allowed = (
-                f"ranks need at least {MIN_PAIRS} settings and {MIN_METHODS} methods with the same "
-                f"judge; without --picture the table says how many there are"
-            )
-            check("picture", asked.picture, bool(compared.ranks), allowed)
-            drawn = vector.image("ranks", picture.draw_ranks(compared.ranks), "png", MARK)
-            write_whole(Path(asked.picture), drawn, durable=False)
         listing = tables.listing_of(compared)
-        if asked.format != "html":
-            return listing
-        pictures = picture.as_svg(picture.draw(scored, compared))
-        return dataclasses.replace(listing, pictures=pictures)
+        drawn = picture.draw(scored, compared) if asked.format == "html" else {}
+        return dataclasses.replace(listing, pictures=drawn)
 
 
 def _check(
@@ -113,27 +101,21 @@ def _check(
     label: str | None,
     out: str | None,
 ) -> None:
-    """Raise `BadInput` without a folder, for keys that do not go together, and for files that may
+    """Raise `BadInput` without a folder, for keys that do not go together, and for a file that may
     not be written."""
     allowed = "it must be given: fl-train compare STUDY, or RUN [RUN ...]"
     check("compare", None, bool(folders), allowed)
-    for key, file, suffix in (("out", out, ""), ("picture", asked.picture, ".png")):
-        if file is not None:
-            check_out(key, file, suffix, MARK, "comparison")
-    both = out is not None and asked.picture is not None
-    same = both and Path(str(out)).resolve() == Path(str(asked.picture)).resolve()
-    allowed = "the table is written there (--out): it must be another file"
-    check("picture", asked.picture, not same, allowed)
+    if out is not None:
+        check_out("out", out, "", MARK, "comparison")
     if asked.clients:
         allowed = "it is of methods over seeds: leave out --clients"
-        check("picture", asked.picture, asked.picture is None, allowed)
         check("target", asked.target, asked.target is None, allowed)
     if asked.format != "latex":
         check("caption", caption, caption is None, "it is for --format latex")
         check("label", label, label is None, "it is for --format latex")
     whole = columns is None or asked.format not in ("csv", "json")
     check("columns", columns, whole, f"{asked.format} has all columns")
-    if asked.picture is not None or asked.format == "html":
+    if asked.format == "html":
         require("report", "compare", folders[0])
 
 
@@ -145,15 +127,11 @@ def report(
     require("study", "report", study)
     require("report", "report", study)
     page = check_out("out", out, "", MARK, "comparison")
-    asked = Asked(accept_changed_code=accept_changed_code)
-    with read([study], asked) as (scored, notes, folder):
-        compared = side_by_side(scored, notes, folder)
-        drawn = picture.draw(scored, compared)
-        listing = tables.listing_of(compared)
-        listing = dataclasses.replace(listing, pictures=picture.as_svg(drawn))
+    asked = Asked(accept_changed_code=accept_changed_code, format="html")
+    listing = _listing_of([study], asked)
     charts = page.with_name(f"{page.stem}-figures")
     if figures is not None:
-        files = {name: figure for name, (figure, _) in drawn.items()}
+        files = {name: figure for name, (figure, _) in listing.pictures.items()}
         vector.write(files, charts, figures, MARK)
     written(listing, "html", out)
     return charts if figures is not None else None

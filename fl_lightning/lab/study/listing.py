@@ -1,5 +1,4 @@
-"""A table as text: for the terminal, as CSV, as LaTeX (booktabs), as JSON, as an HTML page with its
-intervals drawn."""
+"""A table as text: for the terminal, as CSV, as LaTeX (booktabs), as JSON, as an HTML page."""
 
 from __future__ import annotations
 
@@ -16,7 +15,6 @@ from fl_lightning.configuration.catalogue import did_you_mean
 from fl_lightning.configuration.config import check
 
 WIDTH = 180  # a file or a pipe has no width to keep to
-SPAN = ["low", "middle", "high"]
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,8 @@ class Listing:
     title: str = ""
     best: Sequence[int] = ()
     """Rows of `words` whose `mean` is bold."""
-    spans: DataFrame | None = None
-    """Of each row of `words` the interval that the page draws: `SPAN`; NaN: none."""
-    pictures: Sequence[tuple[str, str]] = ()
-    """For the page: SVG, and the words below it."""
+    pictures: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    """For the page: figures by name, each with the words below it."""
     caption: str = ""
     label: str = ""
     """Of the floating table in LaTeX; both empty: a bare tabular."""
@@ -145,24 +141,19 @@ def as_latex(listing: Listing) -> str:
 
 
 def as_html(listing: Listing) -> str:
-    """A page of its own that needs no network; each row's interval is drawn beside it."""
+    """A page of its own that needs no network."""
     from markupsafe import Markup
 
     from fl_lightning.lab.report.page import template
+    from fl_lightning.lab.report.vector import svg
 
-    spans = DataFrame(columns=SPAN) if listing.spans is None else listing.spans
-    low = min(0.0, spans.min(axis=None)) if spans.size else 0.0
-    width = (max(0.0, spans.max(axis=None)) if spans.size else 0.0) - low
-    places = (2 + 96 * (spans - low) / (width or 1.0)).round(2)
+    pictures = listing.pictures.items()
     words = listing.words.set_axis(range(len(listing.words)))
     return template("fl_lightning.lab.report", "page.listing.html.j2").render(
         mark=listing.mark,
         listing=listing,
         blocks=words.groupby(listing.words.index, sort=False),
-        pictures=[(Markup(svg), words) for svg, words in listing.pictures],
-        spans=spans,
-        places=places,
-        zero=round(2 - 96 * low / (width or 1.0), 2),
+        pictures=[(Markup(svg(name, figure)), words) for name, (figure, words) in pictures],
     )
 
 

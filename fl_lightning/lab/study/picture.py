@@ -10,7 +10,7 @@ import numpy as np
 from pandas import DataFrame
 
 from fl_lightning.foundation.metric import ACCURACY, FURTHER, MODELS
-from fl_lightning.lab.report.vector import curve, finish, literal, looks, panels, svg
+from fl_lightning.lab.report.vector import curve, finish, literal, looks, name_ticks, panels
 from fl_lightning.lab.study.compare import Compared, Ranks
 
 if TYPE_CHECKING:
@@ -46,11 +46,6 @@ def draw(runs: DataFrame, compared: Compared) -> dict[str, tuple[Figure, str]]:
         words = "mean ranks over settings; bars join methods that do not differ"
         drawn["mean-ranks"] = draw_ranks(compared.ranks), words
     return drawn
-
-
-def as_svg(pictures: dict[str, tuple[Figure, str]]) -> list[tuple[str, str]]:
-    """SVG elements for a page, each with what it shows."""
-    return [(svg(name, figure), words) for name, (figure, words) in pictures.items()]
 
 
 def _scores(run: Any) -> dict[float, float]:
@@ -89,7 +84,7 @@ def _forest(rows: DataFrame, methods: dict[str, Any]) -> Figure:
             face = colour if known else "white"
             axes.plot(100 * row.difference, place, "o", color=colour, markerfacecolor=face)
         axes.axvline(0, color="grey", linewidth=1)
-        axes.set_yticks(range(len(of_setting)), map(literal, of_setting.method))
+        name_ticks(axes.yaxis, range(len(of_setting)), [*map(literal, of_setting.method)])
         axes.set_ylim(len(of_setting) - 0.5, -0.5)
         axes.set_xlabel(f"difference to {literal(of_setting.baseline.iloc[0])}, points")
         axes.grid(alpha=0.3, axis="x")

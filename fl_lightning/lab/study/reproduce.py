@@ -14,7 +14,7 @@ from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.lab import statistics
 from fl_lightning.lab.report.words import NONE
 from fl_lightning.lab.study.folder import StudyFolder
-from fl_lightning.lab.study.listing import SPAN, Listing
+from fl_lightning.lab.study.listing import Listing
 from fl_lightning.lab.study.papers import Ours, Printed, reason
 from fl_lightning.results.result import RunResult
 
@@ -159,11 +159,8 @@ def listing_of(lines: DataFrame, title: str, notes: Sequence[str]) -> Listing:
     titles = [f"{row.dataset}; {row.setting}; {row.metric}" for row in lines.itertuples()]
     words = DataFrame([_words(row) for row in lines.itertuples()], index=titles)
     words = words.loc[list(dict.fromkeys(titles))]
-    difference = lines["mean"].astype(float) - lines.value
-    spans = lines[["low", "high"]].astype(float).assign(middle=difference).mask(lines.low.isna())
-    spans = spans.set_axis(titles).loc[list(dict.fromkeys(titles)), SPAN].reset_index(drop=True)
     more = {"title": title, "notes": below}
-    return Listing(MARK, lines[COLUMNS], words, HEADS, below, more, title, spans=spans)
+    return Listing(MARK, lines[COLUMNS], words, HEADS, below, more, title)
 
 
 def _reasons(lines: DataFrame) -> list[str]:

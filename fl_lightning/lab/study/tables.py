@@ -11,7 +11,7 @@ from fl_lightning.foundation.metric import MODELS
 from fl_lightning.lab.report.tables import known, percent, seconds
 from fl_lightning.lab.report.words import NONE
 from fl_lightning.lab.study.compare import Compared, Ranks
-from fl_lightning.lab.study.listing import SPAN, Listing
+from fl_lightning.lab.study.listing import Listing
 
 MARK = "fl-train compare"
 """In all that is written: a file that has it may be written over."""
@@ -29,8 +29,6 @@ def listing_of(compared: Compared) -> Listing:
         titles.append("; ".join(filter(None, [judge, row.setting, against])))
     heads = _heads(compared)
     words = DataFrame([_words(row) for row in table.itertuples()], index=titles)
-    spans = 100 * table[["low", "difference", "high"]].astype(float)
-    spans = spans.mask(spans.low.isna()).set_axis(SPAN, axis=1)
     ranks = [line for rank in compared.ranks for line in _ranked(rank)]
     more = {"ranks": [dataclasses.asdict(rank) for rank in compared.ranks], "notes": compared.notes}
     return Listing(
@@ -41,7 +39,6 @@ def listing_of(compared: Compared) -> Listing:
         ranks + compared.notes,
         more,
         best=compared.best,
-        spans=spans,
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -348,7 +348,7 @@ def _cycle(ready: Prepared, cycles: int) -> int:
 
 
 def _run_all(plan: Plan, tasks: Sequence[Task]) -> int:
-    """Do the tasks that are not done, in workers, with a bar; how many that were.
+    """Do the tasks that are not done, in workers; how many that were.
 
     Raises:
         OutOfTime: `minutes` are over.
@@ -374,12 +374,13 @@ def _run_all(plan: Plan, tasks: Sequence[Task]) -> int:
         return f"worth: stopped with {progress}; it goes on with: {plan.again}"
 
     work = run_all(_safely, jobs, count, plan.folder.path / "logs", check_time)
-    with when_stopped(stopped), _bar(len(jobs)) as step, contextlib.closing(work) as all_ended:
+    begin = time.monotonic()
+    with when_stopped(stopped), contextlib.closing(work) as all_ended:
         for ended in all_ended:
             done += 1
             if ended.error is not None:
                 failures[str(jobs[ended.job].folder)] = ended.error
-            step(done)
+            _tell(done, len(jobs), begin)
     plan.folder.write_failures(failures)
     if failures:
         name, why = next(iter(failures.items()))
@@ -393,35 +394,12 @@ def _safely(task: Task) -> str | None:
     return run_safely(lambda: task.run(train))
 
 
-@contextlib.contextmanager
-def _bar(total: int) -> Iterator[Any]:
-    """What shows how many of `total` are done, and the time left: a bar, or without a terminal a
-    line now and then."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    start, console = time.monotonic(), Console(stderr=True)
-
-    def printed(done: int) -> None:
-        left = (time.monotonic() - start) / done * (total - done) / 60
-        if done in (1, total) or done % max(1, total // 10) == 0:
-            line = f"worth: {done} of {total} trainings, about {left:.1f} minutes left"
-            print(line, file=sys.stderr, flush=True)
-
-    if not (console.is_terminal and total):
-        yield printed
-        return
-    columns = (TextColumn("trainings"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, auto_refresh=False) as progress:
-        task = progress.add_task("", total=total)
-        progress.refresh()
-        yield lambda done: progress.update(task, completed=done, refresh=True)
+def _tell(done: int, total: int, begin: float) -> None:
+    """Say now and then how many trainings are done, and the time left."""
+    left = (time.monotonic() - begin) / done * (total - done) / 60
+    if done in (1, total) or done % max(1, total // 10) == 0:
+        line = f"worth: {done} of {total} trainings, about {left:.1f} minutes left"
+        print(line, file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- beyond the gain

@@ -1,5 +1,4 @@
-"""The answer as files and on the screen: `worth.json`, `worth.csv`, `worth.html`, `worth.png`, a
-table."""
+"""The answer as files and on the screen: `worth.json`, `worth.csv`, `worth.html`, a table."""
 
 from __future__ import annotations
 
@@ -36,9 +35,8 @@ def write(out: Path, measured: Measured, sections: list[page.Section]) -> None:
     """Write all files of the answer into the folder `out`; `sections`: what the page has below its
     first screen."""
     content = as_json(measured)
-    files: dict[str, bytes | str] = {
+    files = {
         "worth.html": page.render(measured, sections),
-        "worth.png": page.picture(measured),
         "worth.csv": as_csv([_line(row) for row in content["silos"]]),
         "worth.json": json.dumps(content, indent=1, ensure_ascii=False) + "\n",
     }

@@ -1,9 +1,7 @@
-"""The answer for people who decide: one HTML page without a script or a network, and a picture of
-the same bars."""
+"""The answer for people who decide: one HTML page without a script or a network."""
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +9,6 @@ import numpy as np
 
 from fl_lightning import __version__
 from fl_lightning.lab.report.page import template
-from fl_lightning.lab.report.vector import image
 from fl_lightning.lab.worth import words
 from fl_lightning.lab.worth.silos import Answer, Measured
 
@@ -22,7 +19,6 @@ KINDS = {
     "cannot tell yet": "unknown",
 }
 """Of each verdict, what the page's style calls it."""
-COLOURS = {"gains": "#1f6f8b", "harmed": "#c2571a", "same": "#6b7280", "unknown": "#a8b0bb"}
 WIDEST = 3.0
 """The axis is at most so many times as long as the median interval: a silo of a few samples has one
 without an end."""
@@ -167,51 +163,3 @@ def _methods(measured: Measured) -> Section:
         between = words.amount(answer.estimate.between, metric) if answer.estimate else "-"
         section.rows.append([answer.silo.name, *cells, between])
     return section
-
-
-def picture(measured: Measured) -> bytes:
-    """The bars as PNG."""
-    from matplotlib.figure import Figure
-
-    end, count = _end(measured), len(measured.answers)
-    unit = 1.0 if measured.metric == "mae" else 100.0
-    figure = Figure(figsize=(9, 1.9 + 0.42 * count), layout="constrained")
-    axes = figure.add_subplot()
-    axes.axvspan(-unit * measured.margin, unit * measured.margin, color="#f1f3f6")
-    axes.axvline(0, color="#8b95a3", linewidth=1)
-    for place, answer in enumerate(measured.answers):
-        if answer.estimate is not None:
-            low, high = (float(np.clip(x, -end, end)) for x in (answer.low, answer.high))
-            colour = COLOURS[KINDS[answer.verdict]]
-            axes.plot(
-                [unit * low, unit * high],
-                [place, place],
-                color=colour,
-                linewidth=7,
-                solid_capstyle="round",
-            )
-            axes.plot(
-                [unit * answer.estimate.gain],
-                [place],
-                "|",
-                color="#1d2430",
-                markersize=14,
-                markeredgewidth=2.5,
-            )
-    right = axes.secondary_yaxis("right")
-    right.set_yticks(range(count), [answer.verdict for answer in measured.answers])
-    axes.set_yticks(range(count), [f"{a.silo.name} ({a.silo.size})" for a in measured.answers])
-    for side in (axes, right):
-        side.tick_params(length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    right.spines["right"].set_visible(False)
-    axes.set_xlim(-unit * end, unit * end)
-    axes.set_ylim(count - 0.4, -0.6)
-    label = "fall of the mean error" if measured.metric == "mae" else "points of 100"
-    axes.set_xlabel(
-        f"gain from learning together, {label}, with its 95 % "
-        f"interval\n{_cut(measured, end)}".strip()
-    )
-    lines = textwrap.wrap(measured.consortium["sentence"], 110)
-    figure.suptitle("\n".join(lines), fontsize=10, x=0.01, ha="left")
-    return image("worth", figure, "png")

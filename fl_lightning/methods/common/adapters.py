@@ -1,8 +1,6 @@
 """Low-rank adapters (LoRA) in a federation: which blocks are A and B, and what it costs to average
 them apart."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -28,11 +26,9 @@ def check_adapters(run: RunContext) -> None:
     """Raise `BadInput` unless every client's network has adapters."""
     for group, model in zip(run.groups, run.config.models, strict=True):
         adapters = getattr(model.component, "adapters", None)
-        allowed = (
-            f"{run.method_name} needs low-rank adapters in {group.name}, such as "
-            f"--model.adapters.rank 8"
-        )
-        check("model.adapters", adapters, any(is_a(b) for b in group.layout.blocks), allowed)
+        need = f"{run.method_name} needs low-rank adapters in {group.name}"
+        allowed = f"{need}, such as --model.adapters.rank 8"
+        check("model.adapters", adapters, any(map(is_a, group.layout.blocks)), allowed)
 
 
 class AdapterError(Observer):
@@ -45,19 +41,13 @@ class AdapterError(Observer):
         """Raise `BadInput` where clients of one network upload adapters of several ranks."""
         ranks: dict[str, set[int]] = {}
         for group, model in zip(run.groups, run.config.models, strict=True):
-            sent = [
-                b
-                for b, up in zip(group.layout.blocks, group.up_mask, strict=True)
-                if up and (is_a(b) or is_b(b))
-            ]
-            of_group = {b.shape[0] if is_a(b) else b.shape[1] for b in sent}
-            ranks.setdefault(model.component.class_path, set()).update(of_group)
-            several = sorted(ranks[model.component.class_path])
-            allowed = (
-                f"clients of {group.name} upload adapters, which {run.method_name} cannot mix: one "
-                f"rank for all"
-            )
-            check("model.adapters.rank", several, len(several) <= 1, allowed)
+            network = ranks.setdefault(model.component.class_path, set())
+            for block, up in zip(group.layout.blocks, group.up_mask, strict=True):
+                if up and (is_a(block) or is_b(block)):
+                    network.add(block.shape[0 if is_a(block) else 1])
+            problem = f"clients of {group.name} upload adapters, which {run.method_name} cannot mix"
+            allowed = f"{problem}: one rank for all"
+            check("model.adapters.rank", sorted(network), len(network) <= 1, allowed)
 
     def on_aggregate(self, run: RunContext, server: Server) -> None:
         """Measure what this round's mean of uploads, which averages A and B apart, errs about their
@@ -71,7 +61,8 @@ class AdapterError(Observer):
         """
         if not run.relation.is_global:
             return
-        counted, errors = server.flops, [e for group in server.groups for e in _errors(group)]
+        counted = server.flops
+        errors = [error for group in server.groups for error in _errors(group)]
         server.flops = counted
         if errors:
             server.metrics["adapter_error"] = sum(errors) / len(errors)
@@ -85,13 +76,14 @@ def adapter_callbacks(models: Sequence[nn.Module]) -> list[Observer]:
 
 def _errors(group: GroupServer) -> list[float]:
     """Of each layer whose A and B are both sent both ways; none where nobody answered."""
-    blocks, travels = group.layout.blocks, group.group.up_mask & group.group.down_mask
-    sent = {b.name: b for b, both in zip(blocks, travels, strict=True) if both}
-    pairs = [
-        (b, sent[other])
-        for b in sent.values()
-        if is_a(b) and (other := b.name.replace("lora_A", "lora_B")) in sent
-    ]
+    travels = group.group.up_mask & group.group.down_mask
+    blocks = zip(group.layout.blocks, travels, strict=True)
+    sent = {block.name: block for block, both in blocks if both}
+    pairs = []
+    for block in filter(is_a, sent.values()):
+        other = block.name.replace("lora_A", "lora_B")
+        if other in sent:
+            pairs.append((block, sent[other]))
     if not pairs or not group.answered or group.weighed is None or len(group.weighed.weights) > 1:
         return []
     weights = group.weighed.weights[0, 0]
@@ -100,18 +92,21 @@ def _errors(group: GroupServer) -> list[float]:
     for client, p in zip(group.answered, weights.tolist(), strict=True):
         for total, product in zip(exact, _products(group.vector(client), pairs), strict=True):
             total += p * product
-    norms = [
-        (float((one - other).norm()), float(one.norm()))
-        for one, other in zip(exact, apart, strict=True)
-    ]
-    return [error / size if size else 0.0 for error, size in norms]
+    errors = []
+    for total, product in zip(exact, apart, strict=True):
+        size = float(total.norm())
+        errors.append(float((total - product).norm()) / size if size else 0.0)
+    return errors
 
 
 def _products(vector: Tensor, pairs: Sequence[tuple[Block, Block]]) -> list[Tensor]:
     """B A (outputs, inputs) of each pair (A, B) of blocks of `vector` (D,); kernels of a
     convolution are flattened."""
-    matrices = [
-        [vector[x.start : x.stop].to(wide(vector.device)).reshape(x.shape).flatten(1) for x in pair]
-        for pair in pairs
-    ]
-    return [b @ a for a, b in matrices]
+    products = []
+    for pair in pairs:
+        a, b = (
+            vector[x.start : x.stop].to(wide(vector.device)).reshape(x.shape).flatten(1)
+            for x in pair
+        )
+        products.append(b @ a)
+    return products

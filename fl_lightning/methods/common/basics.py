@@ -1,7 +1,5 @@
 """What methods have in common that exchange class means, predictions or the slope of a loss."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from lightning import LightningModule
@@ -9,34 +7,23 @@ from torch import Tensor, nn
 
 from fl_lightning.configuration.config import check
 from fl_lightning.core import RunContext
-from fl_lightning.foundation.errors import BadInput
-
-
-def check_classes(run: RunContext) -> None:
-    """Raise `BadInput` for a regression: it has no classes to exchange anything of."""
-    if run.data.task == "regression":
-        what = f"{run.method_name} exchanges what it knows of classes, and a regression has none"
-        raise BadInput("data.task", run.data.task, what)
 
 
 def check_batches(run: RunContext, **sizes: int) -> None:
     """Raise `BadInput` where an argument of the method would leave BatchNorm single samples to
     train on."""
+    allowed = "BatchNorm cannot train on single samples: at least 2"
+    normalised = any(group.whole_last for group in run.groups)
     for name, size in sizes.items():
-        single = size == 1 and any(group.whole_last for group in run.groups)
-        check(
-            f"method.{name}",
-            size,
-            not single,
-            "BatchNorm cannot train on single samples: at least 2",
-        )
+        check(f"method.{name}", size, size > 1 or not normalised, allowed)
 
 
 def check_plain_loss(model: nn.Module, why: str) -> None:
     """Raise `BadInput` where the network has a `training_step` of its own, which would not run:
     `why`."""
-    if getattr(type(model), "training_step", None) not in (None, LightningModule.training_step):
-        raise BadInput("model", type(model).__name__, f"{why}, and would pass its training_step by")
+    step = getattr(type(model), "training_step", None)
+    plain = step in (None, LightningModule.training_step)
+    check("model", type(model).__name__, plain, f"{why}, and would pass its training_step by")
 
 
 def wide(x: Tensor) -> Tensor:

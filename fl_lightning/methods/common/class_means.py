@@ -5,8 +5,6 @@ Classes are C, the width of a feature is d. A class without samples has a zero r
 marks the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -20,7 +18,8 @@ from fl_lightning.methods.common.basics import norms, wide
 def no_means(run: RunContext, names: Sequence[str]) -> Tensors:
     """What the server knows at first: `means.NAME` (C, d or C) for each of `names`, and
     `means.known` (C,)."""
-    classes, dtype = run.data.num_classes, torch.promote_types(run.dtype, torch.float32)
+    classes = run.data.num_classes
+    dtype = torch.promote_types(run.dtype, torch.float32)
     width = {"features": run.feature_width, "predictions": classes}
     tables = {f"means.{name}": torch.zeros(classes, width[name], dtype=dtype) for name in names}
     return tables | {"means.known": torch.zeros(classes, dtype=torch.bool)}
@@ -38,15 +37,13 @@ def laid_out(payload: Payload, run: RunContext) -> Tensors:
     if "features" not in payload.extra:
         return {}
     classes = payload.statistics["classes"].long()
-    tables = {}
-    for name in [name for name in ("features", "predictions") if name in payload.extra]:
-        rows = payload.extra[name]
-        table = torch.zeros(run.data.num_classes, rows.shape[1], dtype=rows.dtype)
-        table[classes] = rows
-        tables[name] = table.to(run.device)
     known = torch.zeros(run.data.num_classes, dtype=torch.bool)
     known[classes] = True
-    return tables | {"known": known.to(run.device)}
+    tables = {"known": known}
+    for name, rows in payload.extra.items():
+        empty = rows.new_zeros(len(known), rows.shape[1])
+        tables[name] = empty.index_copy(0, classes, rows)
+    return {name: table.to(run.device) for name, table in tables.items()}
 
 
 @torch.no_grad()
@@ -66,18 +63,18 @@ def class_means(
     Returns:
         On the CPU; features and predictions in 32 bits at least, counts int64.
     """
-    run, classes = client.run, client.run.data.num_classes
+    run = client.run
+    classes = run.data.num_classes
     dtype = torch.promote_types(run.dtype, torch.float32)
-    sums = torch.zeros(
-        classes, client.group.feature_width + classes + 1, device=run.device, dtype=dtype
-    )
+    width = client.group.feature_width + classes + 1
+    sums = torch.zeros(classes, width, device=run.device, dtype=dtype)
     for features, scores, y in client.passes(client.data.train):
-        soft = (wide(scores)[:, :classes] / temperature).softmax(1)
+        predictions = (wide(scores)[:, :classes] / temperature).softmax(1)
         one = torch.ones(len(y), 1, device=y.device, dtype=dtype)
-        sums.index_add_(0, y, torch.cat([bounded(wide(features)), soft, one], 1))
+        sums.index_add_(0, y, torch.cat([bounded(wide(features)), predictions, one], 1))
     counts = sums[:, -1]
-    mean = (sums[:, :-1] / counts.clamp_min(1)[:, None]).cpu()
-    return mean[:, :-classes], mean[:, -classes:], counts.long().cpu()
+    means = (sums[:, :-1] / counts.clamp_min(1)[:, None]).cpu()
+    return means[:, :-classes], means[:, -classes:], counts.long().cpu()
 
 
 def no_uploads(run: RunContext) -> Tensors:
@@ -85,28 +82,34 @@ def no_uploads(run: RunContext) -> Tensors:
     (N, C)."""
     of_class = no_means(run, ["features"])["means.features"]
     features = torch.zeros(run.clients, *of_class.shape, dtype=of_class.dtype)
-    return {
-        "last.features": features,
-        "last.counts": torch.zeros(features.shape[:2], dtype=torch.int32),
-    }
+    counts = torch.zeros(features.shape[:2], dtype=torch.int32)
+    return {"last.features": features, "last.counts": counts}
 
 
 def last_uploads(server: Server) -> Sequence[Tensors]:
     """The class means that the server works with, of each client: this round's uploads or, where it
     has `no_uploads`, what every client told last, in this round or an earlier one."""
-    if "last.counts" not in server.memory:
-        return [*server.statistics.values()]
-    features, counts = (server.memory[f"last.{name}"] for name in ("features", "counts"))
-    for client, tensors in server.statistics.items():
-        classes = tensors["classes"].long()
+    memory = server.memory
+    if "last.counts" not in memory:
+        return list(server.statistics.values())
+    features = memory["last.features"]
+    counts = memory["last.counts"]
+    for client, upload in server.statistics.items():
+        classes = upload["classes"].long()
         counts[client] = 0
-        counts[client, classes] = tensors["counts"].to(counts)
-        features[client, classes] = tensors["features"].to(features)
-    return [
-        {"classes": (own > 0).nonzero()[:, 0], "counts": own[own > 0], "features": means[own > 0]}
-        for own, means in zip(counts, features, strict=True)
-        if own.any()
-    ]
+        counts[client, classes] = upload["counts"].to(counts)
+        features[client, classes] = upload["features"].to(features)
+    uploads = []
+    for client in counts.any(1).nonzero()[:, 0].tolist():
+        classes = counts[client].nonzero()[:, 0]
+        uploads.append(
+            {
+                "classes": classes,
+                "counts": counts[client, classes],
+                "features": features[client, classes],
+            }
+        )
+    return uploads
 
 
 def distance_to_means(
@@ -121,16 +124,14 @@ def distance_to_means(
     `norm` and `squared`: the mean over the batch; `means`: the sum over its classes of the norm of
     their mean gap.
     """
-    gap = wide(features) - means["features"][labels]
+    gaps = wide(features) - means["features"][labels]
+    known = means["known"]
     if distance == "means":
-        known, sums = (
-            means["known"],
-            torch.zeros_like(means["features"], dtype=gap.dtype).index_add(0, labels, gap),
-        )
+        sums = torch.zeros_like(means["features"], dtype=gaps.dtype).index_add(0, labels, gaps)
         counts = by_class(labels, len(known)).clamp_min(1)
         return (norms(sums / counts[:, None]) * known).sum()
-    each = gap.square().mean(1) if distance == "squared" else norms(gap)
-    return (each * means["known"][labels]).mean()
+    distances = gaps.square().mean(1) if distance == "squared" else norms(gaps)
+    return (distances * known[labels]).mean()
 
 
 def by_class(labels: Tensor, classes: int) -> Tensor:

@@ -4,8 +4,6 @@ the features.
 What the classifier sees (`ClientModule.features`) is then what the body gives, a matrix (batch, d).
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 
@@ -35,12 +33,14 @@ class NewClassifier(nn.Module):
         self, model: nn.Module, make: Callable[[nn.Linear], nn.Module], method: str, inner: str = ""
     ) -> None:
         super().__init__()
-        path, name = head_of(model), type(model).__name__
+        path = head_of(model)
+        name = type(model).__name__
         own = model.get_submodule(path)
         if not (path and isinstance(own, nn.Linear)):
             raise BadInput("model", name, f"{method} needs a classifier that is one linear layer")
         check_plain_loss(model, f"{method} changes the classifier")
-        self.model, self.head = model, f"model.{path}.{inner}".rstrip(".")
+        self.model = model
+        self.head = f"model.{path}.{inner}".rstrip(".")
         model.set_submodule(path, make(own))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,8 +1,6 @@
 """Training on two random halves of a client's samples: what their models differ in is noise of its
 few samples."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -34,9 +32,11 @@ def train_halves(client: Client) -> Generator[Phase, Fit | None, Halves | None]:
     Returns:
         Both halves; None: there were too few samples.
     """
-    start, config = client["model"].clone(), client.run.config.federation
+    start = client["model"].clone()
+    config = client.run.config.federation
+    part = client.data.train
     # BatchNorm cannot train on one sample
-    part, least = client.data.train, 2 if client.group.whole_last else 1
+    least = 2 if client.group.whole_last else 1
     size = max(config.batch_size // 2, least)
     # as many samples in all
     steps = config.local_steps and config.local_steps * config.batch_size // (2 * size)
@@ -86,19 +86,21 @@ def held_out(client: Client, halves: Halves) -> Tensor:
     start by its noise.
     """
     one, other = halves
-    part, start = client.data.train, client["start"]
+    part = client.data.train
+    start = client["start"]
     factors = 1 - client.memory["share"]
-    losses = [
-        len(unseen.part) * client.loss(unseen.part, shrunk(client, start, trained.model, factors))
-        for trained, unseen in ((one, other), (other, one))
-    ]
-    return torch.tensor([client.loss(part, start), sum(losses) / len(part)])
+    total = 0.0
+    for trained, unseen in ((one, other), (other, one)):
+        model = shrunk(client, start, trained.model, factors)
+        total += len(unseen.part) * client.loss(unseen.part, model)
+    return torch.tensor([client.loss(part, start), total / len(part)])
 
 
 def measured(client: Client, halves: Halves, trial: bool) -> Tensors:
     """What a client has learned of itself by `halves`: in its first round `noise` and `step`, in a
     trial `losses`."""
-    named = {"losses": held_out(client, halves)} if trial else {}
+    measures = {"losses": held_out(client, halves)} if trial else {}
     if not client.rounds:
-        named |= {"noise": noise_of(client, halves), "step": step_of(client, client["start"])}
-    return named
+        measures["noise"] = noise_of(client, halves)
+        measures["step"] = step_of(client, client["start"])
+    return measures

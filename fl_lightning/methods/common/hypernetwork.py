@@ -57,21 +57,16 @@ class Hypernetwork(nn.Sequential):
     @classmethod
     def of(cls, memory: Tensors, name: str = "hypernetwork") -> Hypernetwork:
         """The one whose `tensors` are in `memory`: its parameters share their storage."""
-        kept = {
-            key.removeprefix(f"{name}."): v
-            for key, v in memory.items()
-            if key.startswith(f"{name}.")
-        }
-        last = max(int(key.partition(".")[0]) for key in kept)
-        (clients, embedding), (numbers, hidden) = (
-            kept["0.weight"].shape,
-            kept[f"{last}.weight"].shape,
-        )
+        prefix = f"{name}."
+        tensors = {k.removeprefix(prefix): v for k, v in memory.items() if k.startswith(prefix)}
+        last = max(int(key.partition(".")[0]) for key in tensors)
+        clients, embedding = tensors["0.weight"].shape
+        numbers, hidden = tensors[f"{last}.weight"].shape
+        layers = len(tensors) // 2 - 2
+        last_relu = last == 2 * layers + 3  # else the output layer comes one place earlier
         with torch.device("meta"):
-            layers = len(kept) // 2 - 2
-            last_relu = last == 2 * layers + 3  # else the output layer comes one place earlier
             network = cls(clients, numbers, embedding, hidden, layers, last_relu=last_relu)
-        network.load_state_dict(kept, assign=True)
+        network.load_state_dict(tensors, assign=True)
         return network
 
     def optimizer(
@@ -117,9 +112,9 @@ def first_hypernetwork(
     """
     known = run.server.memory.get("hypernetwork.0.weight")
     width = known.shape[1] if known is not None else embedding or int(1 + run.clients / 4)
+    numbers = run.groups[0].layout.parameters.stop
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(run.config.seed, "hypernetwork"))
-        numbers = run.groups[0].layout.parameters.stop
         network = Hypernetwork(run.clients, numbers, width, hidden, layers, last_relu=last_relu)
     if known is not None:
         network.get_parameter("0.weight").data[len(known) :] = known.mean(0)
@@ -135,7 +130,8 @@ def fit_embedding(client: Client, lr: float, momentum: float, decay: float, clip
     network = Hypernetwork.of(client.run.server.memory).requires_grad_(False)
     embeddings = network.get_parameter("0.weight").requires_grad_()
     optimizer = torch.optim.SGD([embeddings], lr, momentum, weight_decay=decay)
-    model, columns = client["model"], client.layout.parameters
+    model = client["model"]
+    columns = client.layout.parameters
     for step in range(client.run.server.round):
         made = network(torch.tensor(client.id))
         model[columns] = made.detach().to(model)

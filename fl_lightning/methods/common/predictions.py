@@ -7,18 +7,16 @@ the papers' order (predict, weigh, distil, train) with the line between two roun
 server has just received everybody's (docs/decisions/0016).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div, l1_loss, log_softmax, mse_loss
+from torch.nn.functional import kl_div, l1_loss, log_softmax, mse_loss, normalize
 
+from fl_lightning.configuration.config import check
 from fl_lightning.core import Module, RunContext
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.methods.common.basics import wide
 
@@ -29,11 +27,11 @@ round's subset, and predicts on this round's."""
 
 def check_public(run: RunContext, samples: int | None) -> None:
     """Raise `BadInput` where there are fewer public samples than the method draws in a round."""
-    if not run.data.public_size:
+    size = run.data.public_size
+    if not size:
         run.data.public()  # says what may be done about it
-    if drawn(run, samples) > run.data.public_size:
-        allowed = f"there are {run.data.public_size} public samples"
-        raise BadInput("method.samples", samples, f"{allowed}: at most as many")
+    allowed = f"there are {size} public samples: at most as many"
+    check("method.samples", samples, drawn(run, samples) <= size, allowed)
 
 
 def drawn(run: RunContext, samples: int | None) -> int:
@@ -86,11 +84,11 @@ def sum_to_one(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows brought to sum 1 (uniform where they have no mass), and the mass (k, 1) that they
     had."""
     mass = rows.sum(1, keepdim=True)
-    return torch.where(mass > 1e-12, rows / mass.clamp_min(1e-12), 1.0 / rows.shape[1]), mass
+    equal = 1.0 / rows.shape[1]
+    return torch.where(mass > 1e-12, rows / mass.clamp_min(1e-12), equal), mass
 
 
 def cosines(P: Tensor) -> Tensor:
     """Cosine similarity (m, m) of flattened predictions P (m, D, C); the diagonal is 1."""
-    flat = torch.nn.functional.normalize(P.flatten(1), dim=1)
-    S = (flat @ flat.T).clamp(-1, 1)
-    return S.fill_diagonal_(1.0)
+    directions = normalize(P.flatten(1), dim=1)
+    return (directions @ directions.T).clamp(-1, 1).fill_diagonal_(1.0)
