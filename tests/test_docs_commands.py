@@ -84,6 +84,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "study/test_tune.py": (r"fl-train tune .*", r"sbatch .*fl-train tune .*"),
     "study/test_reproduce.py": (r"fl-train reproduce .*",),
     "worth/test_command.py": (r"fl-train worth .*",),
+    "data/test_silos.py": (r"fl-train check-data .*",),
     "privacy/test_audit.py": (r"fl-train audit .*",),
     "study/test_coverage.py": (r"python tests/study/test_coverage.py",),
     "golden/test_golden.py::test_the_command_writes_and_compares": (

@@ -96,9 +96,11 @@ class Evaluator:
         measured = remembered.get(scoring.measured, kind, client, vector, client.data.test, digest)
         scores = {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
         if kind == judge and len(validation := client.data.validation):
-            scores[metric.by("validation")] = remembered.get(
-                scoring.score, kind, client, vector, validation, digest
-            )
+            chosen = self.run.metric
+            compute = scoring.score if chosen is metric else scoring.measured
+            value = remembered.get(compute, kind, client, vector, validation, digest)
+            both = {metric: value} if chosen is metric else value
+            scores |= {m.by("validation"): both[m] for m in (metric, chosen)}
         return scores | self._on_global_test(kind, client, vector, digest)
 
     def _ready(self, kind: str, client: Client, vector: Tensor) -> bytes:
@@ -276,9 +278,12 @@ class Evaluator:
         names = list(run.config.evaluation.metrics or ())
         further = [scoring.set_apart(c["further"], [*names, ONE_CLASS])[1] for c in everyone]
         scoring.tell_of_finals(run, further, names)
-        metric = run.data.metric
+        metric, chosen = run.data.metric, run.metric
         on_all = means(everyone, map(metric.on_global_test, MODELS))
         finals = {metric.of(f"final_{name}"): n for name, n in spread(scored, metric).items()}
+        values = [row[chosen.name] for row in further if chosen.name in row]
+        if values:
+            finals |= {chosen.of(f"final_{name}"): n for name, n in spread(values, chosen).items()}
         for name, value in (on_all | scoring.averaged(further, {n: n for n in names})).items():
             finals[f"final_{name}"] = value
         return {

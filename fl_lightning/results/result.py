@@ -24,6 +24,8 @@ from fl_lightning.foundation.metric import (
     MODELS,
     ONE_CLASS,
     Metric,
+    Task,
+    of_rows,
     one_class_words,
 )
 from fl_lightning.results.columns import COLUMNS, Column
@@ -138,7 +140,7 @@ class RunResult:
         are absent."""
         if table not in self._kept:
             section, needed = TABLES[table]
-            needed += (self.metric.name,) if table in _OF_THE_END else ()
+            needed += (BY_TASK[self.task].name,) if table in _OF_THE_END else ()
             readable = table not in _OF_THE_END or self.finished
             rows = (
                 self._read(section, f"{table}.csv", lambda: self.files.read(table))
@@ -228,9 +230,15 @@ class RunResult:
         return rounds if isinstance(rounds, int) else None
 
     @property
+    def task(self) -> Task:
+        """`data.task`."""
+        return "regression" if self.setting("data.task") == "regression" else "classification"
+
+    @property
     def metric(self) -> Metric:
-        """What it is judged by."""
-        return BY_TASK.get(self.setting("data.task"), ACCURACY)
+        """What it is judged by (`evaluation.metric`)."""
+        judged = of_rows(self.rows("metrics"))
+        return BY_TASK[self.task] if judged is ACCURACY else judged
 
     @cached_property
     def judge(self) -> str | None:
@@ -307,9 +315,11 @@ class RunResult:
 
     @property
     def final_accuracies(self) -> np.ndarray:
-        """Accuracy of each client's final model, (N,), or its mean absolute error (regression); NaN
-        of one that could not be scored; none before the end."""
-        scores = {int(row["client"]): row[self.metric.name] for row in self.rows("final")}
+        """Score of each client's final model by the run's metric, (N,): accuracy, mean absolute
+        error (regression), or what `evaluation.metric` chooses; NaN of one that could not be
+        scored; none before the end."""
+        name = self.metric.name
+        scores = {int(row["client"]): row.get(name, math.nan) for row in self.rows("final")}
         count = max(self._count(), 1 + max(scores)) if scores else 0
         return np.array([scores.get(client, math.nan) for client in range(count)])
 

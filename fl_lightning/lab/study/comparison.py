@@ -34,7 +34,7 @@ class Asked:
 
     baseline: str | None = None
     judge: str | None = None
-    metric: str = "accuracy"
+    metric: str | None = None
     target: float | None = None
     accept_changed_code: bool = False
     clients: bool = False

@@ -23,7 +23,7 @@ from fl_lightning.foundation.csvtable import as_csv
 from fl_lightning.foundation.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.files import aside_of, write_whole
-from fl_lightning.foundation.metric import BY_TASK, Metric
+from fl_lightning.foundation.metric import Metric, of_rows
 from fl_lightning.lab.study import launch, samples, studyfile
 from fl_lightning.lab.study.chosen import UNTUNED, words
 from fl_lightning.lab.study.folder import PLACE, Busy, StudyFolder
@@ -64,8 +64,10 @@ class Search:
 
     @property
     def metric(self) -> Metric:
-        """What runs are judged by."""
-        return BY_TASK[self.base.data.task]
+        """What runs are judged by, as the first that has ended says."""
+        ended = next(self.folder.rglob("summary.json"), None)
+        summary = {} if ended is None else RunFolder(ended.parent).read_summary()
+        return of_rows([{name.removeprefix("final_"): 0.0 for name in summary}])
 
     @cached_property
     def dimensions(self) -> list[Dimension]:
@@ -134,7 +136,10 @@ class Search:
 
 
 def tune(
-    content: Any, over: list[Layer], search: tuple[int, int, bool, bool], options: Options
+    content: Any,
+    over: list[Layer],
+    search: tuple[int, str | None, int, bool, bool],
+    options: Options,
 ) -> None:
     """Searches for each method's arguments, writes what was found, and runs the study of the
     choices.
@@ -142,16 +147,17 @@ def tune(
     Args:
         content: of the study's file.
         over: settings over those of its base.
-        search: trials of each method, their seed, whether the settings that the search began from
-            are evaluated, too, and whether the study is run.
+        search: trials of each method, the metric that chooses, their seed, whether the settings
+            that the search began from are evaluated, too, and whether the study is run.
         options: the search's folder, and how it is run.
     """
-    trials, seed, untuned, runs_study = search
+    trials, metric, seed, untuned, runs_study = search
     for extra in ("tune", "study"):
         require(extra, "tune", options.out)
     from fl_lightning.lab.study.tuned import Tuned, few
 
     launch.check_over(over)
+    over = [*over, {"evaluation": {"metric": metric}}] if metric else over
     study = Study.of(content)
     allowed = "the study has it, and is to judge on seeds unseen"
     check("seed", seed, seed not in study.seeds, allowed)

@@ -301,22 +301,27 @@ def prepared(plan: Plan, optional: bool = False) -> Prepared:
         for cell in run.cells()
         for length in LENGTHS
     }
-    return Prepared(plan, rows, facts, metric)
+    if metric is None and facts.why:
+        facts = replace(facts, notes=[facts.why, *facts.notes])
+    return Prepared(plan, rows, facts, metric or facts.metric)
 
 
-def _checked(plan: Plan, base: Config) -> Name:
-    """The metric; `BadInput` for a base of which no verdicts can be given."""
+def _checked(plan: Plan, base: Config) -> Name | None:
+    """The metric, where one is named; `BadInput` for a base of which no verdicts can be given."""
     regression = base.data.task == "regression"
     allowed = "of a regression it is mae" if regression else "mae is for data.task regression"
-    metric: Name = plan.metric or ("mae" if regression else "accuracy")
-    check("metric", metric, (metric == "mae") == regression, allowed)
+    named = base.evaluation.metric
+    known = "worth knows accuracy, balanced_accuracy and auroc: --metric"
+    check("evaluation.metric", named, plan.metric is not None or named != "f1", known)
+    metric: Any = plan.metric or ("mae" if regression else named)
+    check("metric", metric, metric is None or (metric == "mae") == regression, allowed)
     share = base.federation.participation
     allowed = "worth trains every silo in every round: it must be 1"
     check("federation.participation", share, share == 1, allowed)
     share = base.data.held_out_clients
     check("data.held_out_clients", share, not share, "worth judges every silo: it must be 0")
-    named = base.data.held_out
-    check("data.held_out", named, named is None, "worth judges every silo: it must be null")
+    away = base.data.held_out
+    check("data.held_out", away, away is None, "worth judges every silo: it must be null")
     return metric
 
 
