@@ -166,7 +166,7 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask, tmp_path,
     assert (before, choices) == (stamps(tmp_path / "t"), tables(tmp_path / "t"))
 
 
-def test_the_metric_that_is_named_chooses(ask: Callable[..., Any]) -> None:
+def test_the_metric_that_is_named_chooses(ask):
     words = "--out t --trials 2 --workers 1 --study false --metric balanced_accuracy"
     assert ask(words)[0] == 0
     assert rows(Path("t/tuned.csv"))[0]["metric"] == "balanced_accuracy"

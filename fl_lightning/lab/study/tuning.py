@@ -32,6 +32,7 @@ from fl_lightning.lab.study.launch import Options
 from fl_lightning.lab.study.listing import WIDTH
 from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.results import owncode
+from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.opening import when_stopped
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import tidy
