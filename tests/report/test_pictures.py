@@ -83,17 +83,6 @@ def big_run(make_run, rounds, clients, layers):
     return path
 
 
-def test_the_page_of_a_large_run_is_small(make_run):
-    runs = load([big_run(make_run, 100, 100, 21)])
-    page = render(runs)
-    assert len(page) < 12_000_000
-    shown = relations(runs)
-    assert len(shown["rounds"]) >= 15
-    assert (shown["rounds"][0], shown["rounds"][-1], shown["of"]) == (1, 100, 100)
-    assert f"{len(shown['rounds'])} of 100 rounds are shown" in page
-    assert len(shown["runs"][0]["pictures"][100]["clients"]) == 100
-
-
 def test_of_a_huge_cohort_some_are_shown_in_detail(make_run, monkeypatch):
     monkeypatch.setattr("fl_lightning.lab.report.pictures.BUDGET", 200_000)
     runs = load([big_run(make_run, 12, 60, 30)])

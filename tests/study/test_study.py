@@ -325,37 +325,6 @@ def test_two_studies_do_not_write_to_one_folder(ask, tmp_path):
     assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["lock"]
 
 
-def test_slurm_gets_an_array_of_what_is_missing(ask, tmp_path, monkeypatch):
-    code, out, err = ask("--slurm --time 1:00:00 --dry-run")
-    assert code == 0, err
-    assert "#SBATCH --array=0-1\n" in out and '#SBATCH --job-name="s"\n' in out
-    assert not (tmp_path / "s").exists()
-    (tmp_path / "sbatch").write_text('#!/bin/bash\ncp "$1" got; echo Submitted batch job 42\n')
-    (tmp_path / "sbatch").chmod(0o755)
-    (tmp_path / "sinfo").write_text("#!/bin/bash\nexit 1\n")
-    (tmp_path / "sinfo").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    code, out, err = ask("--slurm --time 1:00:00")
-    assert code == 0, err
-    assert "Submitted batch job 42" in out
-    text = (tmp_path / "got").read_text()
-    lines = [
-        shlex.split(shlex.split(line)[0])
-        for line in text.split("RUNS=(\n")[1].split("\n)\n")[0].splitlines()
-    ]
-    monkeypatch.chdir("/")
-    assert (
-        main(["fit", "--resume", "--fabric.num_nodes", "1", "--fabric.devices", "1", *lines[0]])
-        == 0
-    )
-    monkeypatch.chdir(tmp_path)
-    assert [str(file.relative_to(tmp_path)) for file in stamps(tmp_path / "s")] == [
-        "s/runs/kapc/seed-0/summary.json"
-    ]
-    code, out, _ = ask("--slurm --time 1:00:00 --dry-run")
-    assert "seed-0" in out and "/kapc" not in out and "--array" not in out
-
-
 # ---------------------------------------------------------------- equal terms
 
 METHODS = ("fedavg", "kapc", "ditto", "local")

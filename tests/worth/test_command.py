@@ -281,28 +281,6 @@ def test_minutes_are_kept(minutes, cycle, expected, monkeypatch):
     assert expected == 10 or whole + cycle > 1.1 * 60 * minutes
 
 
-@pytest.mark.slow
-def test_minutes_that_end_within_a_cycle_answer_from_what_has_run(tmp_path, monkeypatch, capsys):
-    """Two folds have ended: they are what is judged; before that there is no answer."""
-    monkeypatch.chdir(tmp_path)
-    write_hospitals(tmp_path)
-    flags = ["worth", *shlex.split(SMALL), "--out", "answer", "--minutes", "0.001"]
-    assert main(flags) == 2
-    assert "two folds of all rows have not ended" in capsys.readouterr().err
-    monkeypatch.setattr(command, "OutOfTime", KeyError)  # another name: time does not run out
-    run_all = command._run_all
-
-    def some(plan, tasks):
-        run_all(replace(plan, minutes=None), [t for t in tasks if t.config.seed < 2])
-        raise KeyError
-
-    monkeypatch.setattr(command, "_run_all", some)
-    assert main(flags) == 0
-    content = json.loads((tmp_path / "answer/worth.json").read_text())
-    assert content["consortium"]["cycles"] == 0
-    assert 0 < content["silos"][0]["low"] + 1 < 2
-
-
 def test_newcomers_are_scored_by_the_chosen_metric(copy):
     """No newcomer of a method that has been trained is trained again: they were scored by all that
     --metric may name."""
