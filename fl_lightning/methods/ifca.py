@@ -59,10 +59,11 @@ class IFCA(KClusters):
         """Take the best."""
         models = [client.composed(p) for p in (payload, *payload.further.values())]
         part = client.data.train
-        chosen = int(client.run.server.memory["cluster"][client.id])
-        losses = [client.loss(part, model) for model in models] if len(models) > 1 else [0.0]
         if len(part):
+            losses = [client.loss(part, model) for model in models] if len(models) > 1 else [0.0]
             chosen = losses.index(min(losses))
+        else:  # of a deployed client this memory is elsewhere
+            chosen = int(client.run.server.memory["cluster"][client.id])
         client.scratch["cluster"] = chosen
         client["model"].copy_(models[chosen])
 
