@@ -55,6 +55,7 @@ MANY = {
 }
 
 
+@pytest.mark.sampled("0.01-local", "30.0-central")
 @pytest.mark.parametrize("kind", ["local", "central"])
 @pytest.mark.parametrize("noise", [0.01, 30.0])
 def test_all_coins_are_known_without_noise_and_none_with_much(federation, kind, noise):
