@@ -167,7 +167,7 @@ def _samples(
         )
 
     def with_units(these: Samples, pool: Pool) -> Samples:
-        return replace(these, rows=pool.numbers, units=pool.independent)
+        return replace(these, rows=pool.numbers, units=pool.independent, lines=pool.lines)
 
     tested = with_units(samples(test, labels[1], fitted=True), dealt.test)
     common = tested if dealt.common is dealt.test else None

@@ -81,7 +81,7 @@ class FedDF(Method):
         if not steps:
             return
         x = public_subset(run, server.round, self.samples)
-        scores = []
+        scores: list[Tensor] = []
         for group in server.groups:
             scores += scores_of(group, x).values()
         z = torch.stack(scores)
