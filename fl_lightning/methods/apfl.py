@@ -48,7 +48,7 @@ class APFL(Method):
     adaptive: bool = True
 
     def check(self, run: RunContext) -> None:
-        """Its steps are its own."""
+        """Raise `BadInput` for an optimiser with other steps than its own."""
         check_plain_steps(run)
 
     def slots(self) -> dict[str, Slot]:

@@ -80,7 +80,7 @@ class ClassMeans(Method, ABC):
         return no_means(run, self.names)
 
     def broadcast(self, server: Server) -> Payloads:
-        """With it what is known, class by class."""
+        """Also send the class means that are known."""
         sent = super().broadcast(server)
         known = server.memory["means.known"]
         tables = {name: server.memory[f"means.{name}"] for name in self.names}
@@ -108,7 +108,7 @@ class ClassMeans(Method, ABC):
         return entries
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """With it the means of the client's classes, and how many samples they come from."""
+        """Also upload the means of the client's classes, and how many samples they come from."""
         sent = super().upload(client, payload)
         features, predictions, counts = self.means(client)
         tables = {"features": features, "predictions": predictions}

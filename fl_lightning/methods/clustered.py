@@ -59,8 +59,8 @@ class Clustered(Method, ABC):
         server.memory["cluster"][client.id] = min(losses, key=lambda k: losses[k])
 
     def average(self, server: Server, cluster: Tensor, who: Sequence[int]) -> None:
-        """From now on clients are in the clusters `cluster` (N,), int64, and a cluster's model is
-        the mean of the last uploads of its clients among `who`; without any it stays."""
+        """Put clients into the clusters `cluster` (N,), int64, and make the model of each the mean
+        of the last uploads of its clients among `who`; without any it stays."""
         group = server.only
         members_of = cluster[list(who)]
         rows = torch.zeros(1, len(who), len(who), dtype=torch.float64)

@@ -85,7 +85,7 @@ class DBE(Method):
         return {"mean": torch.zeros(head.personal.numel())}
 
     def broadcast(self, server: Server) -> Payloads:
-        """With it u, once it is known."""
+        """Also send u, once it is known."""
         sent = super().broadcast(server)
         for payload in sent.values() if server.round > 1 else ():
             payload.extra["mean"] = server.memory["mean"]
@@ -115,8 +115,8 @@ class DBE(Method):
         return sent
 
     def aggregate(self, server: Server) -> None:
-        """Also u, after the first round (in which nobody has uploaded a model: the mean is still
-        the initial one)."""
+        """Also average u, after the first round (in which nobody has uploaded a model: the mean is
+        still the initial one)."""
         super().aggregate(server)
         if server.round == 1:
             means = torch.stack([server.statistics[c]["mean"] for c in server.answered])

@@ -69,7 +69,7 @@ class FedALA(Method):
     most: PositiveInt = 50
 
     def check(self, run: RunContext) -> None:
-        """Its steps on W are its own."""
+        """Raise `BadInput` where losses are scaled: its steps on W are its own."""
         check_no_scaling(run)
 
     def slots(self) -> dict[str, Slot]:

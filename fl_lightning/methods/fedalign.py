@@ -62,7 +62,7 @@ class FedAlign(Method):
     block: str | None = None
 
     def check(self, run: RunContext) -> None:
-        """Of the block's channels a part must do."""
+        """Raise `BadInput` where a part of the block's channels cannot do without the rest."""
         super().check(run)
         for group in run.groups if self.mu else ():
             self._try_block(run, group.module)
@@ -139,7 +139,7 @@ def check_block(model: nn.Module, name: str, x: Tensor, width: float) -> float:
 
 @contextlib.contextmanager
 def watched(block: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Within, what goes into `block` and what comes out is noted, without a way back."""
+    """Collect the inputs and outputs of `block` within, without a way back."""
     seen: list[tuple[Tensor, Tensor]] = []
     handle = block.register_forward_hook(
         lambda _, x, out: seen.append((x[0].detach(), out.detach()))

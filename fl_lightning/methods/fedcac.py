@@ -124,7 +124,7 @@ class FedCAC(Method):
         return sent
 
     def aggregate(self, server: Server) -> None:
-        """Who has answered, and their masks."""
+        """Note who has answered, and their masks."""
         masks = server.memory["critical"].clone()
         answered = torch.tensor(server.answered)
         uploads = [server.statistics[client]["critical"] for client in server.answered]

@@ -84,7 +84,7 @@ class FedCP(Method):
         return task + self.lam * mmd(z, received)
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """In place of the global classifier the mean of both."""
+        """Upload the mean of both classifiers in place of the global one."""
         sent = super().upload(client, payload)
         sent.vector = client["model"].clone()
         blocks = {block.name: block for block in client.layout.blocks}

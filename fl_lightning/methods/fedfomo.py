@@ -135,7 +135,7 @@ class FedFomo(Method):
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """With it what each candidate was worth."""
+        """Also upload what each candidate was worth."""
         sent = super().upload(client, payload)
         sent.statistics |= client.scratch
         return sent

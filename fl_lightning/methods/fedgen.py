@@ -100,7 +100,7 @@ class FedGen(Method):
         return self._generator(run).at_first(generator(run.config.seed, "generator"))
 
     def broadcast(self, server: Server) -> Payloads:
-        """With it the generator and how often classes are, once it has been taught."""
+        """Also send the generator and how often classes are, once it has been taught."""
         sent = super().broadcast(server)
         memory = server.memory
         for payload in sent.values() if memory["labels"].any() else ():
@@ -139,7 +139,7 @@ class FedGen(Method):
         return {"labels": Beside("counts", "samples of each class", "counts")}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """With it how many samples the client has of each class."""
+        """Also upload how many samples the client has of each class."""
         sent = super().upload(client, payload)
         sent.statistics["labels"] = client.class_counts.int()
         return sent

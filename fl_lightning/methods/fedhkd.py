@@ -70,7 +70,7 @@ class FedHKD(ClassMeans):
     delta: Annotated[float, Range(0, 1, above=True, below=True)] = 1e-5
 
     def check(self, run: RunContext) -> None:
-        """And the privacy accounting is installed, before the first round."""
+        """Raise `BadInput` for a regression, or where the privacy accounting is not installed."""
         super().check(run)
         if self.sigma and self.clip:
             require("dp", "method.sigma", self.sigma, "0 adds no noise and needs no accounting")
@@ -81,7 +81,7 @@ class FedHKD(ClassMeans):
         return self.lam > 0 or self.gamma > 0
 
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
-        """And both terms (its Eq. 11)."""
+        """The task loss and both terms (Eq. 11), shape ()."""
         task: Tensor = module.task_loss(batch)
         terms = [classifier_gap(module, means, self.temperature, self.lam)] if self.lam else []
         if self.gamma:
@@ -91,7 +91,7 @@ class FedHKD(ClassMeans):
         return task + sum(terms)
 
     def means(self, client: Client) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the classes that make up at least `nu` of the client's data, with noise on
+        """Means of the classes that make up at least `nu` of the client's data, with noise on
         features."""
         features, predictions, counts = class_means.class_means(
             client, self.temperature, self.bounded

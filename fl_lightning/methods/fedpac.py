@@ -81,8 +81,8 @@ class FedPAC(ClassMeans):
         return Collaboration(self.least)
 
     def init_server(self, run: RunContext) -> Tensors:
-        """With it the moments of every client's features: H_i, `moments.means` (N, C, d), and V_i,
-        `moments.V` (N,)."""
+        """Class means, and the moments of every client's features: H_i, `moments.means` (N, C, d),
+        and V_i, `moments.V` (N,)."""
         means = torch.zeros(run.clients, run.data.num_classes, run.feature_width)
         return super().init_server(run) | {MEANS: means, VARIANCE: torch.zeros(run.clients)}
 
@@ -107,8 +107,8 @@ class FedPAC(ClassMeans):
         yield Phase(trains=~head, objective=self.objective(client, payload))
 
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
-        """And lam times the mean squared distance to the class's mean; classes that nobody told add
-        0."""
+        """The task loss, and lam times the mean squared distance to the class's mean, shape ();
+        classes that nobody told add 0."""
         task: Tensor = module.task_loss(batch)
         return task + self.lam * distance_to_means(module.features, batch[1], means, "squared")
 
@@ -121,7 +121,7 @@ class FedPAC(ClassMeans):
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """With it the moments, of the classes that are told."""
+        """Also upload the moments, of the classes that are told."""
         sent = super().upload(client, payload)
         sent.extra[MEANS] = client.scratch[MEANS][sent.statistics["classes"].long()]
         sent.statistics[VARIANCE] = client.scratch[VARIANCE]

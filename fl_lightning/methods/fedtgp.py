@@ -64,8 +64,8 @@ class FedTGP(Prototypes):
         return True
 
     def init_server(self, run: RunContext) -> Tensors:
-        """With it the first prototypes, as torch begins: a normal embedding, and layers uniform
-        within 1 / sqrt(d)."""
+        """Class means, and the first prototypes, as torch begins: a normal embedding, and layers
+        uniform within 1 / sqrt(d)."""
         memory = super().init_server(run)
         draws = generator(run.config.seed, "prototypes")
         classes, d = memory["means.features"].shape

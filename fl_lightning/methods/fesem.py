@@ -70,7 +70,8 @@ class FeSEM(KClusters):
         self.average(server, cluster, who)
 
     def admit(self, server: Server, client: Client) -> None:
-        """Where it can train, in a cluster of its own at the mean of all, by samples."""
+        """Put a newcomer that can train into a cluster of its own, at the mean of all models by
+        samples."""
         if not len(client.data.train):
             return super().admit(server, client)
         group = server.only

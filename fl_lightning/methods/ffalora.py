@@ -41,7 +41,8 @@ class FFALoRA(Method):
         return "personal" if is_a(block) else "shared"
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """All but A, which is left out of the optimiser, whose decay or momentum would move it."""
+        """Trains all but A, which is left out of the optimiser, whose decay or momentum would move
+        it."""
         return [Phase(trains=client.mask(lambda b: not is_a(b)))]
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:

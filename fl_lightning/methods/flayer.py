@@ -72,7 +72,7 @@ class FLAYER(Method):
     middle_rate: NonNegativeFloat = 1.0
 
     def check(self, run: RunContext) -> None:
-        """Its steps are its own, and accuracies are of classes."""
+        """Raise `BadInput` for a regression, or an optimiser with other steps than its own."""
         super().check(run)
         check_plain_steps(run)
 
@@ -190,8 +190,8 @@ def phase_by_layer(client: Client, top: float, middle: float) -> Phase:
 
 
 def own_accuracy(client: Client) -> Tensor:
-    """Of the client's model, shape (), float64, on its validation data or, without any, on its
-    training data."""
+    """The accuracy of the client's model, shape (), float64, on its validation data or, without
+    any, on its training data."""
     part = client.data.validation if len(client.data.validation) else client.data.train
     right = 0
     for _, scores, y in client.passes(part):

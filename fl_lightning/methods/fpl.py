@@ -54,7 +54,7 @@ class FPL(ClassMeans):
         return cluster_prototypes([], super().init_server(run)["means.features"])
 
     def broadcast(self, server: Server) -> Payloads:
-        """With it the prototypes, once there are any."""
+        """Also send the prototypes, once there are any."""
         sent = Method.broadcast(self, server)
         memory = server.memory
         for payload in sent.values() if len(memory["clusters.classes"]) else ():
@@ -78,7 +78,7 @@ class FPL(ClassMeans):
         return Objective(loss=loss)
 
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
-        """And the losses on prototypes."""
+        """The task loss and the losses on prototypes, shape ()."""
         task: Tensor = module.task_loss(batch)
         known = means["prototypes"]
         classes = means["classes"]

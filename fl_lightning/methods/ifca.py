@@ -56,7 +56,7 @@ class IFCA(KClusters):
         return sent
 
     def receive(self, client: Client, payload: Payload) -> None:
-        """Take the best."""
+        """Begin from the model with the least loss on the training data."""
         models = [client.composed(p) for p in (payload, *payload.further.values())]
         part = client.data.train
         if len(part):
@@ -73,7 +73,7 @@ class IFCA(KClusters):
         return {"cluster": Beside("cluster", words, None)}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """With it whose model that was."""
+        """Also upload the index of the chosen cluster."""
         sent = super().upload(client, payload)
         sent.statistics["cluster"] = torch.tensor(client.scratch["cluster"])
         return sent

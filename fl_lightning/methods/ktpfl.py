@@ -75,8 +75,8 @@ class KTPFL(FedMD):
     projection: Literal["simplex", "none"] = "simplex"
 
     def init_server(self, run: RunContext) -> Tensors:
-        """And `coefficients` (N, N), float64: row n weighs whose predictions teach client n. They
-        start at 1/N."""
+        """FedMD's tensors, and `coefficients` (N, N), float64: row n weighs whose predictions teach
+        client n. They start at 1/N."""
         uniform = torch.full((run.clients, run.clients), 1.0 / run.clients, dtype=torch.float64)
         return super().init_server(run) | {"coefficients": uniform}
 

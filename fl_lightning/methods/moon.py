@@ -71,7 +71,7 @@ class MOON(Method):
         return {"last": Slot()} if self.mu else {}
 
     def receive(self, client: Client, payload: Payload) -> None:
-        """Its own model becomes its last one."""
+        """Keep the client's model as its last one, and begin from what was received."""
         if self.mu:
             client["last"].copy_(client["model"] if client.rounds else client.composed(payload))
         client.overwrite(payload)

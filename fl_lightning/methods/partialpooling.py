@@ -191,7 +191,7 @@ class Fits:
         return logs.exp() - self.y, -(logs * self.y).sum(-1)
 
     def _pull(self, own: Tensor) -> Tensor:
-        """Where the parabola at `own` pulls: its Hessian times `own`, less the gradient."""
+        """The Hessian of the parabola at `own` times `own`, less the gradient there."""
         residuals = self._residuals(own)[0] * (~self.held)[..., None]
         return own @ self.curvature - residuals.mT @ self.x
 

@@ -63,7 +63,7 @@ class PerFedAvg(PlainMean):
     adapt_steps: NonNegativeInt = 1
 
     def check(self, run: RunContext) -> None:
-        """Its steps are its own."""
+        """Raise `BadInput` for an optimiser with other steps than its own."""
         check_plain_steps(run)
 
     def phases(self, client: Client, payload: Payload) -> Phases:

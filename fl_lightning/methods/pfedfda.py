@@ -97,7 +97,7 @@ class PFedFDA(OwnClassifier):
         return {"gaussian.means": means, "gaussian.covariance": torch.eye(width)}
 
     def broadcast(self, server: Server) -> Payloads:
-        """With it the Gaussians; the first ones follow from the seed, and are not sent."""
+        """Also send the Gaussians; the first ones follow from the seed, and are not sent."""
         sent = super().broadcast(server)
         uploaded = server.run.server.uploaded
         for payload in sent.values() if uploaded else ():

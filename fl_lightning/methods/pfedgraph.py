@@ -101,8 +101,8 @@ class PFedGraph(Method):
 
 
 def mean_directions(group: GroupServer) -> dict[int, Tensor]:
-    """Of each receiver here sum_j r_ij w_j / ||w_j|| (D,), r the weights that its model was just
-    mixed with."""
+    """The directions sum_j r_ij w_j / ||w_j|| (D,) of each receiver here, r the weights that its
+    model was just mixed with."""
     mixed = group.weighed
     assert mixed is not None
     origin = torch.zeros_like(group.initial)

@@ -60,7 +60,7 @@ class PFedMe(PlainMean):
     )
 
     def check(self, run: RunContext) -> None:
-        """Its steps are its own."""
+        """Raise `BadInput` for an optimiser with other steps than its own."""
         check_plain_steps(run)
 
     def slots(self) -> dict[str, Slot]:

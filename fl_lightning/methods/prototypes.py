@@ -45,13 +45,13 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
         return self.lam > 0
 
     def init_server(self, run: RunContext) -> Tensors:
-        """With it what clients told last, where not all take part in each round."""
+        """Class means, and what clients told last, where not all take part in each round."""
         whole = run.config.federation.participation == 1
         return super().init_server(run) | ({} if whole else no_uploads(run))
 
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
-        """And lam times the distance of features to their class's prototype; unknown classes add
-        0."""
+        """The task loss, and lam times the distance of features to their class's prototype, shape
+        (); unknown classes add 0."""
         task: Tensor = module.task_loss(batch)
         return task + self.lam * distance_to_means(module.features, batch[1], means, self.distance)
 

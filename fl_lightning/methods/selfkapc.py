@@ -80,7 +80,7 @@ class SelfKAPC(OwnStatistics):
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """With it squared norms by layer: of the step, and in the first round of the noise."""
+        """Also upload squared norms by layer: of the step, and in the first round of the noise."""
         sent = super().upload(client, payload)
         sent.statistics |= client.scratch
         return sent

@@ -75,7 +75,7 @@ def adapter_callbacks(models: Sequence[nn.Module]) -> list[Observer]:
 
 
 def _errors(group: GroupServer) -> list[float]:
-    """Of each layer whose A and B are both sent both ways; none where nobody answered."""
+    """The error of each layer whose A and B are both sent both ways; none where nobody answered."""
     travels = group.group.up_mask & group.group.down_mask
     blocks = zip(group.layout.blocks, travels, strict=True)
     sent = {block.name: block for block, both in blocks if both}

@@ -61,7 +61,7 @@ class InContext(nn.Module):
 
     @contextlib.contextmanager
     def using(self, context: Tensor) -> Iterator[None]:
-        """Within, scores are those under `context`."""
+        """Score under `context` (d,) within the block."""
         self.context = context
         try:
             yield

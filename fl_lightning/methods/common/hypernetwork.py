@@ -47,7 +47,7 @@ class Hypernetwork(nn.Sequential):
         return sum(layer.weight.numel() for layer in self if isinstance(layer, nn.Linear))
 
     def tensors(self, name: str = "hypernetwork") -> Tensors:
-        """Its parameters, by names that begin with `name`."""
+        """Parameters, by names that begin with `name`."""
         return {f"{name}.{key}": p.detach() for key, p in self.named_parameters()}
 
     def momenta(self) -> Tensors:
