@@ -98,7 +98,7 @@ class Evaluator:
         if kind == judge and len(validation := client.data.validation):
             chosen = self.run.metric
             compute = scoring.score if chosen is metric else scoring.measured
-            value = remembered.get(compute, kind, client, vector, validation, digest)
+            value: Any = remembered.get(compute, kind, client, vector, validation, digest)
             both = {metric: value} if chosen is metric else value
             scores |= {m.by("validation"): both[m] for m in (metric, chosen)}
         return scores | self._on_global_test(kind, client, vector, digest)

@@ -270,7 +270,7 @@ def certainty(run: RunResult, number: int) -> Figures:
     for place, (client, rows) in enumerate(table.groupby("client")):
         if place == len(COLOURS):
             break
-        look = {"color": COLOURS[place], "linewidth": 1.2}
+        look: dict[str, Any] = {"color": COLOURS[place], "linewidth": 1.2}
         called = named(run.called(client))
         if is_binary and rows.true.nunique() == 2:
             false, true, _ = roc_curve(rows.true, rows.certain)
