@@ -211,7 +211,7 @@ LONG = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TUTORIALS)
-def test_tutorials_run(name, folder, capsys):
+def test_tutorials_run(name, folder, capsys, monkeypatch):
     """Every line of a tutorial, in its order, in an empty folder."""
     page = ROOT / "docs" / f"{name}.md"
     studies = [
@@ -224,6 +224,7 @@ def test_tutorials_run(name, folder, capsys):
             continue
         tool, *words = shlex.split(line)
         if tool == "python":
+            monkeypatch.setattr(sys, "argv", words)
             runpy.run_path(words[0], run_name="__main__")
             continue
         assert tool == "fl-train", line
@@ -240,6 +241,8 @@ def test_tutorials_run(name, folder, capsys):
         rows = json.loads((folder / "worth" / "days" / "worth.json").read_text())["silos"]
         assert [row["silo"] for row in rows] == ["Aarau", "Basel", "Chur", "Davos", "Olten", "Zug"]
         assert all(row["gain"] == pytest.approx(row["alone"] - row["federated"]) for row in rows)
+        assert re.search(r"value_2 .*Chur", out)  # check-data
+        assert "\nno,yes\n" in out  # at Aarau's own machine
     if name == "python":
         assert "(5, 10) (10, 3, 10)" in out
 

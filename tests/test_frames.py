@@ -16,10 +16,12 @@ import fl_lightning
 from fl_lightning.exporting import plain
 from fl_lightning.exporting.calibration import Calibration, best_temperature, best_threshold
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.lab.given import kept
+from fl_lightning.lab.given import kept as kept_of
+from fl_lightning.lab.report.figures import certainty
 
 SITES = ("Aarau", "Basel", "Chur")
 QUICK: dict[str, Any] = {
+    "evaluation.predictions": True,
     "method": "local",
     "federation": {"rounds": 1, "local_epochs": 2},
     "data": {"impute": "median", "one_hot": ["sex"], "dates": ["seen"], "validation": 0.2},
@@ -67,6 +69,24 @@ def test_a_frame_gives_probabilities_by_class(run: fl_lightning.Run) -> None:
     assert list(run.predict(some)) == list(chances.idxmax(axis=1))
 
 
+def test_predictions_are_kept_and_drawn_by_client(run: fl_lightning.Run) -> None:
+    kept = run.predictions
+    assert kept.groupby("name").size().to_dict() == dict(
+        zip(SITES, run.split.test_samples, strict=True)
+    )
+    rows = patients().iloc[kept.row]
+    assert list(rows.hospital) == list(kept["name"]) and list(rows.outcome) == list(kept.label)
+    chances = run.predict_proba(rows).to_numpy()
+    np.testing.assert_allclose(kept[["probability_ill", "probability_well"]], chances, atol=1e-6)
+    right = kept.label.to_numpy() == np.array(["ill", "well"])[chances.argmax(1)]
+    by_client = pd.Series(right).groupby(kept.client).mean()
+    np.testing.assert_allclose(by_client, run.final_accuracies)
+    figures = certainty(run, 0)
+    assert [len(axes.lines) for axes in figures["certainty-0"].axes] == [4, 4]  # and the diagonal
+    page = fl_lightning.report(run.folder, out=run.folder.parent / "page.html")
+    assert 'id="certainty-0"' in (run.folder.parent / "page.html").read_text(), page
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -91,14 +111,14 @@ def test_frames_that_cannot_be_predicted(change: Any, line: str, run: fl_lightni
     ],
 )
 def test_columns_that_are_none(data: Any, columns: Any, line: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=line), kept({"data": data, **columns}, tmp_path / "out"):
+    with pytest.raises(BadInput, match=line), kept_of({"data": data, **columns}, tmp_path / "out"):
         pass
     assert not (tmp_path / "out").exists()
 
 
 def test_an_index_with_a_name_is_a_column(tmp_path: Path) -> None:
     frame = patients().set_index("hospital")
-    with kept({"data": frame, "label": "outcome", "group": "hospital"}, tmp_path) as layer:
+    with kept_of({"data": frame, "label": "outcome", "group": "hospital"}, tmp_path) as layer:
         assert layer["federation"] == {"clients": 3}
         assert layer["data"]["group_column"] == "hospital"
 
