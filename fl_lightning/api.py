@@ -265,7 +265,7 @@ def export(
         cost: What a missed case costs, in false alarms, for the rule cost.
         case: The class that is a case, for the rule cost.
     """
-    from fl_lightning.lab.handing_over import Calibration
+    from fl_lightning.exporting.calibration import Calibration
     from fl_lightning.lab.handing_over import export as write
 
     def of_site(*given: Any) -> Any:
@@ -363,9 +363,19 @@ def submit(
     from fl_lightning.lab.submit import Job
     from fl_lightning.lab.submit import submit as hand_in
 
-    size = (nodes, gpus_per_node, tasks_per_node)
-    limits = (time, partition, warning, sbatch, dry_run, cpus_per_task, mem, setup)
-    job = Job(*size, *limits)
+    job = Job(
+        nodes,
+        gpus_per_node,
+        tasks_per_node,
+        time,
+        partition,
+        warning,
+        sbatch,
+        dry_run,
+        cpus_per_task,
+        mem,
+        setup,
+    )
     return hand_in(flags_of(config), job, array)
 
 
@@ -539,9 +549,19 @@ def study(
     from fl_lightning.lab.study import launch
     from fl_lightning.lab.submit import Job
 
-    size = (nodes, gpus_per_node, tasks_per_node)
-    limits = (time, partition, warning, sbatch, dry_run, cpus_per_task, mem, setup)
-    job = Job(*size, *limits)
+    job = Job(
+        nodes,
+        gpus_per_node,
+        tasks_per_node,
+        time,
+        partition,
+        warning,
+        sbatch,
+        dry_run,
+        cpus_per_task,
+        mem,
+        setup,
+    )
     part = (_text(methods), seeds, _text(settings))
     options = launch.Options(os.fspath(out), workers, together, accept_changed_code, slurm, job)
     given = {"data": data, "model": model, "label": label, "group": group, "unit": unit}

@@ -129,6 +129,10 @@ def alone(config: Config) -> Config:
     return replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
 
 
+TABLES = ("final_accuracies", "final_models", "final_further", "final_predictions", "newcomers")
+"""What a summary has for each client, which is written to files of its own."""
+
+
 # ---------------------------------------------------------------- on every rank
 
 
@@ -177,8 +181,7 @@ def _logged(
     with fed.run.processes.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
         summary = fed.fit()
     # in files of their own
-    tables = ("final_accuracies", "final_models", "final_further", "newcomers")
-    summary = {key: value for key, value in summary.items() if key not in tables}
+    summary = {key: value for key, value in summary.items() if key not in TABLES}
     if fed.run.is_main:  # last of all: it says that the run has ended
         # The two names that scripts rely on; loggers, where a column has its last value, get
         # `total_...` alone.
@@ -196,7 +199,7 @@ def _test(
     _restore(fed, which)
     try_evaluation(fed.run, fed.worker.trainers)
     scores = fed.evaluator.everyone()
-    del scores["final_accuracies"], scores["final_models"], scores["final_further"]
+    scores = {key: value for key, value in scores.items() if key not in TABLES}
     return {"round": fed.run.server.round, **scores}
 
 

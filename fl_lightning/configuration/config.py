@@ -301,6 +301,10 @@ class EvaluationConfig:
     metrics: list[FurtherName] | None = None
     """Scores besides accuracy; null: none, since each costs time (docs/reference.md).
     `class_share_accuracy` needs `data.global_test`."""
+    predictions: bool = False
+    """Write `final_predictions.parquet` (extra tables): of every test sample the client, the row,
+    the label, and the probabilities that the client's final model gives. false: it holds a line
+    for each sample."""
     finetune_epochs: NonNegativeInt = 0
     """Epochs of fine-tuning for the `finetuned` copy; 0: as long as a round's local training."""
     batch_size: PositiveInt = 500

@@ -373,6 +373,11 @@ class FederatedData:
         own = self._shares[2][i]
         return own if self._test.rows is None else self._test.rows[own]
 
+    def tested_lines(self, i: int) -> np.ndarray:
+        """Rows of client `i`'s test samples in the user's table; else `tested_rows`."""
+        lines = self._test.lines
+        return self.tested_rows(i) if lines is None else lines[self._shares[2][i]]
+
     def tested(self, i: int) -> tuple[Tensor, Tensor]:
         """Client `i`'s test samples as they were read, and their labels."""
         index = torch.from_numpy(self._shares[2][i])

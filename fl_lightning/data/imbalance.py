@@ -7,7 +7,7 @@ import numpy as np
 
 from fl_lightning.configuration.config import Config
 from fl_lightning.data.federated import FederatedData
-from fl_lightning.foundation.metric import FURTHER
+from fl_lightning.foundation.metric import FURTHER, Chosen
 
 RARE = 0.05
 """A class with a smaller share of all clients' training samples is named: a model without it is 95
@@ -37,7 +37,7 @@ def shares(data: FederatedData) -> np.ndarray:
     return np.asarray(counts / max(counts.sum(), 1))
 
 
-def metric(data: FederatedData, named: str | None) -> str | None:
+def metric(data: FederatedData, named: Chosen | None) -> Chosen | None:
     """The metric by which a run is judged: `named` (`evaluation.metric`), else AUROC where one of
     two classes is `FEW`; None: the task's own."""
     own = shares(data)
@@ -48,7 +48,7 @@ def judged(config: Config, data: FederatedData) -> Config:
     """`config` with the metric by which its run is judged, and scored."""
     evaluation = config.evaluation
     name = metric(data, evaluation.metric)
-    if name not in FURTHER:
+    if name is None or name not in FURTHER:
         return config
     metrics = [*dict.fromkeys([*(evaluation.metrics or ()), name])]
     return replace(config, evaluation=replace(evaluation, metric=name, metrics=metrics))

@@ -39,6 +39,8 @@ class Samples:
     """Number of each sample, int64 [n]: the same whatever the split; None: its place."""
     units: np.ndarray | None = None
     """Number of what each sample is of, int64 [n]; None: of itself."""
+    lines: np.ndarray | None = None
+    """Number of each sample's row in the user's table, int64 [n]; None: there is none."""
 
     def inputs(
         self, index: Tensor, angle: float, device: torch.device, dtype: torch.dtype

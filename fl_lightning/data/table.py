@@ -78,7 +78,8 @@ def load(data: DataConfig) -> Source:
     else:
         reads = Pool.of(_features(data, features, columns), labels).read
     mark = marks(files, beside) if images else None
-    pool = Pool(labels, reads, groups, units=unit, mark=mark)
+    lines = np.arange(len(labels))
+    pool = Pool(labels, reads, groups, units=unit, lines=lines, mark=mark)
     source = source_of(data, pool, None, class_names, group_names)
     return replace(source, reading=Reading(columns=None if images else columns))
 

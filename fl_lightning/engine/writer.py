@@ -15,6 +15,7 @@ from fl_lightning.data import heterogeneity, imbalance
 from fl_lightning.data.federated import samples_digest
 from fl_lightning.foundation import log
 from fl_lightning.foundation.csvtable import Row
+from fl_lightning.foundation.extras import missing
 from fl_lightning.foundation.metric import MODELS, Metric
 from fl_lightning.results import owncode, provenance
 from fl_lightning.results.folder import RunFolder, best, mean_of_bests
@@ -53,6 +54,12 @@ class RunFolderWriter(Observer):
         other samples."""
         data = run.data
         self.folder.names = data.client_names
+        if run.config.evaluation.predictions:
+            absent = missing("pandas") or missing("pyarrow")
+            check("evaluation.predictions", True, not absent, absent)
+            allowed = "predictions of a deployment, and of each place in a text, are not kept"
+            plain = data.holds_all and not (data.text and data.text.per_position)
+            check("evaluation.predictions", True, plain, allowed)
         counts = data.class_counts if data.task == "classification" and data.holds_all else None
         sizes, names, resumed = (
             (data.train_sizes, data.test_sizes),
@@ -164,4 +171,5 @@ class RunFolderWriter(Observer):
         )
         self.folder.write_final(scores, run.data.metric.name, models, further)
         self.folder.write_newcomers(summary.get("newcomers", []))
+        self.folder.write_predictions(summary.get("final_predictions", ()))
         self.folder.write_columns(run.judge)

@@ -17,7 +17,7 @@ import yaml
 from fl_lightning.configuration.config import check
 from fl_lightning.foundation.csvtable import Row
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.extras import missing, require
 from fl_lightning.foundation.metric import (
     ACCURACY,
     BY_TASK,
@@ -30,6 +30,7 @@ from fl_lightning.foundation.metric import (
 )
 from fl_lightning.results.columns import COLUMNS, Column
 from fl_lightning.results.folder import (
+    PREDICTIONS,
     UNREADABLE,
     RunFolder,
     best,
@@ -164,6 +165,22 @@ class RunResult:
         "run has ended.",
     )
     split = _table("split", "`split.csv`: samples of each client, and of each class.")
+
+    @cached_property
+    def predictions(self) -> DataFrame:
+        """`final_predictions.parquet`: a row for each test sample, by the clients' final models;
+        empty unless `evaluation.predictions` has asked for it."""
+        from pandas import DataFrame, read_parquet
+
+        file = self.folder / PREDICTIONS
+        if not file.is_file():
+            return DataFrame()
+        check("run", str(file), not missing("pyarrow"), missing("pyarrow"))
+        try:
+            return read_parquet(file)
+        except UNREADABLE:
+            self.notes["probabilities"].append(f"its {PREDICTIONS} is damaged")
+            return DataFrame()
 
     @cached_property
     def client_names(self) -> dict[int, str]:

@@ -26,33 +26,51 @@ from fl_lightning.training.schedule import Last
 from fl_lightning.training.standin import stand_in
 
 UNHEEDED = (
-    *(
-        "configure_callbacks",
-        "configure_model",
-        "setup",
-        "on_fit_start",
-        "on_train_start",
-        "on_train_epoch_start",
-        "on_train_batch_start",
-    ),
-    *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
-    *(
-        "on_before_zero_grad",
-        "optimizer_zero_grad",
-        "on_before_backward",
-        "backward",
-        "on_after_backward",
-    ),
-    *(
-        "on_before_optimizer_step",
-        "configure_gradient_clipping",
-        "optimizer_step",
-        "lr_scheduler_step",
-    ),
-    *("on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_fit_end"),
+    "configure_callbacks",
+    "configure_model",
+    "setup",
+    "on_fit_start",
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "on_before_backward",
+    "backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "lr_scheduler_step",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_fit_end",
 )
 """Hooks that a Lightning Trainer calls in training. There is none here: a model that relies on one
 is refused."""
+
+
+QUIET = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.Embedding,
+    nn.ReLU,
+    nn.Flatten,
+    nn.Sequential,
+    nn.ModuleList,
+)
+"""Modules of torch that draw nothing. Ours draw only by those of torch in them."""
 
 
 class Skipped(BadInput):
@@ -86,6 +104,8 @@ class ClientModule(LightningModule):
         self.model, self.layout, self.num_classes, self.metric = model, layout, num_classes, metric
         self.cast: Callable[[], AbstractContextManager[Any]] = nullcontext
         """Fabric's autocast."""
+        self.draws = not all(map(_draws_nothing, model.modules()))
+        """Whether training steps may draw random numbers."""
         self._seen: Tensor
         self.looks, self.method = features, method
         if features:
@@ -374,6 +394,13 @@ class Passes:
 
     def _returned(self, samples: int) -> None:
         self.backward += samples
+
+
+def _draws_nothing(module: nn.Module) -> bool:
+    """Whether a pass of this module itself is known to draw no random number."""
+    kind = type(module)
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return not hooked and (kind in QUIET or kind.__module__.startswith("fl_lightning.models."))
 
 
 def _check_steps(model: LightningModule) -> None:

@@ -164,7 +164,15 @@ def worth(
         for layer in layers
     ]
     begin = time.monotonic()
-    plan = Plan(over, StudyFolder(out), chosen, cycles, again=again, begin=begin, **keys)
+    plan = Plan(
+        over,
+        StudyFolder(out),
+        chosen,
+        cycles,
+        again=again,
+        begin=begin,
+        **keys,
+    )
     return answer(prepared(plan, optional=methods is None))
 
 
@@ -209,7 +217,12 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, C
     if plan.folder:
         seeds |= set(Study.of(plan.folder.definition()).seeds)
     definition = Study.of(
-        {"base": {}, "methods": plan.entries, "seeds": sorted(seeds), "forced": True}
+        {
+            "base": {},
+            "methods": plan.entries,
+            "seeds": sorted(seeds),
+            "forced": True,
+        }
     )
     folds = {
         "folds": FOLDS,
@@ -232,7 +245,10 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, C
 
 def _times(config: Config, length: int) -> Config:
     rounds = length * config.federation.rounds
-    return replace(config, federation=replace(config.federation, rounds=rounds))
+    return replace(
+        config,
+        federation=replace(config.federation, rounds=rounds),
+    )
 
 
 def prepared(plan: Plan, optional: bool = False) -> Prepared:
@@ -248,7 +264,11 @@ def prepared(plan: Plan, optional: bool = False) -> Prepared:
     from fl_lightning.lab.worth.runs import look
 
     metric = _checked(plan, base)
-    plan.folder.check(definition, to_settings(base), [run for run, _ in runs])
+    plan.folder.check(
+        definition,
+        to_settings(base),
+        [run for run, _ in runs],
+    )
     changed = ", ".join(code.changes(plan.folder, runs))
     allowed = (
         f"runs in {plan.folder.path} were trained with another version: change it back, or give "
@@ -259,12 +279,18 @@ def prepared(plan: Plan, optional: bool = False) -> Prepared:
     facts = in_a_process(look, runs[0][1])
     if optional and "partialpooling" in plan.methods and not facts.pools:
         return prepared(
-            replace(plan, methods=[name for name in plan.methods if name != "partialpooling"])
+            replace(
+                plan,
+                methods=[name for name in plan.methods if name != "partialpooling"],
+            )
         )
     rounds = base.federation.rounds // LENGTHS[-1]
     rows = {
         row(str(cell["label"]), length): Row(
-            replace(config, federation=replace(config.federation, rounds=rounds)),
+            replace(
+                config,
+                federation=replace(config.federation, rounds=rounds),
+            ),
             cell.get("judge"),
             str(cell["label"]),
             length,
@@ -332,7 +358,11 @@ def _cycle(ready: Prepared, cycles: int) -> int:
 
     plan, out = ready.plan, ready.plan.folder.path
     definition, base, runs = _resolved(plan, cycles)
-    plan.folder.write(definition, to_yaml(base), [run for run, _ in runs])
+    plan.folder.write(
+        definition,
+        to_yaml(base),
+        [run for run, _ in runs],
+    )
     tasks = [
         Task(
             config,
@@ -373,7 +403,13 @@ def _run_all(plan: Plan, tasks: Sequence[Task]) -> int:
         progress = f"{done} of {len(jobs)} trainings done"
         return f"worth: stopped with {progress}; it goes on with: {plan.again}"
 
-    work = run_all(_safely, jobs, count, plan.folder.path / "logs", check_time)
+    work = run_all(
+        _safely,
+        jobs,
+        count,
+        plan.folder.path / "logs",
+        check_time,
+    )
     begin = time.monotonic()
     with when_stopped(stopped), contextlib.closing(work) as all_ended:
         for ended in all_ended:
@@ -418,7 +454,12 @@ def _further(ready: Prepared, measured: Measured) -> list[Section]:
     if plan.leave_one_out:
         tasks += further.without(out, method, silos)
     if plan.curve:
-        tasks += further.curve(out, method, ready.rows[LOCAL[-1]], facts.plain)
+        tasks += further.curve(
+            out,
+            method,
+            ready.rows[LOCAL[-1]],
+            facts.plain,
+        )
     parts: dict[str, tuple[Any, Section]] = {"costs": further.costs(out, measured, method)}
     try:
         _run_all(plan, tasks)
