@@ -7,6 +7,7 @@ They take and return values and raise `BadInput` and `RunFailed`. Nothing heavy 
 # Annotations are objects here, not text: the command line reads them without importing torch.
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -435,13 +436,25 @@ def check_method(
 
 
 @checked
-def check_data(config: Config = (), *, out: Place | None = None) -> "DataFrame":
+def check_data(
+    config: Config = (),
+    *,
+    data: Any = None,
+    label: Any = None,
+    group: Any = None,
+    unit: Any = None,
+    out: Place | None = None,
+) -> "DataFrame":
     """Compare a table's columns between silos, before training.
 
     Also takes keys of fit: --data.root FILE.csv, --data.group_column and the like.
 
     Args:
         config: as for `fit`.
+        data: a DataFrame, as for `fit`.
+        label: likewise.
+        group: likewise.
+        unit: likewise.
         out: FILE.html: a page with the findings, and with what a silo would send for them.
 
     Returns:
@@ -452,7 +465,9 @@ def check_data(config: Config = (), *, out: Place | None = None) -> "DataFrame":
     from fl_lightning.configuration.resolve import resolve
     from fl_lightning.lab.datacheck.checking import check_data as compared
 
-    return compared(resolve(layers_of(config, {})[0]).data, _text(out))
+    given = {"data": data, "label": label, "group": group, "unit": unit}
+    with tempfile.TemporaryDirectory() as folder, kept(given, Path(folder)) as objects:
+        return compared(resolve(layers_of(config, objects)[0]).data, _text(out))
 
 
 # ---------------------------------------------------------------- many runs

@@ -37,7 +37,7 @@ TOKENS = {
     "results": 15_800,
     "sites": 17_700,
     "storage": 3_300,
-    "top": 10_200,
+    "top": 10_300,
     "training": 25_200,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""

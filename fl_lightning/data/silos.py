@@ -103,14 +103,6 @@ class Finding(NamedTuple):
     numbers: str
     """Both, in words."""
 
-    @property
-    def size(self) -> float:
-        """How bad it is beside others of its kind."""
-        difference = abs(self.here - self.elsewhere)
-        if self.finding == "units":
-            return difference / (abs(self.here) + abs(self.elsewhere) or 1)
-        return self.here if math.isnan(difference) else difference
-
 
 # ---------------------------------------------------------------- one silo
 
@@ -137,7 +129,7 @@ def summary(rows: Cells, data: DataConfig) -> Summary:
             numbers=len(numbers),
             quantiles=np.quantile(numbers, [0.05, 0.5, 0.95]).tolist() if enough else [],
             predicts=_predicts(cells, values, labels, data),
-            whole=bool((numbers == np.round(numbers)).all()),
+            whole=name not in (data.dates or []) and bool((numbers == np.round(numbers)).all()),
         )
     return columns
 
@@ -209,11 +201,11 @@ def findings(summaries: Mapping[str, Summary], data: DataConfig) -> list[Finding
         listed += _missing(name, silos)
     outcomes = {silo: columns[label] for silo, columns in summaries.items()}
     listed += _outcome(label, outcomes, data.task == "regression")
-    return sorted(listed, key=_badness)
+    return _worst_first(listed)
 
 
-def _badness(finding: Finding) -> tuple[int, float]:
-    return KINDS.index(finding.finding), -finding.size
+def _worst_first(listed: Sequence[Finding]) -> list[Finding]:
+    return sorted(listed, key=lambda one: (KINDS.index(one.finding), -one.here))
 
 
 def _others(silos: Mapping[str, Column], silo: str, value: Callable[[Column], float]) -> float:
@@ -353,7 +345,7 @@ def checked(data: DataConfig) -> tuple[list[Finding], dict[str, Summary]]:
     if person is not None:
         words = "looks like an identifier of persons with several rows: if so, data.unit_column"
         listed.append(Finding(person, ALL, "identifier", math.inf, math.nan, words))
-    return sorted(listed, key=_badness), summaries
+    return _worst_first(listed), summaries
 
 
 def lines(data: DataConfig) -> list[str]:

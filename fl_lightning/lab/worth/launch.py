@@ -301,9 +301,9 @@ def prepared(plan: Plan, optional: bool = False) -> Prepared:
         for cell in run.cells()
         for length in LENGTHS
     }
-    if metric is None and facts.why:
-        facts = replace(facts, notes=[facts.why, *facts.notes])
-    return Prepared(plan, rows, facts, metric or facts.metric)
+    if metric is None and facts.rare:
+        facts, metric = replace(facts, notes=[facts.rare, *facts.notes]), "auroc"
+    return Prepared(plan, rows, facts, metric or "accuracy")
 
 
 def _checked(plan: Plan, base: Config) -> Name | None:

@@ -194,10 +194,8 @@ def look(config: Config) -> Facts:
         copies, kind = np.unique(marks, return_inverse=True)[1], "units"
     counted = pool.units is not None or pool.spans is not None
     plain = rows[0].size <= MOST_FEATURES and not source.vocabulary
-    rare = imbalance.metric(data, None) is not None
     return Facts(
-        metric="auroc" if rare else "accuracy",
-        why=imbalance.metric_line(data) if rare else "",
+        rare=imbalance.metric_line(data) if imbalance.metric(data, None) else "",
         names=data.client_names or [f"silo {c}" for c in clients],
         sizes=[len(np.unique(own)) for own in tested],
         copies=copies,
