@@ -25,7 +25,7 @@ TOKENS = {
     "callbacks": 36_600,
     "configuration": 19_100,
     "core": 17_400,
-    "data": 47_300,
+    "data": 47_200,
     "drawing": 2_700,
     "engine": 28_100,
     "exporting": 3_700,
