@@ -27,14 +27,13 @@ class Predictor(nn.Module):
 
     def __init__(self, client: Client, kind: str, vector: Tensor) -> None:
         super().__init__()
-        run, method = client.run, type(client.run.method)
+        run = client.run
+        method = type(client.run.method)
         self.kind, self.task, self.class_names = kind, run.data.task, list(run.data.class_names)
         """The kind of model; classification or regression; names of the classes, in order."""
-        self._reading, self._number, self._dtype = (
-            run.data.reading,
-            run.data.numbers[client.id],
-            run.dtype,
-        )
+        self._reading = run.data.reading
+        self._number = run.data.numbers[client.id]
+        self._dtype = run.dtype
         self._about = about(run.data, self._number, fitted=False)
         client.ready(kind, vector)
         self._client: tuple[Client, Tensor] | None = None

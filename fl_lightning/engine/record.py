@@ -94,7 +94,8 @@ def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> R
         {"client": f.client, "stage": f.stage, "reason": f.reason, "outcome": what}
         for f, what in failures
     ]
-    view, layers = server.relation_view(), run.layer_names
+    view = server.relation_view()
+    layers = run.layer_names
     if (agreed := agreement(view, run.data.groups)) is not None:
         metrics["rand_index"] = agreed
     metrics |= server.metrics
