@@ -73,10 +73,10 @@ class Predictor(nn.Module):
         try:
             raw = plain.raw(self._about, rows)
             if self._reading.preprocessing is not None:
-                made = self._reading.preprocessing.transformed(
+                transformed = self._reading.preprocessing.transformed(
                     self._number, f"client {self._number}", raw.numpy()
                 )
-                raw = torch.from_numpy(made)
+                raw = torch.from_numpy(transformed)
             inputs = plain.scaled(self._about, raw)
         except ValueError as error:
             raise BadInput("x", type(x).__name__, str(error)) from None

@@ -348,8 +348,8 @@ class Guard:
         for result in results:
             values = result.values | result.norms
             infinite = [(s, w) for n, s, w in _CHECKS if not math.isfinite(values.get(n, 0.0))]
-            told = [x for x in result.statistics.values() if x.is_floating_point()]
-            if not all(bool(x.isfinite().all()) for x in told):
+            uploaded = [x for x in result.statistics.values() if x.is_floating_point()]
+            if not all(bool(x.isfinite().all()) for x in uploaded):
                 infinite.append(("upload", "what it tells"))
             if infinite:
                 raise _not_finite(self.run, t, result.client, *infinite[0])

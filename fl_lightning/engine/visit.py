@@ -244,10 +244,10 @@ class Visit:
             ValueError: the upload is no vector of this model.
         """
         model = self.client[MODEL]
-        expected, given = ((tuple(v.shape), v.dtype) for v in (model, upload.vector))
-        if expected != given or upload.sent.shape != self.group.up_mask.shape:
+        expected, form = ((tuple(v.shape), v.dtype) for v in (model, upload.vector))
+        if expected != form or upload.sent.shape != self.group.up_mask.shape:
             raise ValueError(
-                f"its upload is {given[1]} of shape {given[0]}, not {expected[1]} of shape "
+                f"its upload is {form[1]} of shape {form[0]}, not {expected[1]} of shape "
                 f"{expected[0]}"
             )
         norm = torch.linalg.vector_norm

@@ -304,9 +304,9 @@ def check_deployable(config: Config, callbacks: Sequence[Callback]) -> None:
     """Raise `BadInput` for what has no meaning, or another one, where every client is a site of its
     own."""
     for callback in callbacks:
-        fine = not isinstance(callback, Transform) or callback.deployed
+        runs_there = not isinstance(callback, Transform) or callback.deployed
         allowed = "it must be null: sites cannot run it"
-        check(callback.config_key, type(callback).__name__, fine, allowed)
+        check(callback.config_key, type(callback).__name__, runs_there, allowed)
     later = "fl-train join gives a later client its model"
     data = config.data
     task = "it must be null: sites have own tasks"

@@ -290,7 +290,7 @@ class Exchange:
             failures.append(failure)
 
 
-def _two_words(given: Any) -> tuple[str, str]:
+def _two_words(words: Any) -> tuple[str, str]:
     """As a site writes them; a hostile one may have sent anything."""
-    words = [str(word)[:200] for word in given] if isinstance(given, list) else []
+    words = [str(word)[:200] for word in words] if isinstance(words, list) else []
     return (words[0], words[1]) if len(words) == 2 else ("", "its answer has no reason")

@@ -172,9 +172,9 @@ class Site:
             self._agree(message)
             stage = "training" if message["kind"] == "visit" else "evaluation"
             work = {"visit": self._visit, "score": self._score, "final": self._final}
-            made = wire.pack(about | work[message["kind"]](message))
-            self._keep(message, content, made)
-            return made
+            reply = wire.pack(about | work[message["kind"]](message))
+            self._keep(message, content, reply)
+            return reply
         except NotHere as error:
             return wire.pack(about | {"refused": [error.what, error.hook]})
         except BadClient as failure:
@@ -334,19 +334,19 @@ class Site:
         digest = file.with_suffix(".xxh3")
         if not (file.is_file() and digest.is_file()):
             return None
-        made = file.read_bytes()
-        if digest.read_text(encoding="utf-8").split() != _digests(content, made):
+        reply = file.read_bytes()
+        if digest.read_text(encoding="utf-8").split() != _digests(content, reply):
             raise wire.Unreadable(f"round {self.round} has been answered, to another message")
-        return made
+        return reply
 
-    def _keep(self, message: wire.Message, content: bytes, made: bytes) -> None:
+    def _keep(self, message: wire.Message, content: bytes, reply: bytes) -> None:
         """Have the answer and then the client's state on the disk."""
         if message["kind"] != "visit":
             write_whole(self.folder / BROUGHT, content)
             return
         file = self._file(message["round"])
-        write_whole(file, made)
-        write_whole(file.with_suffix(".xxh3"), " ".join(_digests(content, made)))
+        write_whole(file, reply)
+        write_whole(file.with_suffix(".xxh3"), " ".join(_digests(content, reply)))
         self.checkpoint.save(self.fed.run)  # from here on the stored answer counts
         for old in file.parent.glob("round-*"):
             if old.stem < file.stem:

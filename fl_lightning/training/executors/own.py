@@ -113,7 +113,7 @@ class OwnLosses:
     ) -> list[Tensor]:
         names = list(self.stack.names)
         fixed = list(self.stack.fixed)
-        given = list(loss.tensors)
+        of_client = list(loss.tensors)
 
         def value(trained: Tensors, rest: Tensors, tensors: Tensors, *batch: Tensor) -> Tensor:
             named = {f"module.model.{name}": x for name, x in {**trained, **rest}.items()}
@@ -122,7 +122,7 @@ class OwnLosses:
 
         def step(*all_of_them: Tensor) -> list[Tensor]:
             values = iter(all_of_them)
-            parts = [{name: next(values) for name in some} for some in (names, fixed, given)]
+            parts = [{name: next(values) for name in some} for some in (names, fixed, of_client)]
             with self._cast():
                 gradients, losses = over(grad_and_value(value))(*parts, *values)
             return [*gradients.values(), losses]
