@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from lightning.fabric import Fabric
 from torch import nn
 from torchvision.models.resnet import BasicBlock
 
-from fl_lightning.callbacks.base import Callback, Transform
+from fl_lightning.callbacks.base import Transform
 from fl_lightning.cli import main
 from fl_lightning.configuration.config import (
     Component,
@@ -35,10 +34,8 @@ from fl_lightning.configuration.config import (
 )
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.run import RunContext
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.engine.build import federation as build
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.parallel import ClientParallelStrategy
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedsalora import FedSALoRA
@@ -63,7 +60,7 @@ statistics."""
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Of a test that is `sampled`, only the named parameters (without names: those of SAMPLE's
     methods) are fast."""
     for item in items:
@@ -76,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def fl_data() -> Path:
+def fl_data():
     """The folder with real MNIST and CIFAR-10 (environment variable FL_DATA), or a skip that says
     so."""
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -140,17 +137,17 @@ Settings = dict[str, Any]
 
 
 @pytest.fixture
-def federation(tmp_path: Path) -> Callable[..., Federation]:
+def federation(tmp_path):
     """Makes a federation on the digits, in this process, from a method and changed settings."""
 
     def make(
-        method: Method | None = None,
-        net: Net | dict[Net, int] = "plain",
-        callbacks: Sequence[Callback] = (),
-        data: FederatedData | Settings | None = None,
-        ranks: Sequence[int] = (),
-        **changes: Any,
-    ) -> Federation:
+        method=None,
+        net="plain",
+        callbacks=(),
+        data=None,
+        ranks=(),
+        **changes,
+    ):
         nets: dict[Any, Any] = net if isinstance(net, dict) else {net: None}
         config = _config(list(nets.values()), data if isinstance(data, dict) else {}, changes)
         precision, clients = config.fabric.precision, config.federation.clients
@@ -174,7 +171,7 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
     return make
 
 
-def _adapted(model: nn.Module, rank: int | None) -> nn.Module:
+def _adapted(model, rank):
     """`model`, with adapters of its last layer below the classifier where these have a rank (0: of
     none)."""
     if rank:
@@ -189,12 +186,12 @@ def _adapted(model: nn.Module, rank: int | None) -> nn.Module:
 
 
 @pytest.fixture
-def make_run(federation: Callable[..., Federation]) -> Callable[..., RunContext]:
+def make_run(federation):
     """Makes the run of such a federation, before its first round."""
     return lambda *args, **changes: federation(*args, **changes).run
 
 
-def _config(counts: list[int | None], data: Settings, changes: Settings) -> Config:
+def _config(counts, data, changes):
     settings: Settings = {
         "rounds": 2,
         "clients": 4,
@@ -225,7 +222,7 @@ def _config(counts: list[int | None], data: Settings, changes: Settings) -> Conf
 
 
 @pytest.fixture
-def make_client() -> Callable[..., Client]:
+def make_client():
     """Gives a client of a run in a round, as transforms see it; it has received its group's global
     model.
 
@@ -233,7 +230,7 @@ def make_client() -> Callable[..., Client]:
     run.
     """
 
-    def make(run: RunContext, client: int, round: int = 1) -> Client:
+    def make(run, client, round=1):
         group = run.group_of(client)
         if client not in run.states:
             model = group.initial.clone()
@@ -256,12 +253,12 @@ def make_client() -> Callable[..., Client]:
 
 
 @pytest.fixture
-def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def fit(tmp_path, monkeypatch):
     """Runs `fl-train fit` in this process on some 700 digits, with other `flags`; gives the run
     folder."""
     monkeypatch.chdir(tmp_path)
 
-    def run(name: str, *flags: str) -> Path:
+    def run(name, *flags):
         words = f"--config kapc_exact_digits --loggers null --callbacks null {SMALL} {' '.join(flags)}".split()
         assert main(["fit", "--name", name, *words]) == 0
         return tmp_path / "runs" / name

@@ -3,12 +3,7 @@ Python."""
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,15 +19,13 @@ from fl_lightning.foundation.parallel import Group, Heartbeat, TorchAccelerator,
 CPU = torch.device("cpu")
 
 
-def has(monkeypatch: pytest.MonkeyPatch, kind: str | None) -> None:
+def has(monkeypatch, kind):
     """This machine seems to have such an accelerator."""
     monkeypatch.setattr(device, "here", lambda: kind)
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps", None])
-def test_auto_and_gpu_are_whatever_there_is(
-    kind: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_and_gpu_are_whatever_there_is(kind, monkeypatch):
     has(monkeypatch, kind)
     assert device.resolved("auto") == (kind or "cpu")
     assert device.resolved("cpu") == "cpu"
@@ -53,12 +46,12 @@ def test_auto_and_gpu_are_whatever_there_is(
     ],
 )
 def test_what_this_machine_has_not_is_refused_in_one_line(
-    asked: str,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    asked,
+    said,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     has(monkeypatch, "cuda" if asked == "mps" else None)
     monkeypatch.chdir(tmp_path)
     assert (
@@ -74,8 +67,8 @@ def test_what_this_machine_has_not_is_refused_in_one_line(
 
 
 def test_an_accelerator_that_is_registered_with_lightning_is_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     class Own(CPUAccelerator):
         """One of a user."""
 
@@ -95,8 +88,8 @@ def test_an_accelerator_that_is_registered_with_lightning_is_taken(
 
 
 def test_what_lightning_does_not_know_is_cast_on_its_own_kind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """Lightning would cast on CUDA; and lets no group of processes on MPS, though one process is a
     group here."""
     has(monkeypatch, "xpu")
@@ -105,7 +98,7 @@ def test_what_lightning_does_not_know_is_cast_on_its_own_kind(
     assert isinstance(fabric.accelerator, TorchAccelerator)
     assert fabric.device == torch.device("xpu", 0) and fabric.strategy.precision.device == "xpu"
 
-    def none(*args: Any) -> Any:
+    def none(*args):
         raise RuntimeError("no scaler\nfor this one")
 
     monkeypatch.setattr(parallel, "MixedPrecision", none)
@@ -114,9 +107,7 @@ def test_what_lightning_does_not_know_is_cast_on_its_own_kind(
     assert "\n" not in str(error.value)
 
 
-def test_a_device_without_64_bits_sums_in_32_and_refuses_them(
-    federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_without_64_bits_sums_in_32_and_refuses_them(federation, monkeypatch):
     from fl_lightning.engine import build
 
     monkeypatch.setattr(build, "wide", lambda device: torch.float32)
@@ -124,7 +115,7 @@ def test_a_device_without_64_bits_sums_in_32_and_refuses_them(
         federation(precision="64-true")
 
 
-def test_nothing_drawn_within_leaves_a_trace() -> None:
+def test_nothing_drawn_within_leaves_a_trace():
     before = device.random_states(CPU)
     with device.no_draws(CPU):
         for draw in (torch.rand, np.random.rand, random.sample):
@@ -136,8 +127,8 @@ def test_nothing_drawn_within_leaves_a_trace() -> None:
 
 
 def test_an_exchange_that_fails_with_all_ranks_there_says_why(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """A device's error, say: no rank is to blame."""
     group: Any = object.__new__(Group)
     watch: Any = object.__new__(Heartbeat)
@@ -154,39 +145,3 @@ def test_an_exchange_that_fails_with_all_ranks_there_says_why(
     with pytest.raises(RunFailed, match=said) as failed, group._together():
         raise RuntimeError("NCCL error 5\nLast error: and so on")
     assert "?" not in str(failed.value) and "and so on" not in str(failed.value)
-
-
-def test_a_cpu_is_never_lost() -> None:
-    assert device.lost(CPU) is None
-
-
-def test_no_kind_of_device_is_named_where_another_would_fall_through() -> None:
-    """But in device.py, and in messages and docstrings."""
-    root = Path(device.__file__).parent
-    wrong = [
-        f"{file.relative_to(root)}: {line.strip()}"
-        for file in [*root.rglob("*.py"), *(root.parent / "callbacks").rglob("*.py")]
-        if file.name != "device.py"
-        for line in file.read_text().splitlines()
-        if "torch.cuda" in line or '== "cuda"' in line
-    ]
-    assert wrong == []
-
-
-@pytest.mark.slow
-def test_the_suite_passes_on_a_pretended_device() -> None:
-    """In a process of its own. Of the golden runs, which take many minutes (docs/devices.md), it is
-    one."""
-    among = "not numbers_of_the_cpu or scaffold-host"
-    words = ["-m", "pytest", "tests/accelerator", "-n", "0", "-q", "-p", "no:cacheprovider", "-m"]
-    env = {**os.environ, "FL_TEST_DEVICE": "pretended"}
-    root = Path(__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, *words, "", "-k", among],
-        cwd=root,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from lightning import LightningModule
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.callbacks.base import Observer, Transform
+from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.callbacks.selection import LayerSelection
 from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Batch, Phase
+from fl_lightning.core.phase import Phase
 from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.data import ResidentPart
-from fl_lightning.engine.federation import Federation
-from fl_lightning.engine.phases import SampleCost, sample_cost
+from fl_lightning.engine.phases import sample_cost
 from fl_lightning.engine.trainer import count_costs
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedora import FEDORA
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.methods.local import Local
@@ -40,38 +34,19 @@ from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
 from fl_lightning.results.record import RoundRecord
 from fl_lightning.training.module import ClientModule
 
-Make = Callable[..., Federation]
 
-
-def client_of(model: nn.Module) -> ClientModule:
+def client_of(model):
     layout = Layout(model, "out")
     client = ClientModule(model, layout, 10)
     client.binding.bind(*layout.read(model))
     return client
 
 
-def cost_of(client: ClientModule, x: torch.Tensor) -> SampleCost:
+def cost_of(client, x):
     return sample_cost(client, (x, torch.zeros(len(x), dtype=torch.int64)))
 
 
-class TwoPasses(LightningModule):
-    """A user's own step that goes through the model a second time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(64, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(x)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        x, y = batch
-        with torch.no_grad():
-            self(x + 1)
-        return nn.functional.cross_entropy(self(x), y)
-
-
-def test_a_linear_net_costs_what_a_hand_count_says() -> None:
+def test_a_linear_net_costs_what_a_hand_count_says():
     cost = cost_of(
         client_of(nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))),
         torch.randn(3, 64),
@@ -88,12 +63,7 @@ def test_a_linear_net_costs_what_a_hand_count_says() -> None:
     }
 
 
-def test_a_further_pass_of_ones_own_step_is_counted_apart() -> None:
-    cost = cost_of(client_of(TwoPasses()), torch.randn(2, 64))
-    assert (cost.forward, cost.backward, cost.extra) == (1280, 1280, 1280)
-
-
-def test_resnet18_costs_the_same_for_each_sample_of_a_greater_batch() -> None:
+def test_resnet18_costs_the_same_for_each_sample_of_a_greater_batch():
     torch.manual_seed(0)
     model = ResNet18(10, (3, 32, 32), stem="7x7")
     small = cost_of(client_of(model), torch.randn(2, 3, 32, 32))
@@ -106,7 +76,7 @@ def test_resnet18_costs_the_same_for_each_sample_of_a_greater_batch() -> None:
 
 
 @pytest.mark.parametrize("method", [KAPC(), FedAMP()], ids=repr)
-def test_the_servers_products_are_those_that_torch_counts(federation: Make, method: Any) -> None:
+def test_the_servers_products_are_those_that_torch_counts(federation, method):
     fed = federation(method, rounds=1)
     fed.round(1)
     run, [group] = fed.run, fed.run.groups
@@ -122,7 +92,7 @@ def test_the_servers_products_are_those_that_torch_counts(federation: Make, meth
     assert server.flops == products + beside + run.relation.flops(layers, n, n)
 
 
-def test_a_mean_costs_three_operations_for_each_number_and_client(federation: Make) -> None:
+def test_a_mean_costs_three_operations_for_each_number_and_client(federation):
     fed = federation(FedAvg(), rounds=1)
     record = fed.round(1)
     assert record.metrics["flops_server"] == (3 * 4 + 1) * int(
@@ -141,8 +111,8 @@ class Records(Observer):
         self.held.append(record)
 
 
-def test_a_run_counts_its_visits_and_counting_changes_nothing(federation: Make) -> None:
-    def made(*more: Any) -> Federation:
+def test_a_run_counts_its_visits_and_counting_changes_nothing(federation):
+    def made(*more):
         callbacks = [LayerSelection(client=False, mu=None), Quantize(), *more]
         return federation(KAPC(), net="norm", callbacks=callbacks, local_epochs=2)
 
@@ -174,11 +144,11 @@ def test_a_run_counts_its_visits_and_counting_changes_nothing(federation: Make) 
     assert last.metrics["flops_backward"] == total > 0
 
 
-def model_of(fed: Federation, client: int) -> torch.Tensor:
+def model_of(fed, client):
     return fed.run.states[client].vectors["model"]
 
 
-def test_a_step_that_fails_is_not_counted_but_named_in_its_visit(federation: Make) -> None:
+def test_a_step_that_fails_is_not_counted_but_named_in_its_visit(federation):
     fed = federation(FedAvg())
     [trainer] = fed.worker.trainers
     trainer.module.training_step = lambda batch, k: 1 / 0  # type: ignore[method-assign]
@@ -187,30 +157,10 @@ def test_a_step_that_fails_is_not_counted_but_named_in_its_visit(federation: Mak
         fed.round(1)
 
 
-def test_the_servers_memory_is_what_it_holds(federation: Make) -> None:
-    fed = federation(KAPC(), rounds=1)
-    vector = fed.run.groups[0].initial.numel() * 4
-    first = fed.round(1).metrics["memory_server_mib"] * 2**20
-    cube = fed.run.server.memory["relation"].numel() * 8
-    working = (4 + 4) * (1 << 15) * 4  # differences and products of a tile
-    # last received, composed, and the initial model
-    assert first == vector * (4 + 4 + 1) + cube + working
-    alone = federation(Local(), rounds=1).round(1).metrics["memory_server_mib"] * 2**20
-    assert alone == vector * (4 + 1)
-    assert np.isfinite(first)
-
-
 # ---------------------------------------------------------------- what hooks do with the model
 
 
-def look(client: Client, samples: int) -> None:
-    """A pass through the model."""
-    x, _ = next(iter(client.data.train.batches(samples)))
-    with torch.no_grad():
-        client.bind().model(x)
-
-
-def take_a_step(client: Client, batch: Batch) -> torch.Tensor:
+def take_a_step(client, batch):
     """By hand."""
     module = client.bind()
     loss = nn.functional.cross_entropy(module.model(batch[0]), batch[1])
@@ -220,64 +170,12 @@ def take_a_step(client: Client, batch: Batch) -> torch.Tensor:
     return loss
 
 
-@dataclass(frozen=True)
-class Studies(FedAvg):
-    """Clients take steps by hand before and after they train, and look at some samples when they
-    receive and upload."""
-
-    def receive(self, client: Client, payload: Payload) -> None:
-        super().receive(client, payload)
-        look(client, 3)
-
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
-        batch = next(iter(client.data.train.batches(20)))
-        for _ in range(3):
-            take_a_step(client, batch)
-        yield Phase()
-        take_a_step(client, batch)
-
-    def upload(self, client: Client, payload: Payload) -> Payload:
-        look(client, 5)
-        return super().upload(client, payload)
-
-
-class Looks(Transform, Observer):
-    """Looks at samples too, also when the client has uploaded."""
-
-    def on_download(self, client: Client, payload: Payload) -> None:
-        look(client, 7)
-
-    def on_upload(self, client: Client, payload: Payload) -> None:
-        look(client, 11)
-        self.client = client
-
-    def on_client_end(self, run: RunContext, client: int) -> None:
-        assert client == self.client.id
-        look(self.client, 13)
-
-
-def counted(fed: Federation) -> list[dict[str, Any]]:
+def counted(fed):
     count_costs(fed.run, fed.worker.trainers)
     return fed.round(1).clients
 
 
 FORWARD, BACKWARD = 2 * (64 * 16 + 16 * 10), 2 * (64 * 16 + 2 * 16 * 10)
-
-
-def test_what_a_hook_trains_and_looks_at_is_counted(federation: Make) -> None:
-    for row in counted(federation(Studies(), callbacks=[Looks()])):
-        assert row["flops_extra"] == 4 * 20 * (FORWARD + BACKWARD) + (3 + 5 + 7 + 11 + 13) * FORWARD
-        # scores before and after are no part of it
-        assert row["flops_forward"] == FORWARD * row["train_samples"]
-
-
-def test_no_hook_hangs_at_the_classifier_while_nothing_is_counted(federation: Make) -> None:
-    """A hook makes every pass of a small model slower."""
-    fed, hooks = federation(FedAvg(), evaluation={"models": ["before", "after"]}), set()
-    head = fed.worker.trainers[0].module.head
-    head.register_forward_pre_hook(lambda *_: hooks.add(len(head._forward_hooks)))
-    counted(fed)
-    assert hooks == {0}
 
 
 @dataclass(frozen=True)
@@ -294,7 +192,7 @@ class Phases(FedProx):
         yield Phase(steps=1)
 
 
-def test_phases_add_up(federation: Make) -> None:
+def test_phases_add_up(federation):
     """On the client's own data by the columns; on other data, and by steps of one's own, as
     `flops_extra`."""
     fed = federation(Phases())
@@ -309,7 +207,7 @@ def test_phases_add_up(federation: Make) -> None:
         assert row["flops_penalty"] == 5 * numbers * 2
 
 
-def test_a_linear_term_is_counted(federation: Make) -> None:
+def test_a_linear_term_is_counted(federation):
     fed = federation(SCAFFOLD(), local_epochs=None, local_steps=4)
     numbers = sum(p.numel() for p in fed.worker.trainers[0].module.model.parameters())
     assert {row["flops_penalty"] for row in counted(fed)} == {3 * numbers * 4}
@@ -326,20 +224,12 @@ class Idle(FedAvg):
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_who_does_not_train_has_no_loss_and_no_operations(federation: Make, asks: bool) -> None:
+def test_who_does_not_train_has_no_loss_and_no_operations(federation, asks):
     fed = federation(Idle(asks=asks))
     for row in counted(fed):
         assert "train_loss" not in row and "coaching_loss" not in row
         assert [row[name] for name in CLIENT_FLOPS] == [0] * 4
     assert torch.equal(fed.run.groups[0].vectors["model"], fed.run.groups[0].initial)
-
-
-def test_validation_losses_that_a_method_asks_for_are_counted(federation: Make) -> None:
-    fed = federation(FEDORA(), data={"validation": 0.3})
-    rows = counted(fed)
-    assert [r["flops_extra"] for r in rows] == [
-        2 * len(fed.run.data.client(c).validation) * 2 * (64 * 16 + 16 * 10) for c in range(4)
-    ]
 
 
 @dataclass(frozen=True)
@@ -353,10 +243,8 @@ class Unseen(FedAvg):
         return super().phases(client, payload)
 
 
-def test_what_is_not_known_is_said_once_and_stays_an_empty_cell(
-    federation: Make, tmp_path: Path, capsys: Any
-) -> None:
-    def table(fed: Federation) -> list[dict[str, str]]:
+def test_what_is_not_known_is_said_once_and_stays_an_empty_cell(federation, tmp_path, capsys):
+    def table(fed):
         count_costs(fed.run, fed.worker.trainers)
         folder = tmp_path / fed.run.method_name
         for t in (1, 2):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +11,8 @@ import torch
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.callbacks.robust import Krum
 from fl_lightning.core import Client, Objective, Payload, Phase, Server
-from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import Method
 from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.cfl import CFL
 from fl_lightning.methods.ditto import Ditto
@@ -27,10 +24,8 @@ from fl_lightning.methods.fedrod import FedRoD
 from fl_lightning.methods.pfedme import PFedMe
 from fl_lightning.methods.scaffold import SCAFFOLD
 
-Make = Callable[..., Federation]
 
-
-def last(fed: Federation, rounds: int = 1) -> list[dict[str, Any]]:
+def last(fed, rounds=1):
     """What the clients of the last of so many rounds came to."""
     fed.prepare()
     for t in range(1, rounds + 1):
@@ -38,7 +33,7 @@ def last(fed: Federation, rounds: int = 1) -> list[dict[str, Any]]:
     return record.clients
 
 
-def test_a_global_model_is_one_of_every_architecture(federation: Make) -> None:
+def test_a_global_model_is_one_of_every_architecture(federation):
     with pytest.raises(BadInput, match="keeps no global model"):
         federation(FedBN(), net={"plain": 2, "norm": 2}, evaluation={"judge": "global"})
     rows = last(federation(FedBN(), net={"plain": 2, "norm": 2}))
@@ -46,18 +41,14 @@ def test_a_global_model_is_one_of_every_architecture(federation: Make) -> None:
 
 
 @pytest.mark.parametrize(("method", "kind"), [(FedAvg(), "global"), (CFL(0.5, 0.0, 1), "personal")])
-def test_models_of_clusters_are_not_called_the_global_model(
-    federation: Make, method: Method, kind: str
-) -> None:
+def test_models_of_clusters_are_not_called_the_global_model(federation, method, kind):
     fed = federation(replace(method, eps1=100.0) if isinstance(method, CFL) else method)
     last(fed, 2)
     assert fed.evaluator.everyone()["final_model"] == kind
 
 
 @pytest.mark.parametrize("method", [Ditto(), PFedMe(), APFL()], ids=lambda m: type(m).__name__)
-def test_who_joins_begins_with_what_is_received_in_every_vector(
-    federation: Make, method: Method
-) -> None:
+def test_who_joins_begins_with_what_is_received_in_every_vector(federation, method):
     fed = federation(method)
     last(fed)
     model, _, scores = join(
@@ -68,7 +59,7 @@ def test_who_joins_begins_with_what_is_received_in_every_vector(
 
 
 @pytest.mark.parametrize("method", [SCAFFOLD(), FedRoD(), Ditto()], ids=lambda m: type(m).__name__)
-def test_who_joins_trains_as_the_method_says(federation: Make, method: Method) -> None:
+def test_who_joins_trains_as_the_method_says(federation, method):
     fed = federation(method)
     last(fed)
     before = [state.vectors["model"].clone() for state in fed.run.states.values()]
@@ -80,7 +71,7 @@ def test_who_joins_trains_as_the_method_says(federation: Make, method: Method) -
     )
 
 
-def test_who_never_took_part_would_begin_with_the_global_model(federation: Make) -> None:
+def test_who_never_took_part_would_begin_with_the_global_model(federation):
     fed = federation(FedALA(), participation=0.5)
     last(fed)
     away = next(c for c in range(4) if c not in fed.run.states)
@@ -88,7 +79,7 @@ def test_who_never_took_part_would_begin_with_the_global_model(federation: Make)
     assert kind == "before" and torch.equal(model, fed.run.groups[0].vectors["model"])
 
 
-def test_a_change_counts_from_what_was_received(federation: Make) -> None:
+def test_a_change_counts_from_what_was_received(federation):
     grams = {}
 
     class Watched(CFL):
@@ -113,7 +104,7 @@ class OwnMean(FedAvg):
         server["model"] = server.only.mean(weights, server.answered, like=server["model"])
 
 
-def test_a_robust_aggregator_that_is_passed_by_is_no_defence(federation: Make) -> None:
+def test_a_robust_aggregator_that_is_passed_by_is_no_defence(federation):
     with pytest.raises(
         BadInput, match=r"callbacks\.krum: 'ownmean' is not allowed; .* past a robust one"
     ):
@@ -121,7 +112,7 @@ def test_a_robust_aggregator_that_is_passed_by_is_no_defence(federation: Make) -
     last(federation(OwnMean()))
 
 
-def test_a_frozen_body_is_not_gone_back_through(federation: Make) -> None:
+def test_a_frozen_body_is_not_gone_back_through(federation):
     whole, parts, more = (
         last(federation(m))[0] for m in (FedAvg(), FedRep(head_epochs=1), FedRep(head_epochs=2))
     )
@@ -144,7 +135,7 @@ class Passes(FedAvg):
         return [Phase(objective=Objective(loss=loss))]
 
 
-def test_every_pass_of_an_own_loss_counts(federation: Make) -> None:
+def test_every_pass_of_an_own_loss_counts(federation):
     plain, one, three = (last(federation(m))[0] for m in (FedAvg(), Passes(), Passes(3)))
     assert {k: one[k] for k in one if k.startswith("flops")} == {
         k: plain[k] for k in plain if k.startswith("flops")
@@ -154,6 +145,6 @@ def test_every_pass_of_an_own_loss_counts(federation: Make) -> None:
     )
 
 
-def test_the_loss_is_that_of_the_last_phase_that_took_a_step(federation: Make) -> None:
+def test_the_loss_is_that_of_the_last_phase_that_took_a_step(federation):
     ditto, fedavg = (last(federation(m))[0] for m in (Ditto(personal_epochs=0), FedAvg()))
     assert ditto["train_loss"] == fedavg["train_loss"]

@@ -22,38 +22,38 @@ LAYOUT = {
 }
 TOKENS = {
     "benchmarks": 18_900,
-    "callbacks": 36_700,
-    "configuration": 19_000,
-    "core": 17_250,
-    "data": 44_000,
+    "callbacks": 36_600,
+    "configuration": 19_100,
+    "core": 17_300,
+    "data": 47_300,
     "drawing": 2_700,
-    "engine": 27_150,
+    "engine": 27_800,
     "exporting": 3_700,
     "foundation": 14_600,
-    "lab": 98_000,
+    "lab": 98_900,
     "methods": 46_000,
     "models": 7_800,
     "privacy": 3_600,
-    "results": 15_600,
+    "results": 15_800,
     "sites": 17_650,
     "storage": 3_250,
-    "top": 10_000,
-    "training": 24_950,
+    "top": 10_200,
+    "training": 25_050,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 411_000
+ALL = 416_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 
 
-def sources() -> list[Path]:
+def sources():
     """The product's files; `fl_lightning/callbacks` is a link to `callbacks`."""
     roots = ("fl_lightning", "callbacks", "benchmarks")
     files = [file for root in roots for file in (ROOT / root).rglob("*.py")]
     return sorted(file for file in files if ROOT / "fl_lightning/callbacks" not in file.parents)
 
 
-def room(file: Path) -> str:
+def room(file):
     """The room of a file: a package of fl_lightning, or a folder beside it."""
     first, second, *_ = *file.relative_to(ROOT).parts, ""
     if first != "fl_lightning":
@@ -61,7 +61,7 @@ def room(file: Path) -> str:
     return "top" if second.endswith(".py") else second
 
 
-def docstring_lines(text: str) -> set[int]:
+def docstring_lines(text):
     """The lines of a file's docstrings."""
     expressions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr))
     texts = (node for node in expressions if isinstance(node.value, ast.Constant))
@@ -69,7 +69,7 @@ def docstring_lines(text: str) -> set[int]:
     return {n for node in docstrings for n in range(node.lineno, (node.end_lineno or 0) + 1)}
 
 
-def measure(text: str) -> tuple[int, set[int]]:
+def measure(text):
     """Tokens without comments, layout and docstrings, and the lines that hold one."""
     documented = docstring_lines(text)
     tokens = [
@@ -82,7 +82,7 @@ def measure(text: str) -> tuple[int, set[int]]:
     return len(tokens), lines
 
 
-def test_rooms_stay_within_their_budgets() -> None:
+def test_rooms_stay_within_their_budgets():
     tokens, lines = Counter[str](), Counter[str]()
     for file in sources():
         count, used = measure(file.read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def test_rooms_stay_within_their_budgets() -> None:
     assert {name: round(d, 1) for name, d in density.items() if d > DENSITY} == {}
 
 
-def test_no_file_overrules_the_formatter() -> None:
+def test_no_file_overrules_the_formatter():
     assert [file.name for file in sources() if "# fmt:" in file.read_text(encoding="utf-8")] == []
 
 
@@ -106,6 +106,6 @@ def test_no_file_overrules_the_formatter() -> None:
         ('x = """a\nb"""\n', 3, 2),
     ],
 )
-def test_tokens_are_what_a_reader_reads(text: str, count: int, line_count: int) -> None:
+def test_tokens_are_what_a_reader_reads(text, count, line_count):
     tokens, lines = measure(text)
     assert (tokens, len(lines)) == (count, line_count)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -146,19 +144,16 @@ class NoMethod:
     """Something else."""
 '''
 SMALL = ["--federation.rounds", "3", "--federation.clients", "4", "--data.fraction", "0.3"]
-Checked = Callable[..., tuple[dict[str, str], str]]
 
 
 @pytest.fixture
-def checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Checked]:
+def checked(tmp_path, monkeypatch, capsys):
     """Checks a class of OWN in this process; gives what each check said, and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "own_checked.py").write_text(OWN)
 
-    def run(name: str, *words: str, code: int = 0) -> tuple[dict[str, str], str]:
+    def run(name, *words, code=0):
         capsys.readouterr()
         assert (
             main(["check-method", name if "." in name else f"own_checked.{name}", *SMALL, *words])
@@ -178,12 +173,12 @@ def checked(
     sys.modules.pop("own_checked", None)
 
 
-def failing(said: dict[str, str]) -> set[str]:
+def failing(said):
     return {name for name, text in said.items() if text.startswith("FAILS ")}
 
 
 @pytest.mark.slow
-def test_a_sound_method_passes(checked: Checked, tmp_path: Path) -> None:
+def test_a_sound_method_passes(checked, tmp_path):
     said, err = checked("Sound", "--out", "kept")
     assert list(said) == NAMES
     assert failing(said) == set()
@@ -195,7 +190,7 @@ def test_a_sound_method_passes(checked: Checked, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "method", ["Sound", pytest.param("fl_lightning.methods.kapc.KAPC", marks=pytest.mark.slow)]
 )
-def test_sound_methods_pass_what_takes_no_time(method: str, checked: Checked) -> None:
+def test_sound_methods_pass_what_takes_no_time(method, checked):
     said, _ = checked(method, "--only", "runs,bytes,operations")
     assert list(said) == ["runs", "bytes", "operations"]
     assert failing(said) == set()
@@ -204,7 +199,7 @@ def test_sound_methods_pass_what_takes_no_time(method: str, checked: Checked) ->
     assert 0 < counted <= 1.02 * seen
 
 
-def test_the_method_of_a_config_is_left_aside() -> None:
+def test_the_method_of_a_config_is_left_aside():
     """It was checked in place of the named one, under the other's name."""
     layers = layers_of_flags(read_flags(["--config", "kapc_digits", "--method.mu", "0.3"])[1])[0]
     config = _config("fedprox", layers)
@@ -251,7 +246,7 @@ BROKEN = {
 
 @pytest.mark.sampled("Drawn", "Outside", "Breaks")
 @pytest.mark.parametrize("method", BROKEN)
-def test_what_is_broken_is_named(method: str, checked: Checked) -> None:
+def test_what_is_broken_is_named(method, checked):
     only, why = BROKEN[method]
     said, err = checked(method, "--only", only, code=1)
     *_, fails = names = only.split(",")
@@ -290,19 +285,7 @@ def test_what_is_broken_is_named(method: str, checked: Checked) -> None:
     ],
     ids=lambda value: value[-1] if isinstance(value, list) and value else None,
 )
-def test_what_cannot_be_checked_is_refused(
-    words: list[str], said: str, checked: Checked, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_checked_is_refused(words, said, checked, capsys):
     assert main(["check-method", *words]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"fl-train: error: {said}")
-
-
-@pytest.mark.slow
-def test_a_quick_check_runs_six_checks(capsys: pytest.CaptureFixture[str]) -> None:
-    """13 seconds of CPU time for FedProx, on one core."""
-    assert main(["check-method", "fedprox", "--quick"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [
-        ["ok", name] for name in ("runs", "seed", "resume", "partial", "skip", "bytes")
-    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -28,6 +27,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         r"ruff check .*",
         r"bash .ci/run",
         r"sphinx-build .*",
+        r"python tests/golden/golden.py.*",
     ),
     "it installs, as .ci/run does, or begins an environment": (
         r"pip install (uv && uv sync|-c.*|\.)",
@@ -85,11 +85,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "study/test_tune.py": (r"fl-train tune .*", r"sbatch .*fl-train tune .*"),
     "study/test_reproduce.py": (r"fl-train reproduce .*",),
     "worth/test_command.py": (r"fl-train worth .*",),
+    "data/test_silos.py": (r"fl-train check-data .*",),
     "privacy/test_audit.py": (r"fl-train audit .*",),
     "study/test_coverage.py": (r"python tests/study/test_coverage.py",),
-    "golden/test_golden.py::test_the_command_writes_and_compares": (
-        r"python tests/golden/golden.py.*",
-    ),
     "faults/test_faults.py::test_six_kills": (r"uv run python tests/faults/kills.py .*",),
     "study/test_together.py::test_a_killed_study_comes_to_the_same": (
         r"uv run python tests/study/kills_together.py .*",
@@ -109,7 +107,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 looks like."""
 
 
-def shown(page: Path) -> list[str]:
+def shown(page):
     """The commands of a page, in blocks and in its text; there `fl-train fit` is a name, and `RUN`
     stands for one."""
     held = [block for kind in ("", "text", "bash", "console") for block in blocks(page, kind)]
@@ -125,7 +123,7 @@ def shown(page: Path) -> list[str]:
     return [line for line in [*"".join(held).splitlines(), *spoken] if TOOL.match(f"{line} ")]
 
 
-def where(page: Path, line: str) -> str | None:
+def where(page, line):
     """The test that runs a command, or why none does; None: it is for the test below."""
     if line in LONG:
         return LONG[line]
@@ -139,14 +137,14 @@ def where(page: Path, line: str) -> str | None:
     return next(found, None)
 
 
-def ours() -> list[str]:
+def ours():
     """The commands that are run here, each once, in their order."""
     return list(
         dict.fromkeys(line for page in PAGES for line in shown(page) if where(page, line) is None)
     )
 
 
-def test_every_command_is_run_or_marked() -> None:
+def test_every_command_is_run_or_marked():
     lines = [(page, line) for page in PAGES for line in shown(page)]
     assert len(lines) > 150
     for said in {said for page, line in lines if (said := where(page, line))}:
@@ -167,7 +165,7 @@ def test_every_command_is_run_or_marked() -> None:
 
 
 @pytest.mark.slow
-def test_commands_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_commands_run(folder, capsys):  # noqa: F811
     """In their order, a round each, in one folder."""
     for line in ours():
         _, *words = shlex.split(line.removeprefix("pip install uv && uv run "))
@@ -178,9 +176,8 @@ def test_commands_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {"client3.safetensors", "view.json"} <= {file.name for file in folder.iterdir()}
 
 
-def test_noise_of_the_privacy_page_is_possible_in_whole_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.slow
+def test_noise_of_the_privacy_page_is_possible_in_whole_runs(tmp_path, monkeypatch, capsys):
     """A target epsilon needs more noise over all rounds than over one, and models diverge only
     after some rounds."""
     monkeypatch.chdir(tmp_path)

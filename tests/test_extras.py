@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ FIT = "fit --config kapc_exact_digits --federation.rounds 1 --fabric.accelerator
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -52,14 +51,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_one_line_names_the_command(
-    absent: str,
-    line: str,
-    begins: str,
-    installs: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    absent,
+    line,
+    begins,
+    installs,
+    folder,
+    monkeypatch,
+    capsys,
+):
     """Exit code 2, and nothing is left behind."""
     for name in [
         name
@@ -77,9 +76,7 @@ def test_one_line_names_the_command(
     assert list(folder.iterdir()) == []
 
 
-def test_without_any_extra_the_digits_are_trained(
-    monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
+def test_without_any_extra_the_digits_are_trained(monkeypatch, folder):
     # scikit-learn has it
     names = [name for modules in extras.MODULES.values() for name in modules if name != "scipy"]
     for name in names:
@@ -90,16 +87,14 @@ def test_without_any_extra_the_digits_are_trained(
     assert (folder / "runs" / "kapc_exact_digits-001" / "summary.json").is_file()
 
 
-def test_a_module_of_no_extra_is_a_bug(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_module_of_no_extra_is_a_bug(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "fl_lightning.lab.status", None)
     assert main(["status"]) == BUG
     assert "Traceback" in capsys.readouterr().err
     assert needs("fl_lightning.lab.status") == needs(None) == ""
 
 
-def test_uv_is_named_where_there_is_no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_is_named_where_there_is_no_pip(monkeypatch):
     monkeypatch.setitem(sys.modules, "pip", None)
     assert command("dp").startswith("uv pip install 'dp-accounting>=")
     monkeypatch.setitem(sys.modules, "pip", sys)
@@ -107,16 +102,16 @@ def test_uv_is_named_where_there_is_no_pip(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_where_the_package_was_never_installed_its_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def absent(name: str) -> list[str]:
+    monkeypatch,
+):
+    def absent(name):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(extras, "requires", absent)
     assert command("dp").endswith("pip install 'fl_lightning[dp]'")
 
 
-def test_what_is_installed_is_not_refused() -> None:
+def test_what_is_installed_is_not_refused():
     for extra in extras.MODULES:
         require(extra, "key", "value")
     with pytest.raises(KeyError):

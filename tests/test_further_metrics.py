@@ -6,16 +6,12 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
-from torch import Tensor
 
 from fl_lightning.cli import main
 from fl_lightning.configuration.config import (
@@ -25,21 +21,14 @@ from fl_lightning.configuration.config import (
     EvaluationConfig,
     ModelConfig,
 )
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import FURTHER, by_shares, recalls
-from fl_lightning.methods import Method
-from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
-from fl_lightning.results.columns import COLUMNS
 
-Make = Callable[..., Federation]
 OWN = ["balanced_accuracy", "f1", "auroc", "calibration"]
 
 
-def made_up(
-    seed: int, labels: list[int], samples: int = 60, classes: int = 4
-) -> tuple[Tensor, Tensor]:
+def made_up(seed, labels, samples=60, classes=4):
     """Scores that lean towards the right class, and labels of `labels` alone."""
     draws = np.random.default_rng(seed)
     y = draws.choice(labels, samples)
@@ -48,7 +37,7 @@ def made_up(
     return torch.from_numpy(scores), torch.from_numpy(y)
 
 
-def by_sklearn(scores: Tensor, y: Tensor) -> dict[str, float]:
+def by_sklearn(scores, y):
     """The same numbers, one against the rest by hand where a class is missing."""
     chances, truth = scores.softmax(1).numpy(), y.numpy()
     predicted, best = chances.argmax(1), chances.max(1)
@@ -67,7 +56,7 @@ def by_sklearn(scores: Tensor, y: Tensor) -> dict[str, float]:
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
 @pytest.mark.parametrize("labels", [[0, 1, 2, 3], [1, 3], [2]], ids=str)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_they_are_scikit_learns(labels: list[int], seed: int) -> None:
+def test_they_are_scikit_learns(labels, seed):
     scores, y = made_up(seed, labels)
     want = by_sklearn(scores, y)
     found = {name: float(FURTHER[name].value(scores, y)) for name in OWN}
@@ -82,7 +71,7 @@ def test_they_are_scikit_learns(labels: list[int], seed: int) -> None:
         )
 
 
-def test_accuracy_by_class_shares() -> None:
+def test_accuracy_by_class_shares():
     """The recalls of the test set of all, weighed by the client's classes; unknown where a class
     has no test sample."""
     scores = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 0, 0]])
@@ -92,97 +81,7 @@ def test_accuracy_by_class_shares() -> None:
     assert by_shares(recall, torch.tensor([3, 0, 1])).isnan()
 
 
-def test_columns_know_their_metric() -> None:
-    for name, metric in FURTHER.items():
-        for column in (
-            metric.by("after"),
-            metric.of("mean"),
-            metric.of("clients"),
-            metric.on_global_test("global"),
-        ):
-            assert COLUMNS[column].metric == metric.name == name
-    assert (
-        COLUMNS["accuracy_after"].metric
-        == COLUMNS["global_test_accuracy_after"].metric
-        == "accuracy"
-    )
-    assert [name for name, metric in FURTHER.items() if not metric.rises] == ["calibration"]
-
-
-def scored(make: Make, method: Method, names: list[str], **changes: Any) -> tuple[Federation, Any]:
-    """A federation after its only round, in which a client has a single class, and the round's
-    record."""
-    fed = make(
-        method,
-        rounds=1,
-        evaluation={"metrics": names, "models": ["before", "after", "global"]},
-        **changes,
-    )
-    test = fed.run.data.client(1).test
-    assert hasattr(test, "x") and hasattr(test, "y")
-    test.x, test.y = (part[:1].expand(len(part), *part.shape[1:]) for part in (test.x, test.y))
-    return fed, fed.round(1)
-
-
-@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
-def test_what_stands_in_the_record(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of each kind of model; one class shows calibration alone, and the means say of how many
-    clients they are."""
-    fed, record = scored(federation, FedAvg(), OWN)
-    assert [
-        f"{name}_{kind}" in row
-        for row in record.clients
-        for name in OWN
-        for kind in ("before", "global")
-    ].count(False) == 6
-    assert "auroc_global" not in record.clients[1] and "calibration_global" in record.clients[1]
-    for name in OWN:
-        values = [row[f"{name}_global"] for row in record.clients if f"{name}_global" in row]
-        assert (
-            len(values) == record.metrics[f"clients_{name}"] == (4 if name == "calibration" else 3)
-        )
-        assert (
-            record.metrics[f"mean_{name}"]
-            == record.metrics[f"{name}_global"]
-            == pytest.approx(np.mean(values))
-        )
-    assert list(record.metrics)[-8:] == [
-        f"{what}_{name}" for name in OWN for what in ("mean", "clients")
-    ]
-    assert list(record.clients[0])[-12:] == [
-        f"{name}_{kind}" for kind in ("before", "after", "global") for name in OWN
-    ]
-
-    client = fed.evaluator.at_rest(0)
-    module = client.bind(fed.run.groups[0].vectors["model"])
-    module.model.eval()
-    [(x, y)] = client.data.test.batches(500)
-    want = by_sklearn(module.model(x).detach().double(), y)
-    assert {name: record.clients[0][f"{name}_global"] for name in OWN} == pytest.approx(
-        want, abs=1e-6
-    )
-
-    capsys.readouterr()
-    final = fed.evaluator.everyone()
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [
-        f"{name}: mean over 3 of 4 clients; the test samples of 1 have a single class, or none, "
-        f"and cannot show it"
-        " (client 1)"
-        for name in OWN[:3]
-    ]
-    assert (
-        final["final_further"][0] == pytest.approx(want, abs=1e-6)
-        and "auroc" not in final["final_further"][1]
-    )
-    assert {
-        f"final_{k}": v
-        for k, v in record.metrics.items()
-        if k in ("mean_auroc", "clients_auroc", "mean_f1")
-    } == {k: final[k] for k in ("final_mean_auroc", "final_clients_auroc", "final_mean_f1")}
-
-
-def test_nothing_else_changes(federation: Make) -> None:
+def test_nothing_else_changes(federation):
     """Neither numbers nor columns, and without being asked nothing is measured."""
     plain, asked = (
         federation(FedPer(), rounds=1, evaluation={"metrics": m}).round(1) for m in (None, OWN)
@@ -200,40 +99,6 @@ def test_nothing_else_changes(federation: Make) -> None:
         assert same == {k: theirs[k] for k in same}
 
 
-@pytest.mark.parametrize("judge", ["global", "after"])
-def test_accuracy_by_class_shares_of_a_run(federation: Make, judge: str) -> None:
-    fed = federation(
-        FedAvg(),
-        rounds=1,
-        data={"global_test": True},
-        evaluation={"judge": judge, "metrics": ["class_share_accuracy"]},
-    )
-    record = fed.round(1)
-    column = f"global_test_class_share_accuracy_{judge}"
-    part = fed.run.data.global_test(torch.device("cpu"), torch.float32)
-    assert part is not None
-    [(x, y)] = part.batches(5000)
-    for id, row in enumerate(record.clients):
-        client = fed.evaluator.at_rest(id)
-        module = client.bind(
-            fed.run.groups[0].vectors["model"] if judge == "global" else client["model"]
-        )
-        module.model.eval()
-        right, counts = module.model(x).argmax(1) == y, fed.run.data.class_counts[id]
-        want = (
-            sum(float(right[y == k].float().mean()) * n for k, n in enumerate(counts) if n)
-            / counts.sum()
-        )
-        assert row[column] == pytest.approx(want, abs=1e-6) != row[f"accuracy_{judge}"]
-    assert record.metrics["mean_class_share_accuracy"] == pytest.approx(
-        np.mean([r[column] for r in record.clients])
-    )
-    final = fed.evaluator.everyone()
-    assert [row["class_share_accuracy"] for row in final["final_further"]] == [
-        row[column] for row in record.clients
-    ]
-
-
 @pytest.mark.parametrize(
     ("names", "data", "said"),
     [
@@ -241,7 +106,7 @@ def test_accuracy_by_class_shares_of_a_run(federation: Make, judge: str) -> None
         (["class_share_accuracy"], {}, "data.global_test"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(names: Any, data: Any, said: str) -> None:
+def test_what_cannot_be_measured_is_refused(names, data, said):
     config = Config(Component("x"), [ModelConfig(Component("x"))], data=DataConfig(**data))
     config.validate()
     config.evaluation = EvaluationConfig(metrics=names)
@@ -252,9 +117,7 @@ def test_what_cannot_be_measured_is_refused(names: Any, data: Any, said: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_from_the_command_line_to_the_tables(
-    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_the_command_line_to_the_tables(fit, capsys):
     """Empty cells in the files, the report's rows, and `test` finds the same."""
     run = fit(
         "a",
@@ -283,9 +146,7 @@ def test_from_the_command_line_to_the_tables(
     assert "evaluation.metrics" in capsys.readouterr().err
 
 
-def test_rare_classes_are_named_once_with_the_metric_to_take(
-    fit: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rare_classes_are_named_once_with_the_metric_to_take(fit, tmp_path, capsys):
     """And a client whose few test samples hold no positive is in no mean of a metric that needs
     one."""
     # all sick ones on one farm
@@ -293,18 +154,20 @@ def test_rare_classes_are_named_once_with_the_metric_to_take(
     (tmp_path / "farms.csv").write_text("\n".join(["x,label,farm", *rows]))
     words = (
         f"--method fedavg --federation.rounds 2 --data.root {tmp_path / 'farms.csv'} "
-        f"--data.fraction 1.0"
+        f"--data.fraction 1.0 --evaluation.metric accuracy"
     )
     words += " --data.group_column farm --data.partition natural --data.client_test 0.25"
     fit("a", f"{words} --callbacks checkpoint")
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("data:")]
+    err = capsys.readouterr().err
+    (said,) = [line for line in err.splitlines() if line.startswith("data: rare")]
     assert said.startswith("data: rare classes, share of the training samples: 'sick' 2.")
     assert said.endswith(
         "accuracy hides them; --evaluation.metrics [balanced_accuracy,auroc,f1] shows them"
     )
     run = fit("b", f"{words} --evaluation.metrics [balanced_accuracy]")
     lines = capsys.readouterr().err.splitlines()
-    assert next(line for line in lines if line.startswith("data:")).endswith("accuracy hides them")
+    rare = next(line for line in lines if line.startswith("data: rare"))
+    assert rare.endswith("accuracy hides them")
     over = (
         "mean over 1 of 4 clients; the test samples of 3 have a single class, or none, and cannot "
         "show it"
@@ -316,26 +179,3 @@ def test_rare_classes_are_named_once_with_the_metric_to_take(
     assert summary["final_clients_balanced_accuracy"] == 1 and scores[1:] == ["", "", ""]
     assert summary["final_mean_balanced_accuracy"] == float(scores[0])
     assert summary["least_test_class"] > 0
-
-
-def test_a_run_names_samples_of_untrained_classes(
-    fit: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # two farms: of each class one to train on, one to test
-    rows = [f"{k},{k % 10},{k // 10 % 2}" for k in range(40)]
-    (tmp_path / "farms.csv").write_text("\n".join(["x,label,farm", *rows]))
-    words = (
-        f"--method fedavg --federation.rounds 1 --federation.clients 2 --data.root "
-        f"{tmp_path / 'farms.csv'}"
-    )
-    words += (
-        " --data.group_column farm --data.partition natural --data.client_test 0.5 "
-        "--data.min_samples 2"
-    )
-    fit("a", f"{words} --data.fraction 1.0 --data.validation 0.2")
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("data:")]
-    assert lines == [
-        "data: 4 of 4 validation and 4 of 20 test samples are of classes that no client trains "
-        "on; they tell little",
-        "data: 10 classes in 16 training samples; for a number to predict, --data.task regression",
-    ]

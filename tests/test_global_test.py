@@ -3,10 +3,6 @@ global accuracy)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -14,17 +10,15 @@ import torch
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.cfl import CFL
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
 
-Make = Callable[..., Any]
 CPU = torch.device("cpu")
 PAPER = {"client_test": 0.25, "global_test": True, "test_fraction": 1.0}
 ALL, OWN = "global_test_accuracy_", "accuracy_"
 
 
-def numbered(tmp_path: Path) -> str:
+def numbered(tmp_path):
     """80 training and 40 test samples of two features: their number, and 0 or 1 for the part they
     are from."""
     x = np.stack([np.arange(120), np.repeat([0, 1], [80, 40])], 1).astype(np.float32)
@@ -38,7 +32,7 @@ def numbered(tmp_path: Path) -> str:
     return str(tmp_path / "a.npz")
 
 
-def test_fedhkds_split(tmp_path: Path) -> None:
+def test_fedhkds_split(tmp_path):
     root = numbered(tmp_path)
     data = prepare(
         DataConfig(root=root, fraction=0.5, partition="hsu", min_samples=1, **PAPER), 4, 0
@@ -57,7 +51,7 @@ def test_fedhkds_split(tmp_path: Path) -> None:
     assert y.tolist() == [k % 2 for k in range(40)]
 
 
-def test_without_a_cut_the_clients_share_the_same_test_set_out(tmp_path: Path) -> None:
+def test_without_a_cut_the_clients_share_the_same_test_set_out(tmp_path):
     plain, common = (
         prepare(DataConfig(root=numbered(tmp_path), partition="iid", global_test=g), 4, 0)
         for g in (False, True)
@@ -72,7 +66,7 @@ def test_without_a_cut_the_clients_share_the_same_test_set_out(tmp_path: Path) -
             assert torch.equal(a, b)
 
 
-def test_a_share_of_no_test_part_is_refused() -> None:
+def test_a_share_of_no_test_part_is_refused():
     with pytest.raises(BadInput, match=r"data\.client_test: 0\.25 .*data\.global_test"):
         DataConfig(client_test=0.25, test_fraction=1.0).validate()
     DataConfig(**PAPER).validate()  # type: ignore[arg-type]
@@ -86,7 +80,7 @@ def test_a_share_of_no_test_part_is_refused() -> None:
         (FedPer(), None, {"after"}),  # no global model: its judge
     ],
 )
-def test_who_is_scored_on_it(federation: Make, method: Any, models: Any, kinds: set[str]) -> None:
+def test_who_is_scored_on_it(federation, method, models, kinds):
     fed = federation(method, rounds=1, data=dict(PAPER), evaluation={"models": models})
     record = fed.round(1)
     for row in (*record.clients, record.metrics):
@@ -105,46 +99,7 @@ def test_who_is_scored_on_it(federation: Make, method: Any, models: Any, kinds: 
         assert record.metrics[ALL + "global"] == pytest.approx(float(right))
 
 
-@pytest.mark.parametrize(
-    ("method", "judge", "models", "kinds"),
-    [
-        (FedAvg(), "global", None, {"global"}),
-        (FedAvg(), "after", None, {"global"}),
-        (FedAvg(), "after", ["after"], {"after"}),
-        (FedAvg(), "before", ["before", "global"], {"before", "global"}),
-        (FedPer(), "after", None, {"after"}),
-    ],
-)
-def test_final_models_are_scored_on_it_as_those_of_the_last_round(
-    federation: Make, method: Any, judge: str, models: Any, kinds: set[str]
-) -> None:
-    asked = {"judge": judge, "models": models}
-    fed = federation(method, rounds=1, data=dict(PAPER), evaluation=asked)
-    last, final = fed.round(1).metrics, fed.evaluator.everyone()
-    found = {
-        name.removeprefix("final_" + ALL): value for name, value in final.items() if ALL in name
-    }
-    assert found.keys() == kinds
-    for kind in kinds - {"before"}:
-        assert found[kind] == last[ALL + kind]
-    if judge == "before":  # what clients would begin the next round with: the new global model
-        assert found["before"] == found["global"] != last[ALL + "before"]
-    plain = federation(method, rounds=1, evaluation=asked)
-    plain.round(1)
-    assert not any(ALL in name for name in plain.evaluator.everyone())
-
-
-def test_each_global_model_is_scored_on_it(federation: Make) -> None:
-    """Also where clients do not share one."""
-    fed = federation(CFL(), rounds=1, data=dict(PAPER))
-    fed.run.server.memory["cluster"] = torch.tensor([0, 1, 0, 1])
-    group = fed.run.groups[0]
-    group.vectors["model.1"] = group.initial.clone()
-    scores = [row[ALL + "global"] for row in fed.round(1).clients]
-    assert scores[0] == scores[2] != scores[1] == scores[3]
-
-
-def test_it_changes_no_other_number(federation: Make) -> None:
+def test_it_changes_no_other_number(federation):
     rows = [
         federation(FedAvg(), rounds=1, data={"global_test": asked}).round(1).metrics
         for asked in (False, True)

@@ -26,7 +26,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(kept: str, **variables: str) -> int:
+def faults(kept, **variables):
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, kept],
         capture_output=True,
@@ -41,7 +41,7 @@ def faults(kept: str, **variables: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_a_step_takes_the_memory_of_the_step_before() -> None:
+def test_a_step_takes_the_memory_of_the_step_before():
     """Once it has settled down; 32 MiB are 8192 pages, or 16 huge ones."""
     assert faults("kept") < 8
     assert faults("left", MALLOC_TRIM_THRESHOLD_="1", MALLOC_MMAP_THRESHOLD_="100000") >= 16
@@ -50,8 +50,6 @@ def test_a_step_takes_the_memory_of_the_step_before() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("MALLOC_ARENA_MAX", "2"), ("GLIBC_TUNABLES", "glibc.malloc.check=0")]
 )
-def test_who_has_set_something_is_left_alone(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_has_set_something_is_left_alone(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     assert not keep_freed()

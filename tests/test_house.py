@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def sources() -> list[Path]:
+def sources():
     """All code that is shipped."""
     return sorted([*(ROOT / "fl_lightning").rglob("*.py"), *(ROOT / "callbacks").rglob("*.py")])
 
@@ -40,7 +40,7 @@ SHARED = {
 in the paper."""
 
 
-def code_lines(text: str) -> dict[int, str]:
+def code_lines(text):
     """Lines of code by number, each as its words; names, texts and numbers all look the same."""
     left_out: set[int] = set()
     for node in ast.walk(ast.parse(text)):
@@ -62,7 +62,7 @@ def code_lines(text: str) -> dict[int, str]:
     return {line: " ".join(words) for line, words in sorted(found.items()) if line not in left_out}
 
 
-def runs(text: str) -> set[tuple[str, ...]]:
+def runs(text):
     """The shapes of all `ALIKE` lines in a row that stand in functions: what a class declares is no
     logic."""
     spans = [
@@ -76,18 +76,18 @@ def runs(text: str) -> set[tuple[str, ...]]:
     return {tuple(code[k : k + ALIKE]) for k in range(len(code) - ALIKE + 1)}
 
 
-def alike(one: str, other: str) -> bool:
+def alike(one, other):
     """Whether two files share `ALIKE` lines of one shape, one after the other."""
     return not runs(one).isdisjoint(runs(other))
 
 
-def test_no_two_methods_say_the_same_twice() -> None:
+def test_no_two_methods_say_the_same_twice():
     found = {file.stem: runs(file.read_text()) for file in METHODS}
     pairs = itertools.combinations(found, 2)
     assert [pair for pair in pairs if not found[pair[0]].isdisjoint(found[pair[1]])] == []
 
 
-def test_no_method_imports_another() -> None:
+def test_no_method_imports_another():
     """Save what is made to be shared."""
     for file in METHODS:
         imported = [
@@ -99,7 +99,7 @@ def test_no_method_imports_another() -> None:
         assert names <= SHARED | {"base", "common"}, file.stem
 
 
-def test_what_is_alike_is_seen() -> None:
+def test_what_is_alike_is_seen():
     body = "".join(f"    {name} = self.{name}({k})\n" for k, name in enumerate("abcdefgh"))
     one, other = (
         f"def f(self):\n{body}",
@@ -119,7 +119,7 @@ def test_what_is_alike_is_seen() -> None:
     )
 
 
-def test_text_files_are_utf_8_whatever_the_locale() -> None:
+def test_text_files_are_utf_8_whatever_the_locale():
     """`open`, `read_text` and the like name an encoding, or read bytes."""
     missing = {}
     for file in sources():
@@ -133,7 +133,7 @@ def test_text_files_are_utf_8_whatever_the_locale() -> None:
     assert missing == {}
 
 
-def _opens_text(call: ast.Call) -> bool:
+def _opens_text(call):
     """Whether a call reads or writes text in the locale's encoding."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     words = {word.arg: word.value for word in call.keywords}

@@ -3,18 +3,13 @@ none are named."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.core import RunContext
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import Method
 from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.cfl import CFL
 from fl_lightning.methods.ditto import Ditto
@@ -35,8 +30,6 @@ from fl_lightning.methods.local import Local
 from fl_lightning.methods.pfedhn import PFedHN
 from fl_lightning.methods.pfedme import PFedMe
 from fl_lightning.methods.scaffold import SCAFFOLD
-
-Make = Callable[..., Federation]
 
 SHARED = (
     FedAvg(),
@@ -79,7 +72,7 @@ SAME = [
 ]
 
 
-def judged(make: Make, method: Method, judge: str, **changes: Any) -> Federation:
+def judged(make, method, judge, **changes):
     net = "norm" if isinstance(method, FedBN | FedAvg | FedHKD) else "plain"
     data = {"validation": 0.2} if isinstance(method, FEDORA) else {}
     return make(method, net, data=data, evaluation={"judge": judge}, **changes)
@@ -89,9 +82,7 @@ def judged(make: Make, method: Method, judge: str, **changes: Any) -> Federation
 @pytest.mark.parametrize(
     ("method", "judge", "column"), SAME, ids=lambda v: v if isinstance(v, str) else repr(v)
 )
-def test_final_scores_are_those_of_the_kind_that_the_judge_names(
-    federation: Make, method: Method, judge: str, column: str
-) -> None:
+def test_final_scores_are_those_of_the_kind_that_the_judge_names(federation, method, judge, column):
     fed = judged(federation, method, judge)
     records = [fed.round(t) for t in (1, 2)]
     found = fed.evaluator.everyone()
@@ -106,9 +97,7 @@ def test_final_scores_are_those_of_the_kind_that_the_judge_names(
 @pytest.mark.sampled
 # prototypes move on
 @pytest.mark.parametrize("method", [*SHARED, *BESIDE, *PARTS, *OWN, FedProto()], ids=repr)
-def test_before_at_the_end_is_what_the_next_round_would_begin_with(
-    federation: Make, method: Method
-) -> None:
+def test_before_at_the_end_is_what_the_next_round_would_begin_with(federation, method):
     fed = judged(federation, method, "before")
     for t in (1, 2):
         fed.round(t)
@@ -128,9 +117,7 @@ class Uploads(Observer):
 
 
 @pytest.mark.parametrize("judge", ["global", "after", "finetuned"])
-def test_the_judge_changes_no_training_and_models_are_kept_for_after_alone(
-    federation: Make, judge: str
-) -> None:
+def test_the_judge_changes_no_training_and_models_are_kept_for_after_alone(federation, judge):
     seen, plain = Uploads(), Uploads()
     changes = {"participation": 0.5, "rounds": 3}
     fed = judged(federation, FedAvg(), judge, callbacks=[seen], **changes)
@@ -144,9 +131,7 @@ def test_the_judge_changes_no_training_and_models_are_kept_for_after_alone(
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedPer(), KAPC(start="server")], ids=repr)
-def test_a_client_that_never_took_part_is_scored_as_it_would_begin_and_named(
-    federation: Make, method: Method
-) -> None:
+def test_a_client_that_never_took_part_is_scored_as_it_would_begin_and_named(federation, method):
     fed = judged(federation, method, "after", clients=8, participation=0.25, rounds=1)
     record = fed.round(1)
     found = fed.evaluator.everyone()
@@ -174,8 +159,8 @@ def test_a_client_that_never_took_part_is_scored_as_it_would_begin_and_named(
     ("method", "judge"), [(FedAvg(), "after"), (KAPC(start="server"), "before")], ids=repr
 )
 def test_what_the_judge_asks_for_survives_a_checkpoint_and_is_missed_where_it_was_not_kept(
-    federation: Make, method: Method, judge: str
-) -> None:
+    federation, method, judge
+):
     fed = judged(federation, method, judge, callbacks=[saver := Checkpoint()])
     for t in (1, 2):
         saver.on_round_end(fed.run, fed.round(t))
@@ -193,11 +178,11 @@ def test_what_the_judge_asks_for_survives_a_checkpoint_and_is_missed_where_it_wa
         asked.evaluator.everyone()
 
 
-def fed_net(method: Method) -> str:
+def fed_net(method):
     return "norm" if isinstance(method, FedAvg) else "plain"
 
 
-def test_fine_tuning_begins_with_the_global_model_whatever_the_judge(federation: Make) -> None:
+def test_fine_tuning_begins_with_the_global_model_whatever_the_judge(federation):
     by = {}
     for judge in ("global", "after", "finetuned"):
         fed = federation(
@@ -208,23 +193,7 @@ def test_fine_tuning_begins_with_the_global_model_whatever_the_judge(federation:
     assert by["global"] == by["after"] == by["finetuned"]
 
 
-@pytest.mark.parametrize("method", [*BESIDE, FedALA(), FedPer()], ids=repr)
-def test_fine_tuning_begins_with_the_global_model_else_with_the_clients_own(
-    federation: Make, method: Method
-) -> None:
-    fed = judged(federation, method, "finetuned")
-    for t in (1, 2):
-        fed.round(t)
-    fed.evaluator.trainers[0].loop.train = lambda jobs: []  # type: ignore[method-assign]
-    for c in range(4):
-        model, _ = fed.evaluator.finetune(2, c)
-        known = fed.run.groups[0].vectors["model"]
-        assert torch.equal(
-            model, fed.run.states[c].vectors["model"] if isinstance(method, FedPer) else known
-        )
-
-
-def test_fine_tuning_takes_the_learning_rate_of_the_round(federation: Make) -> None:
+def test_fine_tuning_takes_the_learning_rate_of_the_round(federation):
     fed = judged(federation, FedAvg(), "finetuned", optimizer={"lr": 0.1, "lr_decay": 0.5})
     fed.round(1)
     seen: list[float] = []

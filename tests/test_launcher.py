@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -41,7 +39,7 @@ MPIRUN = {
 }
 
 
-def test_processes_of_torchrun_and_srun_are_recognised() -> None:
+def test_processes_of_torchrun_and_srun_are_recognised():
     assert launch_of(TORCHRUN) == Launch("torchrun", rank=3, local_rank=1, node=1, size=4)
     assert launch_of(SRUN) == Launch("srun", rank=1, local_rank=0, node=1, size=2)
     assert launch_of(SRUN | TORCHRUN) == launch_of(TORCHRUN)  # torchrun, within a job of SLURM
@@ -77,15 +75,13 @@ def test_processes_of_torchrun_and_srun_are_recognised() -> None:
         ({}, []),
     ],
 )
-def test_what_another_job_has_left_starts_no_process(
-    environment: dict[str, str], names: list[str]
-) -> None:
+def test_what_another_job_has_left_starts_no_process(environment, names):
     assert launch_of(environment) is None
     assert left_over(environment)[: len(names)] == names
     assert bool(left_over(environment)) == bool(names)
 
 
-def test_a_torchrun_that_is_gone_is_not_waited_for() -> None:
+def test_a_torchrun_that_is_gone_is_not_waited_for():
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
@@ -103,7 +99,6 @@ SMALL = (
     "--method fedavg --federation.rounds 1 --federation.clients 3 --data.fraction 0.2 --loggers "
     "null"
 )
-QUIET = "--callbacks.heatmaps null --callbacks.progress null --fabric.threads 1"
 LEFT = {
     "RANK": "1",
     "LOCAL_RANK": "1",
@@ -119,53 +114,7 @@ LEFT |= SALLOC | {
 }
 
 
-@pytest.fixture
-def scores(tmp_path: Path) -> Callable[..., str]:
-    """Trains a small federation; gives the table of its clients without what is measured."""
-
-    def train(name: str, *flags: str) -> str:
-        assert (
-            main(
-                [
-                    "fit",
-                    *SMALL.split(),
-                    *QUIET.split(),
-                    *flags,
-                    "--out",
-                    str(tmp_path),
-                    "--name",
-                    name,
-                ]
-            )
-            == 0
-        )
-        return (tmp_path / name / "final.csv").read_text()
-
-    return train
-
-
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_among_variables_of_other_jobs_is_whole(
-    devices: int,
-    scores: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """The processes that it starts itself find each other, too."""
-    alone = scores("alone")
-    for name, value in LEFT.items():
-        monkeypatch.setenv(name, value)
-    capfd.readouterr()
-    assert scores("among", "--fabric.devices", str(devices)) == alone
-    told = (
-        "environment: RANK=1, LOCAL_RANK=1, NODE_RANK=1, WORLD_SIZE=2, SLURM_NTASKS=4 is not heeded"
-    )
-    assert capfd.readouterr().err.count(told) == 1
-
-
-def test_processes_that_were_started_and_are_not_wanted_are_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_processes_that_were_started_and_are_not_wanted_are_refused(monkeypatch, capsys, tmp_path):
     for name, value in (SRUN | {"SLURM_PROCID": "0"}).items():
         monkeypatch.setenv(name, value)
     assert main(["fit", *SMALL.split(), "--out", str(tmp_path / "runs")]) == 2

@@ -12,7 +12,7 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.foundation.errors import BadInput
 
 
-def small() -> nn.Module:
+def small():
     return nn.Sequential(
         nn.Conv2d(1, 3, 3),
         nn.BatchNorm2d(3),
@@ -23,7 +23,7 @@ def small() -> nn.Module:
     )
 
 
-def test_layers_are_modules_with_parameters_that_are_no_normalisation() -> None:
+def test_layers_are_modules_with_parameters_that_are_no_normalisation():
     layout = Layout(small(), head="5")
     assert layout.layers == ["0", "4", "5"]
     by_name = {b.name: b for b in layout.blocks}
@@ -36,7 +36,7 @@ def test_layers_are_modules_with_parameters_that_are_no_normalisation() -> None:
     assert all(b.start % ALIGN == 0 for b in layout.blocks)
 
 
-def test_a_bound_model_reads_and_writes_its_row() -> None:
+def test_a_bound_model_reads_and_writes_its_row():
     model = small()
     layout = Layout(model, head="5")
     row, buffers = layout.read(model)
@@ -59,7 +59,7 @@ def test_a_bound_model_reads_and_writes_its_row() -> None:
         )
 
 
-def test_other_buffers_stay_with_the_client() -> None:
+def test_other_buffers_stay_with_the_client():
     """Masks, indices and flags of any type: in no row, and bound from the client's own."""
 
     class Masked(nn.Linear):
@@ -82,7 +82,7 @@ def test_other_buffers_stay_with_the_client() -> None:
     assert buffers[0].tolist() == [0.0, -torch.inf]
 
 
-def test_tied_weights_shared_buffers_and_complex_numbers() -> None:
+def test_tied_weights_shared_buffers_and_complex_numbers():
     """A classifier's weight that is another layer's is the classifier's; a shared buffer counts
     once."""
     model = small()
@@ -103,7 +103,7 @@ def test_tied_weights_shared_buffers_and_complex_numbers() -> None:
         Layout(model, head="5")
 
 
-def test_segments_join_neighbours_and_keep_layers_apart() -> None:
+def test_segments_join_neighbours_and_keep_layers_apart():
     layout = Layout(small(), head="5")
     everything = layout.mask(lambda b: True)
     assert len(layout.segments(everything)) == 1
@@ -117,7 +117,7 @@ def test_segments_join_neighbours_and_keep_layers_apart() -> None:
     assert into.sum() == row[block.start : block.stop].sum()
 
 
-def test_a_payload_counts_what_travels_and_no_padding() -> None:
+def test_a_payload_counts_what_travels_and_no_padding():
     layout = Layout(small(), head="5")
     row = torch.zeros(layout.size)
     whole = Payload(layout, row, np.ones(len(layout.blocks), dtype=bool))

@@ -3,10 +3,7 @@ belongs to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +19,6 @@ from fl_lightning.lab import statistics
 from fl_lightning.lab.report.clients import MOST_CLIENTS, split_words, splits
 from fl_lightning.lab.study.board import Board
 from fl_lightning.lab.study.folder import StudyFolder
-from fl_lightning.methods import Method
 from fl_lightning.methods.fedalign import stretch
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedgen import FedGen
@@ -34,10 +30,8 @@ from fl_lightning.methods.pfedhn import PFedHN
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.training.schedule import stream
 
-Make = Callable[..., Any]
 
-
-def test_spectral_norms_are_taken_in_32_bits_whatever_the_precision() -> None:
+def test_spectral_norms_are_taken_in_32_bits_whatever_the_precision():
     """Under autocast too: there products of halves would have 8 bits."""
     a, b = (torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(k)) for k in (1, 2))
     whole = stretch(a, b)
@@ -46,7 +40,7 @@ def test_spectral_norms_are_taken_in_32_bits_whatever_the_precision() -> None:
         assert stretch(a.bfloat16(), b.bfloat16()).dtype == torch.float32
 
 
-def test_what_the_optimiser_keeps_is_of_one_slot_and_one_purpose() -> None:
+def test_what_the_optimiser_keeps_is_of_one_slot_and_one_purpose():
     phases = [
         Phase(),
         Phase(purpose="align"),
@@ -59,18 +53,18 @@ def test_what_the_optimiser_keeps_is_of_one_slot_and_one_purpose() -> None:
         assert [other for other in prefixes if _belongs(f"{other}momentum", prefix)] == [prefix]
 
 
-def test_a_few_seeds_that_differ_alike_have_no_interval() -> None:
+def test_a_few_seeds_that_differ_alike_have_no_interval():
     same = [[np.array([0.1, 0.3])], [np.array([0.3, 0.1])]]
     assert statistics.alike(same)
     assert not statistics.alike([*same, [np.array([0.1, 0.1])]])
 
 
-def test_the_artifact_has_the_table_of_clients(tmp_path: Path) -> None:
+def test_the_artifact_has_the_table_of_clients(tmp_path):
     (tmp_path / "clients.csv").write_text("round,client\n")
     assert tables_to_keep(RunFolder(tmp_path), 1) == [tmp_path / "clients.csv"]
 
 
-def test_a_damaged_run_of_a_study_leaves_the_others_to_be_seen(tmp_path: Path) -> None:
+def test_a_damaged_run_of_a_study_leaves_the_others_to_be_seen(tmp_path):
     cells = [
         {"folder": f"runs/a/seed-{seed}", "label": "a", "setting": {}, "seed": seed, "method": "a"}
         for seed in (0, 1)
@@ -87,7 +81,7 @@ def test_a_damaged_run_of_a_study_leaves_the_others_to_be_seen(tmp_path: Path) -
     assert board.table(seen).row_count == 1
 
 
-def test_a_split_that_is_cut_short_says_so() -> None:
+def test_a_split_that_is_cut_short_says_so():
     rows = [
         {"client": c, "train_samples": 1, "test_samples": 1, "class_0": 1}
         for c in range(MOST_CLIENTS + 3)
@@ -104,9 +98,7 @@ def test_a_split_that_is_cut_short_says_so() -> None:
     assert words.startswith(f"{MOST_CLIENTS + 3} clients (the first {MOST_CLIENTS} are shown) with")
 
 
-def test_a_run_without_any_judged_round_has_a_summary_all_the_same(
-    tmp_path: Path, make_run: Make
-) -> None:
+def test_a_run_without_any_judged_round_has_a_summary_all_the_same(tmp_path, make_run):
     run = make_run(FedAvg())
     folder = RunFolder(tmp_path)
     keeper = RunFolderWriter(folder)
@@ -117,14 +109,14 @@ def test_a_run_without_any_judged_round_has_a_summary_all_the_same(
     assert not {"best_mean_accuracy", "best_round", "last_mean_accuracy"} & summary.keys()
 
 
-def _row() -> dict[str, float]:
+def _row():
     traffic = {
         f"{way}load{kind}_bytes": 1.0 for way in ("up", "down") for kind in ("", "_parameter")
     }
     return {"round": 1.0, "seconds": 1.0, **traffic}
 
 
-def test_running_statistics_do_not_decide_who_is_alike(federation: Make) -> None:
+def test_running_statistics_do_not_decide_who_is_alike(federation):
     """KT-pFL's relation over models goes by parameters alone, as inner products of changes do."""
     fed = federation(KTPFLModels(), net="norm")
     fed.round(1)
@@ -138,9 +130,7 @@ def test_running_statistics_do_not_decide_who_is_alike(federation: Make) -> None
 
 
 @pytest.mark.parametrize("far", range(4))  # whoever would be chosen else
-def test_krum_sees_an_upload_whose_running_statistics_alone_are_far_off(
-    federation: Make, far: int
-) -> None:
+def test_krum_sees_an_upload_whose_running_statistics_alone_are_far_off(federation, far):
     """They travel and are averaged: a relation may leave them aside, an aggregator that looks for
     attackers may not."""
 
@@ -162,7 +152,7 @@ def test_krum_sees_an_upload_whose_running_statistics_alone_are_far_off(
     [FedRoD(), GPFL(), FedGen(generator_steps=1), PFedFDA()],
     ids=lambda m: type(m).__name__,
 )
-def test_methods_count_the_labels_that_a_client_trains_on(federation: Make, method: Method) -> None:
+def test_methods_count_the_labels_that_a_client_trains_on(federation, method):
     """Flipped labels: their counts turn with them, where a method asks; those of the split stay."""
     fed = federation(method, data={"alpha": 0.1})
     true = fed.run.data.class_counts.copy()
@@ -186,7 +176,7 @@ def test_methods_count_the_labels_that_a_client_trains_on(federation: Make, meth
         assert {0, 1, 2, 3} <= {*asked}
 
 
-def test_steps_of_pfedhns_newcomer_take_batches_of_their_own(federation: Make) -> None:
+def test_steps_of_pfedhns_newcomer_take_batches_of_their_own(federation):
     fed = federation(PFedHN(hidden=4), rounds=3, batch_size=8, local_epochs=1)
     fed.round(1)
     fed.round(2)
@@ -197,5 +187,5 @@ def test_steps_of_pfedhns_newcomer_take_batches_of_their_own(federation: Make) -
     assert not torch.equal(first, other)
 
 
-def _server(fed: Any) -> Server:
+def _server(fed):
     return Server(fed.run, fed.run.server.round + 1, list(range(fed.run.clients)), fed.reducer)

@@ -1,31 +1,14 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import nn
 
 from fl_lightning.engine.record import spread
-from fl_lightning.foundation import metric
 from fl_lightning.foundation.metric import ACCURACY, MAE
-from fl_lightning.results.columns import COLUMNS
-from fl_lightning.results.folder import best
 
 
-def test_names_of_columns() -> None:
-    assert [ACCURACY.of("mean"), ACCURACY.by("before")] == ["mean_accuracy", "accuracy_before"]
-    assert [MAE.of("best_mean"), MAE.by("validation")] == ["best_mean_mae", "mae_validation"]
-    for column in ("mean_mae", "mae_before", "mae", "worst_mae"):
-        assert COLUMNS[column].metric == "mae" and COLUMNS[column].merit(2.0) == -2.0
-    for column in ("mean_accuracy", "accuracy_before", "accuracy"):
-        assert COLUMNS[column].metric == "accuracy" and COLUMNS[column].merit(2.0) == 2.0
-    assert COLUMNS["train_loss"].metric is COLUMNS["maeander"].metric is None
-    assert metric.of_rows([{"round": 1}, {"round": 2, "mean_mae": 1.0}]) is MAE
-    assert metric.of_rows([{"round": 1, "mean_accuracy": 1.0}]) is ACCURACY
-
-
-def test_absolute_error_by_hand() -> None:
+def test_absolute_error_by_hand():
     output, y = torch.tensor([[1.0], [2.0], [-4.0]]), torch.tensor([1.5, 2.0, -1.0])
     assert float(MAE.total(output, y, 1)) == pytest.approx(0.5 + 0 + 3)
     assert float(MAE.loss(output, y)) == pytest.approx((0.25 + 0 + 9) / 3)
@@ -38,14 +21,14 @@ def test_absolute_error_by_hand() -> None:
     torch.testing.assert_close(wide.grad[:, 0], 2 / 3 * (output[:, 0] - y).double())
 
 
-def test_accuracy_and_its_loss_by_hand() -> None:
+def test_accuracy_and_its_loss_by_hand():
     output, y = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 3.0]]), torch.tensor([0, 1])
     assert float(ACCURACY.total(output, y, 3)) == 1
     assert torch.equal(ACCURACY.loss(output, y), nn.functional.cross_entropy(output, y))
 
 
 @pytest.mark.parametrize("shape", [(), (4,)])
-def test_totals_of_several_batches_are_those_of_each(shape: tuple[int, ...]) -> None:
+def test_totals_of_several_batches_are_those_of_each(shape):
     draws = torch.Generator().manual_seed(0)
     outputs = [torch.randn(n, *shape, 3, generator=draws) for n in (5, 1, 7)]
     ys = [torch.randint(3, output.shape[:-1], generator=draws) for output in outputs]
@@ -56,34 +39,14 @@ def test_totals_of_several_batches_are_those_of_each(shape: tuple[int, ...]) -> 
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-def test_which_way_is_better() -> None:
-    rows = [{"round": t, "mean_mae": v} for t, v in ((1, 3.0), (2, 1.5), (3, 1.5), (4, math.nan))]
-    assert best(rows) == (1.5, 2)
-    rows = [
-        {"round": t, "mean_accuracy": v, "accuracy_after": -v}
-        for t, v in ((1, 0.3), (2, 0.7), (3, 0.7))
-    ]
-    assert best(rows) == (0.7, 2)
-    assert best(rows, "accuracy_after") == (-0.3, 1)
-    assert math.isnan(best([{"round": 1}])[0]) and best([])[1] == 0
-
-
-def test_the_worst_tenth_is_the_one_with_the_largest_errors() -> None:
+def test_the_worst_tenth_is_the_one_with_the_largest_errors():
     scores = [float(k) for k in range(20)]
     assert spread(scores, MAE)["worst"] == pytest.approx(18.5)
     assert spread(scores, ACCURACY)["worst"] == pytest.approx(0.5)
     assert spread(scores, MAE)["mean"] == spread(scores, ACCURACY)["mean"] == 9.5
 
 
-def test_gains_are_positive_where_ours_is_better() -> None:
+def test_gains_are_positive_where_ours_is_better():
     assert ACCURACY.gain(0.6, 0.5) == pytest.approx(0.2)
     assert MAE.gain(1.5, 2.0) == pytest.approx(0.25)  # (local - ours) / local
     assert MAE.gain(3.0, 2.0) == pytest.approx(-0.5)
-
-
-def test_as_readers_see_it() -> None:
-    assert (ACCURACY.shown(0.1234), MAE.shown(12.3456)) == ("12.34 %", "12.35")
-
-
-def test_a_mean_of_means_is_said_once() -> None:
-    assert (ACCURACY.mean_words, MAE.mean_words) == ("mean accuracy", "mean absolute error")

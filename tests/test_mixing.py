@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +57,7 @@ class Rank(Group):
         return torch.stack(parts[::-1]).sum(0)  # a library may add in any order
 
 
-def on_ranks(size: int, job: Callable[[Group], Any]) -> list[Any]:
+def on_ranks(size, job):
     """`job(group)` on every pretended rank; their answers."""
     table: dict[Any, Any] = {}
     gate = threading.Barrier(size)
@@ -66,7 +65,7 @@ def on_ranks(size: int, job: Callable[[Group], Any]) -> list[Any]:
         return list(pool.map(job, [Rank(r, size, table, gate) for r in range(size)]))
 
 
-def test_equal_models_stay_equal_bit_for_bit() -> None:
+def test_equal_models_stay_equal_bit_for_bit():
     w = torch.randn(1000)
     W = w.expand(7, -1).contiguous()
     A = torch.rand(7, 7, dtype=torch.float64)
@@ -75,13 +74,13 @@ def test_equal_models_stay_equal_bit_for_bit() -> None:
     assert torch.equal(mean_of(W, A[0]), w)
 
 
-def test_the_identity_is_the_identity_bit_for_bit() -> None:
+def test_the_identity_is_the_identity_bit_for_bit():
     W = torch.randn(7, 1000)
     assert torch.equal(mixed(W, torch.eye(7, dtype=torch.float64), range(7)), W)
     assert torch.equal(mixed(W, torch.eye(7, dtype=torch.float64)[[5, 2]], [5, 2]), W[[5, 2]])
 
 
-def test_rows_weigh_the_sources() -> None:
+def test_rows_weigh_the_sources():
     """By hand: (1, 0, 4) with weights (1/2, 1/4, 1/4) is 1/2 + 1 = 3/2."""
     W = torch.tensor([[1.0], [0.0], [4.0]])
     A = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64)
@@ -95,24 +94,22 @@ SOURCES, RECEIVERS = [0, 1, 3, 4, 6], [1, 3, 6]
 
 
 @pytest.fixture(scope="module")
-def models() -> torch.Tensor:
+def models():
     return torch.randn(N, D, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(scope="module")
-def weights() -> torch.Tensor:
+def weights():
     A = torch.rand(3, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     return A / A.sum(-1, keepdim=True)
 
 
-def server_step(
-    W: torch.Tensor, A: torch.Tensor, size: int, sums_to_one: bool = True
-) -> list[tuple[dict[int, torch.Tensor], torch.Tensor, Any]]:
+def server_step(W, A, size, sums_to_one=True):
     """On `size` ranks: the rows that each rank's receivers hear, the shared mean, and the Gram
     matrix."""
     home = assign_homes([5, 1, 2, 9, 3, 3, 1], size)
 
-    def job(group: Group) -> tuple[dict[int, torch.Tensor], torch.Tensor, Any]:
+    def job(group):
         here = [c for c in range(N) if home[c] == group.rank]
         mixer = Mixer(group, home, {c: W[c].clone() for c in here}, SOURCES)
         into = {c: torch.full((D,), -1.0) for c in here if c in RECEIVERS}
@@ -124,9 +121,7 @@ def server_step(
     return on_ranks(size, job)
 
 
-def test_every_layer_is_mixed_with_its_own_weights(
-    models: torch.Tensor, weights: torch.Tensor
-) -> None:
+def test_every_layer_is_mixed_with_its_own_weights(models, weights):
     into, shared, gram = server_step(models, weights, 1)[0]
     for s in SEGMENTS:
         columns = slice(s.start, s.stop)
@@ -142,9 +137,7 @@ def test_every_layer_is_mixed_with_its_own_weights(
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_rows_without_sum_one_are_applied_as_they_are(
-    models: torch.Tensor, weights: torch.Tensor, size: int
-) -> None:
+def test_rows_without_sum_one_are_applied_as_they_are(models, weights, size):
     A = 1.3 * weights
     for into, *_ in server_step(models, A, size, sums_to_one=False):
         for c, row in into.items():
@@ -154,7 +147,7 @@ def test_rows_without_sum_one_are_applied_as_they_are(
                 torch.testing.assert_close(row[columns], want, rtol=1e-4, atol=1e-5)
 
 
-def test_distances_survive_float32_when_clients_are_alike(weights: torch.Tensor) -> None:
+def test_distances_survive_float32_when_clients_are_alike(weights):
     """At one per cent of drift the plain float32 product loses them (relative error about 0.7);
     centred it does not."""
     g = torch.Generator().manual_seed(2)
@@ -170,12 +163,12 @@ def test_distances_survive_float32_when_clients_are_alike(weights: torch.Tensor)
 @pytest.mark.parametrize("exchange", [1, 1 << 20])
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_any_number_of_ranks_gives_the_same_bits(
-    models: torch.Tensor,
-    weights: torch.Tensor,
-    size: int,
-    exchange: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    models,
+    weights,
+    size,
+    exchange,
+    monkeypatch,
+):
     """Tiles one by one, and several at a time."""
     monkeypatch.setattr("fl_lightning.core.mixing.EXCHANGE", exchange)
     into, shared, gram = server_step(models, weights, 1)[0]
@@ -189,13 +182,13 @@ def test_any_number_of_ranks_gives_the_same_bits(
         assert torch.equal(products.full, gram.full)
 
 
-def test_work_is_shared_out_largest_first() -> None:
+def test_work_is_shared_out_largest_first():
     assert assign_homes([1, 9, 5, 4], 2) == [0, 0, 1, 1]  # 9 | 5 | 4 | then 1, a tie, to rank 0
     home = assign_homes([3] * 10, 3)
     assert sorted(home.count(r) for r in range(3)) == [3, 3, 4]
 
 
-def test_a_single_process_exchanges_nothing() -> None:
+def test_a_single_process_exchanges_nothing():
     fabric = SimpleNamespace(global_rank=0, world_size=1, device=torch.device("cpu"))
     group = Group(fabric)  # type: ignore[arg-type]
     assert group.gather_objects(3) == [3]

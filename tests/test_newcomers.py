@@ -6,35 +6,27 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.cli import main
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Component, DataConfig
 from fl_lightning.core import Client, Payload
-from fl_lightning.data import ClientData, FederatedData, ResidentPart, normalisation, prepare
+from fl_lightning.data import ClientData, ResidentPart, normalisation, prepare
 from fl_lightning.data.newcomers import few, from_file, labelled
-from fl_lightning.engine import scoring
-from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join, newcomers
 from fl_lightning.foundation.errors import BadClient, BadInput
-from fl_lightning.foundation.metric import FURTHER
 from fl_lightning.methods import Method
 from fl_lightning.methods.cfl import CFL
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbabu import FedBABU
 from fl_lightning.methods.fedcac import FedCAC
-from fl_lightning.methods.fedem import FedEM
-from fl_lightning.methods.fedfomo import FedFomo
 from fl_lightning.methods.fedmd import FedMD
 from fl_lightning.methods.fedora import FEDORA
 from fl_lightning.methods.fedpac import FedPAC
@@ -45,12 +37,9 @@ from fl_lightning.methods.ifca import IFCA
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.methods.knnper import KNNPer
 from fl_lightning.methods.local import Local
-from fl_lightning.methods.perfedavg import PerFedAvg
 from fl_lightning.methods.pfedhn import PFedHN
-from fl_lightning.methods.pfedla import PFedLA
 from fl_lightning.run import instantiate
 
-Make = Callable[..., Federation]
 HELD: dict[str, Any] = {"held_out_clients": 0.34, "alpha": 0.5}
 """Of four clients one is held out."""
 SMALL = {name: {"samples": 24} for name in ("fedmd", "simpfd", "topkpfd", "ktpfl")}
@@ -59,9 +48,7 @@ SMALL |= {name: {"samples": 24, "steps": 2} for name in ("feddf", "pfeddf")}
 SMALL |= {"lgfedavg": {"layers": 1}, "knnper": {"lam": 0.5}}
 
 
-def done(
-    make: Make, method: Method, data: dict[str, Any] | FederatedData | None = None, **changes: Any
-) -> Federation:
+def done(make, method, data=None, **changes):
     """After all rounds."""
     given = {**HELD, **data} if isinstance(data, dict) else data or HELD
     fed = make(method, data=given, **changes)
@@ -71,7 +58,7 @@ def done(
     return fed
 
 
-def kept(fed: Federation) -> list[Tensor]:
+def kept(fed):
     """Copies of all that clients and server keep."""
     run = fed.run
     found = [
@@ -86,14 +73,14 @@ def kept(fed: Federation) -> list[Tensor]:
     return [v.clone() for v in found]
 
 
-def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+def equal(a, b):
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 # ---------------------------------------------------------------- who is held out
 
 
-def test_the_split_is_the_one_of_all_and_who_is_held_out_is_drawn() -> None:
+def test_the_split_is_the_one_of_all_and_who_is_held_out_is_drawn():
     everyone = prepare(DataConfig(alpha=0.5), 10, 0)
     held = prepare(DataConfig(alpha=0.5, held_out_clients=0.3), 10, 0)
     assert (held.clients, len(held.held_out)) == (7, 3)
@@ -109,24 +96,11 @@ def test_the_split_is_the_one_of_all_and_who_is_held_out_is_drawn() -> None:
     assert [who.number for who in other.held_out] != [who.number for who in held.held_out]
 
 
-def test_normalisation_does_not_look_at_them() -> None:
+def test_normalisation_does_not_look_at_them():
     data = prepare(DataConfig(alpha=0.5, validation=0.2, held_out_clients=0.3), 10, 0)
     away = np.concatenate([index for who in data.held_out for index in (who.train, who.validation)])
     mean, std = normalisation(np.delete(data._train.raw.numpy(), away, 0))
     assert torch.equal(data._train.mean, mean) and torch.equal(data._train.std, std)
-
-
-def test_their_test_samples_are_not_in_the_test_set_of_all() -> None:
-    device = torch.device("cpu")
-    held, everyone = (
-        prepare(DataConfig(alpha=0.5, global_test=True, held_out_clients=share), 10, 0)
-        for share in (0.3, 0.0)
-    )
-    parts = [data.global_test(device, torch.float32) for data in (held, everyone)]
-    away = sum(len(who.test) for who in held.held_out)
-    assert (
-        parts[0] is not None and parts[1] is not None and 0 < len(parts[0]) == len(parts[1]) - away
-    )
 
 
 @pytest.mark.sampled("FedAvg", "KAPC", "FEDORA")
@@ -135,9 +109,7 @@ def test_their_test_samples_are_not_in_the_test_set_of_all() -> None:
     [FedAvg(), KAPC(), FEDORA(), PFedHN(), FeSEM(clusters=2), FedMD(samples=24)],
     ids=lambda m: type(m).__name__,
 )
-def test_their_data_never_influence_training(
-    federation: Make, tmp_path: Path, method: Method
-) -> None:
+def test_their_data_never_influence_training(federation, tmp_path, method):
     """Inputs are made noise and labels moved on, in the file that is read: no bit of the run is
     another."""
     arrays = dict(np.load(digits(tmp_path)))
@@ -167,7 +139,7 @@ def test_their_data_never_influence_training(
         assert torch.equal(prepare(config, 4, 0)._train.mean, data._train.mean)
 
 
-def digits(folder: Path) -> Path:
+def digits(folder):
     """The digits as a file."""
     from sklearn.datasets import load_digits
 
@@ -189,27 +161,16 @@ def digits(folder: Path) -> Path:
         (float("nan"), "finite"),
     ],
 )
-def test_shares_that_leave_nobody_are_refused(federation: Make, share: float, said: str) -> None:
+def test_shares_that_leave_nobody_are_refused(federation, share, said):
     config = federation(FedAvg()).run.config
     with pytest.raises(BadInput, match=rf"^data\.held_out_clients: .*{said}"):
         replace(config, data=replace(config.data, held_out_clients=share)).validate()
 
 
-def test_an_architecture_without_clients_is_refused(federation: Make) -> None:
-    held = prepare(DataConfig(**HELD), 4, 0).held_out[0].number
-    counts = {"plain": 1, "norm": 3} if held == 0 else {"plain": 3, "norm": 1}
-    if held in (0, 3):
-        with pytest.raises(BadInput, match=r"data\.held_out_clients: .*are held out"):
-            federation(FedAvg(), net=counts, data=HELD)
-    fed = done(federation, FedMD(samples=24), {"public": "held_back"}, net={"plain": 2, "norm": 2})
-    assert [len(group.members) for group in fed.run.groups] == ([1, 2] if held < 2 else [2, 1])
-    assert all("accuracy" in row for row in newcomers(fed.worker)["newcomers"])
-
-
 # ---------------------------------------------------------------- few samples
 
 
-def test_more_samples_hold_the_fewer_ones_and_nobody_has_more_than_it_has() -> None:
+def test_more_samples_hold_the_fewer_ones_and_nobody_has_more_than_it_has():
     data = prepare(DataConfig(**HELD), 4, 0)
     who, cpu = data.held_out[0], torch.device("cpu")
     (_, y), _ = data.of_held_out(who, cpu, torch.float32)
@@ -232,7 +193,7 @@ def test_more_samples_hold_the_fewer_ones_and_nobody_has_more_than_it_has() -> N
 @pytest.mark.parametrize(
     "name", [name for name in catalogue.table("methods") if name != "partialpooling"]
 )
-def test_every_method_gives_unseen_clients_a_model(federation: Make, name: str) -> None:
+def test_every_method_gives_unseen_clients_a_model(federation, name):
     """Rows for all; the run keeps what it had; once more gives the same. `partialpooling` takes no
     images."""
     method = instantiate(
@@ -261,7 +222,7 @@ def test_every_method_gives_unseen_clients_a_model(federation: Make, name: str) 
     assert newcomers(fed.worker) == found
 
 
-def test_local_has_no_model_for_them_and_says_so(federation: Make) -> None:
+def test_local_has_no_model_for_them_and_says_so(federation):
     fed = done(federation, Local())
     rows = newcomers(fed.worker)["newcomers"]
     assert {row["rule"] for row in rows} == {"own training only"}
@@ -271,24 +232,6 @@ def test_local_has_no_model_for_them_and_says_so(federation: Make) -> None:
     new, _ = few(fed.run.data, fed.run.data.held_out[0], 0, 0.0, 0, fed.run.device, fed.run.dtype)
     with pytest.raises(BadInput, match="local gives a new client no model"):
         join(fed.worker, new, False, 2)
-
-
-def test_without_samples_fedavgs_newcomer_has_the_global_model(federation: Make) -> None:
-    fed = done(federation, FedAvg())
-    who = fed.run.data.held_out[0]
-    new, knows = few(fed.run.data, who, 0, 0.0, 0, fed.run.device, fed.run.dtype)
-    vector, _, scores = join(fed.worker, new, knows, 2)
-    model = fed.run.groups[0].vectors["model"]
-    assert torch.equal(vector, model)
-    client = fed.evaluator.at_rest(0)
-    client.bind(model)
-    right = scoring.score("global", client, new.test)
-    loss = float(client.module.mean_loss(new.test, 500))
-    row = newcomers(fed.worker)["newcomers"][0]
-    assert (
-        row["accuracy"] == row["accuracy_received"] == scores["accuracy_received"] == float(right)
-    )
-    assert row["loss"] == pytest.approx(loss, rel=1e-6)
 
 
 # ---------------------------------------------------------------- one client: join
@@ -311,7 +254,7 @@ def test_without_samples_fedavgs_newcomer_has_the_global_model(federation: Make)
     ],
     ids=lambda m: type(m).__name__,
 )
-def test_join_gives_what_the_row_says(federation: Make, tmp_path: Path, method: Method) -> None:
+def test_join_gives_what_the_row_says(federation, tmp_path, method):
     """For the same samples, from a file: bit for bit."""
     fed = done(federation, method, {"validation": 0.2})
     data, who = fed.run.data, fed.run.data.held_out[0]
@@ -330,16 +273,14 @@ def test_join_gives_what_the_row_says(federation: Make, tmp_path: Path, method: 
         assert scores == {name: rows[count][name] for name in scores} and "loss" in scores
 
 
-def table(folder: Path) -> list[dict[str, str]]:
+def table(folder):
     """The rows of newcomers.csv, as text."""
     with (folder / "newcomers.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 @pytest.mark.slow
-def test_join_from_the_command_line_gives_what_the_row_says(
-    fit: Callable[..., Path], capsys: Any
-) -> None:
+def test_join_from_the_command_line_gives_what_the_row_says(fit, capsys):
     held = "--data.held_out_clients 0.34 --evaluation.newcomer_samples [5]"
     folder = fit("a", "--method ifca --method.clusters 2 --callbacks checkpoint", held)
     [row] = table(folder)
@@ -363,25 +304,10 @@ def test_join_from_the_command_line_gives_what_the_row_says(
     assert f"# accuracy: {row['accuracy']}\n" in said and f"# rule: {row['rule']}\n" in said
 
 
-def test_it_trains_on_augmented_samples_where_everybody_does(
-    federation: Make, tmp_path: Path
-) -> None:
-    """Whether it was held out or comes in a file; what it is judged by is as it is."""
-    fed = done(federation, FedAvg(), {"augment": "crop_flip", "validation": 0.2})
-    joined, new = after(fed, 5)
-    assert new.train.augmented and not new.validation.augmented and not new.test.augmented
-    plain = replace(new, train=ResidentPart(new.train.x, new.train.y, None))
-    assert torch.equal(join(fed.worker, new, True, 2).vector, joined.vector)
-    assert not torch.equal(join(fed.worker, plain, True, 2).vector, joined.vector)
-    np.savez(tmp_path / "new.npz", x_train=np.zeros((9, 8, 8), np.uint8), y_train=np.arange(9))
-    filed, _ = from_file(fed.run.data, str(tmp_path / "new.npz"), 0.2, 0)
-    assert filed.train.augmented and not filed.validation.augmented and not filed.test.augmented
-
-
 # ---------------------------------------------------------------- rules
 
 
-def after(fed: Federation, count: int, rounds: int = 2) -> tuple[Any, Any]:
+def after(fed, count, rounds=2):
     """What the held-out client with so many samples comes to, and its data."""
     run, apart = fed.run, fed.run.config.data.validation
     new, knows = few(run.data, run.data.held_out[0], count, apart, 0, run.device, run.dtype)
@@ -393,9 +319,7 @@ def after(fed: Federation, count: int, rounds: int = 2) -> tuple[Any, Any]:
     "method", [FedPer(), FedRep(head_epochs=2), FedBABU()], ids=lambda m: type(m).__name__
 )
 @pytest.mark.parametrize("net", ["plain", "norm"])
-def test_a_personal_part_is_trained_under_the_shared_one(
-    federation: Make, net: str, method: Method
-) -> None:
+def test_a_personal_part_is_trained_under_the_shared_one(federation, net, method):
     """Body and running statistics are the global ones, bit for bit; the classifier is not the first
     one. FedBABU trains everything."""
     fed = done(federation, method, net=net)
@@ -411,172 +335,7 @@ def test_a_personal_part_is_trained_under_the_shared_one(
         assert torch.equal(ours, theirs) == (not trained), block.name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "method", [IFCA(clusters=3), CFL(eps1=1e9, eps2=0.0, first_round=1)], ids=str
-)
-def test_a_newcomer_finds_its_planted_group(federation: Make, method: Method) -> None:
-    """Groups disagree about labels: a model of another one would be wrong on nearly all."""
-    planted = {
-        "partition": "iid",
-        "planted": "labels",
-        "groups": 2,
-        "held_out_clients": 0.25,
-        "alpha": 0.1,
-    }
-    fed = done(federation, method, planted, clients=8, rounds=4, local_epochs=4)
-    joined, _ = after(fed, 5)
-    largest, _ = after(fed, 0)
-    assert joined.scores["accuracy_received"] > 0.7
-    assert (
-        largest.scores["accuracy_received"] > 0.7 or largest.scores["accuracy_received"] < 0.2
-    )  # one group's or the other's
-    rows = newcomers(fed.worker)["newcomers"]
-    found = {
-        row["client"]: row["accuracy_received"] for row in rows if row["samples_per_class"] == 5
-    }
-    assert len(found) == 2 and min(found.values()) > 0.7
-
-
-def test_fesems_newcomer_receives_the_nearest_centre(federation: Make, monkeypatch: Any) -> None:
-    """It trains from the mean of the centres, weighted by their clients' samples; then the nearest
-    is its own."""
-    fed = done(federation, FeSEM(clusters=2), HELD, clients=6, rounds=3)
-    seen: list[tuple[Tensor, Tensor]] = []
-    broadcast = FeSEM.broadcast
-
-    def watched(self: FeSEM, server: Any) -> Any:
-        sent, [id] = broadcast(self, server), server.cohort
-        seen.append((sent[id].vector.clone(), server.run.states[id].received["model"].clone()))
-        return sent
-
-    monkeypatch.setattr(FeSEM, "broadcast", watched)
-    after(fed, 20)
-    run, samples = fed.run, torch.tensor(fed.run.data.train_sizes, dtype=torch.float64)
-    of, centres = (
-        run.server.memory["cluster"],
-        [run.groups[0].vectors[name] for name in ("model", "model.1")],
-    )
-    shares = torch.stack([samples[of == k].sum() for k in (0, 1)]) / samples.sum()
-    torch.testing.assert_close(
-        seen[0][0].double(), shares @ torch.stack(centres).double(), rtol=0, atol=1e-6
-    )
-    nearest = min(centres, key=lambda centre: float((centre - seen[1][1]).norm()))
-    assert torch.equal(seen[1][0], nearest)
-
-
-def test_a_newcomers_mix_is_of_its_own(federation: Make, monkeypatch: Any) -> None:
-    """First the mean of all, by samples; then a row that knows its model, and weighs all others."""
-    seen: list[Any] = []
-    broadcast = KAPC.broadcast
-
-    def watched(self: KAPC, server: Any) -> Any:
-        sent = broadcast(self, server)
-        if server.cohort == [3]:
-            seen.append((server.only.weighed, sent[3].vector.clone()))
-        return sent
-
-    monkeypatch.setattr(KAPC, "broadcast", watched)
-    fed = done(federation, KAPC(solver="exact", rho_units="spread"))
-    relation = fed.run.server.memory["relation"].clone()
-    after(fed, 5)
-    assert [w.sources for w, _ in seen] == [[0, 1, 2, 3]] * 2
-    assert not torch.equal(seen[0][1], seen[1][1]) and not torch.equal(
-        seen[0][0].weights, seen[1][0].weights
-    )
-    assert torch.equal(fed.run.server.memory["relation"], relation)
-
-
-@pytest.mark.sampled("FedCAC", "PFedLA")
-@pytest.mark.parametrize(
-    "method", [FedCAC(), FedPAC(), FedFomo(), PFedLA()], ids=lambda m: type(m).__name__
-)
-def test_what_is_kept_of_a_newcomer_is_used_and_nothing_else_moves(
-    federation: Make, monkeypatch: Any, method: Method
-) -> None:
-    """Between its two rounds the server learns of it alone: others' rows, means and models are what
-    they were."""
-    fed = done(federation, method, {"validation": 0.3})
-    servers: list[Any] = []
-    broadcast = type(method).broadcast
-    monkeypatch.setattr(
-        type(method),
-        "broadcast",
-        lambda self, server: (
-            servers.append(
-                ({k: v.clone() for k, v in server.memory.items()}, dict(server.only.group.vectors))
-            ),
-            broadcast(self, server),
-        )[1],
-    )
-    after(fed, 20)
-    (first, models), (second, later) = servers
-    changed = [name for name in first if not torch.equal(first[name], second[name])]
-    assert changed
-    for name in changed:
-        known = fed.run.server.memory.get(name)
-        if known is not None:
-            assert torch.equal(second[name][tuple(slice(n) for n in known.shape)], known), name
-    assert all(torch.equal(models[name], later[name]) for name in models)
-
-
-def test_fedem_learns_weights_alone(federation: Make) -> None:
-    fed = done(federation, FedEM(components=2))
-    joined, _ = after(fed, 20)
-    assert torch.equal(joined.vector, fed.run.groups[0].vectors["model"])
-    without, _ = after(fed, 0)
-    assert joined.scores["loss"] != without.scores["loss"]
-
-
-@pytest.mark.slow
-def test_pfedhn_fits_the_embedding_alone(federation: Make, monkeypatch: Any) -> None:
-    """Its model is made by the run's hypernetwork, of an embedding that makes a better one than the
-    mean embedding."""
-    fed = done(federation, PFedHN(hyper_lr=0.05), rounds=12, local_epochs=2)
-    memory = {name: v.clone() for name, v in fed.run.server.memory.items()}
-    joined, _ = after(fed, 20)
-    start, _ = after(fed, 0)
-    assert all(torch.equal(v, memory[name]) for name, v in fed.run.server.memory.items())
-    assert joined.scores["loss"] < start.scores["loss"]
-    from fl_lightning.methods.common.hypernetwork import Hypernetwork
-
-    made = memory["hypernetwork.0.weight"].mean(0)
-    with torch.no_grad():
-        for layer in list(Hypernetwork.of(memory))[1:]:
-            made = layer(made)
-    torch.testing.assert_close(start.vector[: len(made)], made)
-
-
-@pytest.mark.parametrize(
-    "method", [PerFedAvg(alpha=0.5), KNNPer(lam=0.5)], ids=lambda m: type(m).__name__
-)
-def test_some_train_nothing(federation: Make, method: Method) -> None:
-    """The global model stays what it is; own samples tell how it is used."""
-    fed = done(federation, method)
-    joined, _ = after(fed, 20)
-    without, _ = after(fed, 0)
-    assert torch.equal(without.vector, fed.run.groups[0].vectors["model"])
-    assert (
-        joined.scores["accuracy_received"] != without.scores["accuracy_received"]
-        and "accuracy" not in joined.scores
-    )
-    assert method.traits.newcomers is not None and method.traits.newcomers.trains == "nothing"
-
-
-@pytest.mark.slow
-def test_fedmd_teaches_without_labels(federation: Make) -> None:
-    method = FedMD(samples=300, epochs=15, batch_size=32, loss="kl")
-    fed = done(
-        federation,
-        method,
-        {"public": "held_back", "public_samples": 300, "alpha": 100.0},
-        local_epochs=5,
-    )
-    joined, _ = after(fed, 0)
-    assert "accuracy_received" not in joined.scores and joined.scores["accuracy"] > 0.5
-
-
-def test_one_sample_and_batchnorm(federation: Make) -> None:
+def test_one_sample_and_batchnorm(federation):
     """It cannot train on one: the sample counts twice."""
     fed = done(federation, FedAvg(), net="norm")
     run = fed.run
@@ -586,39 +345,10 @@ def test_one_sample_and_batchnorm(federation: Make) -> None:
     assert join(fed.worker, lone, True, 1).vector.isfinite().all()
 
 
-def test_further_metrics_of_what_it_is_given_and_has_in_the_end(federation: Make) -> None:
-    """As its last columns; of one class there is no AUROC. Without them the other numbers are the
-    same."""
-    names = ["f1", "auroc"]
-    plain, fed = (
-        done(federation, FedAvg(), evaluation={"metrics": m, "newcomer_samples": [0, 5]})
-        for m in (None, names)
-    )
-    found = newcomers(fed.worker)
-    rows, before = found["newcomers"], newcomers(plain.worker)["newcomers"]
-    columns = ["f1_received", "f1", "auroc_received", "auroc"]
-    assert [{k: v for k, v in row.items() if k not in columns} for row in rows] == before
-    assert all(list(row)[-4:] == columns for row in rows)
-    for count, row in zip((0, 5), rows, strict=True):
-        assert (
-            found[f"newcomer_mean_f1_{count}"] == row["f1"]
-            and found[f"newcomer_mean_auroc_{count}"] == row["auroc"]
-        )
-    run, who = fed.run, fed.run.data.held_out[0]
-    new, knows = few(run.data, who, 5, 0.0, 0, run.device, run.dtype)
-    joined = join(fed.worker, new, knows, 2)
-    client = fed.evaluator.at_rest(0)
-    module = client.bind(joined.vector)
-    module.model.eval()
-    scores = module.model(new.test.x).detach()
-    assert rows[1]["f1"] == pytest.approx(float(FURTHER["f1"].value(scores, new.test.y)), abs=1e-6)
-    assert rows[0]["f1"] == rows[0]["f1_received"] and rows[1]["f1"] != rows[1]["f1_received"]
-
-
 # ---------------------------------------------------------------- the run folder
 
 
-def test_rows_and_means_stand_in_the_run_folder(fit: Callable[..., Path]) -> None:
+def test_rows_and_means_stand_in_the_run_folder(fit):
     flags = (
         "--method fedavg --data.held_out_clients 0.5 --evaluation.newcomer_samples [0,2] "
         "--callbacks progress"
@@ -668,7 +398,7 @@ class Zeros(Transform):
         self._zero("upload", client, payload)
 
 
-def test_what_newcomers_receive_goes_through_the_transforms(federation: Make) -> None:
+def test_what_newcomers_receive_goes_through_the_transforms(federation):
     """A model of zeros gives every class the same score, and without samples it is all there is."""
     fed = federation(
         FedAvg(),
@@ -688,37 +418,7 @@ def test_what_newcomers_receive_goes_through_the_transforms(federation: Make) ->
     assert equal(kept(fed), before)
 
 
-def test_what_newcomers_upload_goes_through_the_transforms(federation: Make) -> None:
-    """It uploads between two rounds of its own: where that is lost on the way, its own mix in the
-    second is another."""
-    losses = {}
-    for way in ("upload", "nowhere"):
-        fed = federation(
-            KAPC(start="server", solver="exact", beta=0.01),
-            data=HELD,
-            callbacks=[zeros := Zeros("nowhere")],
-            evaluation={"newcomer_samples": [5]},
-        )
-        fed.prepare()
-        for t in (1, 2):
-            fed.round(t)
-        zeros.way = way
-        zeros.calls.clear()
-        before = kept(fed)
-        [row] = newcomers(fed.worker)["newcomers"]
-        assert [hook for hook, client in zeros.calls if client == 3] == [
-            "download",
-            "upload",
-            "download",
-        ]
-        assert equal(kept(fed), before)
-        losses[way] = row["loss"]
-    assert losses["upload"] != losses["nowhere"]
-
-
-def test_a_newcomer_whose_hook_fails_is_named_with_its_stage(
-    federation: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newcomer_whose_hook_fails_is_named_with_its_stage(federation, monkeypatch):
     fed = done(federation, KAPC())
     with monkeypatch.context() as broken:
         broken.setattr(Method, "upload", lambda *_: 1 / 0)

@@ -4,36 +4,29 @@ and comparison."""
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from pandas import DataFrame
 
 from fl_lightning.cli import main
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.metric import one_class_words
 from fl_lightning.lab.report import tables
-from fl_lightning.lab.study.compare import _one_class
-from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.local import Local
 from fl_lightning.results.result import RunResult
 
-Make = Callable[..., Federation]
 RATE, SITES = 9, ("Aarau", "Basel", "Chur", "Zug")
 RARE = (
     "--data.source table --data.root t.csv --data.label_column ill --data.group_column site "
     "--data.partition natural "
     "--federation.clients 4 --model mlp --model.hidden [4] --federation.rounds 1 "
     "--fabric.accelerator cpu "
-    "--loggers null --callbacks.heatmaps null --callbacks.progress null --optimizer.lr 0.01"
+    "--loggers null --callbacks.heatmaps null --callbacks.progress null --optimizer.lr 0.01 "
+    "--evaluation.metric accuracy"
 )
 
 
-def write_table(file: Path) -> None:
+def write_table(file):
     """45 patients of each site, of whom every ninth is ill, which nothing shows."""
     draws = torch.Generator().manual_seed(0)
     lines = ["site,a,b,ill"]
@@ -44,9 +37,7 @@ def write_table(file: Path) -> None:
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_a_client_with_one_predicted_class_is_named(
-    federation: Make, executor: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_client_with_one_predicted_class_is_named(federation, executor, capsys):
     """The classifier's bias decides: with 1e6 on class 3 all predictions are 3. No sample is scored
     twice for it."""
     fed = federation(Local(), rounds=1, fabric={"executor": executor})
@@ -75,19 +66,7 @@ def test_a_client_with_one_predicted_class_is_named(
     ]
 
 
-def test_a_client_whose_test_samples_have_one_class_is_not_named(federation: Make) -> None:
-    """There is nothing else to predict."""
-    fed = federation(FedAvg(), rounds=1)
-    test = fed.run.data.client(1).test
-    test.y = torch.full_like(test.y, 3)
-    fed.round(1)
-    bias = fed.run.groups[0].layout.blocks[-1]
-    fed.run.groups[0].vectors["model"][bias.start : bias.start + bias.size][3] = 1e6
-    shares = [row.get("largest_class_share") for row in fed.evaluator.everyone()["final_further"]]
-    assert shares[1] is None and None not in (shares[0], shares[2], shares[3])
-
-
-def test_the_metric_to_take_is_named_unless_it_is_taken() -> None:
+def test_the_metric_to_take_is_named_unless_it_is_taken():
     shares = {str(client): 0.9 for client in range(12)}
     words = one_class_words(shares, 20)
     assert words.startswith("12 of 20 ") and "9 (largest class 90.0 %), ...;" in words
@@ -95,9 +74,7 @@ def test_the_metric_to_take_is_named_unless_it_is_taken() -> None:
     assert one_class_words(shares, 20, ["auroc"]).endswith("(largest class 90.0 %), ...")
 
 
-def test_a_run_its_test_its_report_and_a_comparison_say_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_its_test_its_report_and_a_comparison_say_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path / "t.csv")
     for name, method in (("alone", "local"), ("shared", "fedavg")):
@@ -123,19 +100,3 @@ def test_a_run_its_test_its_report_and_a_comparison_say_so(
     assert remark.startswith(f"alone: {subject}: client {named}")
     assert main(["compare", "runs/alone", "runs/shared", "--judge", "after"]) == 0
     assert "one class: some final models predict one class" in capsys.readouterr().out
-
-
-def test_a_comparison_counts_runs_by_row() -> None:
-    def cell(label: str, *shares: float, **more: Any) -> Any:
-        rows = [{"client": c, "largest_class_share": share} for c, share in enumerate(shares)] or [
-            {"client": 0}
-        ]
-        run = SimpleNamespace(
-            judge="after", rows=lambda table: rows, called=str, setting=lambda key: None
-        )
-        return {"method": label, "metric": "accuracy", "model": "after", "run": run, **more}
-
-    cells = [cell("local", 0.9), cell("local"), cell("ditto"), cell("other", 0.8, model="global")]
-    [note] = _one_class(DataFrame(cells))
-    assert ": local (1 of 2 runs); accuracy does not show it" in note
-    assert _one_class(DataFrame([cell("local", 0.9, metric="auroc")])) == []

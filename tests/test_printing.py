@@ -7,8 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -22,14 +20,12 @@ from fl_lightning.lab.study.workers import run_all
 @pytest.mark.parametrize(
     ("encoding", "name"), [("ascii", "\\u0141\\xf3d\\u017a"), ("latin-1", "\\u0141ód\\u017a")]
 )
-def test_a_name_that_the_terminal_lacks_is_printed_in_escapes(
-    encoding: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_the_terminal_lacks_is_printed_in_escapes(encoding, name, monkeypatch):
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2))
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
 
-    def work() -> None:
+    def work():
         print("Łódź")
         raise BadInput("client", "Łódź", "東京 is no client")
 
@@ -40,16 +36,14 @@ def test_a_name_that_the_terminal_lacks_is_printed_in_escapes(
     assert name in err.buffer.getvalue().decode(encoding)
 
 
-def test_what_workers_print_is_kept_in_utf_8(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_workers_print_is_kept_in_utf_8(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     jobs = run_all(lambda name: print(name), ["Łódź"], 1, tmp_path, lambda numbers: None)
     assert [ended.error for ended in jobs] == [None]
     assert (tmp_path / "worker-1.log").read_text(encoding="utf-8") == "Łódź\n"
 
 
-def test_the_command_line_itself_prints_any_name(tmp_path: Path) -> None:
+def test_the_command_line_itself_prints_any_name(tmp_path):
     line = [sys.executable, "-m", "fl_lightning", "status", str(tmp_path / "Łódź")]
     done = subprocess.run(
         line, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, check=False
@@ -65,7 +59,7 @@ def test_the_command_line_itself_prints_any_name(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def taken() -> Iterator[int]:
+def taken():
     """A port that something listens at."""
     with socket.socket() as listener:
         listener.bind(("", 0))
@@ -73,17 +67,13 @@ def taken() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def test_own_processes_meet_at_a_free_port_whatever_is_left_in_the_environment(
-    taken: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_processes_meet_at_a_free_port_whatever_is_left_in_the_environment(taken, monkeypatch):
     monkeypatch.setenv(port.NAME, str(taken))
     environment = environment_of(None)
     assert environment.main_port == environment.main_port != taken
 
 
-def test_processes_that_cannot_meet_are_one_line(
-    taken: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_cannot_meet_are_one_line(taken, monkeypatch):
     from torch.distributed import TCPStore
 
     monkeypatch.setenv(port.NAME, str(taken))

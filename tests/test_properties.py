@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fl_lightning.callbacks.compression import largest, quantised
-from fl_lightning.callbacks.robust import trimmed_mean
-from fl_lightning.configuration.config import Config, DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.configuration.files import read_config
 from fl_lightning.configuration.keys import keys, run_parser
 from fl_lightning.configuration.resolve import resolve, to_yaml
-from fl_lightning.core.layout import Layout
-from fl_lightning.core.mixing import mean_of
-from fl_lightning.core.payload import Payload
 from fl_lightning.data import partition
 from fl_lightning.foundation.csvtable import CsvTable
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.models.mlp import MLP
-from tests.mixes import mixed
 
 same = settings(
     deadline=None,  # cores are shared
@@ -93,7 +86,7 @@ CALLBACKS = st.fixed_dictionaries(
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(tmp_path_factory):
     return tmp_path_factory.mktemp("config") / "printed.yaml"
 
 
@@ -104,9 +97,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     callbacks=CALLBACKS,
     hidden=st.lists(st.integers(1, 512), min_size=1, max_size=4),
 )
-def test_a_printed_config_means_the_same(
-    file: Path, plain: dict[str, Any], method: Any, callbacks: dict[str, Any], hidden: list[int]
-) -> None:
+def test_a_printed_config_means_the_same(file, plain, method, callbacks, hidden):
     """`--print_config` fed back gives the same config, and prints the same."""
     nested: dict[str, Any] = {
         "method": method,
@@ -127,7 +118,7 @@ def test_a_printed_config_means_the_same(
             assert _at(config, key) == value
 
 
-def _at(config: Config, key: str) -> Any:
+def _at(config, key):
     value: Any = config
     for name in key.split("."):
         value = getattr(value, name)
@@ -146,7 +137,7 @@ def _at(config: Config, key: str) -> Any:
     | st.text()
     | st.lists(st.integers(), max_size=3),
 )
-def test_any_value_is_taken_or_refused_in_words(key: str, value: Any) -> None:
+def test_any_value_is_taken_or_refused_in_words(key, value):
     """Nothing but `BadInput` comes of a value of any kind, and what is taken is finite."""
     group, _, name = key.rpartition(".")
     layer = {group: {name: value}} if group else {name: value}
@@ -167,7 +158,7 @@ def test_any_value_is_taken_or_refused_in_words(key: str, value: Any) -> None:
 
 
 @st.composite
-def labels(draw: st.DrawFn, least: int, most: int) -> np.ndarray:
+def labels(draw, least, most):
     """Labels of up to 12 classes, some of which may be rare or absent."""
     classes = draw(st.integers(1, 12))
     weights = np.array(
@@ -178,9 +169,7 @@ def labels(draw: st.DrawFn, least: int, most: int) -> np.ndarray:
     return np.random.default_rng(seed).choice(classes, size, p=weights / weights.sum())
 
 
-def check_deal(
-    train: np.ndarray, test: np.ndarray, clients: int, data: DataConfig, seed: int
-) -> None:
+def check_deal(train, test, clients, data, seed):
     """Disjoint, complete where the partition deals everything, and nobody has fewer than the
     least."""
     shares = partition.deal(train, test, clients, data, np.random.default_rng(seed))
@@ -230,14 +219,14 @@ KINDS = st.one_of(
     seed=st.integers(0, 99),
 )
 def test_a_partition_is_disjoint_complete_and_fair(
-    train: np.ndarray,
-    test: np.ndarray,
-    clients: int,
-    kind: dict[str, Any],
-    min_samples: int,
-    validation: float,
-    seed: int,
-) -> None:
+    train,
+    test,
+    clients,
+    kind,
+    min_samples,
+    validation,
+    seed,
+):
     data = DataConfig(min_samples=min_samples, validation=validation, **kind)
     enough = len(train) >= clients * partition.least(data) and len(test) >= clients
     try:
@@ -248,25 +237,11 @@ def test_a_partition_is_disjoint_complete_and_fair(
         assert enough
 
 
-@settings(same, max_examples=6)
-@given(
-    by=st.sampled_from(["class", "client"]),
-    sizes=st.sampled_from(["free", "equal"]),
-    seed=st.integers(0, 10**6),
-)
-def test_a_thousand_clients_at_a_hundredth(by: Any, sizes: Any, seed: int) -> None:
-    draws = np.random.default_rng(seed)
-    train, test = draws.integers(0, 10, 20_000), draws.integers(0, 10, 4_000)
-    check_deal(train, test, 1000, DataConfig(alpha=0.01, by=by, sizes=sizes, min_samples=10), seed)
-
-
 # ---------------------------------------------------------------- payloads
-
-LAYOUT = Layout(MLP((1, 8, 8), 10, [16, 8]), "classifier")
 
 
 @st.composite
-def tensors(draw: st.DrawFn, rows: int | None = None) -> torch.Tensor:
+def tensors(draw, rows=None):
     """Numbers of any size, some of them 0 or equal; with `rows` a matrix."""
     size = draw(st.integers(1, 40))
     scale = draw(st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e6, 1e30]))
@@ -280,7 +255,7 @@ def tensors(draw: st.DrawFn, rows: int | None = None) -> torch.Tensor:
 
 @same
 @given(x=tensors(), bits=st.sampled_from([8, 16]), seed=st.integers(0, 999))
-def test_quantisation_comes_back_within_a_step(x: torch.Tensor, bits: int, seed: int) -> None:
+def test_quantisation_comes_back_within_a_step(x, bits, seed):
     """Nothing moves by more than a step of the grid, zeros stay, and the largest comes back as it
     was."""
     back = quantised(x, bits, torch.Generator().manual_seed(seed))
@@ -292,7 +267,7 @@ def test_quantisation_comes_back_within_a_step(x: torch.Tensor, bits: int, seed:
 
 @same
 @given(x=tensors(), share=st.floats(0.01, 1.0))
-def test_the_largest_come_back_and_the_rest_is_zero(x: torch.Tensor, share: float) -> None:
+def test_the_largest_come_back_and_the_rest_is_zero(x, share):
     count = max(1, round(share * len(x)))
     back = largest(x, count)
     kept = back != 0
@@ -302,47 +277,7 @@ def test_the_largest_come_back_and_the_rest_is_zero(x: torch.Tensor, share: floa
     )
 
 
-@same
-@given(
-    sent=st.lists(st.booleans(), min_size=len(LAYOUT.blocks), max_size=len(LAYOUT.blocks)),
-    double=st.booleans(),
-)
-def test_a_payload_counts_what_it_sends(sent: list[bool], double: bool) -> None:
-    row = torch.zeros(LAYOUT.size, dtype=torch.float64 if double else torch.float32)
-    payload = Payload(LAYOUT, row, np.array(sent))
-    numbers = sum(b.size for b, travels in zip(LAYOUT.blocks, sent, strict=True) if travels)
-    columns = sum(s.stop - s.start for s in LAYOUT.segments(payload.sent))
-    assert payload.by_layer.sum() == numbers * row.element_size()
-    assert numbers <= columns <= LAYOUT.size
-
-
 # ---------------------------------------------------------------- means
-
-
-@same
-@given(W=tensors(rows=9), cut=st.integers(0, 4), seed=st.integers(0, 99))
-def test_a_trimmed_mean_lies_among_what_is_left(W: torch.Tensor, cut: int, seed: int) -> None:
-    n = len(W)
-    cut = min(cut, (n - 1) // 2)
-    out, kept = trimmed_mean(W, cut), W.sort(0).values[cut : n - cut]
-    slack = 1e-5 * W.abs().amax(0)
-    assert (out >= kept[0] - slack).all() and (out <= kept[-1] + slack).all()
-    assert torch.equal(
-        out, trimmed_mean(W[torch.randperm(n, generator=torch.Generator().manual_seed(seed))], cut)
-    )
-    assert torch.equal(trimmed_mean(W[:1].expand(n, -1), cut), W[0])
-
-
-@same
-@given(W=tensors(rows=9), seed=st.integers(0, 99))
-def test_mixing_keeps_equal_models_and_the_identity(W: torch.Tensor, seed: int) -> None:
-    n = len(W)
-    A = torch.rand(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    A /= A.sum(1, keepdim=True)
-    assert torch.equal(mixed(W, torch.eye(n, dtype=torch.float64), range(n)), W)
-    equal = W[:1].expand(n, -1).contiguous()
-    assert torch.equal(mixed(equal, A, range(n)), equal)
-    assert torch.equal(mean_of(equal, A[0]), W[0])
 
 
 # ---------------------------------------------------------------- tables
@@ -357,7 +292,7 @@ def test_mixing_keeps_equal_models_and_the_identity(W: torch.Tensor, seed: int) 
         min_size=1,
     )
 )
-def test_a_table_gives_back_what_was_written(file: Path, rows: list[dict[str, float]]) -> None:
+def test_a_table_gives_back_what_was_written(file, rows):
     """Every digit, in as many appends as there are rows, whatever columns come later."""
     table = CsvTable(file.with_name("table.csv"))
     table.path.unlink(missing_ok=True)

@@ -3,7 +3,6 @@ on raw samples."""
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fl_lightning
 from fl_lightning import BadInput, Run, fit
-from fl_lightning.configuration.catalogue import table
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import arrays
 from fl_lightning.data.given import keep
@@ -41,14 +39,14 @@ QUIET: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workplace(tmp_path, monkeypatch):
     """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path
 
 
-def network() -> nn.Module:
+def network():
     torch.manual_seed(1)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
 
@@ -79,7 +77,7 @@ class Module(LightningDataModule):
         return DataLoader(Sites(range(450, 600)))
 
 
-def test_arrays_a_model_and_a_method_of_a_script() -> None:
+def test_arrays_a_model_and_a_method_of_a_script():
     """Client names make the natural partition; the model's weights are the first ones; nothing is
     fitted twice."""
     net = network()
@@ -109,7 +107,7 @@ def test_arrays_a_model_and_a_method_of_a_script() -> None:
 
 
 @pytest.mark.parametrize("method", [None, "fedbn", FedRoD()], ids=["crosskapc", "fedbn", "fedrod"])
-def test_predictions_on_raw_samples_are_the_runs_own_scores(method: Any) -> None:
+def test_predictions_on_raw_samples_are_the_runs_own_scores(method):
     """Of the method's own outputs, too: FedRoD adds two heads."""
     run = fit(QUIET, data=Module(), method=method)
     x, y = X[450:], NAMES[Y][450:]
@@ -123,7 +121,7 @@ def test_predictions_on_raw_samples_are_the_runs_own_scores(method: Any) -> None
     assert scores.shape[0] == 4 and model(x[:4, :, :, None]).equal(scores)
 
 
-def test_a_data_set_and_plain_pairs() -> None:
+def test_a_data_set_and_plain_pairs():
     run = fit(QUIET, data=Sites(range(300)))
     assert len(run.split) == 3 and run.setting("data.source") == "arrays"
     assert run.folder.name.startswith("crosskapc-given-")
@@ -133,7 +131,7 @@ def test_a_data_set_and_plain_pairs() -> None:
 
 
 @pytest.mark.parametrize("kind", ["int64", "uint8"])
-def test_clients_that_are_numbers_are_in_their_order(kind: str, tmp_path: Path) -> None:
+def test_clients_that_are_numbers_are_in_their_order(kind, tmp_path):
     """As text, 10 comes before 2, and the model of client 2 was that of client 10."""
     _, settings = keep((X, Y, (np.arange(600) % 12).astype(kind)), tmp_path)
     source = arrays.load(DataConfig(source="arrays", root=settings["data"]["root"]))
@@ -143,7 +141,7 @@ def test_clients_that_are_numbers_are_in_their_order(kind: str, tmp_path: Path) 
     )
 
 
-def test_predictions_of_a_table_are_encoded_and_scaled_as_in_training() -> None:
+def test_predictions_of_a_table_are_encoded_and_scaled_as_in_training():
     rng = np.random.default_rng(0)
     table = pd.DataFrame(
         {
@@ -205,20 +203,13 @@ def test_predictions_of_a_table_are_encoded_and_scaled_as_in_training() -> None:
         ),
     ],
 )
-def test_what_cannot_work_leaves_no_file(given: dict[str, Any], line: str, workplace: Path) -> None:
+def test_what_cannot_work_leaves_no_file(given, line, workplace):
     with pytest.raises(BadInput, match=line):
         fit(QUIET, **given)
     assert list(workplace.iterdir()) == []
 
 
-def test_folders_that_were_there_stay_when_a_call_is_refused(workplace: Path) -> None:
-    (workplace / "mine/results").mkdir(parents=True)
-    with pytest.raises(BadInput):
-        fit({**QUIET, "out": "mine/results"}, method="dito")
-    assert (workplace / "mine/results").is_dir()
-
-
-def test_given_twice_or_beside_flags_is_refused() -> None:
+def test_given_twice_or_beside_flags_is_refused():
     with pytest.raises(BadInput, match=r"^method: 'ditto' is not allowed; it is given twice"):
         fit({**QUIET, "method": "ditto"}, method="fedavg")
     with pytest.raises(BadInput, match="it must be a mapping or a file"):
@@ -236,35 +227,7 @@ def test_given_twice_or_beside_flags_is_refused() -> None:
         run.model(0, "first")  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
-def test_a_study_and_its_comparison(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = {**{k: v for k, v in QUIET.items() if k != "loggers"}, "federation.rounds": 1}
-    definition = {
-        "base": base,
-        "methods": ["fedavg", Ditto(lam=0.5)],
-        "seeds": [0, 1],
-        "forced": False,
-    }
-    wrong = {**definition, "methods": ["fedavgg"]}
-    with pytest.raises(BadInput, match=r"^methods\[0\]: 'fedavgg' is not allowed"):
-        fl_lightning.study(wrong, "studies/a", data=(X, Y, SITES))
-    assert list(workplace.iterdir()) == []
-    scores = fl_lightning.study(definition, "studies/a", data=(X, Y, SITES), workers=1).scores
-    assert set(scores.groupby(["method", "seed"]).size()) == {3} and set(scores["seed"]) == {0, 1}
-    assert "[4/4]" in capsys.readouterr().out
-    comparison = fl_lightning.compare("studies/a", baseline="fedavg", judge="after")
-    table = comparison.table.set_index("method")
-    means = scores.groupby("method")["value"].mean()
-    assert table.loc["ditto lam=0.5", "mean"] == pytest.approx(means["ditto lam=0.5"])
-    assert any(note.startswith("intervals: ") for note in comparison.notes)
-    runs = [Run(path) for path in sorted(workplace.glob("studies/a/runs/*/seed-*"))]
-    clients = fl_lightning.compare(runs, clients=True, judge="after").table
-    assert set(clients["client"]) == {0, 1, 2} and set(clients["test_samples"].str[0]) == {40}
-    with pytest.raises(BadInput, match="no such method"):
-        fl_lightning.compare("studies/a", baseline="local")
-
-
-def test_keywords_go_over_the_base_of_a_mapping(workplace: Path) -> None:
+def test_keywords_go_over_the_base_of_a_mapping(workplace):
     """The base's method was trained, and its number of clients was taken, in place of what the call
     gave."""
     mapping = {**QUIET, "base": "kapc_digits"}
@@ -278,49 +241,10 @@ def test_keywords_go_over_the_base_of_a_mapping(workplace: Path) -> None:
             fit({**QUIET, **given}, data=(X, Y, SITES))
 
 
-def test_names_may_be_a_list_or_a_text_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long; a text of digits stays one."""
-    import fl_lightning.api as api
-
-    methods = [entry for entry in table("methods") if entry.startswith(("fed", "pfed"))]
-    calls: list[Any] = []
-    monkeypatch.setattr(api, "_of_a_study", lambda *given: calls.append(given[5:]))
-    definition = {"base": "digits", "methods": methods, "seeds": [0]}
-    for given in (methods, ",".join(methods)):
-        fl_lightning.study(definition, "out", methods=given, seeds="0", together="2")
-    (first, options), (second, _) = calls
-    assert first == second == (",".join(methods), "0", None)
-    assert (options.out, options.together) == ("out", 2)
-
-
-def test_what_a_study_refuses_in_its_process_is_bad_input(workplace: Path) -> None:
+def test_what_a_study_refuses_in_its_process_is_bad_input(workplace):
     definition = {"base": "digits", "methods": ["fedavg"], "seeds": [0]}
     with pytest.raises(
         BadInput, match=r"^methods: 'ditto' is not allowed; the study has no such method"
     ):
         fl_lightning.study(definition, "studies/a", methods="ditto")
     assert not (workplace / "studies").exists()
-
-
-@pytest.mark.slow
-def test_a_search() -> None:
-    base = {**{k: v for k, v in QUIET.items() if k != "loggers"}, "federation.rounds": 1}
-    definition = {"base": base, "methods": ["fedprox"], "seeds": [0], "forced": False}
-    table = fl_lightning.tune(
-        definition, "tuned", data=(X, Y, SITES), trials=2, workers=1, study=False
-    )
-    assert table["method"].tolist() == ["fedprox"] and table["trials"].tolist() == [2]
-
-
-@pytest.mark.slow
-def test_the_tutorial_runs_as_it_is_printed(workplace: Path) -> None:
-    """All Python of docs/python.md in order, in one namespace, as in a notebook."""
-    page = Path(__file__).parents[1] / "docs" / "python.md"
-    blocks = re.findall(
-        r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
-    assert len(blocks) >= 5
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks:
-        exec(compile(block, str(page), "exec"), namespace)
-    assert namespace["run"].finished and len(namespace["table"]) >= 2

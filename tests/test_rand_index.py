@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,21 +21,19 @@ from fl_lightning.results.runs import load
 GROUPS = [0, 1, 0, 1, 2, 2]
 
 
-def view(
-    rows: np.ndarray, receivers: list[int] | None = None, sources: list[int] | None = None
-) -> RelationView:
+def view(rows, receivers=None, sources=None):
     everyone = list(range(len(GROUPS)))
     return RelationView(
         rows, receivers or everyone, [str(k) for k in range(rows.shape[1])], sources or everyone
     )
 
 
-def blocks(groups: list[int]) -> np.ndarray:
+def blocks(groups):
     same = np.equal.outer(groups, groups).astype(np.float32)
     return (same / same.sum(axis=1, keepdims=True))[:, None]
 
 
-def test_rows_of_the_true_groups_have_1_and_those_of_nobody_in_particular_0() -> None:
+def test_rows_of_the_true_groups_have_1_and_those_of_nobody_in_particular_0():
     assert agreement(view(blocks(GROUPS)), GROUPS) == 1
     assert agreement(view(np.full((6, 1, 6), 1 / 6, np.float32)), GROUPS) == 0
     assert agreement(view(np.eye(6, dtype=np.float32)[:, None]), GROUPS) == 0
@@ -47,38 +41,19 @@ def test_rows_of_the_true_groups_have_1_and_those_of_nobody_in_particular_0() ->
     assert crossed is not None and crossed < 0
 
 
-def test_it_sees_the_order_of_weights_over_all_layers_and_both_ways() -> None:
-    rng = np.random.default_rng(0)
-    rows = np.full((6, 2, 6), 1 / 6) + 1e-4 * np.concatenate(
-        [blocks(GROUPS), 0 * blocks(GROUPS)], axis=1
-    )
-    assert agreement(view(rows.astype(np.float32)), GROUPS) == 1
-    one_way = np.triu(blocks(GROUPS)[:, 0]) + 1e-6 * rng.random((6, 6))
-    assert agreement(view(one_way[:, None].astype(np.float32)), GROUPS) == 1
-
-
-def test_a_cohort_is_judged_by_its_own_members() -> None:
-    rows = blocks(GROUPS)[[4, 0, 2, 1]]
-    assert agreement(view(rows, receivers=[4, 0, 2, 1]), GROUPS) == 1
-    # 0 sends nothing: 4, 2, 1
-    assert agreement(view(rows[:, :, 1:], [4, 0, 2, 1], [1, 2, 3, 4, 5]), GROUPS) is None
-
-
 @pytest.mark.parametrize("groups", [[0] * 6, list(range(6))])
-def test_without_groups_there_is_nothing_to_agree_with(groups: list[int]) -> None:
+def test_without_groups_there_is_nothing_to_agree_with(groups):
     assert agreement(view(blocks(GROUPS)), groups) is None
 
 
-def test_nobody_receives() -> None:
+def test_nobody_receives():
     assert agreement(RelationView(np.zeros((0, 0, 0), np.float32), [], [], []), GROUPS) is None
 
 
 @pytest.mark.parametrize(
     ("method", "least", "most"), [("kapc --method.solver exact", 0.6, 1), ("fedavg", 0, 0)]
 )
-def test_it_is_a_column_of_the_metrics(
-    method: str, least: float, most: float, fit: Callable[..., Path]
-) -> None:
+def test_it_is_a_column_of_the_metrics(method, least, most, fit):
     planted = "--data.planted labels --data.groups 2 --data.partition iid --federation.clients 6"
     folder = fit("a", f"--method {method} {planted} --federation.local_epochs 3 --optimizer.lr 0.1")
     rows = RunFolder(folder).read("metrics")
@@ -88,17 +63,10 @@ def test_it_is_a_column_of_the_metrics(
     assert shown.tolist() == [f"{rows[-1]['rand_index']:.2f}"]
 
 
-def test_without_planted_groups_there_is_no_such_column(fit: Callable[..., Path]) -> None:
-    assert (
-        "rand_index"
-        not in RunFolder(fit("a", "--method fedavg --federation.rounds 1")).read("metrics")[0]
-    )
-
-
 # ---------------------------------------------------------------- mixtures
 
 
-def test_clients_of_a_mixture_are_alike_within_their_group() -> None:
+def test_clients_of_a_mixture_are_alike_within_their_group():
     config = DataConfig(partition="mixture", groups=3, alpha=0.3, concentration=200.0)
     data = prepare(config, 12, 0)
     assert data.groups == [c % 3 for c in range(12)]
@@ -117,12 +85,12 @@ def test_clients_of_a_mixture_are_alike_within_their_group() -> None:
 # ---------------------------------------------------------------- permuted labels and drift
 
 
-def labels(data: object, client: int, name: str = "train") -> torch.Tensor:
+def labels(data, client, name="train"):
     part = getattr(data.client(client), name)  # type: ignore[attr-defined]
     return next(iter(part.batches(10_000)))[1]
 
 
-def test_permuted_labels_are_another_permutation_in_each_group_and_seed() -> None:
+def test_permuted_labels_are_another_permutation_in_each_group_and_seed():
     config = DataConfig(partition="iid", validation=0.2)
     plain, permuted = (
         prepare(replace(config, planted=kind), 8, 0) for kind in ("none", "permuted")
@@ -147,7 +115,7 @@ def test_permuted_labels_are_another_permutation_in_each_group_and_seed() -> Non
 
 
 @pytest.mark.parametrize("kind", ["labels", "permuted", "rotation"])
-def test_every_second_client_of_a_group_drifts_to_the_next(kind: str) -> None:
+def test_every_second_client_of_a_group_drifts_to_the_next(kind):
     config = DataConfig(
         partition="iid", planted=kind, groups=3, drift_every=5, held_out_clients=0.25
     )  # type: ignore[arg-type]
@@ -179,9 +147,7 @@ def test_every_second_client_of_a_group_drifts_to_the_next(kind: str) -> None:
     assert all(torch.equal(labels(data, i), begun[i][0]) for i in range(9))
 
 
-def test_a_run_drifts_and_its_truth_with_it(
-    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_drifts_and_its_truth_with_it(fit, capsys):
     drifting = (
         "--data.planted labels --data.groups 2 --data.drift_every 1 --data.partition iid --method "
         "local"
@@ -204,9 +170,7 @@ def test_a_run_drifts_and_its_truth_with_it(
 
 
 @pytest.mark.parametrize("planted", ["labels", "rotation"])
-def test_a_run_that_has_drifted_is_resumed(
-    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], planted: str
-) -> None:
+def test_a_run_that_has_drifted_is_resumed(fit, capsys, planted):
     """Its samples, their classes and their shifts are those that it began with, whatever round it
     stands in."""
     drifting = (
@@ -226,7 +190,7 @@ def test_a_run_that_has_drifted_is_resumed(
     assert kept and all(ours[key] == theirs[key] for key in kept)
 
 
-def test_drift_needs_planted_groups() -> None:
+def test_drift_needs_planted_groups():
     from fl_lightning.foundation.errors import BadInput
 
     with pytest.raises(BadInput, match=r"data\.drift_every: 3 .*data\.planted"):
@@ -235,16 +199,16 @@ def test_drift_needs_planted_groups() -> None:
 
 @pytest.mark.parametrize("most", [31, 32])
 def test_a_relation_that_is_too_large_is_neither_kept_nor_drawn(
-    most: int,
-    fit: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    most,
+    fit,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.setattr(server, "MOST_KEPT", most)
     whole = 4 * 2 * 4  # receivers, layers, sources
-    folder = fit(
-        "a", "--callbacks heatmaps --data.planted labels --data.groups 2 --federation.rounds 2"
-    )
+    hung = "heatmaps" if most < whole else "progress"
+    planted = "--data.planted labels --data.groups 2 --federation.rounds 2"
+    folder = fit("a", f"--callbacks {hung} {planted}")
     said = capsys.readouterr().err.count(
         "relation: 4 receivers by 4 sources by layer is 0.0 GiB a round"
     )
@@ -253,18 +217,3 @@ def test_a_relation_that_is_too_large_is_neither_kept_nor_drawn(
     assert held == [whole * (most >= whole)] * 2
     assert ("rand_index" in RunFolder(folder).read("metrics")[1]) == (most >= whole)
     assert main(["report", str(folder)]) == 0
-
-
-def test_a_round_without_a_relation_does_not_hush_a_later_one_that_is_too_large(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(server, "MOST_KEPT", 31)
-    group, run = (
-        SimpleNamespace(weighed=None),
-        SimpleNamespace(layer_names=["a", "b"], warned=set(), is_main=True),
-    )
-    whole: Any = SimpleNamespace(view=None, groups=[group], run=run)
-    assert server.Server.relation_view(whole).rows.size == 0 and not capsys.readouterr().err
-    group.weighed = SimpleNamespace(receivers=range(4), sources=range(4))
-    assert server.Server.relation_view(whole).rows.size == 0
-    assert "4 receivers by 4 sources" in capsys.readouterr().err

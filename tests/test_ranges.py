@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pytest
 
@@ -59,22 +59,20 @@ class Bounded(Method):
         ("i", ("other",), "it must be one of this, that"),
     ],
 )
-def test_what_a_type_does_not_allow_is_refused(
-    field: str, values: tuple[Any, ...], said: str
-) -> None:
+def test_what_a_type_does_not_allow_is_refused(field, values, said):
     for value in values:
         with pytest.raises(BadInput) as caught:
             Bounded(**{field: value})
         assert (caught.value.key, caught.value.allowed) == (f"method.{field}", said)
 
 
-def test_the_ends_are_allowed_where_the_type_holds_them() -> None:
+def test_the_ends_are_allowed_where_the_type_holds_them():
     assert Bounded(a=0.0, b=None, c=0.0, d=1.0, e=0.0, f=0, g=1, h=-1.0, i="that") != Bounded(
         c=1.0, h=1.0
     )
 
 
-def test_a_type_that_only_checkers_know_hides_no_range_of_the_base() -> None:
+def test_a_type_that_only_checkers_know_hides_no_range_of_the_base():
     """As in a user's module that imports a field's type under `TYPE_CHECKING`."""
 
     @dataclass(frozen=True)
@@ -94,7 +92,7 @@ FREE = {("fedala", "threshold")}
 """Numbers that may be anything: a threshold that is never reached."""
 
 
-def test_every_number_of_every_method_has_bounds_that_hold() -> None:
+def test_every_number_of_every_method_has_bounds_that_hold():
     """Also those that a subclass gives another default: there the bounds must be said again."""
     without = []
     for name, (module, _, cls) in METHODS.items():

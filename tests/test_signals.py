@@ -16,7 +16,7 @@ from fl_lightning.foundation.signals import answered, undisturbed
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
 
-def test_a_block_answers_and_all_is_as_it_was() -> None:
+def test_a_block_answers_and_all_is_as_it_was():
     before = [signal.getsignal(number) for number in BOTH]
     came: list[int] = []
     with answered(lambda number, frame: came.append(number), *BOTH):
@@ -26,7 +26,7 @@ def test_a_block_answers_and_all_is_as_it_was() -> None:
     assert [signal.getsignal(number) for number in BOTH] == before
 
 
-def test_an_undisturbed_block_is_carried_out_before_ctrl_c_is_heard() -> None:
+def test_an_undisturbed_block_is_carried_out_before_ctrl_c_is_heard():
     done = []
     # a job of a shell's background ignores it
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,10 +41,10 @@ def test_an_undisturbed_block_is_carried_out_before_ctrl_c_is_heard() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_beside_the_main_thread_nothing_changes() -> None:
+def test_beside_the_main_thread_nothing_changes():
     seen: list[object] = []
 
-    def look() -> None:
+    def look():
         with undisturbed():
             seen.append(signal.getsignal(signal.SIGINT))
 
@@ -57,7 +57,7 @@ def test_beside_the_main_thread_nothing_changes() -> None:
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, signals.Terminated)]
 )
-def test_what_a_library_swallows_is_raised_again(number: int, error: type[BaseException]) -> None:
+def test_what_a_library_swallows_is_raised_again(number, error):
     """As torch and its like do around optional imports."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -74,7 +74,7 @@ def test_what_a_library_swallows_is_raised_again(number: int, error: type[BaseEx
 
 
 @pytest.mark.parametrize("number", BOTH)
-def test_a_process_that_imports_is_left_at_once_with_its_line(number: int) -> None:
+def test_a_process_that_imports_is_left_at_once_with_its_line(number):
     script = f"""
 import signal
 from fl_lightning.foundation import signals

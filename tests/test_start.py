@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ assert main(sys.argv[1:]) == 130
 
 
 @pytest.mark.slow
-def test_until_its_first_round_a_fit_on_digits_imports_only_what_it_uses(tmp_path: Path) -> None:
+def test_until_its_first_round_a_fit_on_digits_imports_only_what_it_uses(tmp_path):
     (tmp_path / "first.py").write_text(FIRST)
     callbacks = json.dumps({"first": {"class_path": "first.First"}})
     flags = "--config kapc_exact_digits --loggers null --fabric.accelerator cpu --callbacks"
@@ -50,8 +49,8 @@ def test_until_its_first_round_a_fit_on_digits_imports_only_what_it_uses(tmp_pat
 
 
 def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     table = digits._table.__wrapped__()
     monkeypatch.setattr(digits, "FILE", "elsewhere.csv.gz")
     assert np.array_equal(table, digits._table.__wrapped__())

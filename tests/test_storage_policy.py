@@ -3,14 +3,11 @@ project ships."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.flags import layers_of_flags, read_flags
 from fl_lightning.configuration.resolve import resolve
-from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation.parallel import one_process
 from fl_lightning.run import assemble, instantiate
 from fl_lightning.storage.state import MODEL
@@ -51,7 +48,7 @@ vector to mix into."""
 WATCHING = {"checkpoint", "heatmaps", "progress"}
 
 
-def ran(words: str, folder: Path) -> Federation:
+def ran(words, folder):
     """The federation after two rounds."""
     config = resolve(layers_of_flags(read_flags(f"{COMMON} {words}".split())[1])[0])
     fabric = one_process("32-true")
@@ -68,7 +65,7 @@ def ran(words: str, folder: Path) -> Federation:
     return fed
 
 
-def agree(fed: Federation) -> None:
+def agree(fed):
     """What there is in memory is what the policy says."""
     run, policy = fed.run, fed.run.policy
     states = list(run.states.values())
@@ -86,7 +83,7 @@ def agree(fed: Federation) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("method", sorted(catalogue.table("methods")))
-def test_what_each_method_keeps(method: str, tmp_path: Path) -> None:
+def test_what_each_method_keeps(method, tmp_path):
     fed = ran(f"--method {method} {ARGUMENTS.get(method, '')}", tmp_path)
     agree(fed)
     composed = bool(fed.run.groups[0].buffers) or method in MAKES
@@ -108,14 +105,14 @@ PAIRS = [
 
 @pytest.mark.sampled("layerselection", "quantize", "krum", "normbound")
 @pytest.mark.parametrize(("callback", "method"), PAIRS)
-def test_what_each_callback_has_kept(callback: str, method: str, tmp_path: Path) -> None:
+def test_what_each_callback_has_kept(callback, method, tmp_path):
     fed = ran(f"--method {method} --callbacks {callback} {CALLBACKS.get(callback, '')}", tmp_path)
     agree(fed)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "kapc"])
 @pytest.mark.parametrize("keep", ["true", "false"])
-def test_what_the_optimiser_has_kept(method: str, keep: str, tmp_path: Path) -> None:
+def test_what_the_optimiser_has_kept(method, keep, tmp_path):
     fed = ran(f"--method {method} --optimizer.momentum 0.9 --optimizer.keep_state {keep}", tmp_path)
     agree(fed)
     assert fed.run.policy.keeps_optimizer == (keep == "true")

@@ -13,6 +13,7 @@ import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from fl_lightning.core import PLAIN, Batch, Layout, Objective
 from fl_lightning.core.layout import Binding
@@ -123,6 +124,10 @@ class ClientModule(LightningModule):
         self.binding = Binding(model, layout)
         self.draws_in_evaluation = False
         """Whether the model draws random numbers in evaluation, too, once that has been tried."""
+        self.weights: Tensor | None = None
+        """Of the classes in the task loss, while a client trains; None: all alike."""
+        self.weighed = False
+        """Whether they have been used in its training."""
         self.own_step = False
         """Whether the user's model has a `training_step`."""
         if isinstance(model, LightningModule):
@@ -243,7 +248,11 @@ class ClientModule(LightningModule):
             out = self.model.training_step(*((batch, index) if self._numbered else (batch,)))  # type: ignore[operator]
             return _loss_in(out, type(self.model).__name__, self.method)
         x, y = batch
-        return self.metric.loss(self.model(x), y)
+        scores = self.model(x)
+        if self.weights is None:
+            return self.metric.loss(scores, y)
+        self.weighed = True
+        return cross_entropy(scores, y, self.weights.to(scores.dtype))
 
     def coaching(self) -> tuple[Tensor, list[Tensor | None]] | None:
         """The objective's terms at the bound vector, sum_b c_b ||w_b - a_b||^2 (KAPC's journal

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +14,6 @@ from fl_lightning.results.opening import CENTER, SITE
 from fl_lightning.sites import ends, wire
 from fl_lightning.sites.app import PACKAGE
 from fl_lightning.sites.rehearsal import LocalTransport, rehearse
-from fl_lightning.sites.site import FAILED
 
 from .test_equal import SMALL, config_of
 
@@ -25,11 +21,11 @@ BAD = 1
 """The client whose site is another."""
 
 
-def _told(**facts: Any) -> Callable[[Any], Any]:
+def _told(**facts):
     """What a site tells of itself, changed: as one of another package would."""
 
-    def site(one: Any) -> Any:
-        def answer(message: bytes) -> bytes:
+    def site(one):
+        def answer(message):
             told = wire.unpack(one(message))
             return wire.pack(told | (facts if told["kind"] == "hello" else {}))
 
@@ -38,7 +34,7 @@ def _told(**facts: Any) -> Callable[[Any], Any]:
     return site
 
 
-def _of_another_app(one: Any) -> Any:
+def _of_another_app(one):
     """A site whose app, or whose own code, is another."""
     one.fingerprint = "another"
     return one
@@ -66,10 +62,8 @@ def _of_another_app(one: Any) -> Any:
         ),
     ],
 )
-def test_a_site_of_another_run_is_one_line(
-    change: Callable[[Any], Any], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def made(sites: list[Any]) -> LocalTransport:
+def test_a_site_of_another_run_is_one_line(change, line, tmp_path, capsys):
+    def made(sites):
         return LocalTransport([change(site) if c == BAD else site for c, site in enumerate(sites)])
 
     (tmp_path / "one").mkdir()
@@ -82,16 +76,7 @@ def test_a_site_of_another_run_is_one_line(
     assert {row["client"] for row in RunFolder(run).read("failures")} == {BAD}
 
 
-def test_a_site_that_cannot_begin_keeps_the_traceback(tmp_path: Path) -> None:
-    node = {"client": 0, "data": "none.npz", "folder": str(tmp_path)}
-    answer = wire.unpack(ends.answer(tmp_path / "no app", "run", node, b""))
-    assert answer["failed"] == ["data", FAILED]
-    assert "Traceback" in (tmp_path / "run" / "failure.txt").read_text()
-
-
-def test_a_centre_does_not_go_on_with_another_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_centre_does_not_go_on_with_another_configuration(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*SMALL.split(), "--method", "fedavg", "--fabric.executor", "loop"]
     assert main(["fit", *words, "--name", "app", "--federation.rounds", "1"]) == 0
@@ -105,18 +90,8 @@ def test_a_centre_does_not_go_on_with_another_configuration(
     } == before
 
 
-def test_a_resumed_centre_adds_to_the_bytes_of_the_process_before(tmp_path: Path) -> None:
-    (tmp_path / CENTER).write_text('{"run": "a"}')
-    ends.count(tmp_path, 5, 70)
-    ends.count(tmp_path, 6, 80)
-    content = json.loads((tmp_path / CENTER).read_text())
-    assert content == {"run": "a", "bytes_sent": 11, "bytes_received": 150}
-
-
 @pytest.mark.parametrize("text", ['{"run": "a", "bytes', "[]", "{}"])
-def test_damaged_files_of_a_deployment_are_one_line(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_files_of_a_deployment_are_one_line(text, tmp_path, capsys):
     for name in (CENTER, SITE):
         (tmp_path / name).write_text(text)
     with pytest.raises(Damaged, match=r"its deployed\.json is damaged"):

@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,15 +17,12 @@ from fl_lightning.sites.ends import config_of
 from fl_lightning.sites.rehearsal import differences, simulate
 
 from .kills import of_flower
-from .machines import Machines
 from .test_equal import SMALL
 
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_three_supernodes_come_to_the_simulators_bits(
-    machines: Machines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_three_supernodes_come_to_the_simulators_bits(machines, tmp_path, capsys):
     """KAPC+BLS with TLS and node authentication; tables, bytes against the ledger, and each site's
     own model."""
     machines.open(3, *SMALL.split(), "--method", "kapc", "--callbacks", "checkpoint,layerselection")
@@ -67,7 +62,7 @@ def test_three_supernodes_come_to_the_simulators_bits(
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_kills_lose_nothing(machines: Machines) -> None:
+def test_kills_lose_nothing(machines):
     """One of each of the kills that `python -m tests.deploy.kills flower` makes many of: a
     SuperNode comes back, and after the SuperLink's death the same `flwr run` goes on."""
     done = of_flower(machines, {"site": 1, "node": 1, "superlink": 1}, seed=0)
@@ -75,37 +70,14 @@ def test_kills_lose_nothing(machines: Machines) -> None:
     assert done.killed == {"site": 1, "node": 1, "superlink": 1}
 
 
-@pytest.mark.slow
-@pytest.mark.alone
-def test_flowers_simulation_engine_comes_to_the_simulators_bits(
-    machines: Machines, tmp_path: Path
-) -> None:
-    """Ten clients as nodes of `flwr run` without a SuperNode."""
-    words = [
-        *SMALL.replace("clients 3", "clients 10").split(),
-        "--method",
-        "kapc",
-        "--rehearse",
-        "false",
-    ]
-    assert main(["deploy", *words, "--out", "app", "--sites", "sites"]) == 0
-    machines.simulation(10)
-    out = machines.flwr(*machines.run())
-    run = tmp_path / "runs" / "app"
-    assert (run / "summary.json").is_file(), out[-3000:]
-    assert differences(simulate(config_of(tmp_path / "app" / PACKAGE), tmp_path), run) == []
-    own, out_file = str(tmp_path / "sites" / "site-7" / "app"), str(tmp_path / "seven.safetensors")
-    assert main(["export", "--run", own, "--client", "7", "--out", out_file]) == 0
-
-
-def of_sites(machines: Machines) -> list[int]:
+def of_sites(machines):
     """Process ids of the sites."""
     return [pid for pid, command in machines.processes() if "sites.superexec" in command]
 
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_the_stream_has_the_rounds_and_a_site_ends_with_its_supernode(machines: Machines) -> None:
+def test_the_stream_has_the_rounds_and_a_site_ends_with_its_supernode(machines):
     """Both however they end: told to, or killed; and the centre with its SuperLink."""
     machines.open(
         2,
@@ -128,7 +100,7 @@ def test_the_stream_has_the_rounds_and_a_site_ends_with_its_supernode(machines: 
     wait_for(lambda: not [*machines.processes()])
 
 
-def wait_for(holds: Callable[[], bool]) -> None:
+def wait_for(holds):
     """Some seconds: of a busy machine."""
     deadline = time.monotonic() + 30
     while not holds():

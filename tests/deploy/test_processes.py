@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +23,7 @@ FLAGS = SMALL.replace("--federation.clients 3", "--federation.clients 2").split(
 
 
 @pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def app(tmp_path, monkeypatch):
     """An app for two sites in the working directory."""
     monkeypatch.chdir(tmp_path)
     words = [*FLAGS, "--method", "ditto", "--federation.rounds", "4", "--rehearse", "false"]
@@ -35,7 +33,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_killed_sites_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_sites_lose_nothing(tmp_path, monkeypatch):
     """Some of the kills that `python -m tests.deploy.kills sites` makes 25 of."""
     monkeypatch.chdir(tmp_path)
     done = of_sites(tmp_path, 4, seed=0)
@@ -45,14 +43,12 @@ def test_killed_sites_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert main(["export", "--run", str(tmp_path / "at-1" / "app"), *words]) == 2
 
 
-def test_a_centre_that_goes_on_comes_to_the_same_bits(
-    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_centre_that_goes_on_comes_to_the_same_bits(app, tmp_path, monkeypatch):
     """It dies after sites have answered round 3 and before it has saved it: they answer the same
     bytes again."""
     ask, trained = Exchange.ask, []
 
-    def dying(self: Exchange, t: int, kind: str, *rest: Any) -> Any:
+    def dying(self, t, kind, *rest):
         answers = ask(self, t, kind, *rest)
         if (t, kind) == (3, "visit"):
             trained.append(answers)
@@ -84,9 +80,7 @@ def test_a_centre_that_goes_on_comes_to_the_same_bits(
         (lambda a: a.pop("y_train"), "its data cannot be read"),
     ],
 )
-def test_data_that_do_not_fit_are_one_line(
-    spoil: Callable[[dict[str, Any]], Any], sentence: str, app: Path, tmp_path: Path
-) -> None:
+def test_data_that_do_not_fit_are_one_line(spoil, sentence, app, tmp_path):
     nodes = nodes_of(tmp_path)
     with np.load(nodes[1]["data"]) as file:
         content = dict(file)
@@ -96,7 +90,7 @@ def test_data_that_do_not_fit_are_one_line(
         run_of(app, in_process(app, nodes), tmp_path / "center")
 
 
-def test_a_folder_of_another_site_is_one_line(app: Path, tmp_path: Path) -> None:
+def test_a_folder_of_another_site_is_one_line(app, tmp_path):
     """Two sites share a folder; two sites say that they are one client."""
     first, second = nodes_of(tmp_path)
     sentence = "its folder holds the state of another client, or of another configuration"
@@ -129,7 +123,7 @@ class Halved(FedAvg):
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_own_code_travels_with_the_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_code_travels_with_the_app(tmp_path, monkeypatch):
     """The file is gone once the app is written; sites and centre have the app's copy."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -37,7 +37,7 @@ NEEDED = {
 """Arguments without which they are refused for another reason."""
 
 
-def refused(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def refused(words, line, capsys):
     """`fl-train deploy` ends with this line and leaves nothing behind."""
     before = set(Path().iterdir())
     assert main(["deploy", *SMALL.split(), *words.split(), "--out", "app", "--sites", "sites"]) == 2
@@ -48,9 +48,7 @@ def refused(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_transforms_that_sites_cannot_run_are_named(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_transforms_that_sites_cannot_run_are_named(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = f"--method fedavg --callbacks {name} {NEEDED.get(name, '')}"
     refused(
@@ -89,12 +87,12 @@ def test_transforms_that_sites_cannot_run_are_named(
     ids=["private", "scaler", "global test", "held out", "share held out", "executor"],
 )
 def test_data_and_settings_without_a_meaning_at_sites_are_named(
-    words: str,
-    line: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    words,
+    line,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.chdir(tmp_path)
     rows = [f"{k % 7},{k % 5 / 2},{'sick' if k % 3 else 'well'}" for k in range(90)]
     Path("table.csv").write_text("\n".join(["one,two,outcome", *rows]) + "\n")
@@ -105,13 +103,11 @@ def test_data_and_settings_without_a_meaning_at_sites_are_named(
     refused(f"{table} {words}", line, capsys)
 
 
-def test_an_app_that_the_disk_refuses_leaves_its_names_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_app_that_the_disk_refuses_leaves_its_names_free(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     move = os.replace
 
-    def full(aside: Path, path: Path) -> None:
+    def full(aside, path):
         if Path(path).name == "site-1.npz":
             raise OSError(errno.ENOSPC, "No space left on device")
         move(aside, path)

@@ -4,8 +4,6 @@ how many bytes."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,8 +40,8 @@ class Watched(LocalTransport):
         return name
 
 
-def watched(kept: list[Any]) -> Any:
-    def made(sites: list[Any]) -> LocalTransport:
+def watched(kept):
+    def made(sites):
         transport = Watched(sites)
         transport.sent, transport.come = [], []
         transport.personal, transport.uploaded = set(), set()
@@ -53,7 +51,7 @@ def watched(kept: list[Any]) -> Any:
     return made
 
 
-def numbers_of(site: Any) -> Iterator[tuple[bool, torch.Tensor]]:
+def numbers_of(site):
     """Whether a client's method uploads them, and numbers: of blocks of its model, of vectors that
     are not exchanged, and of its memory."""
     state = site.fed.run.states.get(site.client)
@@ -69,7 +67,7 @@ def numbers_of(site: Any) -> Iterator[tuple[bool, torch.Tensor]]:
         yield False, kept.flatten()
 
 
-def secrets(transport: Any) -> set[tuple[int, bytes]]:
+def secrets(transport):
     """Of what stays with clients: what is not uploaded as part of the model, and what the centre
     does not know anyway (units that no sample reaches keep the values that it has sent, or that all
     begin with)."""
@@ -82,7 +80,7 @@ def secrets(transport: Any) -> set[tuple[int, bytes]]:
     }
 
 
-def runs_of(numbers: torch.Tensor) -> Iterator[bytes]:
+def runs_of(numbers):
     """Pieces of `numbers` that nothing else is likely to be."""
     for start in range(0, len(numbers) - RUN + 1, RUN):
         run = numbers[start : start + RUN].numpy()
@@ -90,7 +88,7 @@ def runs_of(numbers: torch.Tensor) -> Iterator[bytes]:
             yield run.tobytes()
 
 
-def own_runs(file: Path) -> Iterator[bytes]:
+def own_runs(file):
     """A site's samples and labels, in each form that a message could have them."""
     with np.load(file) as content:
         for part in ("train", "validation", "test"):
@@ -105,7 +103,7 @@ def own_runs(file: Path) -> Iterator[bytes]:
 
 @pytest.mark.sampled("fedper", "ditto")
 @pytest.mark.parametrize("method", DEPLOYED)
-def test_nothing_personal_is_in_what_sites_send(method: str, tmp_path: Path) -> None:
+def test_nothing_personal_is_in_what_sites_send(method, tmp_path):
     kept: list[Any] = []
     rehearse(config_of(method), tmp_path, watched(kept))
     sent = b"".join(answer for _, answer in kept[0].come)
@@ -119,7 +117,7 @@ def test_nothing_personal_is_in_what_sites_send(method: str, tmp_path: Path) -> 
         assert len(secrets(kept[0])) > {"fedper": 3 * 2 * RUN, "ditto": 3 * 2 * 64}[method]
 
 
-def test_the_search_finds_what_is_sent(tmp_path: Path) -> None:
+def test_the_search_finds_what_is_sent(tmp_path):
     """A site that also sends its first sample, its labels and its classifier."""
     kept: list[Any] = []
     rehearse(config_of("fedper"), tmp_path, watched(kept))
@@ -132,7 +130,7 @@ def test_the_search_finds_what_is_sent(tmp_path: Path) -> None:
     assert any(run in wire.pack({"leak": model}) for client, run in kept[0].personal if client == 1)
 
 
-def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path: Path) -> None:
+def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path):
     """Sites send noisy models; epsilon is counted at the centre."""
     kept: list[Any] = []
     flags = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
@@ -146,7 +144,7 @@ def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path: Pat
 
 @pytest.mark.sampled("scaffold", "fedper")
 @pytest.mark.parametrize("method", DEPLOYED)
-def test_bytes_of_visits_are_those_of_the_ledger(method: str, tmp_path: Path) -> None:
+def test_bytes_of_visits_are_those_of_the_ledger(method, tmp_path):
     """Both ways, within 2 % and a constant a message."""
     kept: list[Any] = []
     run = rehearse(config_of(method, "--model.hidden", "[256]"), tmp_path, watched(kept))

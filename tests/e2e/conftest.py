@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,19 +209,19 @@ class Record:
         )
 
 
-def rows(folder: Path, name: str = "metrics.csv") -> list[dict[str, str]]:
+def rows(folder, name="metrics.csv"):
     """The rows of a table, as text."""
     with (folder / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def relation(file: Path) -> dict[str, list[Any]]:
+def relation(file):
     """The arrays of one round's relation."""
     with np.load(file) as held:
         return {name: held[name].tolist() for name in held.files}
 
 
-def _digest(file: Path) -> str:
+def _digest(file):
     digest = hashlib.sha256()
     for name, tensor in sorted(load_file(file).items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -231,35 +230,35 @@ def _digest(file: Path) -> str:
 
 
 @pytest.fixture
-def record() -> Callable[[Path], Record]:
+def record():
     """What of a run folder must be equal between equal runs."""
     return Record.of
 
 
 @pytest.fixture
-def table() -> Callable[..., list[dict[str, str]]]:
+def table():
     """Reads metrics.csv, or another table of a run folder."""
     return rows
 
 
 @pytest.fixture
-def small() -> Callable[..., list[str]]:
+def small():
     """The command line of a small run: `fit`'s, for processes of its own."""
 
-    def line(name: str, *flags: str) -> list[str]:
+    def line(name, *flags):
         return ["fit", *SMALL.split(), "--name", name, *_words(flags)]
 
     return line
 
 
 @pytest.fixture
-def fl_train() -> str:
+def fl_train():
     """The command."""
     return COMMAND
 
 
 @pytest.fixture(scope="session")
-def own_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own_models(tmp_path_factory):
     """A folder with the module `fl_own_models`: Normed, Frozen, Lit, Bursting, Slow."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "fl_own_models.py").write_text(OWN_MODELS)
@@ -267,7 +266,7 @@ def own_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_models: Path) -> Path:
+def workplace(tmp_path, monkeypatch, own_models):
     """An empty working directory, outside any launcher, with the user's own models importable."""
     monkeypatch.chdir(tmp_path)
     # beside the folder, which tests want to find empty
@@ -282,11 +281,11 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_models: Path)
 
 
 @pytest.fixture
-def fit(workplace: Path, small: Callable[..., list[str]]) -> Callable[..., Path]:
+def fit(workplace, small):
     """Runs `fl-train fit` in this process, small unless `flags` say otherwise; gives the run
     folder."""
 
-    def run(name: str, *flags: str) -> Path:
+    def run(name, *flags):
         assert main(small(name, *flags)) == 0
         return workplace / "runs" / name
 
@@ -294,11 +293,11 @@ def fit(workplace: Path, small: Callable[..., list[str]]) -> Callable[..., Path]
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str], workplace: Path) -> Callable[..., str]:
+def refused(capsys, workplace):
     """Runs a command in this process that must be refused; gives its one line. Nothing on the disk
     may change."""
 
-    def run(*words: str, code: int = 2) -> str:
+    def run(*words, code=2):
         before = contents(workplace)
         capsys.readouterr()
         assert main(_words(words)) == code
@@ -312,7 +311,7 @@ def refused(capsys: pytest.CaptureFixture[str], workplace: Path) -> Callable[...
     return run
 
 
-def contents(folder: Path) -> dict[str, bytes | None]:
+def contents(folder):
     """Every file below `folder` with what it holds, and every folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
@@ -321,10 +320,10 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 
 @pytest.fixture
-def command(workplace: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def command(workplace):
     """Runs `fl-train` as a command of its own."""
 
-    def run(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    def run(*words, code=0):
         line = [COMMAND, *_words(words)]
         done = subprocess.run(
             line, cwd=workplace, capture_output=True, text=True, timeout=300, check=False
@@ -336,13 +335,13 @@ def command(workplace: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture
-def on_ranks(workplace: Path) -> Callable[..., None]:
+def on_ranks(workplace):
     """Runs commands one after the other, each on several processes that are forked from this one.
 
     They are told what torchrun tells its own. Importing is what takes long, and is done already.
     """
 
-    def run(count: int, *lines: list[str]) -> None:
+    def run(count, *lines):
         for line in lines:
             attempts = ranks(count, line, workplace / "rank")
             assert [a.wait(900) for a in attempts] == [0] * count, [a.err for a in attempts]
@@ -350,6 +349,6 @@ def on_ranks(workplace: Path) -> Callable[..., None]:
     return run
 
 
-def _words(words: tuple[str, ...]) -> list[str]:
+def _words(words):
     """Each string is a piece of a command line (no spaces inside a word)."""
     return [part for word in words for part in word.split()]

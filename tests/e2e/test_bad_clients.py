@@ -3,13 +3,9 @@ are the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from fl_lightning.cli import main
 
 FAULT = "--callbacks fl_own_models.Fault --callbacks.fault.at [2,4] --federation.rounds 4"
 METHODS = ("fedavg", "kapc")
@@ -23,25 +19,13 @@ LINES = {
 }
 
 
-def all_of(folder: Path, record: Callable[[Path], Any]) -> tuple[Any, str]:
+def all_of(folder, record):
     return record(folder), (folder / "failures.csv").read_text()
 
 
+@pytest.mark.sampled("explode")
 @pytest.mark.parametrize("kind", LINES)
-def test_stop_ends_the_run_in_one_line(
-    kind: str, small: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(small("a", FAULT, f"--callbacks.fault.kind {kind}")) == 1
-    err = capsys.readouterr().err.splitlines()
-    assert err[-1].startswith(f"fl-train: error: client 1 failed in round 2, {LINES[kind]}")
-    assert not any("Traceback" in line for line in err)
-    assert not Path("runs/a/failures.csv").exists()
-
-
-@pytest.mark.parametrize("kind", LINES)
-def test_skip_says_so_counts_and_lists(
-    kind: str, fit: Callable[..., Path], table: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_skip_says_so_counts_and_lists(kind, fit, table, capsys):
     folder = fit("a", FAULT, f"--callbacks.fault.kind {kind} --federation.on_bad_client skip")
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("client ")]
     assert [line.endswith("; skipped") for line in told] == [True, True]
@@ -60,11 +44,11 @@ def test_skip_says_so_counts_and_lists(
 
 @pytest.mark.slow
 def test_skipping_is_the_same_on_two_processes_and_after_a_resume(
-    fit: Callable[..., Path],
-    small: Callable[..., list[str]],
-    on_ranks: Callable[..., None],
-    record: Any,
-) -> None:
+    fit,
+    small,
+    on_ranks,
+    record,
+):
     flags = {m: f"{FAULT} --federation.on_bad_client skip --method {m}" for m in METHODS}
     on_ranks(2, *(small(f"{m}-2", flags[m]) for m in METHODS))
     for m in METHODS:
@@ -74,10 +58,9 @@ def test_skipping_is_the_same_on_two_processes_and_after_a_resume(
         assert all_of(fit(f"{m}-cut", flags[m], "--resume"), record) == one
 
 
+@pytest.mark.sampled("kapc")
 @pytest.mark.parametrize("method", METHODS)
-def test_a_retried_client_leaves_no_trace(
-    method: str, fit: Callable[..., Path], table: Any, record: Any
-) -> None:
+def test_a_retried_client_leaves_no_trace(method, fit, table, record):
     import fl_own_models
 
     fl_own_models.Fault.done.clear()

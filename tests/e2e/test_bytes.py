@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import math
 import shlex
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ PLAIN = (
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
+def images(tmp_path_factory):
     """Eleven training images and two test images a client: bytes do not depend on what is in
     them."""
     rng = np.random.default_rng(0)
@@ -43,9 +42,7 @@ def images(tmp_path_factory) -> Path:
         ("kapc", 426.54, 426.17),  # normalisation up, never down
     ],
 )
-def test_one_round_on_resnet18(
-    images: Path, tmp_path: Path, method: str, up: float, down: float
-) -> None:
+def test_one_round_on_resnet18(images, tmp_path, method, up, down):
     where = (
         f"--data.source arrays --data.root {images} --data.partition iid --out {tmp_path} --name "
         f"run"

@@ -10,10 +10,6 @@ everybody.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from fl_lightning.configuration import catalogue
@@ -36,13 +32,13 @@ CASES = [*((name, 0.6) for name in catalogue.table("methods")), *((name, 1.0) fo
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "share"), CASES)
 def test_two_processes_and_two_breaks_change_nothing(
-    method: str,
-    share: float,
-    fit: Callable[..., Path],
-    small: Callable[..., list[str]],
-    on_ranks: Callable[..., None],
-    record: Any,
-) -> None:
+    method,
+    share,
+    fit,
+    small,
+    on_ranks,
+    record,
+):
     flags = (
         f"--method {method} --federation.participation {share} {NEEDS.get(method, '')} "
         f"--federation.rounds"

@@ -7,22 +7,19 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from fl_lightning.cli import main
-from fl_lightning.core import Payload, Server
 from fl_lightning.methods.fedavg import FedAvg
 
 BURSTING = "--model fl_own_models.Bursting --federation.batch_size 1000 --federation.rounds 4"
 
 
 @pytest.fixture
-def bursts() -> Iterator[Any]:
+def bursts():
     """The model that fails; mended in the end."""
     import fl_own_models
 
@@ -31,13 +28,13 @@ def bursts() -> Iterator[Any]:
 
 
 def test_a_failing_client_is_named_and_the_rounds_before_it_are_kept(
-    fit: Callable[..., Path],
-    small: Callable[..., list[str]],
-    table: Any,
-    bursts: Any,
-    record: Any,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    fit,
+    small,
+    table,
+    bursts,
+    record,
+    capsys,
+):
     whole = record(fit("whole", BURSTING))
     # operations are counted on two passes; five clients in round 1, three in round 2
     bursts.at = 2 + 5 + 3
@@ -58,23 +55,7 @@ def test_a_failing_client_is_named_and_the_rounds_before_it_are_kept(
     assert record(fit("a", BURSTING, "--resume")) == whole
 
 
-@pytest.mark.slow
-def test_a_failing_client_on_another_process(
-    command: Callable[..., Any], small: Callable[..., list[str]], table: Any
-) -> None:
-    # operations are counted on two; no process has more than three of the five clients: round 2
-    at = 2 + 5
-    done = command(*small("a", BURSTING, f"--model.at {at} --fabric.devices 2"), code=1)
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("fl-train: error: client ")
-    assert "failed in round 2, stage training: ArithmeticError: it burst" in last
-    assert "Traceback" not in done.stderr
-    assert [row["round"] for row in table(Path("runs/a"))] == ["1"]
-
-
-def test_training_that_leaves_the_numbers_is_told(
-    small: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_that_leaves_the_numbers_is_told(small, capsys):
     """An unstable step on the relation (nothing projects it back) does not go on with garbage."""
     flags = (
         "--method.solver step --method.rho_units absolute --method.projection none --method.eta_r "
@@ -84,9 +65,7 @@ def test_training_that_leaves_the_numbers_is_told(
     assert "unstable" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_disk_that_refuses(
-    small: Callable[..., list[str]], workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_that_refuses(small, workplace, capsys):
     assert main(small("a")) == 0
     capsys.readouterr()
     shutil.rmtree(workplace / "runs" / "a" / "relation")
@@ -97,9 +76,7 @@ def test_a_disk_that_refuses(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_stopped_run_leaves_no_process_behind(
-    how: signal.Signals, fl_train: str, small: Callable[..., list[str]], workplace: Path
-) -> None:
+def test_a_stopped_run_leaves_no_process_behind(how, fl_train, small, workplace):
     """To end the process that was started is enough, however many it has started itself.
 
     It is started as a script starts a job in the background, which ignores Ctrl-C.
@@ -132,7 +109,7 @@ def test_a_stopped_run_leaves_no_process_behind(
         time.sleep(0.1)
 
 
-def children(pid: int) -> list[int]:
+def children(pid):
     """Process ids of the children of `pid` (Linux)."""
     if not os.path.isdir("/proc"):
         pytest.skip("no /proc to look at")
@@ -147,10 +124,8 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def test_memory_that_ends_beside_the_visits_is_said_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broadcast(self: FedAvg, server: Server) -> dict[int, Payload]:
+def test_memory_that_ends_beside_the_visits_is_said_in_one_line(tmp_path, monkeypatch, capsys):
+    def broadcast(self, server):
         raise torch.OutOfMemoryError("2 GiB wanted\nand a long report")
 
     monkeypatch.setattr(FedAvg, "broadcast", broadcast)

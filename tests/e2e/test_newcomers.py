@@ -3,9 +3,7 @@ after a break."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,12 +30,12 @@ HELD = "--data.held_out_clients 0.2 --evaluation.newcomer_samples [0,5]"
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_unseen_clients_on_two_processes_and_after_a_break(
-    fit: Callable[..., Path],
-    small: Callable[..., list[str]],
-    on_ranks: Callable[..., None],
-    record: Any,
-    name: str,
-) -> None:
+    fit,
+    small,
+    on_ranks,
+    record,
+    name,
+):
     flags = f"--method {name} {NEEDS.get(name, '')} {HELD}"
     on_ranks(2, small("two", flags))
     one = record(fit("one", flags))
@@ -54,11 +52,11 @@ FAILING = (
 
 
 def test_a_held_out_client_that_fails_has_no_score_or_ends_the_run(
-    fit: Callable[..., Path],
-    small: Callable[..., list[str]],
-    record: Any,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    fit,
+    small,
+    record,
+    capsys,
+):
     one = record(fit("one", FAILING, "--federation.on_bad_client skip"))
     line = (
         "held-out client 1 failed in round 3, stage download: ValueError: too few samples to whiten"
@@ -77,19 +75,17 @@ def test_a_held_out_client_that_fails_has_no_score_or_ends_the_run(
 
 @pytest.mark.slow
 def test_a_held_out_client_that_fails_on_two_processes(
-    fit: Callable[..., Path],
-    small: Callable[..., list[str]],
-    on_ranks: Callable[..., None],
-    record: Any,
-) -> None:
+    fit,
+    small,
+    on_ranks,
+    record,
+):
     flags = f"{FAILING} --federation.on_bad_client skip"
     on_ranks(2, small("two", flags))
     assert record(Path("runs/two")) == record(fit("one", flags))
 
 
-def test_models_that_diverge_after_the_rounds_have_no_score(
-    fit: Callable[..., Path], table: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_models_that_diverge_after_the_rounds_have_no_score(fit, table, capsys):
     """Few steps in each round, many for fine-tuned copies and newcomers, and a weight decay that
     multiplies by -2."""
     flags = (

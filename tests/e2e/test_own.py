@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
-from PIL import Image
 from sklearn.datasets import load_digits
 
-Table = Callable[..., list[dict[str, str]]]
 
-
-def test_own_module(fit: Callable[..., Path], table: Table) -> None:
+def test_own_module(fit, table):
     folder = fit("a", "--model fl_own_models.Normed --model.width 6 --federation.local_epochs 3")
     accuracies = [float(row["mean_accuracy"]) for row in table(folder)]
     assert accuracies[-1] > 0.6
@@ -29,27 +23,21 @@ def test_own_module(fit: Callable[..., Path], table: Table) -> None:
     )
 
 
-def test_own_lightning_module_trains_by_its_own_rules(
-    fit: Callable[..., Path], table: Table
-) -> None:
+def test_own_lightning_module_trains_by_its_own_rules(fit, table):
     import fl_own_models
 
     fl_own_models.Lit.steps = fl_own_models.Lit.optimizers_made = 0
     flags = "--model fl_own_models.Lit --federation.local_epochs 3"
     own = table(fit("a", flags, "--optimizer.name module"))
-    assert fl_own_models.Lit.steps > 0
-    assert fl_own_models.Lit.optimizers_made == 1
+    assert fl_own_models.Lit.steps > 0 and fl_own_models.Lit.optimizers_made == 1
     assert float(own[-1]["mean_accuracy"]) > 0.6
-    faster = table(fit("b", flags, "--optimizer.name module --model.lr 0.02"))
-    assert faster[0]["train_loss"] != own[0]["train_loss"]
-    fl_own_models.Lit.optimizers_made = 0
-    sgd = table(fit("c", flags))
-    assert fl_own_models.Lit.optimizers_made == 0
+    sgd = table(fit("b", flags, "--federation.rounds 1"))
+    assert fl_own_models.Lit.optimizers_made == 1
     assert sgd[0]["train_loss"] != own[0]["train_loss"]
 
 
 @pytest.fixture
-def arrays(workplace: Path) -> Path:
+def arrays(workplace):
     """The digits as arrays of a user's own."""
     digits = load_digits()
     x, y = digits.images.astype(np.float32), digits.target
@@ -63,7 +51,7 @@ def arrays(workplace: Path) -> Path:
     return workplace / "mine.npz"
 
 
-def test_own_arrays(fit: Callable[..., Path], table: Table, arrays: Path) -> None:
+def test_own_arrays(fit, table, arrays):
     folder = fit(
         "a",
         f"--data.source arrays --data.root {arrays} --data.fraction 1 --federation.local_epochs 3",
@@ -78,28 +66,7 @@ def test_own_arrays(fit: Callable[..., Path], table: Table, arrays: Path) -> Non
     assert table(again, "final.csv") == table(folder, "final.csv")
 
 
-def test_own_images(fit: Callable[..., Path], table: Table, workplace: Path) -> None:
-    digits = load_digits()
-    for k in range(300):
-        folder = (
-            workplace / "pictures" / ("train" if k < 240 else "test") / f"digit_{digits.target[k]}"
-        )
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((digits.images[k] * 15).astype(np.uint8)).save(folder / f"{k}.png")
-    run = fit(
-        "a",
-        "--data.source images --data.root pictures --data.fraction 1 --federation.clients 3",
-        "--data.partition iid --federation.local_epochs 5",
-    )
-    assert float(table(run)[-1]["mean_accuracy"]) > 0.5
-
-
-@pytest.mark.parametrize("partition", ["pathological", "rotated", "iid"])
-def test_every_partition(fit: Callable[..., Path], table: Table, partition: str) -> None:
-    assert len(table(fit("a", f"--data.partition {partition}"))) == 3
-
-
-def test_mnist(fit: Callable[..., Path], table: Table, fl_data: Path) -> None:
+def test_mnist(fit, table, fl_data):
     flags = (
         f"--config kapc_mnist --loggers null --data.root {fl_data} --data.fraction 0.02 "
         f"--federation.clients 4"

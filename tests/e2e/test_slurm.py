@@ -12,9 +12,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,13 +26,13 @@ PATIENCE = 900.0  # seconds; importing alone takes 20 on a busy machine
 SLOW = "--model fl_own_models.Slow --model.seconds 0.1 --federation.rounds 8"
 
 
-def _said(*words: str) -> str:
+def _said(*words):
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     return done.stdout if done.returncode == 0 else ""
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[str]:
+def cluster():
     """The cluster's SLURM_CONF; it is stopped at the end if it was started here."""
     if not SCRIPT.is_file():
         pytest.skip("no SLURM cluster: FL_SLURM names no script that starts one")
@@ -60,19 +58,17 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def at_cluster(cluster: str, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def at_cluster(cluster, workplace, monkeypatch):
     """Commands of this test speak to the cluster."""
     monkeypatch.setenv("SLURM_CONF", cluster)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
 
 
 @pytest.fixture
-def submit(
-    small: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
+def submit(small, capsys):
     """Submits a small run; gives the job's number."""
 
-    def run(name: str, *flags: str) -> str:
+    def run(name, *flags):
         capsys.readouterr()
         assert main(["submit", "--time", "00:30:00", *small(name, *flags)[1:]]) == 0
         found = re.search(r"Submitted batch job (\d+)", capsys.readouterr().out)
@@ -82,30 +78,30 @@ def submit(
     return run
 
 
-def _wait(what: str, holds: Callable[[], bool], said: Callable[[], str]) -> None:
+def _wait(what, holds, said):
     end = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < end, f"waited for {what} in vain: {said()}"
         time.sleep(0.5)
 
 
-def _state(job: str) -> dict[str, str]:
+def _state(job):
     """Of the first task of a job."""
     return dict(
         re.findall(r"(\w+)=(\S+)", _said("scontrol", "-o", "show", "job", job).partition("\n")[0])
     )
 
 
-def _logs(folder: Path) -> str:
+def _logs(folder):
     return "\n".join(
         file.read_text()[-2000:] for file in sorted((folder / "runs" / "jobs").glob("*.out"))
     )
 
 
-def _finished(folder: Path, job: str, *names: str) -> None:
+def _finished(folder, job, *names):
     """Wait until the runs have ended well."""
 
-    def done() -> bool:
+    def done():
         state = _state(job).get("JobState", "")
         assert state not in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"), (
             f"{state}\n{_logs(folder)}"
@@ -117,20 +113,20 @@ def _finished(folder: Path, job: str, *names: str) -> None:
     _wait(f"job {job}", done, lambda: f"{_state(job)}\n{_logs(folder)}")
 
 
-def _rounds(folder: Path, name: str) -> int:
+def _rounds(folder, name):
     file = folder / "runs" / name / "metrics.csv"
     return max(len(file.read_text().splitlines()) - 1, 0) if file.exists() else 0
 
 
 @pytest.mark.parametrize(("nodes", "tasks"), [(1, 2), (2, 1)])
 def test_tasks_on_nodes_give_what_one_process_gives(
-    nodes: int,
-    tasks: int,
-    fit: Callable[..., Path],
-    submit: Callable[..., str],
-    workplace: Path,
-    record: Any,
-) -> None:
+    nodes,
+    tasks,
+    fit,
+    submit,
+    workplace,
+    record,
+):
     job = submit("several", f"--nodes {nodes} --tasks-per-node {tasks}")
     one = fit("one")
     _finished(workplace, job, "several")
@@ -139,9 +135,7 @@ def test_tasks_on_nodes_give_what_one_process_gives(
     assert '"world_size": 2' in (one.with_name("several") / "summary.json").read_text()
 
 
-def test_a_sweep_of_seeds_is_an_array(
-    fit: Callable[..., Path], submit: Callable[..., str], workplace: Path, record: Any, capsys: Any
-) -> None:
+def test_a_sweep_of_seeds_is_an_array(fit, submit, workplace, record, capsys):
     job = submit("swept", "--array seed=0-2")
     names = [f"swept-seed{seed}" for seed in range(3)]
     expected = [record(fit(f"alone{seed}", f"--seed {seed}")) for seed in range(3)]
@@ -154,9 +148,7 @@ def test_a_sweep_of_seeds_is_an_array(
     assert capsys.readouterr().out.count("finished") == 6
 
 
-def test_near_its_limit_a_job_saves_and_goes_on_in_its_next_turn(
-    fit: Callable[..., Path], submit: Callable[..., str], workplace: Path, record: Any
-) -> None:
+def test_near_its_limit_a_job_saves_and_goes_on_in_its_next_turn(fit, submit, workplace, record):
     job = submit("broken", SLOW, "--nodes 1 --tasks-per-node 2")
     _wait("rounds", lambda: _rounds(workplace, "broken") >= 2, lambda: _logs(workplace))
     assert not (workplace / "runs" / "broken" / "summary.json").exists()
@@ -167,9 +159,7 @@ def test_near_its_limit_a_job_saves_and_goes_on_in_its_next_turn(
     assert record(workplace / "runs" / "broken") == record(fit("unbroken", SLOW))
 
 
-def test_a_job_that_an_urgent_one_pushes_out_goes_on_after_it(
-    fit: Callable[..., Path], submit: Callable[..., str], workplace: Path, record: Any
-) -> None:
+def test_a_job_that_an_urgent_one_pushes_out_goes_on_after_it(fit, submit, workplace, record):
     job = submit("pushed", SLOW)
     _wait("rounds", lambda: _rounds(workplace, "pushed") >= 2, lambda: _logs(workplace))
     urgent = [
@@ -188,9 +178,7 @@ def test_a_job_that_an_urgent_one_pushes_out_goes_on_after_it(
     assert record(workplace / "runs" / "pushed") == record(fit("unbroken", SLOW))
 
 
-def test_what_the_cluster_has_not_is_refused(
-    small: Callable[..., list[str]], workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_cluster_has_not_is_refused(small, workplace, capsys):
     assert shutil.which("sbatch")
     wrong = {
         "--gpus-per-node 5": "no node has more than 4",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
+from fl_lightning.cli import main
 from fl_lightning.lab.report import clients, figures, newcomers, vector
 from fl_lightning.lab.report.page import render
 from fl_lightning.lab.report.tables import incomparable
@@ -139,6 +141,21 @@ def test_names_that_matplotlib_reads_otherwise_stand_in_the_legends(make_run):
     vector.place(figure)
     figure.draw_without_rendering()
     assert figure.axes[0].get_window_extent().height > 150
+
+
+@pytest.mark.slow
+def test_charts_become_files_that_are_the_same_every_time(make_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    change(make_run("b"), seed=1)
+    make_run("a", channel=True)
+    kept = []
+    for _ in range(2):
+        assert main(["report", "a", "b", "--figures", "pdf"]) == 0
+        files = {file.name: file.read_bytes() for file in Path("report-figures").iterdir()}
+        assert json.loads(files.pop("figures.json")) == sorted(files)
+        kept.append(files)
+    assert kept[0] == kept[1] and {"accuracy.pdf", "relation-0.pdf", "cost-channel.pdf"} <= {*files}
+    assert all(content.startswith(b"%PDF") for content in files.values())
 
 
 # ---------------------------------------------------------------- newcomers

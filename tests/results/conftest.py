@@ -11,7 +11,7 @@ import stored
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """The stored folders, unpacked; nothing is written to them."""
     folder = tmp_path_factory.mktemp("stored")
     stored.unpacked(folder)

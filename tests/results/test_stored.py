@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from pathlib import Path
 
 import pytest
 import stored
 
 
-def held(name: str, now: str) -> None:
+def held(name, now):
     before = stored.expected()[name]
     lines = difflib.unified_diff(
         before.splitlines(), now.splitlines(), "stored", "now", lineterm="", n=0
@@ -20,19 +19,17 @@ def held(name: str, now: str) -> None:
 
 @pytest.mark.sampled("compare.txt", "reproduce.txt")
 @pytest.mark.parametrize("name", stored.COMMANDS)
-def test_what_commands_print_of_stored_runs(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_commands_print_of_stored_runs(name, folder, monkeypatch):
     monkeypatch.chdir(folder)
     held(name, stored.printed(stored.COMMANDS[name]))
 
 
 @pytest.mark.parametrize("name", stored.REPORTS)
-def test_pages_on_stored_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_on_stored_runs(name, folder, monkeypatch):
     monkeypatch.chdir(folder)
     held(name, stored.page(stored.REPORTS[name], folder / name))
 
 
-def test_what_is_stored_is_small() -> None:
+def test_what_is_stored_is_small():
     assert stored.EXPECTED.stat().st_size < 200_000
     assert sum(file.stat().st_size for file in stored.HERE.glob("*.*z*")) < 200_000

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from fl_lightning import RunFailed, fit
 from fl_lightning.callbacks import Observer
 from fl_lightning.core import RunContext
-from fl_lightning.results.summary import Summary, merged
+from fl_lightning.results.summary import Summary
 
 
 class Counts(Observer):
@@ -22,7 +21,7 @@ class Counts(Observer):
         return {Counts.KEY: run.rounds}
 
 
-def config(name: str) -> dict[str, object]:
+def config(name):
     return {
         "config": "kapc_exact_digits",
         "name": name,
@@ -36,9 +35,7 @@ def config(name: str) -> dict[str, object]:
     }
 
 
-def test_an_observer_contributes_and_a_key_twice_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_observer_contributes_and_a_key_twice_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Counts, "__module__", "own_observer")
     monkeypatch.setitem(
@@ -59,13 +56,3 @@ def test_an_observer_contributes_and_a_key_twice_is_an_error(
     ):
         fit(config("twice"))
     assert not (tmp_path / "runs" / "twice" / "summary.json").exists()
-
-
-def test_parts_are_merged_in_order() -> None:
-    assert list(merged([("a", {"x": 1}), ("b", {"y": 2})])) == ["x", "y"]
-    with pytest.raises(RunFailed, match="b and a both contribute 'x'"):
-        merged([("a", {"x": 1}), ("b", {"x": 1})])
-
-
-def test_an_unfinished_run_has_an_empty_summary() -> None:
-    assert Summary.of({}) == {} and not Summary.of({}) and Summary.of({}).judge is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,7 +12,7 @@ from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import labels, load, run_folders, tidy
 
 
-def test_means_are_those_of_compare(folder: Path) -> None:
+def test_means_are_those_of_compare(folder):
     table = tidy(load(run_folders([folder / "study"])))
     assert list(table) == ["method", "setting", "seed", "client", "model", "metric", "value"]
     assert not table[["method", "seed", "client", "model", "metric", "value"]].isna().any(axis=None)
@@ -25,13 +24,13 @@ def test_means_are_those_of_compare(folder: Path) -> None:
         assert means["kapc", setting] == pytest.approx(rows["kapc", setting], abs=1e-12)
 
 
-def test_an_unfinished_run_has_no_rows(folder: Path) -> None:
+def test_an_unfinished_run_has_no_rows(folder):
     assert tidy(load([folder / "extended"])).empty
     assert isinstance(tidy([]), pd.DataFrame)
 
 
-def test_runs_that_differ_in_an_argument_of_a_callback_have_labels_of_their_own() -> None:
-    def run(method: str, **callbacks: dict[str, object]) -> RunResult:
+def test_runs_that_differ_in_an_argument_of_a_callback_have_labels_of_their_own():
+    def run(method, **callbacks):
         config = {
             "method": {"class_path": f"fl_lightning.methods.{method}", "init_args": {}},
             "callbacks": callbacks,

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,20 @@ import yaml
 from fl_lightning.results.result import MIB
 
 MakeRun = Callable[..., Path]
-MakeStudy = Callable[..., Path]
-Cell = tuple[str, dict[str, Any], int, Sequence[float] | None, dict[str, Any]]
 
 
 def write_run(
-    path: Path,
-    scores: Sequence[float],
-    method: str = "kapc",
-    seed: int = 0,
-    judge: str = "after",
-    others: dict[str, Sequence[float]] | None = None,
-    ended: bool = True,
-    config: dict[str, dict[str, Any]] | None = None,
-    arguments: dict[str, Any] | None = None,
-    configured: str | None = None,
-) -> Path:
+    path,
+    scores,
+    method="kapc",
+    seed=0,
+    judge="after",
+    others=None,
+    ended=True,
+    config=None,
+    arguments=None,
+    configured=None,
+):
     """A run of two rounds, the first with half of the final accuracies; 2 MiB and 3 s each.
     `others`: further kinds; `configured`: the judge of its configuration, where that is not
     `judge`."""
@@ -71,21 +69,21 @@ def write_run(
     return path
 
 
-def write_csv(path: Path, rows: list[list[Any]]) -> None:
+def write_csv(path, rows):
     path.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> MakeRun:
+def make_run(tmp_path):
     return lambda name, *args, **more: write_run(tmp_path / name, *args, **more)
 
 
 @pytest.fixture
-def make_study(tmp_path: Path) -> MakeStudy:
+def make_study(tmp_path):
     """Makes a study of cells (label, setting, seed, scores, then what `write_run` takes); scores
     None: not run yet."""
 
-    def make(cells: list[Cell], name: str = "study") -> Path:
+    def make(cells, name="study"):
         listed = []
         for label, setting, seed, scores, more in cells:
             more = {"method": label.partition(" ")[0], **more}

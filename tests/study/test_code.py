@@ -6,9 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,7 +14,6 @@ import yaml
 from fl_lightning.cli import main
 from fl_lightning.results import owncode
 
-from .conftest import MakeRun
 from .small import SMALL
 
 ONE_ROUND = {**SMALL, "federation.rounds": 1}
@@ -34,18 +31,17 @@ SLURM = {
     "sinfo": "exit 1",
     "squeue": "exit 0",
 }
-Ask = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ask:
+def ask(tmp_path, monkeypatch, capfd):
     """Runs a command in a folder with a study of a method of one's own, as a new process would;
     code, out, err."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # edits within a second of one another
 
-    def run(words: str, **changes: Any) -> tuple[int, str, str]:
+    def run(words, **changes):
         for name in [name for name in sys.modules if name.startswith("fl_own_study")]:
             del sys.modules[name]
         asked = {
@@ -64,13 +60,13 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     return run
 
 
-def edit(sign: int) -> None:
+def edit(sign):
     """The file that the method's imports."""
     Path("fl_own_study_steps.py").write_text(f"SIGN = {sign}\n")
 
 
 @pytest.mark.slow
-def test_seeds_that_are_added_after_an_edit_are_refused(ask: Ask, tmp_path: Path) -> None:
+def test_seeds_that_are_added_after_an_edit_are_refused(ask, tmp_path):
     line = "study study.yaml --out s --workers 1"
     assert ask(line)[0] == 0
     edit(-1)
@@ -112,7 +108,7 @@ def test_seeds_that_are_added_after_an_edit_are_refused(ask: Ask, tmp_path: Path
     assert ask(line, seeds=[0, 1, 2, 3], **both)[0] == 2
 
 
-def test_a_model_is_every_rows(ask: Ask, tmp_path: Path) -> None:
+def test_a_model_is_every_rows(ask, tmp_path):
     model = "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n"
     model += "        super().__init__(nn.Flatten(), nn.Linear(64, 10))\n"
     Path("fl_own_study_net.py").write_text(model)
@@ -126,33 +122,7 @@ def test_a_model_is_every_rows(ask: Ask, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_a_study_that_was_broken_off_tells_its_versions_by_round(
-    ask: Ask, tmp_path: Path
-) -> None:
-    line = "study study.yaml --out s --workers 1"
-    run = tmp_path / "s/runs/mine/seed-0"
-    assert ask(line)[0] == 0
-    (run / "summary.json").unlink()
-    edit(-1)
-    assert ask(line)[0] == 2
-    # What it was stopped in was round 2, say.
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    for file, was in ((run / "config.yaml", config), (tmp_path / "s/study.yaml", None)):
-        content = was or yaml.safe_load(file.read_text())
-        (content if was else content["base"])["federation"]["rounds"] = 2
-        file.write_text(yaml.safe_dump(content))
-    base = ["kapc_exact_digits", {**SMALL, "federation.rounds": 2}]
-    code, _, err = ask(f"{line} --accept_changed_code", base=base)
-    assert code == 0, err
-    found = [(v["first_round"], v["folder"], v["changed"]) for v in owncode.versions(run)]
-    assert found == [(1, "source", []), (2, "source/from-round-0002", ["fl_own_study_steps.py"])]
-    assert (run / "source/fl_own_study_steps.py").read_text() == "SIGN = 1\n"
-
-
-@pytest.mark.slow
-def test_a_job_that_waits_in_a_queue_is_held_to_what_was_submitted(
-    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_waits_in_a_queue_is_held_to_what_was_submitted(ask, tmp_path, monkeypatch):
     for name, text in SLURM.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -178,7 +148,7 @@ def test_a_job_that_waits_in_a_queue_is_held_to_what_was_submitted(
 
 
 @pytest.mark.slow
-def test_trials_of_one_search_have_one_code(ask: Ask, tmp_path: Path) -> None:
+def test_trials_of_one_search_have_one_code(ask, tmp_path):
     line = "tune study.yaml --out t --trials 1 --workers 1 --study false"
     assert ask(line)[0] == 0
     edit(-1)
@@ -192,7 +162,7 @@ def test_trials_of_one_search_have_one_code(ask: Ask, tmp_path: Path) -> None:
     assert ask(line)[0] == 0
 
 
-def versioned(run: Path, digest: str) -> Path:
+def versioned(run, digest):
     """`run`, with a record of own code."""
     entry = {"first_round": 1, "folder": "source", "code": {"mine.py": digest}, "changed": []}
     (run / "source").mkdir()
@@ -201,11 +171,11 @@ def versioned(run: Path, digest: str) -> Path:
 
 
 def test_runs_of_a_row_with_different_code_are_refused(
-    make_run: MakeRun,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    make_run,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.chdir(tmp_path)
     for seed, digest in ((0, "aaaaaaaaaa"), (1, "bbbbbbbbbb")):
         versioned(make_run(f"mine-{seed}", [0.5, 0.6], method="mine.Mine", seed=seed), digest)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from fl_lightning.foundation.errors import BadInput
@@ -16,15 +14,15 @@ PLAIN = {
 }
 
 
-def study(**changes: Any) -> Study:
+def study(**changes):
     return Study.of({**PLAIN, **changes})
 
 
-def cells(found: Study, participation: float = 1.0) -> list[dict[str, Any]]:
+def cells(found, participation=1.0):
     return [cell for run in found.runs(participation) for cell in run.cells()]
 
 
-def test_cells_are_methods_in_settings_with_seeds() -> None:
+def test_cells_are_methods_in_settings_with_seeds():
     grid = {"data.alpha": [0.1, 0.3], "model.hidden": [[16], [64, 32]]}
     found = cells(study(grid=grid, forced=False))
     assert len(found) == 2 * 4 * 2
@@ -41,7 +39,7 @@ def test_cells_are_methods_in_settings_with_seeds() -> None:
     assert len({cell["folder"] for cell in found}) == len(found)
 
 
-def test_keys_of_a_grid_can_vary_together() -> None:
+def test_keys_of_a_grid_can_vary_together():
     sizes = [
         {"federation.clients": 10, "data.fraction": 0.1},
         {"federation.clients": 20, "data.fraction": 0.2},
@@ -59,7 +57,7 @@ def test_keys_of_a_grid_can_vary_together() -> None:
     )
 
 
-def test_a_method_has_arguments_of_its_own_in_a_setting() -> None:
+def test_a_method_has_arguments_of_its_own_in_a_setting():
     methods = [{"name": "kapc", "lam": 2, "beta": 1, "when": {"data.alpha=0.3": {"beta": 5}}}]
     found = study(methods=methods, grid={"data.alpha": [0.1, 0.3]}, seeds=[0], forced=False)
     arguments = [run.entry.arguments_in(run.setting) for run in found.runs(1.0)]
@@ -67,13 +65,13 @@ def test_a_method_has_arguments_of_its_own_in_a_setting() -> None:
     assert {run.entry.label for run in found.runs(1.0)} == {"kapc lam=2 beta=1"}
 
 
-def test_without_a_grid_there_is_one_setting() -> None:
+def test_without_a_grid_there_is_one_setting():
     (first, _, _, _) = cells(study(forced=False))
     assert first["setting"] == {}
     assert first["folder"] == "runs/kapc/seed-0"
 
 
-def test_forced_rows_share_one_run_of_fedavg() -> None:
+def test_forced_rows_share_one_run_of_fedavg():
     found = [cell for cell in cells(study(seeds=[3])) if cell["forced"]]
     assert [(cell["label"], cell["method"], cell.get("judge")) for cell in found] == [
         ("local", "local", None),
@@ -84,7 +82,7 @@ def test_forced_rows_share_one_run_of_fedavg() -> None:
     assert len(study(seeds=[3]).runs(1.0)) == 4
 
 
-def test_forced_rows_have_runs_of_their_own_where_not_everyone_takes_part() -> None:
+def test_forced_rows_have_runs_of_their_own_where_not_everyone_takes_part():
     """Only the judge's final models are scored for clients that were not in the last round."""
     found = study(seeds=[0], grid={"federation.participation": [0.5, 1.0]})
     forced = [run for run in found.runs(1.0) if run.entry.forced]
@@ -104,7 +102,7 @@ def test_forced_rows_have_runs_of_their_own_where_not_everyone_takes_part() -> N
     assert len(study(seeds=[0]).runs(0.5)) == 5
 
 
-def test_a_listed_row_is_not_forced_again() -> None:
+def test_a_listed_row_is_not_forced_again():
     found = cells(study(methods=["local", {"name": "local", "epochs": 5}], seeds=[0]))
     assert [(cell["label"], cell["forced"]) for cell in found] == [
         ("local", False),
@@ -115,7 +113,7 @@ def test_a_listed_row_is_not_forced_again() -> None:
     assert not any(cell["forced"] for cell in cells(study(forced=False)))
 
 
-def test_labels() -> None:
+def test_labels():
     methods = [
         {"name": "kapc", "lam": 0.05, "rho_units": "spread", "optimizer.lr": 0.1},
         {"name": "my_methods.Mine", "layers": [1, 2]},
@@ -134,7 +132,7 @@ def test_labels() -> None:
     assert "/" not in entries[3].label
 
 
-def test_names_of_folders_are_safe_and_differ() -> None:
+def test_names_of_folders_are_safe_and_differ():
     texts = ["a/b", "a:b", "..", ".hidden", "x" * 300, "x" * 301, "é", "[1]"]
     found = [safe(text) for text in texts]
     assert len(set(found)) == len(texts)
@@ -147,14 +145,14 @@ def test_names_of_folders_are_safe_and_differ() -> None:
 @pytest.mark.parametrize(
     ("given", "seeds"), [("0-4", [0, 1, 2, 3, 4]), (" 7-7 ", [7]), ([5, 1], [5, 1])]
 )
-def test_seeds(given: Any, seeds: list[int]) -> None:
+def test_seeds(given, seeds):
     assert study(seeds=given).seeds == seeds
 
 
 @pytest.mark.parametrize(
     "given", ["4-0", "0-", "a", "", [], [1, 1], [-1], [0.5], [True], ["0-4"], 3, {}, "0-9999999999"]
 )
-def test_bad_seeds(given: Any) -> None:
+def test_bad_seeds(given):
     with pytest.raises(BadInput, match=r"^seeds: "):
         study(seeds=given)
 
@@ -163,10 +161,8 @@ def test_bad_seeds(given: Any) -> None:
     ("changes", "said"),
     [
         ({"methods": []}, "methods: "),
-        ({"methods": None}, "methods: None is not allowed; a study must have it"),
         ({"methods": ["kapc", "kapk"]}, r"methods\[1\]: 'kapk' .*did you mean kapc"),
         ({"methods": [{"lam": 0.5}]}, r"methods\[0\]: .*which method"),
-        ({"methods": [3]}, r"methods\[0\]: 3 "),
         ({"methods": ["kapc", "KAPC"]}, r"methods\[1\]: 'kapc' .*methods\[0\] is called so"),
         (
             {"methods": [{"name": "kapc", "label": "fedavg after"}]},
@@ -187,14 +183,11 @@ def test_bad_seeds(given: Any) -> None:
         ({"grid": {"a": [{"data.alpha": 1}, {"data.alpha": 1.0}]}}, "grid.a: .*twice"),
         ({"grid": {"seed": [1]}}, "grid.seed: "),
         ({"grid": {"method.lam": [1]}}, "grid.method.lam: "),
-        ({"grid": {"data": [{}]}}, "grid.data: "),
         (
             {"grid": {"a": [{"data.alpha": 1}, {"data.fraction": 1}]}},
             "grid.a: .*each must have the keys data.alpha",
         ),
-        ({"grid": {"a": [{"seed": 1}]}}, "grid.a.seed: 1 "),
         ({"grid": {"a": [{"data.alpha": 1}], "data.alpha": [2]}}, "grid: 'data.alpha' .*set twice"),
-        ({"methods": [{"name": "kapc", "when": 3}]}, r"methods\[0\].when: 3 "),
         (
             {
                 "methods": [{"name": "kapc", "when": {"data.alpha=3": {"lam": 1}}}],
@@ -203,17 +196,16 @@ def test_bad_seeds(given: Any) -> None:
             r"methods\[0\].when: 'data.alpha=3' .*it has data.alpha=1",
         ),
         ({"forced": "yes"}, "forced: 'yes' "),
-        ({"method": "kapc"}, "method: .*did you mean methods"),
         ({"base": None}, "base: None "),
         ({"grid": {"data.alpha": [k + 1 for k in range(3000)]}}, "study: .*at most 10000 runs"),
     ],
 )
-def test_bad_studies(changes: dict[str, Any], said: str) -> None:
+def test_bad_studies(changes, said):
     with pytest.raises(BadInput, match=f"^{said}"):
         study(**changes)
 
 
 @pytest.mark.parametrize("content", [None, [], "kapc", 3])
-def test_no_mapping(content: Any) -> None:
+def test_no_mapping(content):
     with pytest.raises(BadInput, match=r"^study: .*base, methods, seeds"):
         Study.of(content)

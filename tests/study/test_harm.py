@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import comb
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from fl_lightning.lab.study.compare import share_harmed
 from fl_lightning.lab.study.scores import COLUMNS
 
 
-def table(*cells: tuple[str, list[float]], metric: str = "accuracy", **run: Any) -> DataFrame:
+def table(*cells, metric="accuracy", **run):
     """Runs of one setting and seed, with 25 test samples of each client."""
     rows = []
     for label, scores in cells:
@@ -27,30 +26,17 @@ def table(*cells: tuple[str, list[float]], metric: str = "accuracy", **run: Any)
     return DataFrame(rows, columns=[*COLUMNS, "scores"])
 
 
-def test_one_test_sample_is_no_harm() -> None:
+def test_one_test_sample_is_no_harm():
     alone = ("local", [0.8, 0.8, 1.0])
     shares = share_harmed(table(alone, ("a", [0.76, 0.8, 0.96]), ("b", [0.4, 0.8, 0.5])))
     assert shares.tolist() == pytest.approx([np.nan, 0, 2 / 3], nan_ok=True)
 
 
-def test_by_chance_a_twentieth_of_the_clients_at_most_is_counted() -> None:
-    """Two models of equal skill, 20,000 clients of 30 test samples: independent, and wrong about
-    the same samples."""
-    rng = np.random.default_rng(0)
-    right = rng.random((20_000, 30))
-    one, other = (right < 0.8).mean(1), (rng.random(right.shape) < 0.8).mean(1)
-    mostly = np.where(rng.random(right.shape) < 0.8, right, rng.random(right.shape)) < 0.8
-    tested = np.full(20_000, 30)
-    for alone in (other, mostly.mean(1)):
-        assert 0 < np.mean(alone - one > noise(one, alone, tested)) < 0.06
-    assert np.mean(other - (one - 0.4) > noise(one - 0.4, other, tested)) > 0.9
-
-
-def test_with_few_test_samples_more_are_counted_by_chance() -> None:
+def test_with_few_test_samples_more_are_counted_by_chance():
     """Of independent errors, exactly: with 3 to 7 samples up to 11 %, with 8 to 30 up to 7.5, as
     the note says."""
 
-    def counted(n: int, skill: float) -> float:
+    def counted(n, skill):
         chances = np.array([comb(n, k) * skill**k * (1 - skill) ** (n - k) for k in range(n + 1)])
         ours, alone = np.meshgrid(*[np.arange(n + 1) / n] * 2, indexing="ij")
         above = alone - ours > noise(ours, alone, np.array(n))

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from fl_lightning.cli import main
 
-from .conftest import MakeStudy
-
-Ask = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ask:
+def ask(tmp_path, monkeypatch, capfd):
     """Runs a command in a folder with a table and a study of it; code, out, err."""
     monkeypatch.chdir(tmp_path)
     base = {
@@ -34,7 +28,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         "fabric.accelerator": "cpu",
     }
 
-    def run(words: str, **changes: Any) -> tuple[int, str, str]:
+    def run(words, **changes):
         asked = {
             "base": base,
             "methods": [{"name": "fedprox", "mu": 0.5}],
@@ -50,14 +44,12 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     return run
 
 
-def write(shift: int) -> None:
+def write(shift):
     rows = "".join(f"{k % 2},{k + shift * (k % 7 == 0)},{k % 3 % 2}\n" for k in range(60))
     Path("t.csv").write_text(f"site,a,label\n{rows}", encoding="utf-8")
 
 
-def test_seeds_that_are_added_after_the_data_have_changed_are_refused(
-    ask: Ask, tmp_path: Path
-) -> None:
+def test_seeds_that_are_added_after_the_data_have_changed_are_refused(ask, tmp_path):
     line = "study study.yaml --out s --workers 1"
     assert ask(line)[0] == 0
     write(1)
@@ -73,7 +65,7 @@ def test_seeds_that_are_added_after_the_data_have_changed_are_refused(
     assert ask(line, seeds=[0, 1])[0] == 0
 
 
-def test_a_search_over_other_data_is_refused(ask: Ask) -> None:
+def test_a_search_over_other_data_is_refused(ask):
     pytest.importorskip("optuna")
     line = "tune study.yaml --out t --trials 2 --workers 1 --study false"
     assert ask(line, methods=["fedprox"], seeds=[1])[0] == 0
@@ -85,9 +77,7 @@ def test_a_search_over_other_data_is_refused(ask: Ask) -> None:
     )
 
 
-def test_a_comparison_says_which_seeds_are_of_other_data(
-    make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_comparison_says_which_seeds_are_of_other_data(make_study, capsys):
     labels, seeds = ("local", "kapc"), range(4)
     scores = {"local": [0.5, 0.6, 0.7, 0.8], "kapc": [0.6, 0.7, 0.8, 0.9]}
     study = make_study([(label, {}, seed, scores[label], {}) for seed in seeds for label in labels])

@@ -12,12 +12,12 @@ from scipy import stats
 from fl_lightning.lab import statistics
 
 
-def seeds_of(values: list[list[float]]) -> list[list[np.ndarray]]:
+def seeds_of(values):
     """Differences of clients in one setting, by seed."""
     return [[np.array(clients)] for clients in values]
 
 
-def test_few_seeds_have_students_interval() -> None:
+def test_few_seeds_have_students_interval():
     means = [0.01, 0.03, 0.02, -0.01]
     low, high, kind = statistics.interval(seeds_of([[m - 0.5, m + 0.5] for m in means]))
     wanted = stats.ttest_1samp(means, 0).confidence_interval(0.95)
@@ -25,26 +25,14 @@ def test_few_seeds_have_students_interval() -> None:
     assert kind == "t"
 
 
-def test_seeds_count_and_not_their_clients() -> None:
+def test_seeds_count_and_not_their_clients():
     """A hundred clients say no more than two with the same mean."""
     few = statistics.interval(seeds_of([[0.0, 0.2], [0.1, 0.3], [0.3, 0.5]]))
     many = statistics.interval(seeds_of([[0.0, 0.2] * 50, [0.1, 0.3] * 50, [0.3, 0.5] * 50]))
     assert few[:2] == pytest.approx(many[:2])
 
 
-def test_settings_of_a_seed_count_as_one() -> None:
-    differences = [
-        [np.array([0.1]), np.array([0.3])],
-        [np.array([0.0]), np.array([0.2])],
-        [np.array([0.4]), np.array([0.2])],
-    ]
-    assert statistics.seed_means(differences).tolist() == pytest.approx([0.2, 0.1, 0.3])
-    assert statistics.interval(differences)[:2] == pytest.approx(
-        statistics.interval(seeds_of([[0.2], [0.1], [0.3]]))[:2]
-    )
-
-
-def test_the_bootstrap_is_that_of_brute_force() -> None:
+def test_the_bootstrap_is_that_of_brute_force():
     """Every draw of three seeds, and of two clients in each of them, with its probability."""
     values = [[0.0, 0.1], [0.2, 0.5], [0.4, 0.3]]
     means = np.mean(values, axis=1)
@@ -59,7 +47,7 @@ def test_the_bootstrap_is_that_of_brute_force() -> None:
     assert (low, high) == pytest.approx(tuple(wanted), abs=0.01)
 
 
-def test_drawn_means_are_of_drawn_seeds_and_their_clients() -> None:
+def test_drawn_means_are_of_drawn_seeds_and_their_clients():
     """Variance over draws: between seeds, and within them a client's over their number."""
     rng = np.random.default_rng(0)
     values = rng.normal(size=(5, 4)) + rng.normal(size=(5, 1))
@@ -71,7 +59,7 @@ def test_drawn_means_are_of_drawn_seeds_and_their_clients() -> None:
     )
 
 
-def test_from_five_seeds_on_the_outer_ends_of_students_and_the_bootstraps_count() -> None:
+def test_from_five_seeds_on_the_outer_ends_of_students_and_the_bootstraps_count():
     values = np.random.default_rng(1).gamma(1.0, 0.01, size=(6, 10)).tolist()
     low, high, kind = statistics.interval(seeds_of(values))
     ends = statistics.students(seeds_of(values)), statistics.bootstrap(seeds_of(values))
@@ -81,21 +69,7 @@ def test_from_five_seeds_on_the_outer_ends_of_students_and_the_bootstraps_count(
     assert [statistics.interval(seeds_of(values[:n]))[2] for n in (4, 5)] == ["t", "bootstrap"]
 
 
-def test_many_studies_at_once_have_the_intervals_of_each() -> None:
-    made = np.random.default_rng(2).normal(size=(3, 6, 2, 4))  # studies, seeds, settings, clients
-    together = statistics.outer(
-        [[made[:, s, k] for k in range(2)] for s in range(6)], resamples=200
-    )
-    for study in range(3):
-        alone = statistics.interval([list(seed) for seed in made[study]], resamples=200)
-        assert alone == (
-            pytest.approx(together[0][study]),
-            pytest.approx(together[1][study]),
-            "bootstrap",
-        )
-
-
-def test_where_one_seed_differs_there_is_an_interval_and_none_where_nothing_does() -> None:
+def test_where_one_seed_differs_there_is_an_interval_and_none_where_nothing_does():
     assert statistics.interval(seeds_of([[0.1, 0.1]] * 7)) is None
     low, high, kind = statistics.interval(seeds_of([[0.0, 0.0]] * 6 + [[0.7, 0.7]]))
     assert kind == "t"
@@ -105,7 +79,7 @@ def test_where_one_seed_differs_there_is_an_interval_and_none_where_nothing_does
 @pytest.mark.parametrize(
     "differences", [[0.1, 0.2, -0.05, 0.3, 0.15, 0.25, 0.02], [0.1, -0.1, 0.2, 0.2, 0.3, 0.3, 0.4]]
 )
-def test_wilcoxon_is_that_of_all_signs(differences: list[float]) -> None:
+def test_wilcoxon_is_that_of_all_signs(differences):
     ranks = stats.rankdata(np.abs(differences))
     signs = np.array(list(itertools.product([-1, 1], repeat=len(ranks))))
     own = abs((np.sign(differences) * ranks).sum())
@@ -115,13 +89,13 @@ def test_wilcoxon_is_that_of_all_signs(differences: list[float]) -> None:
     assert statistics.wilcoxon(differences) == pytest.approx(stats.wilcoxon(differences).pvalue)
 
 
-def test_equal_pairs_say_nothing() -> None:
+def test_equal_pairs_say_nothing():
     assert statistics.wilcoxon([0.0, 1e-17, 0.0]) == 1.0
     assert statistics.wilcoxon([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) == 2 / 2**6
     assert statistics.tally([0.0, 1e-17, 0.2, -0.1]) == (1, 2, 1)
 
 
-def test_what_differs_by_the_rounding_of_float32_is_equal() -> None:
+def test_what_differs_by_the_rounding_of_float32_is_equal():
     """As many right answers, spread over clients in another way; on either side of a step of any
     rounding, too."""
     ours, theirs = (
@@ -142,21 +116,21 @@ def test_what_differs_by_the_rounding_of_float32_is_equal() -> None:
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 6])
-def test_seeds_without_a_spread_are_not_certain(seeds: int) -> None:
+def test_seeds_without_a_spread_are_not_certain(seeds):
     """Their signs are what is left: Student's t would have p 0."""
     assert statistics.over_seeds(seeds_of([[0.1, 0.1]] * seeds)) == 2 / 2**seeds
     assert statistics.over_seeds(seeds_of([[0.1], [0.1 + 1e-8]])) == 0.5
     assert statistics.over_seeds(seeds_of([[0.0, 0.0]] * seeds)) == 1.0
 
 
-def test_holms_correction() -> None:
+def test_holms_correction():
     assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert statistics.holm([0.5, 0.9]) == [1.0, 1.0]
     assert statistics.holm([]) == []
 
 
 @pytest.mark.parametrize("comparisons", [1, 2, 3, 5, 10])
-def test_pairs_needed_are_the_fewest_with_which_a_test_can_succeed(comparisons: int) -> None:
+def test_pairs_needed_are_the_fewest_with_which_a_test_can_succeed(comparisons):
     needed = statistics.pairs_needed(comparisons)
     least = [
         comparisons * stats.wilcoxon(np.arange(1.0, n + 1)).pvalue for n in (needed - 1, needed)
@@ -165,7 +139,7 @@ def test_pairs_needed_are_the_fewest_with_which_a_test_can_succeed(comparisons: 
     assert least[0] > 0.05
 
 
-def test_friedman_is_scipys_and_ranks_are_means() -> None:
+def test_friedman_is_scipys_and_ranks_are_means():
     scores = np.array([[0.9, 0.8, 0.7], [0.8, 0.85, 0.6], [0.7, 0.6, 0.5], [0.9, 0.5, 0.5]])
     chi_square, p, ranks = statistics.friedman(scores)
     wanted = stats.friedmanchisquare(*scores.T)
@@ -174,7 +148,7 @@ def test_friedman_is_scipys_and_ranks_are_means() -> None:
     assert statistics.friedman(np.full((6, 3), 0.5))[:2] == (0.0, 1.0)
 
 
-def test_pairwise_tests_are_corrected_together() -> None:
+def test_pairwise_tests_are_corrected_together():
     base = np.arange(8) / 100
     scores = np.stack([base + 0.5, base + 0.4 + base / 3, base + 0.1 + base / 7], axis=1)
     p = statistics.pairwise(scores)
@@ -182,7 +156,7 @@ def test_pairwise_tests_are_corrected_together() -> None:
     assert p[0, 1] == p[1, 2] == pytest.approx(3 * 2 / 2**8)
 
 
-def test_cliques_are_the_largest_runs_of_neighbours_without_a_difference() -> None:
+def test_cliques_are_the_largest_runs_of_neighbours_without_a_difference():
     p = np.full((4, 4), 0.5)
     p[0, 3] = p[3, 0] = 0.01
     ranks = np.array([1.0, 2.0, 3.0, 4.0])

@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import pytest
 import yaml
 
 from fl_lightning.cli import main
-from fl_lightning.core.phase import Batch
 from fl_lightning.foundation.files import take
 from fl_lightning.lab.study import scores
 from fl_lightning.lab.study.board import Board
@@ -37,15 +35,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def ask(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., Any]:
+def ask(tmp_path, monkeypatch, capfd):
     """Writes a study file, TINY with changes, and runs it; gives exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     for name in ("TORCHELASTIC_RUN_ID", "RANK", "SLURM_PROCID", "SLURM_JOB_NAME"):
         monkeypatch.delenv(name, raising=False)
 
-    def run(words: str = "--workers 1", **changes: Any) -> tuple[int, str, str]:
+    def run(words="--workers 1", **changes):
         write(tmp_path, **changes)
         capfd.readouterr()
         code = main(["study", "study.yaml", "--out", "s", *shlex.split(words)])
@@ -54,11 +50,11 @@ def ask(
     return run
 
 
-def write(folder: Path, **changes: Any) -> None:
+def write(folder, **changes):
     (folder / "study.yaml").write_text(yaml.safe_dump({**TINY, **changes}))
 
 
-def stamps(study: Path) -> dict[Path, int]:
+def stamps(study):
     """When each run ended."""
     return {file: file.stat().st_mtime_ns for file in study.glob("runs/**/summary.json")}
 
@@ -66,9 +62,7 @@ def stamps(study: Path) -> dict[Path, int]:
 # ---------------------------------------------------------------- what it does
 
 
-def test_a_study_runs_what_is_missing_and_nothing_twice(
-    ask: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_study_runs_what_is_missing_and_nothing_twice(ask, tmp_path):
     code, out, err = ask()
     assert code == 0, err
     assert "2 of 2 runs finished" in out
@@ -99,9 +93,7 @@ def test_a_study_runs_what_is_missing_and_nothing_twice(
     assert main(["status", "s"]) == 0
 
 
-def test_keys_of_the_base_can_be_set_on_the_command_line(
-    ask: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_keys_of_the_base_can_be_set_on_the_command_line(ask, tmp_path):
     words = "--workers 1 --federation.rounds 1 --data.resident=never"
     when = {"data.alpha=0.5": {"lam": 7.0}}
     methods = [{"name": "kapc", "when": when}]
@@ -122,9 +114,7 @@ def test_keys_of_the_base_can_be_set_on_the_command_line(
     assert ask(**whole)[0] == 0  # what was set is a part of it
 
 
-def test_a_row_of_which_no_run_has_begun_may_change(
-    ask: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_row_of_which_no_run_has_begun_may_change(ask, tmp_path):
     row = {"name": "kapc", "label": "mine", "lam": 7.0}
     assert ask("--workers 1 --methods local", methods=["local", row])[0] == 0
     code, _, err = ask("--workers 1", methods=["local", row | {"lam": 8.0}])
@@ -133,9 +123,7 @@ def test_a_row_of_which_no_run_has_begun_may_change(
     assert code == 2 and "in this study 'mine' is" in err
 
 
-def test_the_table_of_a_study_has_the_scores_of_compare(
-    ask: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_table_of_a_study_has_the_scores_of_compare(ask, tmp_path):
     """Of all clients' final models, and not of those that took part in the last round."""
     assert ask("--workers 1 --federation.participation 0.5", methods=["local"])[0] == 0
     folder = StudyFolder(tmp_path / "s")
@@ -145,7 +133,7 @@ def test_the_table_of_a_study_has_the_scores_of_compare(
     assert abs(seen.score - cell.run.rows("metrics")[-1]["mean_accuracy"]) > 0.001
 
 
-def test_the_forced_rows_are_read_off_one_run(ask: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_forced_rows_are_read_off_one_run(ask, tmp_path):
     assert ask(methods=["local"], forced=True)[0] == 0
     cells = {
         cell["label"]: cell for cell in json.loads((tmp_path / "s/study.json").read_text())["cells"]
@@ -164,9 +152,7 @@ def test_the_forced_rows_are_read_off_one_run(ask: Callable[..., Any], tmp_path:
     )
 
 
-def test_a_failing_run_is_named_and_the_others_run_on(
-    ask: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_run_is_named_and_the_others_run_on(ask, tmp_path, capfd):
     methods = ["ktpfl", "local"]
     code, out, err = ask(methods=methods)
     assert code == 1
@@ -181,7 +167,7 @@ def test_a_failing_run_is_named_and_the_others_run_on(
     assert "runs/ktpfl/seed-0: " in said
 
 
-def test_a_part_is_run_first_and_the_rest_later(ask: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_part_is_run_first_and_the_rest_later(ask, tmp_path):
     """With the forced rows; the table names the whole study from the start, and a later call runs
     what is missing and keeps what else failed."""
     whole = {
@@ -205,15 +191,15 @@ def test_a_part_is_run_first_and_the_rest_later(ask: Callable[..., Any], tmp_pat
 
 
 @pytest.mark.parametrize("content", ["", "{", "3", "null", "[1]"])
-def test_damaged_failures_are_passed_over(content: str, tmp_path: Path) -> None:
+def test_damaged_failures_are_passed_over(content, tmp_path):
     (tmp_path / "failures.json").write_text(content)
     assert StudyFolder(tmp_path).failures() == {}
 
 
-def test_a_study_grows_and_does_not_change(ask: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_study_grows_and_does_not_change(ask, tmp_path):
     assert ask(methods=["local"])[0] == 0
 
-    def kept() -> dict[Path, bytes]:
+    def kept():
         return {path: path.read_bytes() for path in (tmp_path / "s").glob("study.*")}
 
     before = kept()
@@ -267,9 +253,7 @@ def test_a_study_grows_and_does_not_change(ask: Callable[..., Any], tmp_path: Pa
         ),
     ],
 )
-def test_a_bad_study_is_one_line_before_anything_is_written(
-    said: str, changes: dict[str, Any], ask: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_bad_study_is_one_line_before_anything_is_written(said, changes, ask, tmp_path):
     code, out, err = ask(**changes)
     assert (code, out) == (2, "")
     assert said in err
@@ -296,12 +280,12 @@ def test_a_bad_study_is_one_line_before_anything_is_written(
     ],
 )
 def test_bad_words(
-    words: str,
-    said: str,
-    ask: Callable[..., Any],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    words,
+    said,
+    ask,
+    tmp_path,
+    capfd,
+):
     write(tmp_path)
     (tmp_path / "bad.yaml").write_text("a: [1")
     (tmp_path / "other").mkdir()
@@ -313,12 +297,10 @@ def test_bad_words(
     assert not (tmp_path / "s").exists()
 
 
-def test_another_study_that_came_between_is_seen(
-    ask: Callable[..., Any], tmp_path: Path, monkeypatch
-) -> None:
+def test_another_study_that_came_between_is_seen(ask, tmp_path, monkeypatch):
     """Between the first look at the folder and its lock data may be loaded, for minutes."""
 
-    def meanwhile(configs: Any) -> None:
+    def meanwhile(configs):
         monkeypatch.setattr("fl_lightning.lab.study.launch.fetch", lambda configs: None)
         assert (
             ask(base=["kapc_exact_digits", SMALL, {"optimizer.lr": 0.3}], methods=["local"])[0] == 0
@@ -334,7 +316,7 @@ def test_another_study_that_came_between_is_seen(
     assert [file.parent.parent.name for file in stamps(tmp_path / "s")] == ["local"]
 
 
-def test_two_studies_do_not_write_to_one_folder(ask: Callable[..., Any], tmp_path: Path) -> None:
+def test_two_studies_do_not_write_to_one_folder(ask, tmp_path):
     (tmp_path / "s").mkdir()
     with take(tmp_path / "s" / "lock"):
         code, _, err = ask()
@@ -343,9 +325,7 @@ def test_two_studies_do_not_write_to_one_folder(ask: Callable[..., Any], tmp_pat
     assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["lock"]
 
 
-def test_slurm_gets_an_array_of_what_is_missing(
-    ask: Callable[..., Any], tmp_path: Path, monkeypatch
-) -> None:
+def test_slurm_gets_an_array_of_what_is_missing(ask, tmp_path, monkeypatch):
     code, out, err = ask("--slurm --time 1:00:00 --dry-run")
     assert code == 0, err
     assert "#SBATCH --array=0-1\n" in out and '#SBATCH --job-name="s"\n' in out
@@ -381,17 +361,13 @@ def test_slurm_gets_an_array_of_what_is_missing(
 METHODS = ("fedavg", "kapc", "ditto", "local")
 
 
-def test_methods_have_the_same_split_first_model_and_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_methods_have_the_same_split_first_model_and_batches(tmp_path, monkeypatch):
     """Of one (setting, seed): what two methods draw for the same purpose, client and epoch is the
     same samples."""
     seen: dict[str, dict[Any, str]] = defaultdict(dict)
     real, label = local.batches, ""
 
-    def watched(
-        part: Any, schedule: Any, epoch: int, first: int, count: int, drawn: int | None = None
-    ) -> Any:
+    def watched(part, schedule, epoch, first, count, drawn=None):
         for k, batch in enumerate(real(part, schedule, epoch, first, count, drawn), first):
             key = schedule.purpose, schedule.client, epoch, k, schedule.batch_size, len(part)
             seen[label][key] = digest(batch)
@@ -414,7 +390,7 @@ def test_methods_have_the_same_split_first_model_and_batches(
     assert all(ours[key] != other[key] for key in ours.keys() & other.keys())
 
 
-def digest(batch: Batch) -> str:
+def digest(batch):
     found = hashlib.sha256()
     for tensor in batch:
         found.update(tensor.contiguous().numpy().tobytes())
@@ -431,7 +407,7 @@ LONG = {
 }
 
 
-def children(pid: int) -> list[int]:
+def children(pid):
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -439,9 +415,7 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_it_ends_as_if_undisturbed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_again_and_again_it_ends_as_if_undisturbed(tmp_path, monkeypatch):
     """kill -9 of a study with two workers, 20 times; what stood is not run again."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path, **{**LONG, "base": [*LONG["base"], {"federation.rounds": 25}]})
@@ -468,12 +442,12 @@ def test_killed_again_and_again_it_ends_as_if_undisturbed(
     assert results(tmp_path / "s") == whole
 
 
-def rows(study: Path) -> int:
+def rows(study):
     """Rounds that have been written."""
     return sum(file.read_text().count("\n") - 1 for file in study.glob("runs/**/metrics.csv"))
 
 
-def wait_for_end(pid: int) -> bool:
+def wait_for_end(pid):
     """Whether a process is still there after two seconds."""
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline:
@@ -487,7 +461,7 @@ def wait_for_end(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_costs_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_costs_one_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, **LONG)
     attempt = forked(["study", "study.yaml", "--out", "s", "--workers", "1"], tmp_path / "said")
@@ -504,9 +478,7 @@ def test_a_killed_worker_costs_one_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_it_says_how_to_go_on(
-    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_it_says_how_to_go_on(number, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, **LONG)
     line = ["study", "study.yaml", "--out", "s", "--workers", "2"]

@@ -12,9 +12,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -35,7 +33,7 @@ from fl_lightning.foundation.metric import BY_TASK
 from fl_lightning.lab.study.chosen import chosen as values_chosen
 from fl_lightning.lab.study.grid import Entry
 from fl_lightning.lab.study.space import Dimension, space
-from fl_lightning.lab.study.trials import Ended, Trials, best
+from fl_lightning.lab.study.trials import Trials, best
 from fl_lightning.lab.study.tuned import Tuned
 from fl_lightning.lab.study.tuning import Search
 from fl_lightning.methods.fedprox import FedProx
@@ -75,14 +73,12 @@ class Picky(Method):
 
 
 @pytest.fixture
-def ask(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., Any]:
+def ask(tmp_path, monkeypatch, capfd):
     """Writes a study file, TINY with changes, and tunes it; gives exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    def run(words: str = "--out t --trials 2 --workers 1", **changes: Any) -> tuple[int, str, str]:
+    def run(words="--out t --trials 2 --workers 1", **changes):
         Path("study.yaml").write_text(yaml.safe_dump({**TINY, **changes}))
         capfd.readouterr()
         code = main(["tune", "study.yaml", *shlex.split(words)])
@@ -91,19 +87,19 @@ def ask(
     return run
 
 
-def rows(file: Path) -> list[dict[str, str]]:
+def rows(file):
     with file.open(newline="") as opened:
         return list(csv.DictReader(opened))
 
 
-def tables(folder: Path) -> dict[str, bytes]:
+def tables(folder):
     """What a search has written of its choices."""
     return {
         name: (folder / name).read_bytes() for name in ("tuned.csv", "trials.csv", "tuned.yaml")
     }
 
 
-def stamps(folder: Path) -> dict[Path, int]:
+def stamps(folder):
     """When each run ended. Folders may go while this looks: `os.walk` passes over them."""
     ended = [
         Path(inside, "summary.json")
@@ -116,9 +112,7 @@ def stamps(folder: Path) -> dict[Path, int]:
 # ---------------------------------------------------------------- what it does
 
 
-def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(
-    ask: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask, tmp_path, capfd):
     # the base leaves the test part open, as every resolved one does
     study = {
         "grid": {"data.alpha": [0.1, 1.0]},
@@ -172,11 +166,20 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(
     assert (before, choices) == (stamps(tmp_path / "t"), tables(tmp_path / "t"))
 
 
+def test_the_metric_that_is_named_chooses(ask):
+    words = "--out t --trials 2 --workers 1 --study false --metric balanced_accuracy"
+    assert ask(words)[0] == 0
+    assert rows(Path("t/tuned.csv"))[0]["metric"] == "balanced_accuracy"
+    assert "metric: balanced_accuracy" in Path("t/tuned.yaml").read_text()
+    code, _, err = ask("--out u --metric nosuch")
+    assert code == 2 and err.count("\n") == 1 and "metric" in err
+
+
 @pytest.mark.parametrize(
     "content",
     ["method,trials\nlocal,2\n", "method,values\nlocal,{\n", "method,values\nlocal,[1]\n"],
 )
-def test_a_damaged_record_of_choices_is_one_line(content: str, tmp_path: Path) -> None:
+def test_a_damaged_record_of_choices_is_one_line(content, tmp_path):
     (tmp_path / "study.json").write_text("[]")
     (tmp_path / "tuned.csv").write_text(content)
     with pytest.raises(BadInput, match=r"tuned\.csv is damaged") as caught:
@@ -185,9 +188,7 @@ def test_a_damaged_record_of_choices_is_one_line(content: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("content", ["", "[]", "trials: 2\nseed: 1000\nbase:\ngrid:\nmethods:\n"])
-def test_a_damaged_request_is_one_line(
-    content: str, ask: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_damaged_request_is_one_line(content, ask, tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "t/tune.yaml").write_text(content)
     code, out, err = ask()
@@ -201,7 +202,7 @@ LINES = ["garbage", "3", "{}", '{"op_code": 99}', "\xff", '{"op_code": 4}']
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_damaged_journal_is_one_line(line: str, tmp_path: Path) -> None:
+def test_a_damaged_journal_is_one_line(line, tmp_path):
     carry_on(tmp_path / "t", set())
     journal = tmp_path / "t/journal.log"
     whole = journal.read_bytes()
@@ -213,7 +214,7 @@ def test_a_damaged_journal_is_one_line(line: str, tmp_path: Path) -> None:
         assert journal.read_bytes().startswith(content)
 
 
-def test_choices_are_those_of_the_searchs_own_study(tmp_path: Path) -> None:
+def test_choices_are_those_of_the_searchs_own_study(tmp_path):
     """Another study beside it has equal labels, perhaps, and other values."""
     (tmp_path / "tune.yaml").write_text("trials: 2\n")
     (tmp_path / "tuned.csv").write_text('method,values\nfedprox,"{""mu"": 0.1}"\n')
@@ -224,7 +225,7 @@ def test_choices_are_those_of_the_searchs_own_study(tmp_path: Path) -> None:
     assert values_chosen(tmp_path / "other") == ({}, [])
 
 
-def test_what_a_method_refuses_is_a_trial_too(ask: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_a_method_refuses_is_a_trial_too(ask, tmp_path):
     (tmp_path / "my_picky.py").write_text(PICKY)
     code, _, err = ask("--out t --trials 3 --workers 1 --study false", methods=["my_picky.Picky"])
     assert code == 0, err
@@ -234,7 +235,7 @@ def test_what_a_method_refuses_is_a_trial_too(ask: Callable[..., Any], tmp_path:
     assert not (tmp_path / "t/study").exists()
 
 
-def test_the_test_part_is_not_even_read(ask: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_test_part_is_not_even_read(ask, tmp_path):
     """Another one, which nothing accepts that reads it, changes no byte."""
     own = {"data.source": "arrays", "data.root": str(tmp_path / "a.npz"), "data.partition": "hsu"}
     base = [*TINY["base"], {**own, "federation.rounds": 1}]
@@ -255,9 +256,7 @@ def test_the_test_part_is_not_even_read(ask: Callable[..., Any], tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_what_is_tried_does_not_depend_on_workers_or_on_kills(
-    ask: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_what_is_tried_does_not_depend_on_workers_or_on_kills(ask, tmp_path):
     methods = ["fedprox", "kapc", "ditto"]
     words = "--trials 9 --study false"
     changes = {"methods": methods, "base": ["kapc_exact_digits", SMALL, {"federation.rounds": 6}]}
@@ -309,9 +308,7 @@ def test_what_is_tried_does_not_depend_on_workers_or_on_kills(
         ),
     ],
 )
-def test_bad_words(
-    words: str, changes: dict[str, Any], said: str, ask: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_bad_words(words, changes, said, ask, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     code, out, err = ask(words, **changes)
@@ -325,11 +322,11 @@ def test_bad_words(
 TWO = [Dimension("a", LogRange(0.1, 10), 1.0, ""), Dimension("b", Choice((1, 2, None)), None, "")]
 
 
-def score(values: dict[str, Any]) -> float:
+def score(values):
     return -abs(values["a"] - 3) - (values["b"] or 5)
 
 
-def carry_on(folder: Path, kills: set[int]) -> list[Any]:
+def carry_on(folder, kills):
     """Eight trials, of which those of `kills` are begun by a process that is gone before it
     tells."""
     number = 0
@@ -344,7 +341,7 @@ def carry_on(folder: Path, kills: set[int]) -> list[Any]:
         number += 1
 
 
-def test_trials_go_on_where_they_were(tmp_path: Path) -> None:
+def test_trials_go_on_where_they_were(tmp_path):
     whole = carry_on(tmp_path / "whole", set())
     assert carry_on(tmp_path / "killed", {0, 3, 7}) == whole
     assert [trial.number for trial in whole] == list(range(8))
@@ -362,9 +359,7 @@ def test_trials_go_on_where_they_were(tmp_path: Path) -> None:
     ]
 
 
-def drawn(
-    folder: Path, label: str, dimensions: list[Dimension], number: int
-) -> list[dict[str, Any]]:
+def drawn(folder, label, dimensions, number):
     """The values of a method's first trials, each scored by what only this method knows."""
     trials, found = Trials(folder, label, dimensions, number, seed=3), []
     for _ in range(number):
@@ -376,7 +371,7 @@ def drawn(
     return found
 
 
-def test_first_draws_of_what_all_methods_have_are_the_same(tmp_path: Path) -> None:
+def test_first_draws_of_what_all_methods_have_are_the_same(tmp_path):
     rate, own = (
         Dimension("optimizer.lr", LogRange(1e-3, 0.3), 0.05, ""),
         Dimension("method.mu", Range(0, 1), 0.5, ""),
@@ -407,36 +402,12 @@ def test_first_draws_of_what_all_methods_have_are_the_same(tmp_path: Path) -> No
         (Range(2, 2), 2, None),
     ],
 )
-def test_edges_of_a_range(space: Any, value: Any, end: Any) -> None:
+def test_edges_of_a_range(space, value, end):
     assert edge(space, value) == end
 
 
-def test_a_choice_says_why_it_may_tell_little() -> None:
-    dimensions = [Dimension("optimizer.lr", LogRange(1e-3, 0.1), 0.01, "")]
-
-    def warnings(rates: list[float], scores: list[float]) -> list[str]:
-        ended = [
-            Ended(k, {"optimizer.lr": lr}, s)
-            for k, (lr, s) in enumerate(zip(rates, scores, strict=True))
-        ]
-        return Tuned(
-            Entry("methods[0]", "m", "m"), ended, BY_TASK["classification"], dimensions
-        ).warnings()
-
-    assert warnings([0.01] * 9 + [0.02], [0.5] * 9 + [0.6]) == []
-    assert warnings([0.01] * 10, [0.5] * 10) == ["the best trial is the start: nothing was gained"]
-    assert warnings([0.01] * 9 + [0.1], [0.5] * 9 + [0.6]) == [
-        "optimizer.lr=0.1 lies at the edge of its range (0.1)"
-    ]
-    assert warnings([0.01, 0.02], [0.5, 0.6]) == ["2 trials: below 10 the luck of the draw decides"]
-    nothing = Tuned(Entry("methods[0]", "m", "m"), [Ended(0, {}, 0.5)], BY_TASK["classification"])
-    assert nothing.warnings() == []
-
-
-def test_a_kill_between_two_arguments_changes_neither(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def begun(folder: Path, killed: bool) -> dict[str, Any]:
+def test_a_kill_between_two_arguments_changes_neither(tmp_path, monkeypatch):
+    def begun(folder, killed):
         first = Trials(folder, "mine", TWO, 3, seed=3).claim()
         assert first is not None
         first.tell(1.0)
@@ -455,7 +426,7 @@ def test_a_kill_between_two_arguments_changes_neither(
     assert begun(tmp_path / "killed", True) == begun(tmp_path / "whole", False)
 
 
-def test_scores_that_are_no_numbers_are_one_line(tmp_path: Path) -> None:
+def test_scores_that_are_no_numbers_are_one_line(tmp_path):
     trials = Trials(tmp_path, "m", TWO, 2, 0)
     for _ in range(2):
         claim = trials.claim()
@@ -472,9 +443,7 @@ def test_scores_that_are_no_numbers_are_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("score", "start", "gain"), [(math.nan, "nan", "nan"), (-3.0, "3.0", "0.0")]
 )
-def test_a_start_without_a_score_has_no_number(
-    tmp_path: Path, score: float, start: str, gain: str
-) -> None:
+def test_a_start_without_a_score_has_no_number(tmp_path, score, start, gain):
     """It had 0, as if it were the best of all errors, and the gain went by that."""
     trials = Trials(tmp_path, "m", TWO, 2, 0)
     for number in (score, -3.0):
@@ -486,7 +455,7 @@ def test_a_start_without_a_score_has_no_number(
     assert (str(row["start"]), str(row["gain"]), row["best"]) == (start, gain, 3.0)
 
 
-def test_processes_share_a_journal_and_no_trial(tmp_path: Path) -> None:
+def test_processes_share_a_journal_and_no_trial(tmp_path):
     ours, theirs = (Trials(tmp_path, "mine", TWO, 3, seed=0) for _ in range(2))
     claims = [ours.claim(), theirs.claim(), ours.claim(), theirs.claim()]
     assert [claim.number if claim else None for claim in claims] == [0, 1, 2, None]
@@ -513,7 +482,7 @@ def test_processes_share_a_journal_and_no_trial(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- spaces
 
 
-def spaces() -> dict[str, list[dataclasses.Field[Any]]]:
+def spaces():
     """Of every method, the arguments that are searched."""
     return {
         name: [field for field in dataclasses.fields(method(name)) if "search" in field.metadata]
@@ -521,11 +490,11 @@ def spaces() -> dict[str, list[dataclasses.Field[Any]]]:
     }
 
 
-def method(name: str) -> Any:
+def method(name):
     return _import("methods", "method", catalogue.table("methods")[name].class_path)
 
 
-def test_spaces_hold_their_defaults_and_say_why_and_change_no_budget() -> None:
+def test_spaces_hold_their_defaults_and_say_why_and_change_no_budget():
     found = spaces()
     assert len(found) >= 48 and sum(map(bool, found.values())) >= 40
     for name, fields in found.items():
@@ -538,7 +507,7 @@ def test_spaces_hold_their_defaults_and_say_why_and_change_no_budget() -> None:
             assert field.name not in LENGTHS, (name, field.name)
 
 
-def test_spaces_lie_within_what_their_arguments_may_be() -> None:
+def test_spaces_lie_within_what_their_arguments_may_be():
     for name, fields in spaces().items():
         for field in fields:
             hint = allowed(method(name)).get(field.name)
@@ -547,8 +516,8 @@ def test_spaces_lie_within_what_their_arguments_may_be() -> None:
             assert all(value in values for value in ends), (name, field.name)
 
 
-def test_what_is_searched_begins_from_the_base_and_leaves_what_the_study_sets() -> None:
-    def keys(fixed: set[str] = frozenset(), **more: Any) -> dict[str, Any]:  # type: ignore[assignment]
+def test_what_is_searched_begins_from_the_base_and_leaves_what_the_study_sets():
+    def keys(fixed=frozenset(), **more):  # type: ignore[assignment]
         config = resolve(
             [{"method": {"name": "pfedme", "init_args": more.pop("method", {})}, **more}]
         )
@@ -565,11 +534,11 @@ def test_what_is_searched_begins_from_the_base_and_leaves_what_the_study_sets() 
     assert "optimizer.lr" not in keys(optimizer={"name": "module"})
 
 
-def test_settings_of_a_grid_have_one_range_each(tmp_path: Path) -> None:
+def test_settings_of_a_grid_have_one_range_each(tmp_path):
     entry = Entry("methods[0]", "fedavg", "fedavg")
     base = resolve([{"method": "fedavg", "data": {"validation": 0.2}}])
 
-    def keys(*settings: dict[str, Any]) -> list[str]:
+    def keys(*settings):
         return [d.key for d in Search(entry, tmp_path, 2, 1000, base, list(settings)).dimensions]
 
     sgd, adam, adamw = ({"optimizer.name": name} for name in ("sgd", "adam", "adamw"))
@@ -595,7 +564,7 @@ def test_settings_of_a_grid_have_one_range_each(tmp_path: Path) -> None:
         ((0, 1), "it must be a LogRange, Range, Whole or Choice"),
     ],
 )
-def test_a_space_that_nothing_can_be_drawn_from_is_one_line(where: Any, says: str) -> None:
+def test_a_space_that_nothing_can_be_drawn_from_is_one_line(where, says):
     """Before the search: some failed after a trial or after all of them, and some were searched at
     one point alone."""
     assert refusal(where) is not None
@@ -609,7 +578,7 @@ def test_a_space_that_nothing_can_be_drawn_from_is_one_line(where: Any, says: st
             space(config)
 
 
-def test_spaces_are_widened() -> None:
+def test_spaces_are_widened():
     assert widened(Range(0, 1), 2) == Range(0, 2)
     assert widened(Whole(2, 4), 7) == Whole(2, 7)
     assert widened(Whole(2, 4), 2.5) is None

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
+import shutil
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ BASE = (
 )
 
 
-def write_hospitals(folder: Path) -> None:
+def write_hospitals(folder):
     """`hospitals.csv`, and the config `hospitals.yaml` that names it."""
     rng = np.random.default_rng(0)
     rows: dict[str, list[str]] = {}
@@ -47,12 +47,20 @@ def write_hospitals(folder: Path) -> None:
     (folder / "hospitals.yaml").write_text(BASE)
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished `fl-train worth`, which the tests of a module share."""
+@pytest.fixture(scope="session")
+def out(tmp_path_factory):
+    """The folder of a finished `fl-train worth`, which all tests read."""
     folder = tmp_path_factory.mktemp("worth")
     write_hospitals(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main(["worth", *shlex.split(SMALL), "--out", "answer", "--repeats", "4"]) == 0
     return folder / "answer"
+
+
+@pytest.fixture
+def copy(out, tmp_path, monkeypatch):
+    """Its own copy, which the command finds as `answer`."""
+    shutil.copytree(out.parent, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    return tmp_path / "copy" / "answer"

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.worth import FOLDS, scores
-from fl_lightning.lab.worth.silos import Facts, Silo
+from fl_lightning.lab.worth.silos import Facts
 from fl_lightning.results.folder import save_arrays
 
 SILOS = [list(range(30)), list(range(30, 50))]
 
 
-def written(
-    out: Path, silos: list[list[int]] = SILOS, label: str = "local", cycles: int = 2, seed: int = 0
-) -> None:
+def written(out, silos=SILOS, label="local", cycles=2, seed=0):
     """Score files of silos with samples of these numbers, ten of a unit; the answer to number k is
     right if k is even."""
     rng = np.random.default_rng(seed)
@@ -37,14 +33,14 @@ def written(
             )
 
 
-def read(out: Path, copies: dict[int, int] | None = None, kind: str = "") -> list[Silo]:
+def read(out, copies=None, kind=""):
     groups = np.arange(50)
     for number, first in (copies or {}).items():
         groups[number] = first
     return scores.read(out, ["local"], 2, Facts(["a", "b"], [30, 20], groups, kind))
 
 
-def test_cycles_are_in_one_order(tmp_path: Path) -> None:
+def test_cycles_are_in_one_order(tmp_path):
     """Whatever fold tested it, a sample has one place."""
     written(tmp_path)
     for own, silo in zip(SILOS, read(tmp_path), strict=True):
@@ -54,14 +50,14 @@ def test_cycles_are_in_one_order(tmp_path: Path) -> None:
         assert silo.independent == (len(own), "samples")
 
 
-def test_samples_of_a_person_are_one_unit(tmp_path: Path) -> None:
+def test_samples_of_a_person_are_one_unit(tmp_path):
     written(tmp_path)
     silo = read(tmp_path, kind="units")[0]
     assert silo.samples.units.tolist() == [0] * 10 + [1] * 10 + [2] * 10
     assert silo.independent == (3, "units")
 
 
-def test_copies_within_a_silo_are_one_unit_and_those_in_two_are_left_out(tmp_path: Path) -> None:
+def test_copies_within_a_silo_are_one_unit_and_those_in_two_are_left_out(tmp_path):
     written(tmp_path)
     first, second = read(tmp_path, {5: 4, 30: 10, 31: 11})
     assert first.repeated == 2 and len(np.unique(first.samples.units)) == 27
@@ -70,7 +66,7 @@ def test_copies_within_a_silo_are_one_unit_and_those_in_two_are_left_out(tmp_pat
     assert first.rows["local"].right.shape == (2, 28)
 
 
-def test_a_silo_of_another_folder_has_the_samples_that_count(tmp_path: Path) -> None:
+def test_a_silo_of_another_folder_has_the_samples_that_count(tmp_path):
     """Those that another silo has are left out where that silo is absent, too."""
     written(tmp_path)
     written(tmp_path / "without", SILOS[:1], seed=3)
@@ -82,7 +78,7 @@ def test_a_silo_of_another_folder_has_the_samples_that_count(tmp_path: Path) -> 
         assert silo.rows["local"].right.shape == (1, 29)
 
 
-def test_rows_that_tested_other_samples_and_broken_files_are_refused(tmp_path: Path) -> None:
+def test_rows_that_tested_other_samples_and_broken_files_are_refused(tmp_path):
     facts = Facts(["a", "b"], [30, 20], np.arange(60))
     written(tmp_path)
     written(tmp_path, [list(range(1, 31)), SILOS[1]], "fedper")
@@ -94,7 +90,7 @@ def test_rows_that_tested_other_samples_and_broken_files_are_refused(tmp_path: P
         read(tmp_path)
 
 
-def test_folds_that_have_ended_count(tmp_path: Path) -> None:
+def test_folds_that_have_ended_count(tmp_path):
     """Of a cycle of which two folds have scores of all rows, their samples."""
     written(tmp_path, cycles=1)
     for fold in (1, 3, 4):
