@@ -24,10 +24,10 @@ TOKENS = {
     "benchmarks": 18_900,
     "callbacks": 36_600,
     "configuration": 19_100,
-    "core": 17_400,
+    "core": 17_300,
     "data": 47_200,
     "drawing": 2_700,
-    "engine": 28_100,
+    "engine": 27_800,
     "exporting": 3_700,
     "foundation": 14_600,
     "lab": 98_900,
@@ -38,7 +38,7 @@ TOKENS = {
     "sites": 17_700,
     "storage": 3_300,
     "top": 10_300,
-    "training": 25_200,
+    "training": 25_100,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
 ALL = 416_000

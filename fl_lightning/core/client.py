@@ -31,8 +31,13 @@ class Client:
     def __init__(
         self, run: RunContext, group: ModelGroup, id: int, round: int, state: ClientState
     ) -> None:
-        self.run, self.group, self.id, self.round, self.state = run, group, id, round, state
-        self.layout, self.module = group.layout, group.module
+        self.run = run
+        self.group = group
+        self.id = id
+        self.round = round
+        self.state = state
+        self.layout = group.layout
+        self.module = group.module
         self.lr = run.learning_rate(max(round, 1))
         """Learning rate of the round."""
         self.payload: Payload
@@ -87,7 +92,8 @@ class Client:
 
     def batch(self, draws: torch.Generator) -> Batch:
         """A batch of its training samples drawn by `draws`, as large as those of a phase."""
-        part, size = self.data.train, self.run.config.federation.batch_size
+        part = self.data.train
+        size = self.run.config.federation.batch_size
         augment = draws if part.augmented else None
         return next(iter(part.batches(size, draws, augment, self.group.whole_last, slice(0, 1))))
 

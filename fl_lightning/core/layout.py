@@ -332,7 +332,8 @@ class Binding:
             tensor.data = block.view(shape)
         for tensor, buffer in zip(self._own, buffers, strict=True):
             tensor.data = buffer
-        self.vector, self.buffers = vector, buffers
+        self.vector = vector
+        self.buffers = buffers
 
     def rebind(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
         """As `bind`; nothing is done where just these are bound already."""

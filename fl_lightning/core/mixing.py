@@ -75,9 +75,11 @@ class Gram:
 
     def among(self, index: Tensor) -> Gram:
         """The same of the sources at `index` (k,) alone, centred about their own mean."""
-        C, a = self.centred[:, index][:, :, index], self.offset[:, index]
+        C = self.centred[:, index][:, :, index]
+        a = self.offset[:, index]
         # <w_j - mean, d> and <d, mean>, d: how far their mean lies from the old
-        to_mean, shift = C.mean(2), a.mean(1)
+        to_mean = C.mean(2)
+        shift = a.mean(1)
         square = to_mean.mean(1)
         centred = C - to_mean[:, :, None] - to_mean[:, None, :] + square[:, None, None]
         return Gram(
@@ -109,7 +111,10 @@ class Mixer:
         sources: Sequence[int],
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.group, self.home, self.vectors, self.dtype = group, home, vectors, dtype
+        self.group = group
+        self.home = home
+        self.vectors = vectors
+        self.dtype = dtype
         # half precision is too coarse to mix in
         self.work = torch.promote_types(dtype, torch.float32)
         self.sources = list(sources)
@@ -150,7 +155,8 @@ class Mixer:
         A layer's tiles are added up on one rank, in their order: the same bits on any number of
         ranks.
         """
-        size, rank = self.group.size, self.group.rank
+        size = self.group.size
+        rank = self.group.rank
         total = here.new_zeros(layers, here.shape[1])
         to_add = list(enumerate(tiles))
         if size > 1:
@@ -203,13 +209,16 @@ class Mixer:
             2 * len(self.sources) * len(receivers) + len(self.sources) + len(receivers)
         ) * _columns(segments)
         own = torch.tensor([self.places[c] for c in receivers])
-        B, shift = _less_own(A.cpu(), own).to(self.group.device, self.work), int(sums_to_one)
-        differences, products = self._room(len(self.sources)), self._room(len(receivers))
+        B = _less_own(A.cpu(), own).to(self.group.device, self.work)
+        shift = int(sums_to_one)
+        differences = self._room(len(self.sources))
+        products = self._room(len(receivers))
         if self.group.size == 1:
             pairs = [(into[c], self.places[c]) for c in receivers]
             self._mix_alone(tiles, B, pairs, differences, products, shift)
             return
-        places, mine = own.to(self.group.device), [k for k, c in enumerate(receivers) if c in into]
+        places = own.to(self.group.device)
+        mine = [k for k, c in enumerate(receivers) if c in into]
         by_rank = [
             [k for k, c in enumerate(receivers) if self.home[c] == r]
             for r in range(self.group.size)
@@ -222,7 +231,8 @@ class Mixer:
                 out = torch.mm(B[t.layer], D, out=products[:, : W.shape[1]])
                 outs.append((W[places] + out).to(self.dtype))
             width = sum(out.shape[1] for out in outs)
-            rank, shares = self.group.rank, self._shared_out(stripe)
+            rank = self.group.rank
+            shares = self._shared_out(stripe)
             # what stays here does not travel
             away = [(r, ks) for r, ks in enumerate(by_rank) if r != rank]
             parts = [out[k] for _, ks in away for out in outs for k in ks]
@@ -294,10 +304,12 @@ class Mixer:
                 for (t, _), out in zip(collected, combined, strict=True):
                     into[t.start : t.stop] = out
                 continue
-            outs, done = outs + combined, [*done, stripe]
+            outs = outs + combined
+            done = [*done, stripe]
             if sum(map(_columns, done)) >= EXCHANGE or stripe[-1] is tiles[-1]:
                 self._spread(done, outs, into)
-                outs, done = [], []
+                outs = []
+                done = []
 
     def _spread(self, stripes: list[list[Segment]], outs: list[Tensor], into: Tensor) -> None:
         """Write what each rank has for its tiles of `stripes`, here `outs`, into `into` on every
@@ -341,8 +353,11 @@ class Mixer:
         width), rows in source order. Their memory is used again for the next stripe, and may be
         written to.
         """
-        size, rank, device = self.group.size, self.group.rank, self.group.device
-        n, local = len(self.sources), [self.vectors[c] for c in self.by_rank[rank]]
+        size = self.group.size
+        rank = self.group.rank
+        device = self.group.device
+        n = len(self.sources)
+        local = [self.vectors[c] for c in self.by_rank[rank]]
         if size == 1:
             # One tile's memory serves them all: allocating anew fragments the heap at 30 clients
             # and more.
@@ -373,7 +388,8 @@ class Mixer:
                 [len(local) * width * (r != rank) for r, width in enumerate(widths)],
                 counts,
             )
-            collected, at = [], 0
+            collected = []
+            at = 0
             for t, room in zip(shares[rank], rooms, strict=False):
                 width = t.width
                 W = room[:, :width]

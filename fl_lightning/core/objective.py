@@ -41,8 +41,11 @@ class PureLoss:
     flops: float = 0.0
 
     def __post_init__(self) -> None:
-        made = self.function
-        if not (inspect.ismethod(made) or (inspect.isfunction(made) and made.__closure__ is None)):
+        function = self.function
+        if not (
+            inspect.ismethod(function)
+            or (inspect.isfunction(function) and function.__closure__ is None)
+        ):
             raise ValueError(
                 "PureLoss.function must be a function of a file or a method, and no closure or "
                 "partial"

@@ -26,7 +26,8 @@ class Weights:
 
     def own(self) -> np.ndarray:
         """Each receiver's weight on itself by layer, float32 (m, L)."""
-        rows, columns = torch.arange(len(self.receivers)), places(self.receivers, self.sources)
+        rows = torch.arange(len(self.receivers))
+        columns = places(self.receivers, self.sources)
         own = self.weights[:, rows, columns].to(torch.float32)
         return own.expand(len(self.group.layout.layers), -1).T.numpy()
 

@@ -37,7 +37,10 @@ class Server:
     def __init__(
         self, run: RunContext, round: int, cohort: Sequence[int], reducer: Reducer
     ) -> None:
-        self.run, self.round, self.cohort, self.reducer = run, round, list(cohort), reducer
+        self.run = run
+        self.round = round
+        self.cohort = list(cohort)
+        self.reducer = reducer
         self.memory = run.server.memory
         """Named tensors that survive the round, equal on every rank (on the CPU)."""
         self.answered: list[int] = []
@@ -113,7 +116,8 @@ class Server:
 
     def collect(self, answered: Sequence[int], statistics: Mapping[int, dict[str, Tensor]]) -> None:
         """The uploads of `answered` have arrived (the engine's call)."""
-        self.answered, self._statistics = list(answered), dict(statistics)
+        self.answered = list(answered)
+        self._statistics = dict(statistics)
         here = set(answered)
         for group in self.groups:
             group.answered = [c for c in group.cohort if c in here]
@@ -123,7 +127,8 @@ class Server:
         too large."""
         if self.view is not None:
             return self.view
-        run, parts = self.run, [g.weighed for g in self.groups if g.weighed is not None]
+        run = self.run
+        parts = [g.weighed for g in self.groups if g.weighed is not None]
         several = len(self.groups) > 1
         receivers = sum(len(part.receivers) for part in parts)
         sources = sum(len(part.sources) for part in parts)
@@ -153,9 +158,13 @@ class GroupServer:
     """The clients of one architecture, and what the server keeps for them."""
 
     def __init__(self, server: Server, group: ModelGroup, cohort: list[int]) -> None:
-        self.server, self.group, self.cohort = server, group, cohort
+        self.server = server
+        self.group = group
+        self.cohort = cohort
         self.answered: list[int] = []
-        self.layout, self.members, self.initial = group.layout, group.members, group.initial
+        self.layout = group.layout
+        self.members = group.members
+        self.initial = group.initial
         self.here = server.run.at_home(cohort)
         """The clients of the cohort whose home is this rank."""
         self.weighed: Weights | None = None
@@ -181,7 +190,8 @@ class GroupServer:
 
     def mix_by(self, relation: Relation) -> dict[int, Payload]:
         """Each client's own mix of the last-received models, by the rows of `relation`."""
-        run, receivers = self.server.run, self.cohort
+        run = self.server.run
+        receivers = self.cohort
         sources = self._candidates(relation.sources)
         inputs = self.inputs(relation, receivers, sources)
         if relation.sources == "uploaded":
@@ -218,7 +228,8 @@ class GroupServer:
 
         @cache
         def gram(of: Since | Literal["parameters"] = "zero") -> Gram:
-            parameters, down = self.layout.is_parameter, self.group.down_mask
+            parameters = self.layout.is_parameter
+            down = self.group.down_mask
             blocks = {"zero": down, "parameters": parameters & down}.get(of, parameters)
             since: Since = "zero" if of == "parameters" else of
             return self.gram(sources, since=since, by_layer=relation.per_layer, blocks=blocks)
@@ -255,7 +266,8 @@ class GroupServer:
     ) -> None:
         """Say once how much of what is received are initial models, of clients that have not
         uploaded yet."""
-        run, uploaded = self.server.run, self.server.run.server.uploaded
+        run = self.server.run
+        uploaded = self.server.run.server.uploaded
         strange = torch.tensor([c not in uploaded for c in sources])
         if "initial" in run.warned or not uploaded or not strange.any():
             return
@@ -340,7 +352,8 @@ class GroupServer:
             fresh: into new vectors, on the device, and not into those that the round's downloads
                 lie in.
         """
-        mine, segments = self.server.run.at_home(receivers), self._segments(by_layer, MODEL)
+        mine = self.server.run.at_home(receivers)
+        segments = self._segments(by_layer, MODEL)
         mixer = self._mixer(sources, MODEL, "zero")
         if not segments:  # where nothing is sent, nothing is read
             return dict.fromkeys(mine, self.initial)
@@ -432,7 +445,8 @@ def among_uploaded(relation: Relation, inputs: RelationInputs, uploaded: set[int
     for receivers, sources in groups:
         if not receivers:
             continue
-        index, rows = places(sources, inputs.sources), places(receivers, inputs.receivers)
+        index = places(sources, inputs.sources)
+        rows = places(receivers, inputs.receivers)
 
         def gram(*since: str, index: Tensor = index) -> Gram:
             return inputs.gram(*since).among(index)

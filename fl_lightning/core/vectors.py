@@ -53,7 +53,8 @@ def distances(
     Returns:
         Shape (clients, points), float64, on the CPU.
     """
-    run, segments = group.server.run, group.layout.segments(blocks)
+    run = group.server.run
+    segments = group.layout.segments(blocks)
 
     def between(vector: Tensor, point: Tensor) -> float:
         parts = [
@@ -84,8 +85,10 @@ def products(
     Returns:
         By layer, (L, m, n), float64.
     """
-    server, run = group.server, group.server.run
-    here, device = last_received(group, clients), run.device
+    server = group.server
+    run = group.server.run
+    here = last_received(group, clients)
+    device = run.device
     changes = {
         c: vector.to(device) - server.sent[c].vector.to(device) for c, vector in here.items()
     }

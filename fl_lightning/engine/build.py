@@ -98,7 +98,8 @@ def federation(
             )
             raise BadInput("data.min_samples", config.data.min_samples, allowed)
         groups.append(group)
-    relation, processes = method.relation(), Group(fabric)
+    relation = method.relation()
+    processes = Group(fabric)
     policy = StoragePolicy.of(method, relation, callbacks, config, [g.down_mask for g in groups])
     run = RunContext(
         config=config,

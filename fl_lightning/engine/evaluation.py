@@ -59,7 +59,10 @@ class Evaluator:
     def __init__(
         self, run: RunContext, trainers: Sequence[Trainer], guard: Guard, models: Whole
     ) -> None:
-        self.run, self.trainers, self.guard, self.models = run, trainers, guard, models
+        self.run = run
+        self.trainers = trainers
+        self.guard = guard
+        self.models = models
         self.stage = "evaluation"
         self.remembered = scoring.Remembered(run, trainers)
         self._scored: tuple[Tensor | None, Any] = (None, None)
@@ -91,7 +94,9 @@ class Evaluator:
     def scores(self, kind: str, client: Client, vector: Tensor) -> dict[str, Tensor]:
         """`accuracy_KIND` of `vector` as a model of `client`; of the judge's kind also its accuracy
         on validation data, and on the test set of all, where there is one."""
-        metric, judge, remembered = self.run.data.metric, self.run.judge, self.remembered
+        metric = self.run.data.metric
+        judge = self.run.judge
+        remembered = self.remembered
         digest = self._ready(kind, client, vector)
         measured = remembered.get(scoring.measured, kind, client, vector, client.data.test, digest)
         scores = {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
@@ -139,7 +144,9 @@ class Evaluator:
     def at_rest(self, id: int, buffers: list[Tensor] | None = None) -> Client:
         """A client as it is between rounds (with other `buffers`, where some are given), on copies
         of whatever may be written to; its vectors on the device."""
-        run, group, state = self.run, self.run.group_of(id), self.run.states.get(id)
+        run = self.run
+        group = self.run.group_of(id)
+        state = self.run.states.get(id)
         if state is None:
             slots = run.method.slots().items()
             vectors = {MODEL: group.initial} | {n: slot.first(group.initial) for n, slot in slots}
@@ -158,7 +165,8 @@ class Evaluator:
         that mix is made in a round only: then it is the model that the client began its last round
         with.
         """
-        run, client = self.run, self.at_rest(id)
+        run = self.run
+        client = self.at_rest(id)
         if self.keeps_start and run.took_part(id):
             # a file gives them back in any order
             count = sum(name.startswith(_START) for name in client.memory)
@@ -190,12 +198,15 @@ class Evaluator:
         """A copy of the global model (else of the client's own), trained on its own data without
         any term: model and buffers, as `final_model` gives them; they are bound. `BadClient`: it is
         not finite."""
-        run, model = self.run, self.global_model(id)
+        run = self.run
+        model = self.global_model(id)
         if model is not None:
-            vector, buffers = model, run.group_of(id).initial_buffers
+            vector = model
+            buffers = run.group_of(id).initial_buffers
         elif run.took_part(id):
             rest = self.at_rest(id)
-            vector, buffers = run.method.personal(rest), rest.state.buffers
+            vector = run.method.personal(rest)
+            buffers = rest.state.buffers
         else:
             vector, buffers = self.beginning(id)
         state = ClientState(id, {MODEL: vector.clone()}, [b.clone() for b in buffers], {})
@@ -222,7 +233,8 @@ class Evaluator:
             BadInput: the checkpoint is of a run that was judged otherwise, and has no such model.
         """
         run = self.run
-        judge, state = run.judge, run.states[id] if run.took_part(id) else None
+        judge = run.judge
+        state = run.states[id] if run.took_part(id) else None
         if judge == "finetuned":
             return judge, *self.finetune(run.server.round, id)
         needs_last = judge == "after" or self.keeps_start
@@ -271,14 +283,17 @@ class Evaluator:
         numbers([row for final in mine.values() for row in (final, final["further"])])
         gathered = run.processes.gather_by_client(mine)
         everyone = [gathered[c] for c in range(run.clients)]
-        scores, models = [c["score"] for c in everyone], [c["kind"] for c in everyone]
+        scores = [c["score"] for c in everyone]
+        models = [c["kind"] for c in everyone]
         scored = [score for score in scores if not math.isnan(score)]
         if not scored:
             raise RunFailed("no client's final model can be judged")
         names = list(run.config.evaluation.metrics or ())
         further = [scoring.set_apart(c["further"], [*names, ONE_CLASS])[1] for c in everyone]
-        scoring.tell_of_finals(run, further, names)
-        metric, chosen = run.data.metric, run.metric
+        if run.is_main:
+            scoring.tell_of_finals(run, further, names)
+        metric = run.data.metric
+        chosen = run.metric
         on_all = means(everyone, map(metric.on_global_test, MODELS))
         finals = {metric.of(f"final_{name}"): n for name, n in spread(scored, metric).items()}
         values = [row[chosen.name] for row in further if chosen.name in row]
@@ -350,7 +365,8 @@ class Evaluator:
 
         A client that fails here has uploaded already: it only goes without the score.
         """
-        self._scored, self.remembered.shared = (None, None), (None, b"")
+        self._scored = (None, None)
+        self.remembered.shared = (None, b"")
         if self.has_global and self.wants("global"):
             global_ahead(self, results.clients)
         for id, result in results.clients.items():
@@ -374,7 +390,8 @@ class Evaluator:
 
 def global_ahead(evaluator: Evaluator, ids: Iterable[int]) -> None:
     """Score what the server has for these clients beside each other, where that can be."""
-    remembered, models = evaluator.remembered, list[scoring.ToScore]()
+    remembered = evaluator.remembered
+    models = list[scoring.ToScore]()
     with contextlib.suppress(BadClient):
         for id in ids:
             client = evaluator.at_rest(id, evaluator.run.group_of(id).initial_buffers)

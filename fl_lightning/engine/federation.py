@@ -44,8 +44,11 @@ class Federation:
     """
 
     def __init__(self, worker: Worker, visits: Visits | None = None) -> None:
-        self.worker, self.visits = worker, visits or worker
-        self.run, self.pool, self.evaluator = worker.run, worker.pool, worker.evaluator
+        self.worker = worker
+        self.visits = visits or worker
+        self.run = worker.run
+        self.pool = worker.pool
+        self.evaluator = worker.evaluator
         self.reducer = worker.reducer
 
     def fit(self) -> dict[str, Any]:
@@ -70,7 +73,8 @@ class Federation:
     def prepare(self) -> None:
         """Let all parts refuse what they cannot work with, choose executors, and count what
         training costs."""
-        run, trainers = self.run, self.worker.trainers
+        run = self.run
+        trainers = self.worker.trainers
         self.check(run.callbacks)
         if not try_evaluation(run, trainers):
             self.evaluator.remembered.enabled = False
@@ -93,7 +97,9 @@ class Federation:
 
     def round(self, t: int, cohort: Sequence[int] | None = None) -> RoundRecord:
         """Round `t` of `cohort` (None: as drawn); returns the record of what happened."""
-        run, method, timer = self.run, self.run.method, Timer()
+        run = self.run
+        method = self.run.method
+        timer = Timer()
         run.data.at_round(t)
         # 1. who takes part, and on which rank
         drawn = self.cohort(t) if cohort is None else list(cohort)

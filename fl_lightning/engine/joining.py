@@ -110,7 +110,8 @@ class HeldOut(Observer):
 def newcomers(worker: Worker) -> dict[str, Any]:
     """How the clients that were held out fare: for the summary their mean scores, and all rows
     under `newcomers`."""
-    run, rows = worker.run, []
+    run = worker.run
+    rows = []
     counts = run.config.evaluation.newcomer_samples or SAMPLES
     for group in run.groups:
         for place in group.held_out:
@@ -135,8 +136,10 @@ def newcomers(worker: Worker) -> dict[str, Any]:
 def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str, Any]:
     """How the client at a place of `data.held_out` fares with `count` labelled samples of each
     class (rank 0)."""
-    run, config = worker.run, worker.run.config
-    who, rule = run.data.held_out[place], rule_of(run, group)
+    run = worker.run
+    config = worker.run.config
+    who = run.data.held_out[place]
+    rule = rule_of(run, group)
     new, labelled = few(
         run.data, who, count, config.data.validation, config.seed, run.device, run.dtype
     )
@@ -190,7 +193,9 @@ class _Newcomer:
 
     def __init__(self, worker: Worker, new: ClientData, labelled: bool, group: ModelGroup) -> None:
         run = worker.run
-        self.old, self.labelled, self.rule = run, labelled, rule_of(run, group)
+        self.old = run
+        self.labelled = labelled
+        self.rule = rule_of(run, group)
         self.id = run.clients
         weights = run.relation.newcomer(run, new.train, labelled)
         first = self._first(group, weights)
@@ -243,7 +248,8 @@ class _Newcomer:
     def _plan(self, client: Client, phase: Phase) -> LocalJob | None:
         """Train what the rule lets it, on other draws than clients do; None: without data, and
         where all that would train stays as it is."""
-        trains, personal = phase.trains, ~self.group.down_mask
+        trains = phase.trains
+        personal = ~self.group.down_mask
         if self.rule.trains == "personal":
             trains = personal if trains is None else personal & trains
         part = client.data.train if phase.part is None else phase.part
@@ -257,7 +263,8 @@ class _Newcomer:
 
     def _carry_out(self, steps: Steps) -> None:
         """Train one phase after the other."""
-        visit, fit = self.visit, None
+        visit = self.visit
+        fit = None
         with (
             self.worker.guard.naming(visit.t, self.id, visit),
             contextlib.suppress(StopIteration),
@@ -314,7 +321,8 @@ class _Newcomer:
     def _with(self, new: ClientData, group: ModelGroup, *, grows: bool) -> RunContext:
         """The run with a client more, whose data are `new`. What the server keeps is copied, with
         room for it."""
-        run, relation = self.old, cast(Relation, copy.copy(self.old.relation))
+        run = self.old
+        relation = cast(Relation, copy.copy(self.old.relation))
         if not relation.is_global and relation.sources == "cohort":
             relation.sources = "known"  # it is the cohort
         groups = [replace(g, vectors=dict(g.vectors), buffers={}, spare=[]) for g in run.groups]
@@ -352,7 +360,8 @@ class _Newcomer:
         self._here(partial(self._begin, server, k))
 
     def _begin(self, server: Server, k: int) -> None:
-        t, payload = server.round, server.sent[self.id]
+        t = server.round
+        payload = server.sent[self.id]
         self.visit = Visit(self.worker, t, False, Timer(), self.id, 0, payload, self._plan)
         self.index = k
         self._carry_out(self.visit.receive())
@@ -376,7 +385,8 @@ class _Newcomer:
 
     def _stand_still(self) -> None:
         """All that the server keeps is as it was, but for what it keeps of the newcomer."""
-        memory, old = self.run.server.memory, self.old.server.memory
+        memory = self.run.server.memory
+        old = self.old.server.memory
         for name, tensor in old.items():
             memory[name] = (
                 with_old(memory[name], tensor) if grew(memory[name], tensor) else tensor.clone()
@@ -389,7 +399,8 @@ class _Newcomer:
     def _scores(self, kind: str, received: bool) -> dict[str, float]:
         """Of its model, bound as `kind`: all metrics (`received`: of what it was given), and the
         loss."""
-        client, test = self.visit.client, self.visit.client.data.test
+        client = self.visit.client
+        test = self.visit.client.data.test
         client.ready(kind, self.run.method.personal(client))
         if not len(test):
             return {}

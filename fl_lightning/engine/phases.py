@@ -64,7 +64,8 @@ def job_of(
 ) -> LocalJob:
     """`phase` of `client`, after `index` of its purpose (None: one for each round before), for an
     executor (`purpose`: in place of the phase's)."""
-    run, group = client.run, client.group
+    run = client.run
+    group = client.group
     index = client.round - 1 if index is None else index
     part = client.data.train if phase.part is None else phase.part
     if phase.targets is not None:
@@ -95,7 +96,8 @@ def job_of(
     )
     # a stretch on public data begins cleared, and leaves nothing
     if keep and own is None and not public:
-        job.keep, prefix = True, _prefix(phase)
+        job.keep = True
+        prefix = _prefix(phase)
         job.kept = {
             k.removeprefix(prefix): v for k, v in client.memory.items() if _belongs(k, prefix)
         }
@@ -106,7 +108,8 @@ def keep_optimizer(client: Client, phase: Phase, job: LocalJob) -> None:
     """Keep, with the client, what its optimiser was left with."""
     if not job.keep:
         return
-    prefix, store = _prefix(phase), client.run.store
+    prefix = _prefix(phase)
+    store = client.run.store
     others = {k: v for k, v in client.memory.items() if not _belongs(k, prefix)}
     kept = {f"{prefix}{k}": store.stow(v) if v.ndim else v for k, v in job.kept.items()}
     client.state.memory = others | kept
@@ -206,7 +209,9 @@ def phase_flops(
         plain: of a sample, where all blocks train.
         cost: of a sample, where those of the phase do.
     """
-    extra, samples, loss = 0.0, fit.samples, phase.objective.loss
+    extra = 0.0
+    samples = fit.samples
+    loss = phase.objective.loss
     if job.passes is not None:  # of what was stacked, where no hook sees a pass
         extra = plain.passes(*job.passes) if job.passes[1] or not fit.steps else math.nan
     if phase.step is not None:
@@ -233,7 +238,8 @@ class Meter(Passes):
 
     def of(self, client: Client, cost: SampleCost | None) -> Meter:
         """Within, count for `client`, whose samples cost `cost`."""
-        self._client, self._cost = client, cost
+        self._client = client
+        self._cost = cost
         return self
 
     def __enter__(self) -> Self:
@@ -249,7 +255,8 @@ class Meter(Passes):
         super().__exit__(kind, error, trace)
         if kind is not None:
             return
-        client, cost = self._client, self._cost
+        client = self._client
+        cost = self._cost
         if cost is None or (not self.backward and self._versions() != self._before):
             client.flops = math.nan  # unknown: steps were taken, and no way back was seen
         elif self.forward or self.backward:

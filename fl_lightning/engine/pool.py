@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from fl_lightning.core.client import client_memory
-from fl_lightning.core.run import ModelGroup, RunContext
+from fl_lightning.core.run import RunContext
 from fl_lightning.engine.record import Results
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation.errors import RunFailed
@@ -27,7 +27,8 @@ class Pool:
     """Client states on their home ranks. The `trainers` tell what training costs."""
 
     def __init__(self, run: RunContext, trainers: Sequence[Trainer]) -> None:
-        self.run, self.trainers = run, trainers
+        self.run = run
+        self.trainers = trainers
 
     def rebalance(self, cohort: list[int]) -> None:
         """Let clients of `cohort` move to another rank, where that shortens the round: no number
@@ -55,8 +56,14 @@ class Pool:
 
     def fresh(self, client: int, model: Tensor) -> ClientState:
         """The state of a client that begins with `model` (D,)."""
-        run, group = self.run, self.run.group_of(client)
-        vector = self._vector(group, model)
+        run = self.run
+        group = self.run.group_of(client)
+        if not group.spare:
+            vector = run.store.allocate(model)
+        else:  # whatever is in it, if it will be written over
+            vector = group.spare.pop()
+            if not run.policy.overwritten:
+                vector.copy_(model)
         vectors = {MODEL: vector}
         received = {MODEL: run.store.allocate(model) if run.policy.keeps_received else vector}
         for name, slot in run.method.slots().items():
@@ -65,14 +72,6 @@ class Pool:
             if slot.exchanged:
                 received[name] = run.store.allocate(first)
         return ClientState(client, vectors, group.first_buffers(), received, 0, client_memory(run))
-
-    def _vector(self, group: ModelGroup, model: Tensor) -> Tensor:
-        """A copy of `model` (or anything, if it will be written over), in a used vector or a new
-        one."""
-        if not group.spare:
-            return self.run.store.allocate(model)
-        vector = group.spare.pop()
-        return vector if self.run.policy.overwritten else vector.copy_(model)
 
     def restore(self, client: int, before: ClientState | None) -> None:
         """Leave a client as it was `before` a visit that failed, in the memory (of the store) that

@@ -27,14 +27,13 @@ class Predictor(nn.Module):
 
     def __init__(self, client: Client, kind: str, vector: Tensor) -> None:
         super().__init__()
-        run, method = client.run, type(client.run.method)
+        run = client.run
+        method = type(client.run.method)
         self.kind, self.task, self.class_names = kind, run.data.task, list(run.data.class_names)
         """The kind of model; classification or regression; names of the classes, in order."""
-        self._reading, self._number, self._dtype = (
-            run.data.reading,
-            run.data.numbers[client.id],
-            run.dtype,
-        )
+        self._reading = run.data.reading
+        self._number = run.data.numbers[client.id]
+        self._dtype = run.dtype
         self._about = about(run.data, self._number, fitted=False)
         client.ready(kind, vector)
         self._client: tuple[Client, Tensor] | None = None
@@ -74,10 +73,10 @@ class Predictor(nn.Module):
         try:
             raw = plain.raw(self._about, rows)
             if self._reading.preprocessing is not None:
-                made = self._reading.preprocessing.transformed(
+                transformed = self._reading.preprocessing.transformed(
                     self._number, f"client {self._number}", raw.numpy()
                 )
-                raw = torch.from_numpy(made)
+                raw = torch.from_numpy(transformed)
             inputs = plain.scaled(self._about, raw)
         except ValueError as error:
             raise BadInput("x", type(x).__name__, str(error)) from None

@@ -59,7 +59,8 @@ def try_evaluation(run: RunContext, trainers: Sequence[Trainer]) -> bool:
     """
     pure = True
     for trainer in trainers:
-        name, module = trainer.group.name, trainer.module
+        name = trainer.group.name
+        module = trainer.module
         passes = _passes(run, trainer)
         lines = [head_doubt(module.model)]
         if passes is not None:
@@ -86,10 +87,8 @@ def _check_alone(name: str, together: _Pass, alone: _Pass) -> None:
     layers = ", ".join(f"layer {name}" for name in together.by_batch)
     cure = "take track_running_stats=True (and leave it to eval()), or GroupNorm"
     if not layers:
-        layers, cure = (
-            "its forward pass",
-            "take each sample by itself, or running statistics (nn.BatchNorm1d)",
-        )
+        layers = "its forward pass"
+        cure = "take each sample by itself, or running statistics (nn.BatchNorm1d)"
     allowed = (
         f"scores would depend on evaluation.batch_size: {layers} normalises by the scored batch; "
         f"{cure}"
@@ -100,7 +99,8 @@ def _check_alone(name: str, together: _Pass, alone: _Pass) -> None:
 def _passes(run: RunContext, trainer: Trainer) -> tuple[_Pass, _Pass] | None:
     """Of several samples, and of the first of them; None: the model cannot be tried on samples that
     are made up."""
-    group, data = trainer.group, run.data
+    group = trainer.group
+    data = run.data
     draws = torch.Generator().manual_seed(0)
     x = inputs(TOGETHER, data.input_shape, data.text, draws).to(run.device)
     x = x.to(run.dtype) if x.is_floating_point() else x
@@ -127,7 +127,8 @@ def _without_zeros(vector: Tensor, layout: Layout, draws: torch.Generator) -> Te
 
 
 def _pass(trainer: Trainer, vector: Tensor, x: Tensor) -> _Pass:
-    module, group = trainer.module, trainer.group
+    module = trainer.module
+    group = trainer.group
     buffers = group.first_buffers()
     module.binding.bind(vector.clone(), buffers)
     model = module.model.eval()

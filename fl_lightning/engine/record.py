@@ -96,7 +96,8 @@ def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> R
         {"client": f.client, "stage": f.stage, "reason": f.reason, "outcome": what}
         for f, what in failures
     ]
-    view, layers = server.relation_view(), run.layer_names
+    view = server.relation_view()
+    layers = run.layer_names
     if (agreed := agreement(view, run.data.groups)) is not None:
         metrics["rand_index"] = agreed
     metrics |= server.metrics
@@ -350,8 +351,8 @@ class Guard:
         for result in results:
             values = result.values | result.norms
             infinite = [(s, w) for n, s, w in _CHECKS if not math.isfinite(values.get(n, 0.0))]
-            told = [x for x in result.statistics.values() if x.is_floating_point()]
-            if not all(bool(x.isfinite().all()) for x in told):
+            uploaded = [x for x in result.statistics.values() if x.is_floating_point()]
+            if not all(bool(x.isfinite().all()) for x in uploaded):
                 infinite.append(("upload", "what it tells"))
             if infinite:
                 raise _not_finite(self.run, t, result.client, *infinite[0])

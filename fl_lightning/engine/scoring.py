@@ -4,7 +4,7 @@ asks for."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -63,7 +63,9 @@ def score(
     where these are given. What a model draws follows from seed and client (on the test set of all
     from the seed), not from what was scored before.
     """
-    run, module, outputs = client.run, client.module, client.run.method.outputs
+    run = client.run
+    module = client.module
+    outputs = client.run.method.outputs
     common = run.data.global_test(run.device, run.dtype)
     seed_all(_draws_key(run.config.seed, run.clients if part is common else client.id), run.device)
     module.model.eval()
@@ -116,7 +118,8 @@ def measured(
 ) -> dict[Metric, Tensor]:
     """What is bound on the client's test data, by metric: NaN where a further metric is not
     defined. `seen` as in `score`. Of a classification also `PREDICTED`."""
-    named, own = further_metrics(client.run), client.run.data.metric
+    named = further_metrics(client.run)
+    own = client.run.data.metric
     seen = [] if named and seen is None else seen
     answers: list[Tensor] | None = [] if own is ACCURACY else None
     values: dict[Metric, Tensor] = {own: score(kind, client, part, seen, answers)}
@@ -147,7 +150,9 @@ class Remembered:
     """
 
     def __init__(self, run: RunContext, trainers: Sequence[Trainer]) -> None:
-        self.run, self.trainers, method = run, trainers, type(run.method)
+        self.run = run
+        self.trainers = trainers
+        method = type(run.method)
         plain = method.outputs is Method.outputs and method.prepare is Method.prepare
         self.enabled = plain and run.device.type == "cpu"
         self.ahead = False
@@ -179,7 +184,8 @@ class Remembered:
 
     def takes(self, client: Client) -> bool:
         """Whether models of the client can be scored beside others."""
-        executor, data = self.trainers[client.group.index].executor, client.data
+        executor = self.trainers[client.group.index].executor
+        data = client.data
         plain = self.enabled and not further_metrics(self.run)
         return plain and (executor.scores(data.test) or executor.scores(data.validation))
 
@@ -194,11 +200,14 @@ class Remembered:
 
     def _score(self, group: int, models: Sequence[ToScore]) -> None:
         """On their clients' test data, the judge's on validation data too."""
-        self.ahead, executor, judge = True, self.trainers[group].executor, self.run.judge
+        self.ahead = True
+        executor = self.trainers[group].executor
+        judge = self.run.judge
         jobs: list[ScoreJob] = []
         places: list[tuple[Any, str, Client, bytes]] = []
         for kind, client, vector in models:
-            digest, data = self.digest(kind, client, vector), client.data
+            digest = self.digest(kind, client, vector)
+            data = client.data
             for what, part in ((measured, data.test), (score, data.validation)):
                 if not (executor.scores(part) and (what is measured or kind == judge)):
                     continue
@@ -307,29 +316,6 @@ def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[Any, str]) ->
     return means
 
 
-def tell_left_out(
-    rows: Sequence[Mapping[str, float]], names: Iterable[str], clients: Sequence[str] = ()
-) -> None:
-    """Say of each metric that some clients have no value of how many its mean is over, and who is
-    left out."""
-    for name in names:
-        without = [client for client, row in enumerate(rows) if name not in row]
-        if not without:
-            continue
-        those = ", ".join(clients[c] if clients else str(c) for c in without[:MOST_NAMED])
-        those += ", ..." if len(without) > MOST_NAMED else ""
-        over = f"mean over {len(rows) - len(without)} of {len(rows)} clients"
-        why = (
-            "lack a class of the client"
-            if name == CLASS_SHARE.name
-            else "have a single class, or none"
-        )
-        log.say(
-            f"{name}: {over}; the test samples of {len(without)} {why}, and cannot show it "
-            f"(client {those})"
-        )
-
-
 def one_class(client: Client, measured: Mapping[Metric, Tensor]) -> dict[str, float]:
     """`ONE_CLASS` of a client whose model predicts one class, where its test samples have
     several."""
@@ -342,31 +328,31 @@ def one_class(client: Client, measured: Mapping[Metric, Tensor]) -> dict[str, fl
     return {ONE_CLASS: share} if share < 1 else {}
 
 
-def tell_one_class(
-    rows: Sequence[Mapping[str, float]], clients: Sequence[str], metrics: Sequence[str]
+def tell_of_finals(
+    run: RunContext, rows: Sequence[Mapping[str, float]], metrics: Sequence[str]
 ) -> None:
-    """Name clients whose final model predicts one class.
-
-    Args:
-        rows: of all clients, some with `ONE_CLASS`.
-        clients: their names; empty: they have none.
-        metrics: what else the run is scored by.
-    """
-    names = clients or [str(client) for client in range(len(rows))]
+    """Say what must be known of the scores of final models, `rows` of all clients: of each metric
+    that some clients have no value of, whom its mean leaves out; whose model predicts one class."""
+    names = run.data.client_names or [str(client) for client in range(len(rows))]
+    for metric in metrics:
+        without = [name for name, row in zip(names, rows, strict=True) if metric not in row]
+        if not without:
+            continue
+        listed = ", ".join(without[:MOST_NAMED])
+        listed += ", ..." if len(without) > MOST_NAMED else ""
+        over = f"mean over {len(rows) - len(without)} of {len(rows)} clients"
+        why = "have a single class, or none"
+        if metric == CLASS_SHARE.name:
+            why = "lack a class of the client"
+        log.say(
+            f"{metric}: {over}; the test samples of {len(without)} {why}, and cannot show it "
+            f"(client {listed})"
+        )
     shares = {
         name: row[ONE_CLASS] for name, row in zip(names, rows, strict=True) if ONE_CLASS in row
     }
     if shares:
         log.say(f"predictions: {one_class_words(shares, len(rows), metrics)}")
-
-
-def tell_of_finals(
-    run: RunContext, rows: Sequence[Mapping[str, float]], metrics: Sequence[str]
-) -> None:
-    """Say what must be known of the scores of final models, `rows` of all clients by `metrics`."""
-    if run.is_main:
-        tell_left_out(rows, metrics, run.data.client_names)
-        tell_one_class(rows, run.data.client_names, metrics)
 
 
 def set_apart(

@@ -57,10 +57,13 @@ class Trainer:
         model: nn.Module,
         together: Together | None = None,
     ) -> None:
-        self.fabric, self.run, self.group = fabric, run, group
+        self.fabric = fabric
+        self.run = run
+        self.group = group
         self.together = together
         """What drives the run beside others, with which its clients then train."""
-        data, method = run.data, run.method
+        data = run.data
+        method = run.method
         model = model.to(fabric.device)
         name = type(method).__name__
         self.module = ClientModule(
@@ -96,7 +99,9 @@ class Trainer:
 
     def made(self, name: Name) -> tuple[Executor, str | None]:
         """The executor `name`, or the loop, and why it is not that of `name`."""
-        run, config, data = self.run, self.run.config, self.run.data
+        run = self.run
+        config = self.run.config
+        data = self.run.data
         sizes = [data.train_sizes[c] for c in self.group.members]
         spec = ExecutorSpec(
             config.optimizer,
@@ -116,7 +121,9 @@ class Trainer:
 
     def _kind(self, spec: ExecutorSpec) -> Hashable:
         """What must be the same for the clients of two runs to train in one pass."""
-        run, module, method = self.run, self.module, type(self.run.method)
+        run = self.run
+        module = self.module
+        method = type(self.run.method)
         built = "" if method.build is Method.build else repr(run.config.method)
         frozen = digest(self.group.frozen.values())
         component = repr(run.config.models[self.group.index].component)
@@ -134,7 +141,8 @@ class Trainer:
     def contest(self) -> Contest:
         """What `fabric.executor: auto` measures: a few local steps of some clients, on copies of
         the initial model, by each executor that is fit for them."""
-        run, group = self.run, self.group
+        run = self.run
+        group = self.group
         names: list[Name] = ["loop", "vmap"]
         made = {name: self.made(name) for name in names}
         fit: dict[Name, Executor] = {n: e for n, (e, reason) in made.items() if reason is None}
@@ -156,7 +164,8 @@ class Trainer:
                     run, group, c, 0, "measurement", Length(steps=min(MEASURED_STEPS, most))
                 )
                 part = run.data.client(c, run.device, run.dtype).train
-                vector, buffers = group.initial.clone(), group.first_buffers()
+                vector = group.initial.clone()
+                buffers = group.first_buffers()
                 measured.append(LocalJob(vector, buffers, part, schedule, run.learning_rate(1)))
             return measured
 
@@ -178,7 +187,8 @@ class Trainer:
         Why it could not be counted where there is none: mostly they fail again in their visits,
         where client and round are named.
         """
-        run, why = self.run, ""
+        run = self.run
+        why = ""
         for client in run.at_home(self.group.members):
             self.bind_initial()
             try:
@@ -200,7 +210,8 @@ class Trainer:
         return why
 
     def _moved(self) -> list[str]:
-        binding, names = self.module.binding, self.group.layout.own_names
+        binding = self.module.binding
+        names = self.group.layout.own_names
         fitted = {id(tensor) for weight in binding.spectral for tensor in (weight.u, weight.v)}
         tensors = dict(self.module.model.named_buffers())
         return [
@@ -252,7 +263,8 @@ def faster_together(trainer: Trainer, jobs: int) -> str | tuple[Name, str]:
         seconds = seconds_by_client(
             {"loop": trainer.loop, "vmap": executor.executor}, many, repeats=2
         )
-    loop, stacked = seconds["loop"], seconds.get("vmap", math.inf)
+    loop = seconds["loop"]
+    stacked = seconds.get("vmap", math.inf)
     times = f"a client: loop {1000 * loop:.3g} ms, stacked {1000 * stacked:.3g} ms"
     return ("vmap" if stacked < WORTH_TOGETHER * loop else "loop"), times
 

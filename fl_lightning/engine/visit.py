@@ -83,8 +83,15 @@ class Visit:
         payload: Payload,
         plan: Callable[[Client, Phase], LocalJob | None] = job_of,
     ) -> None:
-        self.parts, self.run, self.t, self.id, self.place = parts, parts.run, t, client, place
-        self.payload, self.scored, self.timer, self.plan = payload, scored, timer, plan
+        self.parts = parts
+        self.run = parts.run
+        self.t = t
+        self.id = client
+        self.place = place
+        self.payload = payload
+        self.scored = scored
+        self.timer = timer
+        self.plan = plan
         self.group = self.run.group_of(client)
         self.trainer = parts.trainers[self.group.index]
         self.stage = "data"
@@ -114,7 +121,8 @@ class Visit:
 
     def receive(self) -> Steps:
         """Take in what the server has sent, as transforms leave it, and begin with it."""
-        run, method = self.run, self.run.method
+        run = self.run
+        method = self.run.method
         state = self.parts.pool.state(self.id)
         run.store.acquire(state)
         client = self.client = Client(run, self.group, self.id, self.t, state)
@@ -185,7 +193,8 @@ class Visit:
 
     def count(self, phase: Phase, job: LocalJob, fit: Fit) -> None:
         """Count the operations of a phase."""
-        plain, cost = self.trainer.cost, self.trainer.cost_of(phase.trains)
+        plain = self.trainer.cost
+        cost = self.trainer.cost_of(phase.trains)
         if plain is not None and cost is not None:
             of_training, extra = phase_flops(self.client, phase, job, fit, plain, cost)
             self.flops.update(of_training)
@@ -235,10 +244,10 @@ class Visit:
             ValueError: the upload is no vector of this model.
         """
         model = self.client[MODEL]
-        expected, given = ((tuple(v.shape), v.dtype) for v in (model, upload.vector))
-        if expected != given or upload.sent.shape != self.group.up_mask.shape:
+        expected, form = ((tuple(v.shape), v.dtype) for v in (model, upload.vector))
+        if expected != form or upload.sent.shape != self.group.up_mask.shape:
             raise ValueError(
-                f"its upload is {given[1]} of shape {given[0]}, not {expected[1]} of shape "
+                f"its upload is {form[1]} of shape {form[0]}, not {expected[1]} of shape "
                 f"{expected[0]}"
             )
         norm = torch.linalg.vector_norm
@@ -260,7 +269,8 @@ class Visit:
 
     def count_bytes(self, upload: Payload) -> None:
         """Count what has travelled, and hand over what the server reads beside vectors."""
-        result, download = self.result, self.client.payload
+        result = self.result
+        download = self.client.payload
         result.traffic = np.array((download.by_layer, upload.by_layer))
         result.sent = np.array((download.layers_sent, upload.layers_sent))
         result.statistics = {k: v.cpu() for k, v in (upload.statistics | upload.extra).items()}
@@ -284,7 +294,9 @@ class Visit:
 
     def count_operations(self) -> None:
         """Give the result its `flops_...`; unknown ones are absent, and `uncounted` says why."""
-        name, cost, result = self.group.name, self.trainer.cost, self.result
+        name = self.group.name
+        cost = self.trainer.cost
+        result = self.result
         if cost is None:
             result.uncounted = (
                 f"a training step of {name} could not be counted ({self.trainer.uncounted})"
@@ -318,7 +330,8 @@ class Visit:
                 it: it might be lost.
         """
         for transform in self.parts.transforms:
-            vector, sent = payload.vector, payload.sent.tobytes()
+            vector = payload.vector
+            sent = payload.sent.tobytes()
             change = getattr(transform, hook)
             with self.hook(change, getattr(Transform, hook)):
                 change(self.client, payload)

@@ -34,7 +34,8 @@ class Worker(Parts):
         same draws: what was no fault of its own then leaves no trace in any number.
         """
         results = Results()
-        begin, batches = partial(Visit, self, t, scored, timer), list(self.batches(cohort))
+        begin = partial(Visit, self, t, scored, timer)
+        batches = list(self.batches(cohort))
         for batch, coming in zip_longest(batches, batches[1:], fillvalue=NOBODY):
             self._visit(begin, batch, downloads, results, coming)
         self.run.store.synchronize()
@@ -85,7 +86,8 @@ class Worker(Parts):
             self._attempt(visits, self._vectors(coming, downloads))
             failed = {c: visit.failure for c, visit in visits.items() if visit.failure is not None}
             for c in [c for c in visits if c not in failed]:
-                visit, download = visits[c], downloads[c]
+                visit = visits[c]
+                download = downloads[c]
                 results.clients[c] = visit.result
                 # what the client has learned is its change from what transforms have left
                 if run.policy.one_download:

@@ -61,11 +61,9 @@ class RunFolderWriter(Observer):
             plain = data.holds_all and not (data.text and data.text.per_position)
             check("evaluation.predictions", True, plain, allowed)
         counts = data.class_counts if data.task == "classification" and data.holds_all else None
-        sizes, names, resumed = (
-            (data.train_sizes, data.test_sizes),
-            data.class_names,
-            bool(run.resumed_from),
-        )
+        sizes = (data.train_sizes, data.test_sizes)
+        names = data.class_names
+        resumed = bool(run.resumed_from)
         same = self.folder.write_split(*sizes, counts, names, resumed)
         check(
             "data.root",
@@ -77,10 +75,8 @@ class RunFolderWriter(Observer):
         self._code = owncode.read(owncode.paths(run.config))
         if not data.holds_all:  # a deployment's server does not know the clients' data
             return
-        self._data, before = (
-            samples_digest(data),
-            provenance.data_of(run.folder) if resumed else None,
-        )
+        self._data = samples_digest(data)
+        before = provenance.data_of(run.folder) if resumed else None
         if before not in (None, self._data):
             log.say(
                 f"data: other samples than the run began with, from round {run.resumed_from + 1} on"
@@ -100,7 +96,8 @@ class RunFolderWriter(Observer):
         is forgotten."""
         log.begun()
         if run.is_main:
-            first, self._recorded = not self._recorded, True
+            first = not self._recorded
+            self._recorded = True
             if first:  # record nothing if the run failed before its first round
                 provenance.keep(
                     run.folder, self._code, record.round, self._data, run.data.reading.digest
@@ -109,10 +106,8 @@ class RunFolderWriter(Observer):
             self.folder.write_columns(run.judge)
             if first:
                 self.folder.forget_end()
-            score, seconds = (
-                record.metrics.get(name := run.metric.of("mean")),
-                record.metrics["seconds"],
-            )
+            score = record.metrics.get(name := run.metric.of("mean"))
+            seconds = record.metrics["seconds"]
             judged = "not judged" if score is None else f"{name} {score:.4f}"
             log.note(f"round {record.round}/{run.rounds}: {judged}, {seconds:.1f} s")
 

@@ -40,8 +40,11 @@ class RemoteVisits:
     score every model on their own test data."""
 
     def __init__(self, worker: Worker, exchange: Exchange) -> None:
-        self.run, self.pool, self.evaluator = worker.run, worker.pool, worker.evaluator
-        self.transforms, self.observers = worker.transforms, worker.observers
+        self.run = worker.run
+        self.pool = worker.pool
+        self.evaluator = worker.evaluator
+        self.transforms = worker.transforms
+        self.observers = worker.observers
         self.exchange = exchange
         self.forms: dict[int, defaultdict[str, Counter[tuple[tuple[int, ...], torch.dtype]]]] = {
             group.index: defaultdict(Counter) for group in self.run.groups
@@ -140,7 +143,8 @@ class RemoteVisits:
 
     def _check(self, c: int, upload: Payload) -> None:
         """Raise `Unreadable` for an upload that the method does not make."""
-        run, group = self.run, self.run.group_of(c)
+        run = self.run
+        group = self.run.group_of(c)
         slots = {name for name, slot in run.method.slots().items() if slot.exchanged}
         more = (upload.sent & ~group.up_mask).any() or upload.further
         if more or not set(upload.vectors) <= slots:
@@ -151,13 +155,15 @@ class RemoteVisits:
             whole or any(part.changes_upload for part in parts)
         ):
             raise wire.Unreadable("blocks or vectors are missing that the method uploads")
-        beside, forms = upload.statistics | upload.extra, self.forms[group.index]
+        beside = upload.statistics | upload.extra
+        forms = self.forms[group.index]
         wire.check_beside(beside, run.method.beside(), run.data.num_classes, forms)
         wire.check_finite(upload)
 
     def _keep(self, c: int, upload: Payload, memory: Mapping[str, Tensor]) -> None:
         """Keep an upload as what the server last received."""
-        state, layout = self.state(c), self.run.group_of(c).layout
+        state = self.state(c)
+        layout = self.run.group_of(c).layout
         columns = wire.columns(upload.vector, layout, upload.sent)
         wire.fill(state.received[MODEL], layout, upload.sent, columns)
         for slot, vector in upload.vectors.items():
@@ -172,7 +178,9 @@ class RemoteVisits:
     def context(self, c: int, with_models: bool) -> wire.Message:
         """What the server has for a client now: whether there is a global model, and with
         `with_models` that model."""
-        run, group, evaluator = self.run, self.run.group_of(c), self.evaluator
+        run = self.run
+        group = self.run.group_of(c)
+        evaluator = self.evaluator
         # and how many visits the site's state must have behind it
         message: wire.Message = {
             "has_global": evaluator.has_global,
@@ -202,7 +210,8 @@ class RemoteVisits:
 
     def finals(self) -> dict[int, dict[str, Any]]:
         """Kinds and scores of the final models of all clients, by their sites."""
-        run, results = self.run, Results()
+        run = self.run
+        results = Results()
         finals = self._ask(run.server.round, "final", range(run.clients), results, wire.final_of)
         return finals | {failure.client: unjudged(failure) for failure, _ in results.failures}
 
@@ -219,7 +228,8 @@ class RemoteVisits:
         for c in clients:
             message = self.context(c, with_models=True) | {"kind": kind, "round": t}
             messages[c] = self.exchange.pack(message, c)
-        answers, taken = self.exchange.ask(t, kind, messages, 1), {}
+        answers = self.exchange.ask(t, kind, messages, 1)
+        taken = {}
         failures: list[BadClient] = []
         for c in clients:
             with self.exchange.naming(t, c, "evaluation", failures):
@@ -233,7 +243,8 @@ class RemoteVisits:
 
 def _places(model: Tensor, group: ModelGroup) -> wire.Message:
     """A server's model for a client: the blocks that are sent, and which are the client's own."""
-    sent, own = group.down_mask.copy(), []
+    sent = group.down_mask.copy()
+    own = []
     for k, block in enumerate(group.layout.blocks):
         numbers = model[block.start : block.stop]
         if bool(numbers.isnan().all()) and block.size:
@@ -293,11 +304,13 @@ def check_deployable(config: Config, callbacks: Sequence[Callback]) -> None:
     """Raise `BadInput` for what has no meaning, or another one, where every client is a site of its
     own."""
     for callback in callbacks:
-        fine = not isinstance(callback, Transform) or callback.deployed
+        runs_there = not isinstance(callback, Transform) or callback.deployed
         allowed = "it must be null: sites cannot run it"
-        check(callback.config_key, type(callback).__name__, fine, allowed)
-    later, data = "fl-train join gives a later client its model", config.data
-    task, everyone = "it must be null: sites have own tasks", "it must be false: no site has all"
+        check(callback.config_key, type(callback).__name__, runs_there, allowed)
+    later = "fl-train join gives a later client its model"
+    data = config.data
+    task = "it must be null: sites have own tasks"
+    everyone = "it must be false: no site has all"
     for key, value, allowed in (
         ("held_out_clients", data.held_out_clients, f"it must be 0: {later}"),
         ("held_out", data.held_out, f"it must be null: {later}"),

@@ -49,7 +49,8 @@ class NotHere(RunFailed):
 
     def __init__(self, what: str, hook: str = "") -> None:
         super().__init__(f"{what} does not travel")
-        self.what, self.hook = what, hook
+        self.what = what
+        self.hook = hook
         for frame in inspect.stack(0):
             owner = frame.frame.f_locals.get("self")
             if not self.hook and isinstance(owner, Method | Relation):
@@ -80,7 +81,9 @@ class OwnOnly(Sequence[Any]):
     """A list over all clients with some values; reading another's is an error."""
 
     def __init__(self, what: str, values: Mapping[int, Any], size: int) -> None:
-        self.what, self.values, self.size = what, dict(values), size
+        self.what = what
+        self.values = dict(values)
+        self.size = size
 
     def __len__(self) -> int:
         return self.size
@@ -132,10 +135,12 @@ class Facts:
         """
         allowed = "sites hold tables, images, series or vectors, no texts yet"
         check("data.source", "texts", data.text is None, allowed)
-        read, reading = AsRead.of(data), data.reading
+        read = AsRead.of(data)
+        reading = data.reading
         columns = fills = scale = None
         if reading.columns is not None:
-            names, values = reading.columns.names, reading.columns.values
+            names = reading.columns.names
+            values = reading.columns.values
             check("data.columns", PART, PART not in names, "sites' files need this name: rename it")
             columns = [(name, values.get(name)) for name in names]
         fits = reading.preprocessing
@@ -275,7 +280,8 @@ def at_center(
     samples = None if public is None else _read(facts, config.data, public)[1]
     allowed = "the method works on public samples at the centre: a file with x_public"
     check("public", str(public), samples is not None or not facts.public, allowed)
-    reading, parts = facts.reading(config.data), dict.fromkeys(PARTS, nothing)
+    reading = facts.reading(config.data)
+    parts = dict.fromkeys(PARTS, nothing)
     data = _data(facts, config, reading, parts, set(), samples)
     return _known(data, sizes, config.clients)
 
@@ -295,7 +301,8 @@ def _read(facts: Facts, data: DataConfig, file: Path) -> tuple[Parts, np.ndarray
     about = {"input": "table", "columns": facts.columns, "shape": facts.input_shape}
     about |= form_of(data)
     rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
-    raw, part_of = plain.raw(about, rows).numpy(), np.array(cells[PART])
+    raw = plain.raw(about, rows).numpy()
+    part_of = np.array(cells[PART])
     for part in {*cells[PART]} - {*PARTS, PUBLIC}:
         allowed = f"{', '.join(PARTS)} or {PUBLIC}"
         check("data", str(file), False, f"its column {PART} holds {part!r}, not {allowed}")
@@ -392,7 +399,8 @@ def write_sites(config: Config, data: FederatedData, folder: Path) -> list[Path]
     """
     facts = Facts.of(data)
     if data.reading.preprocessing is not None:
-        clients, seed = config.federation.clients, config.seed
+        clients = config.federation.clients
+        seed = config.seed
         data = prepare(config.data, clients, seed, config.smoke, fit=False)
     read = AsRead.of(data)
     allowed = "a rehearsal needs samples that are not turned"
@@ -402,7 +410,8 @@ def write_sites(config: Config, data: FederatedData, folder: Path) -> list[Path]
     write: Callable[..., None] = partial(_write_table, facts, config.data)
     suffix = "csv"
     if facts.columns is None:
-        write, suffix = _write_arrays, "npz"
+        write = _write_arrays
+        suffix = "npz"
     files = [folder / f"site-{client}.{suffix}" for client in range(len(sites))]
     for file, parts in zip(files, sites, strict=True):
         with atomic_write(file) as aside:
@@ -427,7 +436,8 @@ def _write_table(
     facts: Facts, data: DataConfig, file: Path, parts: Mapping[str, tuple[Tensor, Tensor]]
 ) -> None:
     """Write samples as the table had them: numbers with 32 bits, words, and empty cells."""
-    columns, label = facts.columns or [], data.label_column
+    columns = facts.columns or []
+    label = data.label_column
     text = io.StringIO()
     rows = csv.writer(text, delimiter=SEPARATORS[data.separator])
     rows.writerow([*(name for name, _ in columns), label, PART])

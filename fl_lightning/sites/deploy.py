@@ -36,7 +36,8 @@ class Deployed:
         readme = self.folder / "README.md"
         lines = [*self.notes, f"app: {self.folder} ({len(self.app)} files); the commands: {readme}"]
         if self.sites:
-            first, last = self.sites[0], self.sites[-1].name
+            first = self.sites[0]
+            last = self.sites[-1].name
             lines.append(f"data of {len(self.sites)} sites to rehearse with: {first} to {last}")
         return "\n".join(lines)
 

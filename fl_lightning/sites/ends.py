@@ -46,7 +46,8 @@ def center(app: Path, settings: Mapping[str, Any], transport: Transport) -> None
 
     config = config_of(app)
     mark = fingerprint(app, config)
-    out, name = str(settings["out"]), str(settings["name"])
+    out = str(settings["out"])
+    name = str(settings["name"])
     there = Path(out) / name
     start = Start(out=out, name=name, resume=(there / runs.CONFIG).exists())
     runs.check_name(start)
@@ -102,7 +103,8 @@ def answer(app: Path, run: str, node: Mapping[str, Any], message: bytes) -> byte
     if Path(run).name != run or not {"client", "data", "folder"} <= node.keys():
         why = "its node config lacks client, data or folder"
         return unable(message, node.get("client"), name, why)
-    client, folder = int(node["client"]), Path(str(node["folder"])) / run
+    client = int(node["client"])
+    folder = Path(str(node["folder"])) / run
     data = str(Path(str(node["data"])).resolve())
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder / "lock"):
@@ -141,7 +143,8 @@ def _opened(
     folder: Path, config: Config, about: Mapping[str, Any], name: str, use: Callable[[Site], Any]
 ) -> Any:
     """The result of `use` for the site in `folder`. `about`: the content of its `site.json`."""
-    client, mark = about["client"], about["fingerprint"]
+    client = about["client"]
+    mark = about["fingerprint"]
     data = at_site(Facts.read(folder / "facts.json"), config, client, Path(about["data"]))
 
     def run(fabric: Any, config: Config) -> dict[str, Any]:

@@ -168,7 +168,8 @@ class Exchange:
 
     def _welcome(self, address: int, message: wire.Message) -> None:
         """A site has told who it is."""
-        client, sizes = message.get("site"), message.get("sizes")
+        client = message.get("site")
+        sizes = message.get("sizes")
         if type(client) is not int or client < 0:
             why = message.get(
                 "unreadable", "it did not say which client it is: client=K in its node config"
@@ -205,9 +206,11 @@ class Exchange:
         """The answer of each client to its message; None where there is none in time."""
         key = (t, kind, attempt)
         answers: dict[int, Any] = {}
-        again, deadline = self.limits.again, time.monotonic() + self.limits.visit
+        again = self.limits.again
+        deadline = time.monotonic() + self.limits.visit
         there = [c for c in messages if c not in self.out]
-        due, wait = dict.fromkeys(there, 0.0), dict.fromkeys(there, again)
+        due = dict.fromkeys(there, 0.0)
+        wait = dict.fromkeys(there, again)
         while len(answers) < len(there) and time.monotonic() < deadline:
             now = time.monotonic()
             for c in there:
@@ -287,7 +290,7 @@ class Exchange:
             failures.append(failure)
 
 
-def _two_words(given: Any) -> tuple[str, str]:
+def _two_words(words: Any) -> tuple[str, str]:
     """As a site writes them; a hostile one may have sent anything."""
-    words = [str(word)[:200] for word in given] if isinstance(given, list) else []
+    words = [str(word)[:200] for word in words] if isinstance(words, list) else []
     return (words[0], words[1]) if len(words) == 2 else ("", "its answer has no reason")

@@ -80,7 +80,8 @@ class GridTransport:
     """Sends messages through Flower's grid. `run` names the run's folder at the sites."""
 
     def __init__(self, grid: Grid, run: str) -> None:
-        self.grid, self.run = grid, run
+        self.grid = grid
+        self.run = run
         self.waiting: list[str] = []
         self.unsent: list[str] = []
 

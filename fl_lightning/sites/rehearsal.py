@@ -93,7 +93,8 @@ def rehearse(
     """
     config = with_loop(config)
     data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
-    facts, files = Facts.of(data), write_sites(config, data, folder / "data")
+    facts = Facts.of(data)
+    files = write_sites(config, data, folder / "data")
     center = folder / "center"
     center.mkdir()
     public = files[0].with_stem("public") if facts.public else None

@@ -98,8 +98,11 @@ class Site:
         fingerprint: str,
         name: str = "",
     ) -> None:
-        self.client, self.name, self.data = client, name, data
-        self.fingerprint, self.folder = fingerprint, folder
+        self.client = client
+        self.name = name
+        self.data = data
+        self.fingerprint = fingerprint
+        self.folder = folder
         sizes = data.train_sizes, data.validation_sizes, data.test_sizes
         self.sizes = [size[client] for size in sizes]
         # a client that failed is left as it was
@@ -130,9 +133,11 @@ class Site:
     def _settle(self) -> None:
         """Have the federation be this client's alone: no server memory, scores of what messages
         bring."""
-        fed, run = self.fed, self.fed.run
+        fed = self.fed
+        run = self.fed.run
         run.server.memory = Withheld()
-        worker, self.brought = fed.worker, Brought()
+        worker = fed.worker
+        self.brought = Brought()
         self.evaluator = Evaluator(run, worker.trainers, worker.guard, self.brought)
         self.group = run.group_of(self.client)
         self.outbox = Outbox()
@@ -167,16 +172,18 @@ class Site:
             self._agree(message)
             stage = "training" if message["kind"] == "visit" else "evaluation"
             work = {"visit": self._visit, "score": self._score, "final": self._final}
-            made = wire.pack(about | work[message["kind"]](message))
-            self._keep(message, content, made)
-            return made
+            reply = wire.pack(about | work[message["kind"]](message))
+            self._keep(message, content, reply)
+            return reply
         except NotHere as error:
             return wire.pack(about | {"refused": [error.what, error.hook]})
         except BadClient as failure:
             fixed = failure.reason if failure.reason.endswith(NOT_FINITE) else FAILED
-            stage, why = failure.stage, fixed
+            stage = failure.stage
+            why = fixed
         except wire.Unreadable as error:
-            stage, why = "download", f"the site refused the message: {error}"
+            stage = "download"
+            why = f"the site refused the message: {error}"
         except Exception:
             keep_traceback(self.folder)
             why = FAILED
@@ -209,8 +216,11 @@ class Site:
         Raises:
             Unreadable: the site does not have that state.
         """
-        run, folder, answered = self.fed.run, self.folder / "checkpoints", self.round
-        visits, counted = visits_of(run, self.client), message["visits"]
+        run = self.fed.run
+        folder = self.folder / "checkpoints"
+        answered = self.round
+        visits = visits_of(run, self.client)
+        counted = message["visits"]
         if message["round"] < answered or visits == counted:
             return
         if not counted:
@@ -232,7 +242,9 @@ class Site:
 
     def _visit(self, message: wire.Message) -> wire.Message:
         """Train: the upload, and the columns of the client's row."""
-        run, t, c = self.fed.run, message["round"], self.client
+        run = self.fed.run
+        t = message["round"]
+        c = self.client
         if t <= self.round:
             raise wire.Unreadable(
                 f"it is of round {t}, and the site has answered round {self.round}"
@@ -243,7 +255,8 @@ class Site:
         results = self.fed.worker.visits(t, [c], {c: payload}, message["scored"], Timer())
         if results.failures:
             raise results.failures[0][0]
-        result, upload = results.clients[c], self.outbox.payload
+        result = results.clients[c]
+        upload = self.outbox.payload
         assert upload is not None
         numbers([result.values])
         memory = run.states[c].memory
@@ -287,7 +300,9 @@ class Site:
 
     def _bring(self, message: wire.Message) -> None:
         """Take over what the message holds of the server's models for the client."""
-        run, group, layout = self.fed.run, self.group, self.group.layout
+        run = self.fed.run
+        group = self.group
+        layout = self.group.layout
         self.brought.whole = bool(message["has_global"])
         run.server.uploaded = {self.client} if message["uploaded"] else set()
         if shared := message.get("shared"):
@@ -295,7 +310,8 @@ class Site:
             group.vectors[MODEL] = wire.fill(group.initial.clone(), layout, blocks, shared["model"])
         if model := message.get("global"):
             sent, own = (wire.mask(model[key], len(layout.blocks)) for key in ("sent", "own"))
-            vector, state = group.initial.clone(), run.states.get(self.client)
+            vector = group.initial.clone()
+            state = run.states.get(self.client)
             if state is not None:
                 columns = wire.columns(state.vectors[MODEL], layout, own)
                 wire.fill(vector, layout, own, columns)
@@ -318,19 +334,19 @@ class Site:
         digest = file.with_suffix(".xxh3")
         if not (file.is_file() and digest.is_file()):
             return None
-        made = file.read_bytes()
-        if digest.read_text(encoding="utf-8").split() != _digests(content, made):
+        reply = file.read_bytes()
+        if digest.read_text(encoding="utf-8").split() != _digests(content, reply):
             raise wire.Unreadable(f"round {self.round} has been answered, to another message")
-        return made
+        return reply
 
-    def _keep(self, message: wire.Message, content: bytes, made: bytes) -> None:
+    def _keep(self, message: wire.Message, content: bytes, reply: bytes) -> None:
         """Have the answer and then the client's state on the disk."""
         if message["kind"] != "visit":
             write_whole(self.folder / BROUGHT, content)
             return
         file = self._file(message["round"])
-        write_whole(file, made)
-        write_whole(file.with_suffix(".xxh3"), " ".join(_digests(content, made)))
+        write_whole(file, reply)
+        write_whole(file.with_suffix(".xxh3"), " ".join(_digests(content, reply)))
         self.checkpoint.save(self.fed.run)  # from here on the stored answer counts
         for old in file.parent.glob("round-*"):
             if old.stem < file.stem:

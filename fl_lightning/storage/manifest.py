@@ -160,7 +160,8 @@ def read_tensors(
     Raises:
         Damaged: the file is not as it was written, or not as expected.
     """
-    name, size = entry["file"], entry["size"]
+    name = entry["file"]
+    size = entry["size"]
     try:
         content = _inside(folder, name).read_bytes()
         if len(content) < size:

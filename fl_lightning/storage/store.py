@@ -42,7 +42,8 @@ class StreamLane(Lane):
     """Copies on a stream of their own, beside what the device computes."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.module = device, module_of(device)
+        self.device = device
+        self.module = module_of(device)
         self.stream = self.module.Stream(device)
 
     def copy(self, into: Tensor, source: Tensor) -> Callable[[], None]:
@@ -73,7 +74,9 @@ class VectorStore:
     def __init__(
         self, place: Place, folder: Path, device: torch.device, lane: Lane | None = None
     ) -> None:
-        self.place, self.folder, self.device = place, folder, device
+        self.place = place
+        self.folder = folder
+        self.device = device
         self.apart = place == "host" or (place == "disk" and device.type != "cpu")
         """Whether a visit works on copies of vectors."""
         self._lane = lane or (StreamLane(device) if self.apart and has_streams(device) else Lane())
@@ -148,7 +151,8 @@ class VectorStore:
             _replace(state, back)
             self._free += [copy for copy, _ in copies.values()]
         self._free += self._borrowed
-        self._acquired, self._borrowed = [], []
+        self._acquired = []
+        self._borrowed = []
 
     def synchronize(self) -> None:
         """Wait until all is written back; what was fetched and not asked for is forgotten."""

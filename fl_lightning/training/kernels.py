@@ -40,7 +40,9 @@ class Terms:
     def __init__(
         self, room: Tensor, anchor: Tensor | None, linear: Tensor | None, columns: Sequence[Columns]
     ) -> None:
-        self.room, self.anchor, self.columns = room, anchor, columns
+        self.room = room
+        self.anchor = anchor
+        self.columns = columns
         self.linear = None if linear is None else linear.expand_as(room)
         self._parts = [(room[:, start:stop], twice) for start, stop, twice in columns]
 

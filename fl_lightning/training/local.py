@@ -59,7 +59,8 @@ def train(
         for k, batch in enumerate(batches(part, schedule, epoch, first, count, drawn), first):
             if draws:  # every step: it may be the first of its stretch
                 seed(drawn ^ OTHER_DRAWS ^ k, device)
-            last.coaching, last.batch_idx = None, k
+            last.coaching = None
+            last.batch_idx = k
             try:
                 with cast():
                     loss = module.training_step(batch, k) if own is None else own(batch)
@@ -94,7 +95,9 @@ def train_private(
     are."""
     module.model.train()
     expected = min(schedule.batch_size, len(part))
-    losses, terms, samples = list[Tensor](), list[Tensor](), 0
+    losses = list[Tensor]()
+    terms = list[Tensor]()
+    samples = 0
     per_epoch = schedule.steps_per_epoch(len(part))
     taken = schedule.steps(len(part))  # as many as with batches in order
     for step, (epoch, k) in enumerate(taken, private.first):
@@ -107,7 +110,8 @@ def train_private(
             int(torch.randint(2**62, (), generator=private.draws("model", step))), fabric.device
         )
         trained = [p for p in module.binding.parameters if p.requires_grad]
-        sums, loss = [torch.zeros_like(p) for p in trained], torch.zeros((), device=fabric.device)
+        sums = [torch.zeros_like(p) for p in trained]
+        loss = torch.zeros((), device=fabric.device)
         if batch is not None:
             sums, loss = clipped_sum(module, batch, private.clip)
             samples += len(batch[1])
@@ -138,7 +142,8 @@ def fit_of(
     device: torch.device,
 ) -> Fit:
     """What steps at the rate `lr` with these losses and terms came to."""
-    nothing, steps = torch.zeros((), device=device), len(losses)
+    nothing = torch.zeros((), device=device)
+    steps = len(losses)
     mean = torch.stack(losses).mean() if losses else nothing
     coaching = torch.stack(terms).sum() / steps if terms else nothing
     return Fit(mean, coaching, steps, samples, step_sizes(config, lr, steps))

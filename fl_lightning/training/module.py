@@ -101,13 +101,17 @@ class ClientModule(LightningModule):
         method: str = "Method",
     ) -> None:
         super().__init__()
-        self.model, self.layout, self.num_classes, self.metric = model, layout, num_classes, metric
+        self.model = model
+        self.layout = layout
+        self.num_classes = num_classes
+        self.metric = metric
         self.cast: Callable[[], AbstractContextManager[Any]] = nullcontext
         """Fabric's autocast."""
         self.draws = not all(map(_draws_nothing, model.modules()))
         """Whether training steps may draw random numbers."""
         self._seen: Tensor
-        self.looks, self.method = features, method
+        self.looks = features
+        self.method = method
         if features:
             self.head.register_forward_pre_hook(self._look)
         for name in layout.still:  # `train` comes to it with every phase
@@ -185,13 +189,15 @@ class ClientModule(LightningModule):
         """Train, from now on, down `objective`."""
         if objective is PLAIN and self.objective is PLAIN:
             return
-        self.objective, self.proximal_numbers = objective, 0
+        self.objective = objective
+        self.proximal_numbers = 0
         self._terms = None
         self._adds = objective.linear is not None or objective.pulls
         if not objective.pulls:
             return
         assert objective.proximal_weight is not None
-        weight, name = objective.proximal_weight, objective.proximal_weight.tobytes()
+        weight = objective.proximal_weight
+        name = objective.proximal_weight.tobytes()
         if name != self._known[0]:  # columns change only with the blocks of the proximal term
             blocks = [b for b in self.layout.blocks if b.kind == "parameter"]
             places = [
@@ -269,10 +275,12 @@ class ClientModule(LightningModule):
         if room is None or room.dtype != vector.dtype or room.device != vector.device:
             # kept: a step's time is lost in getting so much anew
             room = self._room = vector.new_empty(1, self.used)
-        objective, used = self.objective, self.used
+        objective = self.objective
+        used = self.used
         columns: list[Columns] = self._known[1] if objective.pulls else []
         anchor = objective.anchor if objective.pulls else None
-        places, linear = self._known[2], objective.linear
+        places = self._known[2]
+        linear = objective.linear
         if linear is not None:
             weight = objective.proximal_weight if objective.pulls else None
             rest = (
@@ -313,8 +321,10 @@ class ClientModule(LightningModule):
         evaluation mode: for a loss that compares models. What is bound stays so, and nothing of
         either is written to. The method must declare `features`.
         """
-        seen, training = getattr(self, "_seen", x), self.model.training
-        bound, buffers = self.binding.vector, self.binding.buffers
+        seen = getattr(self, "_seen", x)
+        training = self.model.training
+        bound = self.binding.vector
+        buffers = self.binding.buffers
         blocks = {b.name: vector[b.start : b.stop].view(b.shape) for b in self.layout.blocks}
         self.model.eval()
         try:
@@ -365,7 +375,8 @@ class Passes:
     def __init__(self, module: ClientModule) -> None:
         self.forward = self.backward = 0
         hook = module.head.register_forward_hook(self._passed)
-        self._hooks, self._place = module.head._forward_hooks, hook.id
+        self._hooks = module.head._forward_hooks
+        self._place = hook.id
         # it hangs there only while it counts: a hook makes every pass of the classifier slower
         hook.remove()
 
@@ -406,7 +417,8 @@ def _draws_nothing(module: nn.Module) -> bool:
 def _check_steps(model: LightningModule) -> None:
     """Raise `BadInput` where local steps would pass by what the user's model does in a Lightning
     Trainer."""
-    name, own = type(model).__name__, type(model)
+    name = type(model).__name__
+    own = type(model)
     allowed = "its automatic_optimization is False: leave it True, local steps are taken here"
     check("model", name, model.automatic_optimization, allowed)
     unheeded = [

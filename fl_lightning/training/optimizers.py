@@ -42,7 +42,8 @@ class FastSGD:
         `more`: what the loss's gradient is added to for each parameter, written over; None:
         nothing.
         """
-        config, used = self.config, self._trained
+        config = self.config
+        used = self._trained
         gradients: Sequence[Tensor | None] = [None] * len(used)
         if more is None or loss.requires_grad:
             gradients = torch.autograd.grad(loss, self._targets, allow_unused=True)
@@ -52,7 +53,8 @@ class FastSGD:
         reached_gradients = [g for g in gradients if g is not None]
         if len(reached_gradients) < len(gradients):
             reached = [k for k, g in enumerate(gradients) if g is not None]
-            used, parameters = [used[k] for k in reached], [parameters[k] for k in reached]
+            used = [used[k] for k in reached]
+            parameters = [parameters[k] for k in reached]
         with torch.no_grad():
             if self._plain:
                 torch._foreach_add_(parameters, reached_gradients, alpha=-self.lr)
@@ -110,12 +112,10 @@ class AnyOptimizer:
         parameters: Sequence[nn.Parameter],
         config: OptimizerConfig,
     ) -> None:
-        self.fabric, self.optimizer, self.parameters, self.config = (
-            fabric,
-            optimizer,
-            parameters,
-            config,
-        )
+        self.fabric = fabric
+        self.optimizer = optimizer
+        self.parameters = parameters
+        self.config = config
         self._groups = [
             {k: copy.deepcopy(v) for k, v in g.items() if k != "params"}
             for g in optimizer.param_groups

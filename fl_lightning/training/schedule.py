@@ -81,7 +81,8 @@ class BatchSchedule:
         """(absolute epoch, its first batch, number of batches), in order."""
         per_epoch = self.steps_per_epoch(samples)
         count = self.length.steps_of(per_epoch)
-        step, stop = self.index * count, (self.index + 1) * count
+        step = self.index * count
+        stop = (self.index + 1) * count
         if self.budget is not None:
             stop = step + max(0, min(count, round(self.budget * per_epoch) - self.before * count))
         while step < stop:
@@ -159,11 +160,14 @@ class Last:
 
     def at(self, epoch: int, per_epoch: int, per_round: int) -> None:
         """From now on local steps of this epoch are taken."""
-        self.epoch, self.per_epoch, self.per_round = epoch, per_epoch, per_round
+        self.epoch = epoch
+        self.per_epoch = per_epoch
+        self.per_round = per_round
 
     def outside(self) -> None:
         """From now on no local step is taken."""
-        self.batch_idx, self.epoch = 0, None
+        self.batch_idx = 0
+        self.epoch = None
 
     @contextlib.contextmanager
     def trial(self) -> Iterator[None]:

@@ -146,7 +146,8 @@ def place(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Have `self.device` and `self.dtype` of every LightningModule in `model` say where, and as
     what, it trains."""
     for module in lightning_modules(model):
-        module._device, module._dtype = device, dtype
+        module._device = device
+        module._dtype = dtype
 
 
 def lightning_modules(model: nn.Module) -> Iterator[LightningModule]:

@@ -184,3 +184,15 @@ def test_pooling_of_a_client_is_the_fast_one_only_without_gradients(monkeypatch)
     assert slow == [True]
     with torch.no_grad(), pytest.raises(RuntimeError, match="too small"):
         module(torch.rand(1, 1, 1, 4))
+
+
+def test_only_modules_that_are_known_to_draw_nothing_go_unseeded():
+    class Own(nn.ReLU):
+        """Its forward pass might draw."""
+
+    middles = [nn.ReLU(), nn.Dropout(0.5), Own(), nn.ReLU(), nn.ReLU()]
+    middles[3].register_forward_hook(lambda *_: None)
+    middles[4].forward = torch.relu
+    nets = [nn.Sequential(nn.Linear(3, 4), middle, nn.Linear(4, 2)) for middle in middles]
+    draws = [ClientModule(net, Layout(net, "2"), 2).draws for net in nets]
+    assert draws == [False, True, True, True, True]

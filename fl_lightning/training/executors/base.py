@@ -147,7 +147,9 @@ class Executor(ABC):
     """How many jobs `train` takes at most."""
 
     def __init__(self, fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer) -> None:
-        self.fabric, self.module, self.optimizer = fabric, module, optimizer
+        self.fabric = fabric
+        self.module = module
+        self.optimizer = optimizer
 
     def takes(self, job: LocalJob) -> bool:
         """Whether it can train this job; else the loop does."""
@@ -178,7 +180,8 @@ class Loop(Executor):
         return [self._one(job) for job in jobs]
 
     def _one(self, job: LocalJob) -> Fit:
-        module, optimizer = self.module, self.optimizer
+        module = self.module
+        optimizer = self.optimizer
         module.binding.rebind(job.vector, job.buffers)  # where it has just been scored, it is bound
         module.set_objective(job.objective)
         job.proximal_numbers = module.proximal_numbers

@@ -100,7 +100,8 @@ def _probed(
 ) -> tuple[Tensor, Tensor, Sequence[Tensor | None], str | None]:
     """A made-up batch, the gradients of the bound model's copy on it (None: of what the loss does
     not depend on), and what is unfit in its forward pass."""
-    device, binding = fabric.device, module.binding
+    device = fabric.device
+    binding = module.binding
     # less than a whole batch, which is then filled up
     size = max(1, min(3, spec.largest_batch - 1))
     draws = torch.Generator().manual_seed(0)
@@ -114,10 +115,8 @@ def _probed(
     binding.bind(binding.vector.clone(), [own[n].detach().clone() for n in module.layout.own_names])
     module.set_objective(PLAIN)
     module.model.train()
-    before, counted = (
-        {n: b.clone() for n, b in module.model.named_buffers()},
-        _counted(module.model),
-    )
+    before = {n: b.clone() for n, b in module.model.named_buffers()}
+    counted = _counted(module.model)
     parameters = [p for p in binding.parameters if p.requires_grad]
     module.last.read = None
     with no_draws(device), module.last.trial():
@@ -208,7 +207,8 @@ def fastest(group: Group, file: Path, contests: Sequence[Contest], resumed: bool
 
 def _measured(contest: Contest) -> dict[Name, float]:
     """Seconds of a client on this rank; none where it has no client that can train."""
-    executors, steps = contest.executors, contest.steps
+    executors = contest.executors
+    steps = contest.steps
     device = executors["loop"].fabric.device
     with no_draws(device):
         try:

@@ -41,8 +41,11 @@ def even(
         run: (so many of the first rows, x (so many, ...), y (so many, ...)) -> results
             (so many, ...).
     """
-    draws, models, first = torch.Generator().manual_seed(0), len(rows), list[Tensor]()
-    own, labels = unlike_each_other(rows, 0.1, draws), y.expand(models, *y.shape)
+    draws = torch.Generator().manual_seed(0)
+    models = len(rows)
+    first = list[Tensor]()
+    own = unlike_each_other(rows, 0.1, draws)
+    labels = y.expand(models, *y.shape)
     images = x.expand(models, *x.shape)
     if images.is_floating_point():
         images = unlike_each_other(images, 1.0, draws)

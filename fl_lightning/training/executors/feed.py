@@ -20,7 +20,8 @@ class Feed:
     once."""
 
     def __init__(self, job: LocalJob, size: int) -> None:
-        part, schedule = job.part, job.schedule
+        part = job.part
+        schedule = job.schedule
         self.size = size
         self._pieces = list(schedule.pieces(len(part)))
         sizes = (
@@ -28,7 +29,8 @@ class Feed:
         )
         self.counts = [n for _, first, count in self._pieces for n in sizes[first : first + count]]
         """Samples of each batch."""
-        self._job, self._sizes = job, sizes
+        self._job = job
+        self._sizes = sizes
         self._tensors = part.tensors
         self._index: Tensor | None = None
         self._rest = iter(()) if self._tensors is not None else stream(part, schedule)
@@ -58,7 +60,8 @@ class Feed:
                 torch.index_select(tensor, 0, sent(rows, tensor.device), out=own)
         elif stop > 0:
             for k, (images, labels) in enumerate(islice(self._rest, stop)):
-                start, n = k * self.size, self.counts[first + k]
+                start = k * self.size
+                n = self.counts[first + k]
                 for batch, into in ((images, x), (labels, y)):
                     into[start : start + n] = batch
                     into[start + n : start + self.size] = batch[:1]
@@ -76,7 +79,9 @@ class Feed:
     def draw(self, keys: Sequence[int]) -> None:
         """Draw the places of the samples, batch after batch, each of `size`, by the keys of the
         epochs."""
-        sizes, draws, total = self._sizes, torch.Generator(), sum(self._sizes)
+        sizes = self._sizes
+        draws = torch.Generator()
+        total = sum(self._sizes)
         padded = torch.zeros(len(keys), len(sizes), self.size, dtype=torch.int64)
         # but for what fills up the last
         gapless = len(sizes) == 1 or self._job.schedule.batch_size == self.size

@@ -41,7 +41,9 @@ class OwnSteps:
     samples of each."""
 
     def __init__(self, stack: Stack, size: int, gradients: Gradients) -> None:
-        self.stack, self.size, self.gradients = stack, size, gradients
+        self.stack = stack
+        self.size = size
+        self.gradients = gradients
         self._waiting: dict[greenlet, _Request] = {}
 
     def train(self, jobs: Sequence[LocalJob]) -> None:
@@ -62,7 +64,8 @@ class OwnSteps:
             if job.outcome is None:
                 goes_on(greenlet(self._phase), job)
         while self._waiting:
-            waiting, self._waiting = self._waiting, {}
+            waiting = self._waiting
+            self._waiting = {}
             for run, answer in zip(waiting, self._answers(list(waiting.values())), strict=True):
                 goes_on(run, answer)
 
@@ -75,7 +78,9 @@ class OwnSteps:
 
     def _phase(self, job: LocalJob) -> None:
         """One job from start to end."""
-        losses, samples, asker = list[Tensor](), 0, job.asker
+        losses = list[Tensor]()
+        samples = 0
+        asker = job.asker
         assert job.step is not None and asker is not None
         job.passes, asker.gradients = (0.0, 0.0), partial(self._gradient, job)
         try:
@@ -93,10 +98,13 @@ class OwnSteps:
     ) -> tuple[Tensor, Tensor]:
         """Stop the step that calls this until its gradient has been found."""
         assert job.passes is not None and job.asker is not None
-        samples, run, graded = len(batch[1]), getcurrent(), torch.is_grad_enabled()
+        samples = len(batch[1])
+        run = getcurrent()
+        graded = torch.is_grad_enabled()
         job.passes = job.passes[0] + samples, job.passes[1] + samples
         if samples > self.size or not training:  # for no pass
-            own, job.asker.gradients = job.asker.gradients, None
+            own = job.asker.gradients
+            job.asker.gradients = None
             try:
                 return job.asker.gradient(vector, batch, training=training)
             finally:
@@ -113,7 +121,8 @@ class OwnSteps:
     @torch.no_grad()
     def _gradients(self, requests: Sequence[_Request]) -> list[tuple[Tensor, Tensor]]:
         """Of each the loss, shape (), and its gradient (D,), 0 where nothing trains."""
-        stack, size = self.stack, self.size
+        stack = self.stack
+        size = self.size
         answers: list[tuple[Tensor, Tensor]] = []
         for begin in range(0, len(requests), stack.width):
             some = requests[begin : begin + stack.width]

@@ -65,7 +65,9 @@ class OwnLosses:
     def __init__(
         self, module: ClientModule, stack: Stack, cast: Callable[[], AbstractContextManager[Any]]
     ) -> None:
-        self.module, self.stack, self._cast = module, stack, cast
+        self.module = module
+        self.stack = stack
+        self._cast = cast
         self._known: dict[Hashable, Known | None] = {}
         self._recordings = Recordings(module)
         self._bound = _Bound(module)
@@ -73,7 +75,8 @@ class OwnLosses:
     def known(self, job: LocalJob) -> Known | None:
         """What its loss is, if it can be stacked: tried, the first time, on a copy of its model and
         its first batch."""
-        key, loss = _key(job), job.pure
+        key = _key(job)
+        loss = job.pure
         if key is None or loss is None:
             return None
         if key not in self._known:
@@ -108,7 +111,9 @@ class OwnLosses:
     def _run(
         self, key: Hashable, loss: PureLoss, inputs: Sequence[Tensor], over: Callable[[Any], Any]
     ) -> list[Tensor]:
-        names, fixed, given = list(self.stack.names), list(self.stack.fixed), list(loss.tensors)
+        names = list(self.stack.names)
+        fixed = list(self.stack.fixed)
+        of_client = list(loss.tensors)
 
         def value(trained: Tensors, rest: Tensors, tensors: Tensors, *batch: Tensor) -> Tensor:
             named = {f"module.model.{name}": x for name, x in {**trained, **rest}.items()}
@@ -117,7 +122,7 @@ class OwnLosses:
 
         def step(*all_of_them: Tensor) -> list[Tensor]:
             values = iter(all_of_them)
-            parts = [{name: next(values) for name in some} for some in (names, fixed, given)]
+            parts = [{name: next(values) for name in some} for some in (names, fixed, of_client)]
             with self._cast():
                 gradients, losses = over(grad_and_value(value))(*parts, *values)
             return [*gradients.values(), losses]
@@ -132,7 +137,8 @@ class OwnLosses:
     def _tried(self, key: Hashable, job: LocalJob, loss: PureLoss) -> Known | None:
         """`known`; where it cannot be stacked a line says why."""
         module = self.module
-        vector, buffers = module.binding.vector, module.binding.buffers
+        vector = module.binding.vector
+        buffers = module.binding.buffers
         try:
             with no_draws(module.device_of_model):
                 known, gradients, why = self._alone(key, job, loss)
@@ -206,7 +212,9 @@ class OwnPass:
     def __init__(self, losses: OwnLosses, jobs: Sequence[LocalJob]) -> None:
         first = losses.known(jobs[0])
         assert first is not None
-        self.losses, self.key, self.reached = losses, first.key, first.reached
+        self.losses = losses
+        self.key = first.key
+        self.reached = first.reached
         self._losses = {job.place: job.pure for job in jobs if job.pure is not None}
         some = self._losses[jobs[0].place]
         at = [self._losses.get(slot, some) for slot in range(losses.stack.width)]
@@ -215,7 +223,8 @@ class OwnPass:
     def step(self, width: int, x: Tensor, y: Tensor, counts: Sequence[int]) -> None:
         """A step of the first `width` models, on so many of the samples x, y (width, whole batch,
         ...) of each."""
-        narrow, whole = self.losses.stack.narrow(width), x.shape[1]
+        narrow = self.losses.stack.narrow(width)
+        whole = x.shape[1]
         some = next(iter(self._losses.values()))
         values = self.losses.stack.losses.new_zeros(width)
         if whole in counts:

@@ -33,8 +33,11 @@ class Stack:
     def __init__(
         self, module: ClientModule, config: OptimizerConfig, width: int, dtype: torch.dtype
     ) -> None:
-        layout, device = module.layout, module.device_of_model
-        self.module, self.config, self.width = module, config, width
+        layout = module.layout
+        device = module.device_of_model
+        self.module = module
+        self.config = config
+        self.width = width
         self._like = torch.empty(0, dtype=dtype, device=device)
         self.rows = self._bank(layout.size)
         self._slots = list(self.rows.unbind())
@@ -186,7 +189,9 @@ class Stack:
     def _set_terms(self, jobs: Sequence[LocalJob]) -> None:
         pulls = any(job.objective.pulls for job in jobs)
         has_linear = any(job.objective.linear is not None for job in jobs)
-        layout, used, width = self.module.layout, self.module.used, self.width
+        layout = self.module.layout
+        used = self.module.used
+        width = self.width
         self.terms = None
         for narrow in self._narrow.values():
             narrow.terms = None
@@ -213,10 +218,8 @@ class Stack:
     def take(self, jobs: Sequence[LocalJob], steps: int, samples: Sequence[int]) -> list[Trained]:
         """What has become of `jobs` after so many steps, and samples of each, as copies: what
         follows may write over their slots."""
-        slots, each = (
-            sent(torch.tensor([job.place for job in jobs]), self.rows.device),
-            max(steps, 1),
-        )
+        slots = sent(torch.tensor([job.place for job in jobs]), self.rows.device)
+        each = max(steps, 1)
         parts = [self.rows, self.losses, self.pulls, *self.buffers]
         rows, losses, pulls, *buffers = (part.index_select(0, slots) for part in parts)
         fits = (
@@ -276,18 +279,18 @@ class Narrow:
     """The first `width` models of a stack: views of its memory, and a step of them."""
 
     def __init__(self, stack: Stack, width: int) -> None:
-        self.stack, self.width = stack, width
+        self.stack = stack
+        self.width = width
         self.views, self.gradient_views = (
             [v[:width] for v in views] for views in (stack.views, stack.gradient_views)
         )
         self.fixed = {name: view[:width] for name, view in stack.fixed.items()}
-        self.parameters, self.gradients = stack.parameters[:width], stack.gradients[:width]
+        self.parameters = stack.parameters[:width]
+        self.gradients = stack.gradients[:width]
         self.momentum = None if stack.momentum is None else stack.momentum[:width]
-        self.lr, self.losses, self.pulls = (
-            stack.lr[:width],
-            stack.losses[:width],
-            stack.pulls[:width],
-        )
+        self.lr = stack.lr[:width]
+        self.losses = stack.losses[:width]
+        self.pulls = stack.pulls[:width]
         self.terms: Terms | None = None
         """Those of the stack, once a step has been taken."""
 
@@ -295,7 +298,9 @@ class Narrow:
     def descend(self, losses: Tensor) -> None:
         """One step of SGD down the gradients in `gradients` and down the terms; `losses` (width,)
         are added up."""
-        stack, config, gradients = self.stack, self.stack.config, self.gradients
+        stack = self.stack
+        config = self.stack.config
+        gradients = self.gradients
         if stack.terms is not None:
             if self.terms is None:
                 self.terms = stack.terms.narrow(self.width)

@@ -157,12 +157,11 @@ class Shared(Executor):
     name = "vmap"
 
     def __init__(self, executor: Vmap, together: Together) -> None:
-        self.fabric, self.module, self.optimizer = (
-            executor.fabric,
-            executor.module,
-            executor.optimizer,
-        )
-        self.executor, self.together = executor, together
+        self.fabric = executor.fabric
+        self.module = executor.module
+        self.optimizer = executor.optimizer
+        self.executor = executor
+        self.together = together
         self.at_once = executor.at_once
 
     def takes(self, job: LocalJob) -> bool:

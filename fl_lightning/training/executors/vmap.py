@@ -76,7 +76,8 @@ class Vmap(Executor):
         all."""
         self._own = OwnLosses(module, self.stack, self._cast)
         self._steps = OwnSteps(self.stack, spec.largest_batch, self.gradients)
-        model, metric = module.model, module.metric
+        model = module.model
+        metric = module.metric
 
         def loss(
             trained: dict[str, Tensor],
@@ -98,7 +99,9 @@ class Vmap(Executor):
     ) -> tuple[list[Tensor], Tensor]:
         """Gradients of the first `width` models on their batches, one tensor for each parameter,
         and losses (width,); with `cast` in the precision of the run."""
-        narrow, names, fixed = self.stack.narrow(width), self.stack.names, list(self.stack.fixed)
+        narrow = self.stack.narrow(width)
+        names = self.stack.names
+        fixed = list(self.stack.fixed)
 
         def step(*tensors: Tensor) -> list[Tensor]:
             trained = dict(zip(names, tensors[: len(names)], strict=True))
@@ -117,7 +120,8 @@ class Vmap(Executor):
     ) -> str | None:
         """Why the model of `module` cannot be trained so, if it cannot: as it is bound, (x, y) must
         have these `gradients` of what trains (None: the loss does not depend on it)."""
-        stack, bound = self.stack, module.binding
+        stack = self.stack
+        bound = module.binding
         assert bound.vector is not None
         stack.place([(bound.vector, bound.buffers)] * stack.width)
         self._reached = module.trainable.copy()
@@ -125,7 +129,8 @@ class Vmap(Executor):
         stack.choose(self._reached)
         reached = [g for g in gradients if g is not None]
         width = WIDTHS[0] if self.sorts else stack.width
-        size, n = self.spec.largest_batch, len(y)
+        size = self.spec.largest_batch
+        n = len(y)
         x, y = (
             torch.cat([tensor, tensor[:1].expand(size - n, *tensor.shape[1:])]) for tensor in (x, y)
         )
@@ -174,7 +179,9 @@ class Vmap(Executor):
         chunks = [
             (k, first) for k, job in enumerate(jobs) for first in range(0, len(job.part), SCORED)
         ]
-        stack, sizes, outputs = self.stack, [len(job.part) for job in jobs], list[Tensor]()
+        stack = self.stack
+        sizes = [len(job.part) for job in jobs]
+        outputs = list[Tensor]()
         xs, ys = zip(*(job.part.tensors or () for job in jobs), strict=True)
         for begin in range(0, len(chunks), stack.width):
             some = chunks[begin : begin + stack.width]
@@ -196,7 +203,8 @@ class Vmap(Executor):
     def _outputs(self, width: int, x: Tensor) -> Tensor:
         """What the first `width` models make of their inputs x (width, SCORED, ...), in evaluation
         mode."""
-        narrow, names = self.stack.narrow(width), [*self.stack.names, *self.stack.fixed]
+        narrow = self.stack.narrow(width)
+        names = [*self.stack.names, *self.stack.fixed]
         model = self.module.model
 
         def forward(*tensors: Tensor) -> list[Tensor]:
@@ -278,7 +286,8 @@ class Vmap(Executor):
         }
         kinds: dict[Hashable, list[int]] = {}
         for k in sorted(jobs, key=lambda k: -steps[k]):
-            objective, trains = jobs[k].objective, jobs[k].trains
+            objective = jobs[k].objective
+            trains = jobs[k].trains
             kind: Hashable = (
                 objective.pulls,
                 objective.linear is not None,
@@ -297,7 +306,9 @@ class Vmap(Executor):
 
     def _pass(self, jobs: dict[int, LocalJob]) -> dict[int, Trained]:
         """Train so many as there are slots; nothing of the jobs is written to."""
-        stack, trained, some = self.stack, dict[int, Trained](), list(jobs.values())
+        stack = self.stack
+        trained = dict[int, Trained]()
+        some = list(jobs.values())
         own = OwnPass(self._own, some) if some[0].own else None
         size = self.spec.largest_batch if own is None else whole_batch(some[0])
         stack.load(some, self._reached if own is None else own.reached)
