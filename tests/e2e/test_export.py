@@ -380,6 +380,7 @@ ABOUT = {
     "empty": None,
     "scale": None,
     "columns": [["age", None], ["dose", None]],
+    **form_of(DataConfig()),
     "mean": [0.0, 0.0],
     "std": [1.0, 1.0],
     "tokens": None,
