@@ -420,7 +420,7 @@ def test_the_exported_file_is_a_command(script, tmp_path):
     asked = script("t.csv | head -2", PYTHONIOENCODING="ascii")
     assert (asked.returncode, asked.stdout, asked.stderr) == (0, "w\\xf6hl\nill\n", "")
     helped = script("--help")
-    assert helped.returncode == 0 and "usage: m.py [-h] rows.csv" in helped.stdout
+    assert helped.returncode == 0 and "usage: m.py [-h] [--proba] rows.csv" in helped.stdout
     (tmp_path / "other.csv").write_text("years,dose\n1,2\n")
     (tmp_path / "words.csv").write_text("age,dose\n1,2\n1,none\n")
     (tmp_path / "empty.csv").touch()
