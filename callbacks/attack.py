@@ -103,7 +103,7 @@ class Attack(Transform):
         reference = client.reference
         change = payload.vector - reference
         if self.kind == "noise":
-            sent = [change[s.start : s.stop] for s in payload.layout.segments(payload.sent)]
+            sent = [change[s.columns] for s in payload.layout.segments(payload.sent)]
             if not sent:
                 return
             draws = client.generator("attack")

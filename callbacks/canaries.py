@@ -204,5 +204,5 @@ def direction(run: RunContext, group: ModelGroup, client: int) -> Tensor:
     draws = generator(run.config.seed, "canary direction", client)
     vector = torch.zeros_like(group.initial)
     for s in group.layout.segments(group.up_mask & group.down_mask):
-        vector[s.start : s.stop] = torch.randn(s.stop - s.start, generator=draws).to(vector)
+        vector[s.columns] = torch.randn(s.stop - s.start, generator=draws).to(vector)
     return vector / torch.linalg.vector_norm(vector)

@@ -292,7 +292,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
                 generator=draws,
                 dtype=torch.float32,
             )
-            mean[s.start : s.stop] += (noise * clip / n * normal).to(mean)
+            mean[s.columns] += (noise * clip / n * normal).to(mean)
         taken = memory[TAKEN].clone()
         taken[torch.tensor(who)] += 1
         run.server.memory |= {

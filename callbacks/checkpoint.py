@@ -90,7 +90,7 @@ class Checkpoint(Observer):
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Save when it is time. Ctrl-C and SIGTERM wait until it is done."""
-        metric = run.data.metric
+        metric = run.metric
         score = record.metrics.get(metric.of("validation"), record.metrics.get(metric.of("mean")))
         score = None if score is None else metric.merit(score)
         if not self._due(run, record.round, score):

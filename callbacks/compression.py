@@ -143,6 +143,6 @@ def _coded(
         strict=True,
     ):
         if travels and block.size:
-            columns = slice(block.start, block.stop)
+            columns = block.columns
             vector[columns] = known[columns] + code(vector[columns] - known[columns])
     return vector

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Relation
+from fl_lightning.callbacks.relations import Relation, check_finite
 from fl_lightning.callbacks.simplex import simplex_rows, to_simplex
 from fl_lightning.configuration.ranges import NonNegativeFloat, NonNegativeInt
 from fl_lightning.configuration.search import LogRange, searched
@@ -236,8 +236,7 @@ class LearnedCube(Relation):
             prior,
         )
         gram = self._gram(inputs)
-        if not gram.centred.isfinite().all():
-            raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
+        check_finite(gram.centred)
         beta = self._beta(gram)
         step = gradient(
             R,

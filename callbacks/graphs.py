@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Relation
+from fl_lightning.callbacks.relations import Relation, check_finite
 from fl_lightning.callbacks.simplex import simplex_rows
 from fl_lightning.core import RelationInputs, RunContext, Tensors
-from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
 
 TINY = 1e-3
@@ -29,8 +29,7 @@ def cosines(G: Tensor) -> Tensor:
     Raises:
         RunFailed: one is not finite.
     """
-    if not G.isfinite().all():
-        raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
+    check_finite(G)
     norm = G.diagonal().clamp_min(0).sqrt()
     has_direction = norm > TINY * norm.max()
     safe = norm.clamp_min(1e-300)

@@ -109,7 +109,7 @@ class Heatmaps(Observer):
         """Draw the scores by round."""
         if run.is_main and self.png and not self._absent:
             rows = RunFolder(run.folder).read("metrics")
-            metric = run.data.metric
+            metric = run.metric
             self._save(
                 run,
                 f"{metric.name}-by-round",

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import internal
-from fl_lightning.callbacks.relations import Relation
+from fl_lightning.callbacks.relations import Relation, check_finite
 from fl_lightning.callbacks.simplex import simplex_rows
 from fl_lightning.core import RelationInputs, RunContext, Server, Tensors
 from fl_lightning.foundation import log
-from fl_lightning.foundation.errors import RunFailed
 
 RIDGE = 1e-7
 """Of a layer's mean squared distance from the mean model: makes rows unique where sources are more
@@ -201,8 +200,7 @@ class MeasuredCube(Relation):
                 -1,
             )
         gram = inputs.gram()
-        if not gram.centred.isfinite().all():
-            raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
+        check_finite(gram.centred)
         A = inputs.memory["noise.loadings"][:, sources]
         return measured_rows(
             gram.centred,

@@ -153,12 +153,12 @@ def _table(
             table.add_row(*cells, style="bold" if judge else None)
     judged = {int(row["round"]): row for row in rows if mean in row}
     _, round = best(rows)
-    for what, label in (
+    for statistic, label in (
         ("worst", "* worst 10 % of clients"),
         ("std", "* spread over clients (std)"),
     ):
         if judged:
-            name = metric.of(what)
+            name = metric.of(statistic)
             cells = (
                 label,
                 f"{judged[round][name]:.4f}",

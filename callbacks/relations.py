@@ -94,6 +94,12 @@ class Relation(Callback):
         return 0
 
 
+def check_finite(numbers: Tensor) -> None:
+    """Raise `RunFailed` unless all `numbers`, which come of clients' models, are finite."""
+    if not numbers.isfinite().all():
+        raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
+
+
 class Alone(Relation):
     """Each client receives its own model alone."""
 
@@ -191,8 +197,7 @@ class Attention(Relation):
         n = len(inputs.sources)
         step = self._step
         distance = inputs.gram().total().distances[0]
-        if not distance.isfinite().all():
-            raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
+        check_finite(distance)
         pairs = max(n * (n - 1), 1)
         sigma = float(distance.sum() / pairs) if self.sigma is None else self.sigma
         weight = (

@@ -142,7 +142,7 @@ class NormBound(Transform):
         if not segments:
             return
         parts = [
-            torch.linalg.vector_norm(payload.vector[s.start : s.stop] - reference[s.start : s.stop])
+            torch.linalg.vector_norm(payload.vector[s.columns] - reference[s.columns])
             for s in segments
         ]
         change = float(torch.linalg.vector_norm(torch.stack(parts)))

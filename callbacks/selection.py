@@ -226,10 +226,10 @@ class LayerSelection(Transform):
         ):
             if block.normalisation or block.kind == "buffer":
                 continue
-            w = model[block.start : block.stop]
+            w = model[block.columns]
             weight[block.layer] += w.to(weight).square().sum()
             if sent:
-                away = w - received.vector[block.start : block.stop]
+                away = w - received.vector[block.columns]
                 distance[block.layer] += away.to(weight).square().sum()
         weight, distance = torch.stack([weight, distance]).cpu()  # the device is waited for once
         return weight.sqrt().clamp_min(1e-12).numpy(), distance.sqrt().numpy()

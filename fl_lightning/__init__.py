@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 _FUNCTIONS = (
     "archive",
     "audit",
+    "check_data",
     "check_method",
     "compare",
     "dashboard",

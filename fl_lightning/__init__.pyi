@@ -3,6 +3,7 @@ from fl_lightning.api import Run as Run
 from fl_lightning.api import Worth as Worth
 from fl_lightning.api import archive as archive
 from fl_lightning.api import audit as audit
+from fl_lightning.api import check_data as check_data
 from fl_lightning.api import check_method as check_method
 from fl_lightning.api import compare as compare
 from fl_lightning.api import dashboard as dashboard
@@ -32,6 +33,7 @@ __all__ = [
     "__version__",
     "archive",
     "audit",
+    "check_data",
     "check_method",
     "compare",
     "dashboard",

@@ -24,6 +24,7 @@ from fl_lightning.configuration.resolve import start_of
 from fl_lightning.configuration.signatures import checked, plain
 from fl_lightning.foundation import command, signals
 from fl_lightning.foundation.apart import apart
+from fl_lightning.foundation.metric import Chosen
 from fl_lightning.lab.given import Config, flags_of, kept, layers_of
 from fl_lightning.lab.worth.answer import Worth as Worth
 from fl_lightning.results.result import RunResult
@@ -263,7 +264,7 @@ def export(
         cost: What a missed case costs, in false alarms, for the rule cost.
         case: The class that is a case, for the rule cost.
     """
-    from fl_lightning.lab.handing_over import Calibration
+    from fl_lightning.exporting.calibration import Calibration
     from fl_lightning.lab.handing_over import export as write
 
     def of_site(*given: Any) -> Any:
@@ -332,6 +333,9 @@ def submit(
     sbatch: str | None = None,
     dry_run: bool = False,
     array: str | None = None,
+    cpus_per_task: PositiveInt | None = None,
+    mem: str | None = None,
+    setup: str | None = None,
 ) -> str:
     """Submit a fit to SLURM: a job that resumes, or an array.
 
@@ -348,6 +352,9 @@ def submit(
         sbatch: Further options for sbatch: '--qos=low --exclusive'.
         dry_run: Print the script; submit nothing.
         array: A sweep, with a run folder for each point: 'seed=0-4 data.alpha=0.1,0.3'.
+        cpus_per_task: Cores of each process.
+        mem: Memory of each machine: MiB, or with a unit, such as 64G.
+        setup: Lines of shell before the run: 'module load cuda; export OMP_PROC_BIND=true'.
 
     Returns:
         What was submitted, in words; the script where nothing was.
@@ -355,7 +362,19 @@ def submit(
     from fl_lightning.lab.submit import Job
     from fl_lightning.lab.submit import submit as hand_in
 
-    job = Job(nodes, gpus_per_node, tasks_per_node, time, partition, warning, sbatch, dry_run)
+    job = Job(
+        nodes,
+        gpus_per_node,
+        tasks_per_node,
+        time,
+        partition,
+        warning,
+        sbatch,
+        dry_run,
+        cpus_per_task,
+        mem,
+        setup,
+    )
     return hand_in(flags_of(config), job, array)
 
 
@@ -415,6 +434,27 @@ def check_method(
     )
 
 
+@checked
+def check_data(config: Config = (), *, out: Place | None = None) -> "DataFrame":
+    """Compare a table's columns between silos, before training.
+
+    Also takes keys of fit: --data.root FILE.csv, --data.group_column and the like.
+
+    Args:
+        config: as for `fit`.
+        out: FILE.html: a page with the findings, and with what a silo would send for them.
+
+    Returns:
+        A row for each finding, the worst first: `column`, `silo`, `finding` (leak, units, coding,
+        constant, identifier, missing, outcome), the value `here` and `elsewhere`, and the same in
+        words as `numbers`.
+    """
+    from fl_lightning.configuration.resolve import resolve
+    from fl_lightning.lab.datacheck.checking import check_data as compared
+
+    return compared(resolve(layers_of(config, {})[0]).data, _text(out))
+
+
 # ---------------------------------------------------------------- many runs
 
 
@@ -444,6 +484,9 @@ def study(
     warning: PositiveInt = 120,
     sbatch: str | None = None,
     dry_run: bool = False,
+    cpus_per_task: PositiveInt | None = None,
+    mem: str | None = None,
+    setup: str | None = None,
 ) -> "Runs":
     """Run the missing runs of a grid of methods, settings and seeds.
 
@@ -477,6 +520,9 @@ def study(
         warning: Seconds before the limit at which the run stops itself.
         sbatch: Further options for sbatch: '--qos=low --exclusive'.
         dry_run: Print the script; submit nothing.
+        cpus_per_task: Cores of each process.
+        mem: Memory of each machine: MiB, or with a unit, such as 64G.
+        setup: Lines of shell before the runs: 'module load cuda; export OMP_PROC_BIND=true'.
 
     Returns:
         The runs; `scores` is a table of all their final scores.
@@ -488,7 +534,19 @@ def study(
     from fl_lightning.lab.study import launch
     from fl_lightning.lab.submit import Job
 
-    job = Job(nodes, gpus_per_node, tasks_per_node, time, partition, warning, sbatch, dry_run)
+    job = Job(
+        nodes,
+        gpus_per_node,
+        tasks_per_node,
+        time,
+        partition,
+        warning,
+        sbatch,
+        dry_run,
+        cpus_per_task,
+        mem,
+        setup,
+    )
     part = (_text(methods), seeds, _text(settings))
     options = launch.Options(os.fspath(out), workers, together, accept_changed_code, slurm, job)
     given = {"data": data, "model": model, "label": label, "group": group, "unit": unit}
@@ -551,6 +609,7 @@ def tune(
     unit: Any = None,
     config: Config = (),
     trials: PositiveInt = 20,
+    metric: Chosen | None = None,
     workers: PositiveInt | None = None,
     seed: NonNegativeInt = 1000,
     untuned: bool = False,
@@ -571,6 +630,7 @@ def tune(
         unit: likewise.
         config: keys over the study's base.
         trials: Trials of each method: the base's settings, nine random ones, then TPE's.
+        metric: Score that chooses, of trials and of the study's runs (default: evaluation.metric).
         workers: Worker processes (default: one per core, or 1 with a GPU).
         seed: Seed of the trials, which the study must not use. 1000: few studies do.
         untuned: Also evaluate the settings that the search began from, as further rows.
@@ -589,7 +649,7 @@ def tune(
     from fl_lightning.lab.study import launch, tuning
 
     options = launch.Options(os.fspath(out), workers, None, accept_changed_code)
-    search = (trials, seed, untuned, study)
+    search = (trials, metric, seed, untuned, study)
     given = {"data": data, "model": model, "label": label, "group": group, "unit": unit}
     _of_a_study(tuning.tune, definition, out, given, config, search, options)
     import pandas as pd
@@ -604,7 +664,7 @@ def compare(
     *,
     baseline: str | None = None,
     judge: Kind | None = None,
-    metric: Literal["accuracy", "balanced_accuracy", "f1", "auroc"] = "accuracy",
+    metric: Chosen | None = None,
     target: PositiveShare | None = None,
     format: Form = "table",
     out: Place | None = None,
@@ -620,7 +680,8 @@ def compare(
         runs: a study's folder or archive, or several runs: folders or `Run`.
         baseline: Method to compare with (default: local training, else the first).
         judge: Kind of model that all methods are scored by (default: each run's own).
-        metric: Score: accuracy, or one of evaluation.metrics.
+        metric: Score: accuracy, or one of evaluation.metrics (default: what the runs are judged by,
+            evaluation.metric).
         target: Accuracy, up to 1, at which bytes and seconds are compared.
         format: Format of the table.
         out: FILE: written in place of the screen.
@@ -702,7 +763,7 @@ def worth(
             (default: 10).
         minutes: In place of repeats: as many cycles of 5 folds as end in this time, or the folds of
             the first that do.
-        metric: Score of the gains (default: accuracy; for a regression mae).
+        metric: Score of the gains (default: evaluation.metric; for a regression mae).
         margin: Points below which a difference does not matter (default: 2; for mae: 2 % of the
             silo's error, in the target's unit).
         leave_one_out: Also train without each silo in turn: how much the others' scores fall.

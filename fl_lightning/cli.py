@@ -38,6 +38,7 @@ EXAMPLES = {
     "audit": "audit studies/digits --out audit",
     "status": "status runs",
     "list": "list methods",
+    "check-data": "check-data --config hospitals.yaml --out columns.html",
     "check-method": "check-method my_methods.Mine",
 }
 COMMANDS = tuple(EXAMPLES)
@@ -48,7 +49,7 @@ _RUN = r"(?!(resume|accept_changed_code|name|out)$).*"
 RUN_KEYS = {
     "fit": ".*",
     "submit": ".*",
-    **dict.fromkeys(("plan", "check-method", "deploy"), _RUN),
+    **dict.fromkeys(("plan", "check-data", "check-method", "deploy"), _RUN),
     **dict.fromkeys(("study", "reproduce", "tune"), _BASE),
     "worth": f"config|{_BASE}",
     "test": rf"{_PLACE}|(evaluation|fabric)\..*",
@@ -209,9 +210,13 @@ def _print(name: str, value: Any, as_json: bool) -> None:
         for key, score in value.items():
             if not isinstance(score, list):  # one number for each client is no table to read
                 print(f"{key:28s} {score}")
-    elif name == "status":
+    elif name in ("status", "check-data"):
         from rich.console import Console
 
+        if name == "check-data":
+            from fl_lightning.lab.datacheck.checking import shown
+
+            value = shown(value)
         console = Console()
         # a file or a pipe has no width to keep to
         (console if console.is_terminal else Console(width=200)).print(value)

@@ -29,7 +29,7 @@ from fl_lightning.callbacks.blurrelation import BlurRelation
 from fl_lightning.callbacks.checkpoint import has_checkpoint, restore, why_none
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import Component, Config, check
-from fl_lightning.data import FederatedData, prepare
+from fl_lightning.data import FederatedData, imbalance, prepare
 from fl_lightning.data.columns import NEWCOMER
 from fl_lightning.data.federated import number_of, samples_digest
 from fl_lightning.data.newcomers import from_file
@@ -129,6 +129,10 @@ def alone(config: Config) -> Config:
     return replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
 
 
+TABLES = ("final_accuracies", "final_models", "final_further", "final_predictions", "newcomers")
+"""What a summary has for each client, which is written to files of its own."""
+
+
 # ---------------------------------------------------------------- on every rank
 
 
@@ -177,8 +181,7 @@ def _logged(
     with fed.run.processes.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
         summary = fed.fit()
     # in files of their own
-    tables = ("final_accuracies", "final_models", "final_further", "newcomers")
-    summary = {key: value for key, value in summary.items() if key not in tables}
+    summary = {key: value for key, value in summary.items() if key not in TABLES}
     if fed.run.is_main:  # last of all: it says that the run has ended
         # The two names that scripts rely on; loggers, where a column has its last value, get
         # `total_...` alone.
@@ -196,7 +199,7 @@ def _test(
     _restore(fed, which)
     try_evaluation(fed.run, fed.worker.trainers)
     scores = fed.evaluator.everyone()
-    del scores["final_accuracies"], scores["final_models"], scores["final_further"]
+    scores = {key: value for key, value in scores.items() if key not in TABLES}
     return {"round": fed.run.server.round, **scores}
 
 
@@ -219,7 +222,7 @@ def ended(
 def _restore(fed: Federation, which: Literal["last", "best"]) -> None:
     """Load a checkpoint; where it is the best, say so if a round that was not saved is better."""
     t = restore(fed.run, fed.run.folder / "checkpoints", which)
-    rows, metric = RunFolder(fed.run.folder).read("metrics"), fed.run.data.metric
+    rows, metric = RunFolder(fed.run.folder).read("metrics"), fed.run.metric
     name = metric.of(
         "validation" if any(metric.of("validation") in row for row in rows) else "mean"
     )
@@ -382,6 +385,11 @@ def assemble(
         # one rank downloads
         with fabric.rank_zero_first(local=True), device.seeded(key(config.seed, "data")):
             data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
+    config = imbalance.judged(config, data)
+    data.balance = config.data.balance
+    per_position = data.text is not None and data.text.per_position
+    allowed = "each sample has several targets here: null"
+    check("data.balance", data.balance, data.balance is None or not per_position, allowed)
     models = []
     for each in config.models:  # no model depends on those before it in the list
         device.seed_all(key(config.seed, "initial model"), fabric.device)

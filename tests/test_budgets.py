@@ -22,26 +22,26 @@ LAYOUT = {
 }
 TOKENS = {
     "benchmarks": 18_900,
-    "callbacks": 36_700,
-    "configuration": 19_000,
-    "core": 17_300,
-    "data": 44_000,
+    "callbacks": 36_600,
+    "configuration": 19_100,
+    "core": 17_400,
+    "data": 47_300,
     "drawing": 2_700,
-    "engine": 27_200,
+    "engine": 28_100,
     "exporting": 3_700,
     "foundation": 14_600,
-    "lab": 98_000,
+    "lab": 98_900,
     "methods": 46_000,
     "models": 7_800,
     "privacy": 3_600,
-    "results": 15_600,
-    "sites": 17_800,
+    "results": 15_800,
+    "sites": 17_700,
     "storage": 3_300,
-    "top": 10_000,
-    "training": 25_000,
+    "top": 10_200,
+    "training": 25_200,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 411_000
+ALL = 416_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

@@ -58,6 +58,7 @@ ELSEWHERE = {
     "archive": "study/test_archive.py",
     "audit": "privacy/test_audit.py",
     "dashboard": "report/test_workspace.py",
+    "check-data": "data/test_silos.py",
     "check-method": "test_check_method.py",
 }
 """Commands that want a run, a study, data or time, and the tests that run them. On the pages of

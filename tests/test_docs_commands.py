@@ -27,6 +27,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         r"ruff check .*",
         r"bash .ci/run",
         r"sphinx-build .*",
+        r"python tests/golden/golden.py.*",
     ),
     "it installs, as .ci/run does, or begins an environment": (
         r"pip install (uv && uv sync|-c.*|\.)",
@@ -84,11 +85,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "study/test_tune.py": (r"fl-train tune .*", r"sbatch .*fl-train tune .*"),
     "study/test_reproduce.py": (r"fl-train reproduce .*",),
     "worth/test_command.py": (r"fl-train worth .*",),
+    "data/test_silos.py": (r"fl-train check-data .*",),
     "privacy/test_audit.py": (r"fl-train audit .*",),
     "study/test_coverage.py": (r"python tests/study/test_coverage.py",),
-    "golden/test_golden.py::test_the_command_writes_and_compares": (
-        r"python tests/golden/golden.py.*",
-    ),
     "faults/test_faults.py::test_six_kills": (r"uv run python tests/faults/kills.py .*",),
     "study/test_together.py::test_a_killed_study_comes_to_the_same": (
         r"uv run python tests/study/kills_together.py .*",

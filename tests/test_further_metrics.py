@@ -154,18 +154,20 @@ def test_rare_classes_are_named_once_with_the_metric_to_take(fit, tmp_path, caps
     (tmp_path / "farms.csv").write_text("\n".join(["x,label,farm", *rows]))
     words = (
         f"--method fedavg --federation.rounds 2 --data.root {tmp_path / 'farms.csv'} "
-        f"--data.fraction 1.0"
+        f"--data.fraction 1.0 --evaluation.metric accuracy"
     )
     words += " --data.group_column farm --data.partition natural --data.client_test 0.25"
     fit("a", f"{words} --callbacks checkpoint")
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("data:")]
+    err = capsys.readouterr().err
+    (said,) = [line for line in err.splitlines() if line.startswith("data: rare")]
     assert said.startswith("data: rare classes, share of the training samples: 'sick' 2.")
     assert said.endswith(
         "accuracy hides them; --evaluation.metrics [balanced_accuracy,auroc,f1] shows them"
     )
     run = fit("b", f"{words} --evaluation.metrics [balanced_accuracy]")
     lines = capsys.readouterr().err.splitlines()
-    assert next(line for line in lines if line.startswith("data:")).endswith("accuracy hides them")
+    rare = next(line for line in lines if line.startswith("data: rare"))
+    assert rare.endswith("accuracy hides them")
     over = (
         "mean over 1 of 4 clients; the test samples of 3 have a single class, or none, and cannot "
         "show it"

@@ -21,7 +21,8 @@ RARE = (
     "--data.partition natural "
     "--federation.clients 4 --model mlp --model.hidden [4] --federation.rounds 1 "
     "--fabric.accelerator cpu "
-    "--loggers null --callbacks.heatmaps null --callbacks.progress null --optimizer.lr 0.01"
+    "--loggers null --callbacks.heatmaps null --callbacks.progress null --optimizer.lr 0.01 "
+    "--evaluation.metric accuracy"
 )
 
 

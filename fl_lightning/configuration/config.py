@@ -26,7 +26,7 @@ from fl_lightning.configuration.ranges import (
     check_ranges,
 )
 from fl_lightning.foundation.errors import check as check
-from fl_lightning.foundation.metric import CLASS_SHARE, FurtherName, JudgeKind, ModelKind
+from fl_lightning.foundation.metric import CLASS_SHARE, Chosen, FurtherName, JudgeKind, ModelKind
 
 FLOAT32 = 1.7e38
 """Half of the largest number of 32 bits: a proximal term's slope is twice its coefficient."""
@@ -294,9 +294,17 @@ class EvaluationConfig:
     models: list[ModelKind] | None = None
     """Models to evaluate; null: all that exist, except finetuned. The model of `judge` is always
     evaluated. distilled: after learning from the teacher, before local training."""
+    metric: Chosen | None = None
+    """Score that chooses: the best round, tuned arguments, what `compare`, `worth` and reports show
+    first. null: accuracy, but auroc where one of two classes has less than 20 % of the training
+    samples, which accuracy hides; of a regression mae."""
     metrics: list[FurtherName] | None = None
     """Scores besides accuracy; null: none, since each costs time (docs/reference.md).
     `class_share_accuracy` needs `data.global_test`."""
+    predictions: bool = False
+    """Write `final_predictions.parquet` (extra tables): of every test sample the client, the row,
+    the label, and the probabilities that the client's final model gives. false: it holds a line
+    for each sample."""
     finetune_epochs: NonNegativeInt = 0
     """Epochs of fine-tuning for the `finetuned` copy; 0: as long as a round's local training."""
     batch_size: PositiveInt = 500
@@ -416,6 +424,14 @@ class Config:
             for key, value in vars(group).items():
                 check_finite(f"{name}.{key}", value)
             group.validate()
+        balance, private = self.data.balance, self.optimizer.privacy.on
+        allowed = "a regression (data.task) has no classes: it must be null"
+        check("data.balance", balance, balance is None or self.data.task != "regression", allowed)
+        allowed = "optimizer.privacy bounds what a sample does by drawing each alike: null"
+        check("data.balance", balance, balance is None or not private, allowed)
+        metric, by_class = self.evaluation.metric, self.data.task == "classification"
+        allowed = "a regression (data.task) is judged by mae: it must be null"
+        check("evaluation.metric", metric, metric is None or by_class, allowed)
         metrics = self.evaluation.metrics or []
         fine = not metrics or self.data.task == "classification"
         check(

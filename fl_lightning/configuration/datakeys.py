@@ -15,6 +15,8 @@ from fl_lightning.configuration.ranges import (
 )
 from fl_lightning.foundation.errors import BadInput, check
 
+Balance = Literal["weights", "sampler"]
+
 
 @dataclass
 class SourceKeys:
@@ -112,6 +114,10 @@ class SplitKeys:
     partition_seed: NonNegativeInt | None = None
     """Seed of the partition and of planted tasks; null: the run's `seed` (with `folds`: s //
     `folds`). A number: the same clients for all seeds."""
+    balance: Balance | None = None
+    """Have a client's classes count alike in local training: by weights of the loss (the inverse of
+    its own class counts; torch's weighted mean), or by a sampler, which draws each epoch's samples
+    with replacement. null: every sample counts alike, as in most papers."""
     least_test_positives: PositiveInt | None = None
     """Minimum of test samples of every class per client, so that AUROC and similar scores are
     defined for all clients. `client_test` moves samples of rare classes to meet it; a run with a

@@ -62,15 +62,14 @@ def at_root(
 
 def spelled(data: DataConfig) -> DataConfig:
     """`data` with names of columns in the spelling that `read` gives them."""
-    names = {key: getattr(data, key) for key in COLUMNS}
-    return replace(
-        data,
-        **{
-            key: [composed(one) for one in name] if isinstance(name, list) else composed(name)
-            for key, name in names.items()
-            if name is not None
-        },
-    )
+    spelling: dict[str, Any] = {}
+    for key in COLUMNS:
+        name = getattr(data, key)
+        if isinstance(name, list):
+            spelling[key] = [composed(one) for one in name]
+        elif name is not None:
+            spelling[key] = composed(name)
+    return replace(data, **spelling)
 
 
 def form_of(data: DataConfig) -> dict[str, Any]:
@@ -214,7 +213,7 @@ def keep(frame: Any, folder: Path, names: Mapping[str, str | None]) -> Layer:
     if not place.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
         write_whole(place, text)
-    data = {key: DataConfig.__dataclass_fields__[key].default for key in TEXT}
+    data: Layer = {key: DataConfig.__dataclass_fields__[key].default for key in TEXT}
     data |= {"source": "table", "root": str(place)}
     data |= {f"{key}_column": name for key, name in names.items() if name is not None}
     layer: Layer = {"data": data}

@@ -57,6 +57,11 @@ class Block:
         """Numbers in the block."""
         return self.stop - self.start
 
+    @property
+    def columns(self) -> slice:
+        """Its columns of a vector."""
+        return slice(self.start, self.stop)
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -71,6 +76,11 @@ class Segment:
     def width(self) -> int:
         """How many columns there are."""
         return self.stop - self.start
+
+    @property
+    def columns(self) -> slice:
+        """Its columns of a vector."""
+        return slice(self.start, self.stop)
 
 
 class Layout:
@@ -349,4 +359,4 @@ class Binding:
 def copy_columns(into: Tensor, source: Tensor, segments: Iterable[Segment]) -> None:
     """Copy the columns of `segments` from vector `source` into vector `into`."""
     for s in segments:
-        into[s.start : s.stop].copy_(source[s.start : s.stop])
+        into[s.columns].copy_(source[s.columns])

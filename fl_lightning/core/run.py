@@ -17,6 +17,7 @@ from fl_lightning.core.module import Module
 from fl_lightning.core.protocols import Configured, Cost, Method, Relation
 from fl_lightning.data import FederatedData
 from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.metric import FURTHER, Metric
 from fl_lightning.foundation.parallel import Group
 from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.storage.policy import StoragePolicy
@@ -147,6 +148,11 @@ class RunContext:
     def is_main(self) -> bool:
         """Whether this is rank 0."""
         return self.processes.rank == 0
+
+    @property
+    def metric(self) -> Metric:
+        """By which rounds are chosen, and shown first: `evaluation.metric`."""
+        return FURTHER.get(str(self.config.evaluation.metric), self.data.metric)
 
     @property
     def rounds(self) -> int:

@@ -167,7 +167,7 @@ def _samples(
         )
 
     def with_units(these: Samples, pool: Pool) -> Samples:
-        return replace(these, rows=pool.numbers, units=pool.independent)
+        return replace(these, rows=pool.numbers, units=pool.independent, lines=pool.lines)
 
     tested = with_units(samples(test, labels[1], fitted=True), dealt.test)
     common = tested if dealt.common is dealt.test else None
@@ -363,12 +363,12 @@ def _check_units(
     """Raise `BadInput` where samples of one unit lie in two clients or in two parts."""
     assert train.units is not None
     units.check_apart(data.unit_column, train.units, shares, names)
-    allowed = "samples that are held back may be of units that clients have: null"
-    check("data.public", data.public, data.public != public.HELD_BACK, allowed)
+    requirement = "samples that are held back may be of units that clients have: null"
+    check("data.public", data.public, data.public != public.HELD_BACK, requirement)
     if test.units is not None and data.reads_test and not data.own_test:
         twice = np.intersect1d(train.units, test.units).size
-        allowed = f"{twice} units are in the training and the test part: set data.client_test"
-        check("data.unit_column", data.unit_column, not twice, allowed)
+        requirement = f"{twice} units are in the training and the test part: set data.client_test"
+        check("data.unit_column", data.unit_column, not twice, requirement)
 
 
 def _dealer(data: DataConfig, seed: int) -> int:

@@ -136,8 +136,8 @@ def _with_units(
     columns = {part: arrays.get(f"unit_{part}", np.zeros(0)).ravel() for part in pools}
     for part, pool in pools.items():
         size = len(columns[part])
-        allowed = f"unit_{part} holds {size} units of {len(pool.labels)} samples"
-        check("data.root", root, size == len(pool.labels), allowed)
+        requirement = f"unit_{part} holds {size} units of {len(pool.labels)} samples"
+        check("data.root", root, size == len(pool.labels), requirement)
     numbers = np.unique(np.concatenate([*columns.values()]), return_inverse=True)[1]
     ends = np.cumsum([len(column) for column in columns.values()])[:-1]
     each = zip(pools.items(), np.split(numbers, ends), strict=True)

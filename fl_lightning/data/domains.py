@@ -106,4 +106,5 @@ def _averaged(raw: np.ndarray) -> np.ndarray:
     import torch
     from torch.nn.functional import adaptive_avg_pool2d
 
-    return adaptive_avg_pool2d(torch.from_numpy(raw).float(), 8).round().byte().numpy()
+    images = torch.from_numpy(raw).float()
+    return adaptive_avg_pool2d(images, 8).round().byte().numpy()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.components import Text
+from fl_lightning.configuration.datakeys import Balance
 from fl_lightning.data.augment import Augmentation
 from fl_lightning.data.columns import NEWCOMER
 from fl_lightning.data.part import (
@@ -41,6 +42,8 @@ class FederatedData:
     """Every client's samples, materialised when first asked for."""
 
     _round = 1  # whose tasks clients have
+    balance: Balance | None = None
+    """`data.balance`."""
     holds_all: ClassVar[bool] = True
     """Whether every client's samples are in this process, so that tables over all clients can be
     made."""
@@ -175,6 +178,9 @@ class FederatedData:
             )
             if i in self._relabelled:
                 training = TargetPart(training, self._trained_labels(i).to(device))
+            if self.balance is not None:
+                labels = self._trained_labels(i).to(device)
+                training.balance(self.balance, labels, self.num_classes)
             self._cache[key] = ClientData(
                 training,
                 self._part(
@@ -294,7 +300,8 @@ class FederatedData:
 
     def training(self, x: Tensor, y: Tensor) -> Part:
         """Inputs and labels of a client that is new, to train on: augmented as everybody's are."""
-        return ResidentPart(x, y, self._augmentation)
+        part = ResidentPart(x, y, self._augmentation)
+        return part if self.balance is None else part.balance(self.balance, y, self.num_classes)
 
     def of_held_out(
         self, who: HeldOut, device: torch.device, dtype: torch.dtype
@@ -366,6 +373,11 @@ class FederatedData:
         own = self._shares[2][i]
         return own if self._test.rows is None else self._test.rows[own]
 
+    def tested_lines(self, i: int) -> np.ndarray:
+        """Rows of client `i`'s test samples in the user's table; else `tested_rows`."""
+        lines = self._test.lines
+        return self.tested_rows(i) if lines is None else lines[self._shares[2][i]]
+
     def tested(self, i: int) -> tuple[Tensor, Tensor]:
         """Client `i`'s test samples as they were read, and their labels."""
         index = torch.from_numpy(self._shares[2][i])
@@ -379,8 +391,9 @@ class FederatedData:
         return _class_counts([np.arange(len(labels))], labels, self.num_classes)[0]
 
     def _trained_labels(self, i: int) -> Tensor:
-        """The changed labels of client `i`'s training samples."""
-        return self._relabelled[i](self._train.labels[torch.from_numpy(self._shares[0][i])])
+        """The labels of client `i`'s training samples, changed ones where it has them."""
+        labels = self._train.labels[torch.from_numpy(self._shares[0][i])]
+        return self._relabelled[i](labels) if i in self._relabelled else labels
 
     def at_round(self, round: int) -> None:
         """Give every client the task that it has in `round` (`data.drift_every`), those that are

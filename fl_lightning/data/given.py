@@ -79,16 +79,16 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
         loaders.check_data_set(owner, data)
         columns = {"train": _columns(loaders.of_data_set(owner, data))}
     else:
-        fine = isinstance(data, tuple | list) and len(data) in (2, 3, 4)
-        fine = fine and not any(isinstance(part, Dataset | DataLoader) for part in data)
-        check("data", type(data).__name__, fine, LAYOUT)
+        valid = isinstance(data, tuple | list) and len(data) in (2, 3, 4)
+        valid = valid and not any(isinstance(part, Dataset | DataLoader) for part in data)
+        check("data", type(data).__name__, valid, LAYOUT)
         columns = {"train": [_x(np.asarray(data[0])), *(np.asarray(each) for each in data[1:])]}
     arrays: dict[str, np.ndarray] = {}
     tokens = getattr(data, "vocabulary", None)
     for part, (x, y, *names_of) in columns.items():
         lengths = sorted({len(each) for each in (x, y, *names_of)})
-        allowed = f"x, y, client and unit must have one length, not {lengths}"
-        check("data", part, len(lengths) == 1, allowed)
+        requirement = f"x, y, client and unit must have one length, not {lengths}"
+        check("data", part, len(lengths) == 1, requirement)
         whole = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
         if x.dtype != np.uint8 and not (whole and tokens):
             say_merged_samples(f"x ({part})", x)
@@ -105,17 +105,16 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
 
 def _columns(samples: Sequence[Any]) -> list[np.ndarray]:
     """Samples side by side."""
-    check(
-        "data",
-        "samples",
-        all(isinstance(sample, tuple | list) for sample in samples),
-        LAYOUT,
-    )
+    pairs = all(isinstance(sample, tuple | list) for sample in samples)
+    check("data", "samples", pairs, LAYOUT)
     rows = [tuple(sample) for sample in samples]
-    fine = bool(rows) and len({len(row) for row in rows}) == 1 and len(rows[0]) in (2, 3, 4)
-    check("data", f"{len(rows)} samples", fine, LAYOUT)
+    widths = {len(row) for row in rows}
+    valid = len(widths) == 1 and widths <= {2, 3, 4}
+    check("data", f"{len(rows)} samples", valid, LAYOUT)
     try:
-        return [np.stack([np.asarray(row[k]) for row in rows]) for k in range(len(rows[0]))]
+        return [
+            np.stack([np.asarray(cell) for cell in column]) for column in zip(*rows, strict=True)
+        ]
     except ValueError as error:
         raise BadInput(
             "data", f"{len(rows)} samples", f"they do not fit together: {error}"

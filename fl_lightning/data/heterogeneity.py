@@ -88,9 +88,11 @@ def gini(sizes: np.ndarray) -> float:
     """The Gini coefficient of numbers of 0 or more, (n,)."""
     ordered = np.sort(sizes.astype(np.float64))
     n = len(sizes)
-    if n == 0 or ordered.sum() == 0:
+    total = ordered.sum()
+    if n == 0 or total == 0:
         return 0.0
-    return float((2 * np.arange(1, n + 1) - n - 1) @ ordered / (n * ordered.sum()))
+    ranks = 2 * np.arange(1, n + 1) - n - 1
+    return float(ranks @ ordered / (n * total))
 
 
 def _jensen_shannon(p: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -127,8 +129,11 @@ def _projected(
 
 def _shift(projected: list[np.ndarray]) -> np.ndarray:
     """Distances (n, n) between the clients' means and deviations."""
-    facts = np.array([np.concatenate([z.mean(axis=0), z.std(axis=0)]) for z in projected])
-    return np.stack([np.sqrt(np.square(row - facts).sum(axis=1) / DIRECTIONS) for row in facts])
+    means = [z.mean(axis=0) for z in projected]
+    deviations = [z.std(axis=0) for z in projected]
+    facts = np.concatenate([means, deviations], axis=1)
+    distances = [np.sqrt(np.square(row - facts).sum(axis=1) / DIRECTIONS) for row in facts]
+    return np.stack(distances)
 
 
 def _shift_within(projected: list[tuple[np.ndarray, np.ndarray]], classes: int) -> np.ndarray:

@@ -1,14 +1,20 @@
 """Classes that are so rare that accuracy hides how they fare, or that no client trains on."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from fl_lightning.configuration.config import Config
 from fl_lightning.data.federated import FederatedData
+from fl_lightning.foundation.metric import FURTHER, Chosen
 
 RARE = 0.05
 """A class with a smaller share of all clients' training samples is named: a model without it is 95
 % right."""
+FEW = 0.2
+"""One of two classes with a smaller share has the run judged by AUROC, unless a metric is named: a
+model without it is 80 % right. Ours."""
 MOST_NAMED = 5
 """Classes that the line names, at most."""
 METRICS = ("balanced_accuracy", "auroc", "f1")
@@ -22,6 +28,39 @@ def rare(counts: Sequence[int] | np.ndarray) -> list[int]:
     present = counts > 0
     limit = min(RARE, 0.5 / max(int(present.sum()), 1)) * counts.sum()
     return np.flatnonzero(present & (counts < limit)).tolist()
+
+
+def shares(data: FederatedData) -> np.ndarray:
+    """Of the classes among all clients' training samples (classes,), as far as they are known."""
+    known = data.holds_all and data.task == "classification" and not data.vocabulary
+    counts = data.class_counts.sum(0) if known else np.zeros(0)
+    return np.asarray(counts / max(counts.sum(), 1))
+
+
+def metric(data: FederatedData, named: Chosen | None) -> Chosen | None:
+    """The metric by which a run is judged: `named` (`evaluation.metric`), else AUROC where one of
+    two classes is `FEW`; None: the task's own."""
+    own = shares(data)
+    return "auroc" if named is None and len(own) == 2 and own.min() < FEW else named
+
+
+def judged(config: Config, data: FederatedData) -> Config:
+    """`config` with the metric by which its run is judged, and scored."""
+    evaluation = config.evaluation
+    name = metric(data, evaluation.metric)
+    if name is None or name not in FURTHER:
+        return config
+    metrics = [*dict.fromkeys([*(evaluation.metrics or ()), name])]
+    return replace(config, evaluation=replace(evaluation, metric=name, metrics=metrics))
+
+
+def metric_line(data: FederatedData) -> str:
+    """What is said where AUROC is the metric by default."""
+    own = shares(data)
+    return (
+        f"metric: auroc, since {own.min():.1%} of the training samples are "
+        f"{data.class_names[int(own.argmin())]!r}; evaluation.metric names another"
+    )
 
 
 def line(data: FederatedData, metrics: Collection[str]) -> str | None:

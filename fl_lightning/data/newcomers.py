@@ -26,22 +26,18 @@ def apart(
 ) -> tuple[Shares, list[HeldOut]]:
     """What each client was dealt (training, validation and test) without the `named`, or else
     without `count` of them, who are drawn; and those."""
-    drawn = numpy_rng(seed, "held-out clients").choice(
-        len(angles),
-        count,
-        replace=False,
-    )
-    drawn = drawn if named is None else np.array(named, np.int64)
+    draws = numpy_rng(seed, "held-out clients")
+    drawn = draws.choice(len(angles), count, replace=False).tolist()
+    away = sorted(drawn if named is None else named)
+    here = [client for client in range(len(angles)) if client not in set(away)]
     trains, validations, tests = shares
-    away = [
-        HeldOut(c, trains[c], validations[c], tests[c], angles[c]) for c in sorted(drawn.tolist())
-    ]
-    here = [c for c in range(len(angles)) if c not in set(drawn.tolist())]
-    return (
-        [trains[c] for c in here],
-        [validations[c] for c in here],
-        [tests[c] for c in here],
-    ), away
+    held_out = [HeldOut(c, trains[c], validations[c], tests[c], angles[c]) for c in away]
+    left = (
+        [trains[client] for client in here],
+        [validations[client] for client in here],
+        [tests[client] for client in here],
+    )
+    return left, held_out
 
 
 def few(
@@ -101,10 +97,10 @@ def labelled(
 ) -> Tensor:
     """Places of `per_class` of a held-out client's training samples of each class (n,),
     ascending."""
-    order = torch.randperm(
-        len(strata), generator=generator(seed, "newcomer's samples", who.number)
-    ).to(strata.device)
-    return torch.cat([order[strata[order] == k][:per_class] for k in strata.unique()]).sort().values
+    draws = generator(seed, "newcomer's samples", who.number)
+    order = torch.randperm(len(strata), generator=draws).to(strata.device)
+    places = [order[strata[order] == k][:per_class] for k in strata.unique()]
+    return torch.cat(places).sort().values
 
 
 def from_file(
@@ -163,11 +159,11 @@ def _parts(
 ) -> ClientData:
     """Samples x with labels y, of which a share is set apart for validation, and a test part."""
     order = torch.randperm(len(y), generator=generator(seed, "newcomer's validation")).to(y.device)
-    out, rest = order.split([round(validation * len(y)), len(y) - round(validation * len(y))])
-    rest = rest.sort().values
-    out = out.sort().values
+    count = round(validation * len(y))
+    held_out = order[:count].sort().values
+    rest = order[count:].sort().values
     return ClientData(
         data.training(x[rest], y[rest]),
-        ResidentPart(x[out], y[out], None),
+        ResidentPart(x[held_out], y[held_out], None),
         ResidentPart(*test, None),
     )

@@ -51,9 +51,9 @@ def cut(
     for name, own in zip(names, independent, strict=True):
         count = len(np.unique(own))
         kind = "samples" if pool.units is None else "units"
-        fine = count >= data.folds or data.min_samples == 1
-        allowed = f"{name} has {count} {kind}: at most that many folds"
-        check("data.folds", data.folds, fine, allowed)
+        valid = count >= data.folds or data.min_samples == 1
+        requirement = f"{name} has {count} {kind}: at most that many folds"
+        check("data.folds", data.folds, valid, requirement)
     if pool.spans is not None:
         return windows.fold(dealt, pool.spans, data.folds, fold, rng)
     pairs = []
@@ -89,11 +89,11 @@ def thinned(
 ) -> Shares:
     """A share of each client's training samples, with its class mix, at least `least` where it has
     as many."""
-    sizes = [min(len(indices), max(least, round(share * len(indices)))) for indices in trains]
-    return [
-        indices[stratified(labels[indices], size, rng)]
-        for indices, size in zip(trains, sizes, strict=True)
-    ]
+    thinner = []
+    for indices in trains:
+        size = min(len(indices), max(least, round(share * len(indices))))
+        thinner.append(indices[stratified(labels[indices], size, rng)])
+    return thinner
 
 
 def hold_out(
@@ -106,8 +106,8 @@ def hold_out(
     if pool.units is not None and share:
         fewest = min(len(np.unique(pool.units[own])) for own in shares)
         key = "data.client_test" if by_chance else "data.validation"
-        allowed = "some client has samples of one unit, and none would be left for training"
-        check(key, share, fewest > 1, allowed)
+        requirement = "some client has samples of one unit, and none would be left for training"
+        check(key, share, fewest > 1, requirement)
         pairs = [
             (own, units.by_unit(pool.units[own], pool.strata[own], share, rng)) for own in shares
         ]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from fl_lightning.configuration.datakeys import Balance
 from fl_lightning.data.augment import Augmentation
 from fl_lightning.data.sampling import batch_sizes
 from fl_lightning.foundation.device import sent
@@ -38,6 +39,8 @@ class Samples:
     """Number of each sample, int64 [n]: the same whatever the split; None: its place."""
     units: np.ndarray | None = None
     """Number of what each sample is of, int64 [n]; None: of itself."""
+    lines: np.ndarray | None = None
+    """Number of each sample's row in the user's table, int64 [n]; None: there is none."""
 
     def inputs(
         self, index: Tensor, angle: float, device: torch.device, dtype: torch.dtype
@@ -66,6 +69,10 @@ class Part(ABC):
     def __init__(self, size: int, augmentation: Augmentation | None) -> None:
         self._size = size
         self._augmentation = augmentation
+        self.chances: Tensor | None = None
+        """By which samples are drawn for a pass, (n,); None: each once."""
+        self.class_weights: Tensor | None = None
+        """Of the classes in the task loss, (classes,); None: all alike."""
 
     def __len__(self) -> int:
         return self._size
@@ -92,7 +99,7 @@ class Part(ABC):
         before it, since BatchNorm cannot train on one. `only`: these of the batches; the others are
         neither gathered nor prepared, and none of the numbers changes.
         """
-        order = None if generator is None else torch.randperm(len(self), generator=generator)
+        order = None if generator is None else self.order(generator)
         sizes = batch_sizes(len(self), batch_size, whole_last)
         draws = None
         if self._augmentation is not None and augment is not None:
@@ -107,6 +114,19 @@ class Part(ABC):
         if self._augmentation is None or draws is None:
             return self._in_order(order, sizes)
         return self._augmentation.over(self._in_order(order, sizes), draws.split(sizes))
+
+    def order(self, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
+        """The samples of one pass, int64 (n,)."""
+        if self.chances is None:
+            return torch.randperm(len(self), generator=generator, out=out)
+        return torch.multinomial(self.chances, len(self), True, generator=generator, out=out)
+
+    def balance(self, how: Balance | None, labels: Tensor, classes: int) -> Part:
+        """Have classes count alike in training on this part, whose `labels` (n,) these are."""
+        each = 1 / labels.bincount(minlength=classes).clamp(min=1)
+        self.chances = each[labels].cpu() if how == "sampler" and len(labels) else None
+        self.class_weights = each if how == "weights" else None
+        return self
 
     @property
     def whole(self) -> Part:
@@ -139,6 +159,8 @@ class SubsetPart(Part):
         super().__init__(len(index), part._augmentation)
         self._part = part
         self._index = index
+        self.chances = None if part.chances is None else part.chances[index.cpu()]
+        self.class_weights = part.class_weights
 
     @property
     def whole(self) -> Part:
@@ -224,6 +246,7 @@ class TargetPart(Part):
             raise ValueError(f"{len(targets)} targets for {len(part)} samples")
         self._part = part
         self._targets = targets
+        self.chances, self.class_weights = part.chances, part.class_weights
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:

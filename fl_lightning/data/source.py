@@ -41,6 +41,8 @@ class Pool:
     rows: np.ndarray | None = None
     """Number of each sample, int64 [n]: its place in the pool that parts are taken of; None: its
     place in this one."""
+    lines: np.ndarray | None = None
+    """Number of each sample's row in the user's table, from 0, int64 [n]; None: there is none."""
     mark: Callable[[np.ndarray], Sequence[bytes]] | None = None
     """Indices [m] to what tells each sample from others, where reading all of them would take long
     (data/identity.py); None: they are told by what `read` gives."""
@@ -84,6 +86,7 @@ class Pool:
             None if self.spans is None else self.spans[index],
             None if self.units is None else self.units[index],
             self.numbers[index],
+            None if self.lines is None else self.lines[index],
             None if own_mark is None else lambda inner: own_mark(index[inner]),
         )
 
@@ -117,9 +120,9 @@ class Pool:
             )
             return [marks[number](np.array([place]))[0] for place, number in each]  # type: ignore[misc]
 
-        ours = self.groups, self.spans, self.units
-        theirs = other.groups, other.spans, other.units
-        groups, spans, units = (
+        ours = self.groups, self.spans, self.units, self.lines
+        theirs = other.groups, other.spans, other.units, other.lines
+        groups, spans, units, lines = (
             None if a is None or b is None else np.concatenate([a, b])
             for a, b in zip(ours, theirs, strict=True)
         )
@@ -129,6 +132,7 @@ class Pool:
             groups,
             spans,
             units,
+            lines=lines,
             mark=None if None in marks else mark,
         )
 

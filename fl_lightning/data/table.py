@@ -12,7 +12,7 @@ import numpy as np
 from fl_lightning.configuration.config import FLOAT32, DataConfig, check
 from fl_lightning.configuration.tables import columns_of, form_of, numbers
 from fl_lightning.configuration.tables import read as read
-from fl_lightning.data import text, units
+from fl_lightning.data import text
 from fl_lightning.data.columns import Columns, say_merged
 from fl_lightning.data.images import decoder, marks, opened
 from fl_lightning.data.source import Pool, Reading, Source, source_of
@@ -78,26 +78,10 @@ def load(data: DataConfig) -> Source:
     else:
         reads = Pool.of(_features(data, features, columns), labels).read
     mark = marks(files, beside) if images else None
-    pool = Pool(labels, reads, groups, units=unit, mark=mark)
+    lines = np.arange(len(labels))
+    pool = Pool(labels, reads, groups, units=unit, lines=lines, mark=mark)
     source = source_of(data, pool, None, class_names, group_names)
     return replace(source, reading=Reading(columns=None if images else columns))
-
-
-def looks_repeated(data: DataConfig) -> list[str]:
-    """A line that names a column which looks like an identifier of repeated persons, where no
-    `data.unit_column` is given."""
-    cells = read(data)
-    if data.group_column is None or data.unit_column is not None:
-        return []
-    others = {
-        name: column
-        for name, column in cells.items()
-        if name not in (data.group_column, data.label_column)
-    }
-    groups = _numbered(cells[data.group_column], data.group_column, data)[1]
-    name = units.identifier(others, groups)
-    told = f"column {name!r} looks like an identifier of whom several rows are of"
-    return [f"{told}: if it is, name it as data.unit_column"] if name else []
 
 
 def _numbered(cells: list[str], column: str, data: DataConfig) -> tuple[list[str], np.ndarray]:

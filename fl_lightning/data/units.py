@@ -60,11 +60,11 @@ def check_apart(
         for unit in np.unique(units[own]).tolist():
             other = holder.setdefault(unit, name)
             if other != name:
-                allowed = (
+                requirement = (
                     f"{other} and {name} have rows of one unit: give each client's units names of "
                     f"their own, or leave the rows out"
                 )
-                raise BadInput("data.unit_column", column, allowed)
+                raise BadInput("data.unit_column", column, requirement)
 
 
 EMPTY = 2.0**40

@@ -50,16 +50,16 @@ def hold_out(
     """
     if share == 0:
         return list(shares), [np.empty(0, np.int64) for _ in shares]
-    last = [
-        indices[_last(spans[indices], max(1, math.floor(share * len(indices) + 1e-9)))]
-        for indices in shares
-    ]
-    left = [
-        np.setdiff1d(indices, out, assume_unique=True)
-        for indices, out in zip(shares, last, strict=True)
-    ]
-    out = np.concatenate(last)
-    return [indices[~overlapping(spans[indices], spans[out])] for indices in left], last
+    held_out = []
+    for indices in shares:
+        count = max(1, math.floor(share * len(indices) + 1e-9))
+        held_out.append(indices[_last(spans[indices], count)])
+    judged = spans[np.concatenate(held_out)]
+    trained = []
+    for indices, last in zip(shares, held_out, strict=True):
+        rest = np.setdiff1d(indices, last, assume_unique=True)
+        trained.append(rest[~overlapping(spans[rest], judged)])
+    return trained, held_out
 
 
 def fold(
@@ -75,22 +75,28 @@ def fold(
     order = np.lexsort((spans[:, 1], spans[:, 0]))
     _, sizes = np.unique(spans[order, 0], return_counts=True)
     size = np.repeat(sizes, sizes)
-    begin = np.repeat(np.floor(rng.random(len(sizes)) * sizes).astype(np.int64), sizes)
+    begins = np.floor(rng.random(len(sizes)) * sizes).astype(np.int64)
+    begin = np.repeat(begins, sizes)
     place = np.arange(len(spans)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    of = np.empty(len(spans), np.int64)
-    of[order] = (place + begin) % size * count // size
-    tests = [indices[of[indices] == number] for indices in shares]
-    left = [indices[of[indices] != number] for indices in shares]
-    out = spans[np.concatenate(tests)]
-    return [indices[~overlapping(spans[indices], out)] for indices in left], tests
+    stretch = np.empty(len(spans), np.int64)
+    stretch[order] = (place + begin) % size * count // size
+    tests = [indices[stretch[indices] == number] for indices in shares]
+    judged = spans[np.concatenate(tests)]
+    trained = []
+    for indices in shares:
+        rest = indices[stretch[indices] != number]
+        trained.append(rest[~overlapping(spans[rest], judged)])
+    return trained, tests
 
 
 def overlapping(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """Which of the windows `ours` [n, 3] share a sample with one of `theirs`; bool [n]."""
-    longest = max((int(spans[:, 2].max(initial=0)) for spans in (ours, theirs)), default=0) + 1
-    (begin, end), (first, after) = (
-        (s[:, 0] * longest + s[:, 1], s[:, 0] * longest + s[:, 2]) for s in (ours, theirs)
-    )
+    ends = [int(spans[:, 2].max(initial=0)) for spans in (ours, theirs)]
+    longest = max(ends) + 1
+    begin = ours[:, 0] * longest + ours[:, 1]
+    end = ours[:, 0] * longest + ours[:, 2]
+    first = theirs[:, 0] * longest + theirs[:, 1]
+    after = theirs[:, 0] * longest + theirs[:, 2]
     order = np.argsort(first, kind="stable")
     # as far as those reach that begin before
     reach = np.maximum.accumulate(np.concatenate([[-1], after[order]]))

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transform
-from fl_lightning.callbacks.stepprivacy import StepPrivacy
 from fl_lightning.configuration.components import Network
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.core.buffers import check_modules
@@ -23,6 +22,7 @@ from fl_lightning.core.run import ModelGroup, RunContext, layer_axis
 from fl_lightning.data import FederatedData
 from fl_lightning.engine.evaluation import Evaluator, ServerModels
 from fl_lightning.engine.federation import Federation
+from fl_lightning.engine.joining import HeldOut
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import Guard
 from fl_lightning.engine.trainer import Trainer
@@ -70,9 +70,10 @@ def federation(
     if config.fabric.precision == "64-true" and wide(fabric.device) != torch.float64:
         allowed = f"{fabric.device.type} has no 64-bit numbers: 32-true, bf16-mixed, 16-mixed"
         raise BadInput("fabric.precision", config.fabric.precision, allowed)
-    accounted = any(isinstance(callback, StepPrivacy) for callback in callbacks)
+    transforms = [callback for callback in callbacks if isinstance(callback, Transform)]
+    protected = any(type(c).on_phase is not Transform.on_phase for c in transforms)
     allowed = "callbacks.stepprivacy must hang on the run, to account for it"
-    check("optimizer.privacy", "", accounted or not config.optimizer.privacy.on, allowed)
+    check("optimizer.privacy", "", protected or not config.optimizer.privacy.on, allowed)
     _check_suits(method, data, models)
     # a method may freeze what it builds: that is every client's
     frozen = [frozen_in(model) for model in models]
@@ -177,7 +178,10 @@ def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
         allowed = "this method keeps no global model: before, after, finetuned"
         raise BadInput("evaluation.judge", "global", allowed)
     pool = Pool(run, trainers)
-    return Federation(Worker(run, pool, trainers, guard, evaluator, transforms, observers, reducer))
+    worker = Worker(run, pool, trainers, guard, evaluator, transforms, observers, reducer)
+    if run.data.held_out:
+        worker.observers = [HeldOut(worker), *observers]
+    return Federation(worker)
 
 
 def built(method: Method, model: nn.Module, num_classes: int, seed: int) -> nn.Module:

@@ -96,9 +96,11 @@ class Evaluator:
         measured = remembered.get(scoring.measured, kind, client, vector, client.data.test, digest)
         scores = {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
         if kind == judge and len(validation := client.data.validation):
-            scores[metric.by("validation")] = remembered.get(
-                scoring.score, kind, client, vector, validation, digest
-            )
+            chosen = self.run.metric
+            compute = scoring.score if chosen is metric else scoring.measured
+            value: Any = remembered.get(compute, kind, client, vector, validation, digest)
+            both = {metric: value} if chosen is metric else value
+            scores |= {m.by("validation"): both[m] for m in (metric, chosen)}
         return scores | self._on_global_test(kind, client, vector, digest)
 
     def _ready(self, kind: str, client: Client, vector: Tensor) -> bytes:
@@ -251,7 +253,7 @@ class Evaluator:
         for id in run.at_home(range(run.clients)):
             try:
                 with self.guard.naming(run.server.round, id, self):
-                    finals[id] = self.final_scores(id)
+                    finals[id] = self.final_scores(id, self.run.config.evaluation.predictions)
             except BadClient as failure:
                 if not run.tolerant:
                     raise
@@ -276,9 +278,12 @@ class Evaluator:
         names = list(run.config.evaluation.metrics or ())
         further = [scoring.set_apart(c["further"], [*names, ONE_CLASS])[1] for c in everyone]
         scoring.tell_of_finals(run, further, names)
-        metric = run.data.metric
+        metric, chosen = run.data.metric, run.metric
         on_all = means(everyone, map(metric.on_global_test, MODELS))
         finals = {metric.of(f"final_{name}"): n for name, n in spread(scored, metric).items()}
+        values = [row[chosen.name] for row in further if chosen.name in row]
+        if values:
+            finals |= {chosen.of(f"final_{name}"): n for name, n in spread(values, chosen).items()}
         for name, value in (on_all | scoring.averaged(further, {n: n for n in names})).items():
             finals[f"final_{name}"] = value
         return {
@@ -289,6 +294,7 @@ class Evaluator:
             "final_accuracies": scores,
             "final_models": models,
             "final_further": further,
+            "final_predictions": [c["predictions"] for c in everyone if "predictions" in c],
         }
 
     def _final_kind(self) -> str:
@@ -306,9 +312,10 @@ class Evaluator:
                 return "personal"
         return "global"
 
-    def final_scores(self, id: int) -> dict[str, Any]:
+    def final_scores(self, id: int, predicts: bool = False) -> dict[str, Any]:
         """Kind of a client's final model, its score on the client's test data, and those on the
-        test set of all; by `further` what else it is scored by."""
+        test set of all; by `further` what else it is scored by, and if it `predicts` what it says
+        of each test sample."""
         kind, vector, buffers = self.final_model(id)
         client = self.at_rest(id, buffers)
         digest = self._ready(kind, client, vector)
@@ -328,6 +335,8 @@ class Evaluator:
             "further": further,
             **values,
         }
+        if predicts:
+            scores["predictions"] = scoring.predictions(kind, client, vector)
         on_global = self.run.config.data.global_test and self.has_global and self.wants("global")
         model = self.global_model(id) if on_global else None
         if kind != "global" and model is not None:

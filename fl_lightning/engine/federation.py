@@ -9,7 +9,6 @@ from fl_lightning.callbacks.base import Aggregator
 from fl_lightning.core import Payload, RoundRecord, Server
 from fl_lightning.core.protocols import Configured
 from fl_lightning.core.run import cohort_of
-from fl_lightning.engine.joining import newcomers
 from fl_lightning.engine.probe import try_evaluation
 from fl_lightning.engine.record import Results, Timer, gather
 from fl_lightning.engine.trainer import choose_executors, count_costs, say_unused
@@ -57,9 +56,8 @@ class Federation:
             for t in range(run.server.round + 1, run.rounds + 1):
                 raise_swallowed()
                 self.tell("on_round_end", self.round(t))
-            finals = self.evaluator.summary(self.visits.finals())
             parts: list[tuple[str, Mapping[str, Any]]] = [
-                ("the engine", finals | newcomers(self.worker)),
+                ("the engine", self.evaluator.summary(self.visits.finals())),
                 (f"method {run.method_name}", run.method.summary(run)),
             ]
             parts += [(type(o).__name__, o.summarize(run)) for o in self.worker.observers]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Aggregator
+from fl_lightning.callbacks.base import Aggregator, Observer
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import check
 from fl_lightning.core import Client, ModelGroup, Payload, Phase, Rule, RunContext, Server
@@ -94,6 +94,17 @@ def architecture(run: RunContext, model: str | None) -> ModelGroup:
     allowed = f"clients run {', '.join(names)}: name its own, or give its place from 0"
     check("architecture", model, model in known, allowed)
     return known[str(model)]
+
+
+class HeldOut(Observer):
+    """Adds to the summary how the clients that were held out fare."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    def summarize(self, run: RunContext) -> dict[str, Any]:
+        """Have each of them join, on every rank."""
+        return newcomers(self.worker)
 
 
 def newcomers(worker: Worker) -> dict[str, Any]:

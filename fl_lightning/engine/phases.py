@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -89,7 +90,7 @@ def job_of(
         lr=client.lr if phase.lr is None else phase.lr,
         objective=phase.objective,
         trains=phase.trains,
-        step=None if own is None else lambda batch, _: own(client, batch),
+        step=None if own is None else partial(own, client),
         asker=client if phase.by_gradient else None,
     )
     # a stretch on public data begins cleared, and leaves nothing

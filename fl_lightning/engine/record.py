@@ -76,6 +76,8 @@ def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> R
     failures = sorted((f for *_, part in parts for f in part), key=lambda f: f[0].client)
     traffic, sent = _on_one_axis(run, by_client)
     further = further_columns(run)
+    if run.metric is not run.data.metric:
+        further.append(run.metric.by("validation"))
     parted = [set_apart({"client": r.client, **r.values}, further) for r in by_client]
     clients = [own for own, _ in parted]
     by_kind = traffic.sum(axis=2)
@@ -123,9 +125,10 @@ def _metrics(
     metrics: dict[str, float] = {}
     if run.tolerant:
         metrics["clients_failed"] = len(server.cohort) - len(clients)
-    metric = run.data.metric
-    scored = [c for c in clients if metric.by(run.judge) in c]
-    if scored:
+    for metric in dict.fromkeys([run.metric, run.data.metric]):
+        scored = [c for c in clients if metric.by(run.judge) in c]
+        if not scored:
+            continue
         scores = [c[metric.by(run.judge)] for c in scored]
         metrics |= {metric.of(k): v for k, v in spread(scores, metric).items()}
         metrics[metric.of("weighted")] = float(

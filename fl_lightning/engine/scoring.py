@@ -80,6 +80,25 @@ def score(
     return torch.full((), torch.nan, device=run.device) if right is None else right / len(part)
 
 
+def predictions(kind: str, client: Client, vector: Tensor) -> dict[str, Any]:
+    """What `vector`, scored as `kind`, makes of the client's test samples: columns of
+    `final_predictions.parquet`."""
+    data, seen = client.run.data, Seen()
+    client.ready(kind, vector)
+    score(kind, client, client.data.test, seen)
+    scores, y = _whole(seen)
+    columns: dict[str, Any] = {"client": client.id, "row": data.tested_lines(client.id)}
+    if data.client_names:
+        columns["name"] = data.client_names[client.id]
+    if data.task == "regression":
+        return columns | {"label": y.cpu().numpy(), "prediction": scores[:, 0].cpu().numpy()}
+    names = data.class_names
+    chances = scores[:, : len(names)].softmax(1).T.cpu().numpy()
+    columns["label"] = [names[number] for number in y.tolist()]
+    probabilities = zip(names, chances, strict=True)
+    return columns | {f"probability_{name}": values for name, values in probabilities}
+
+
 @torch.no_grad()
 def network_scores(client: Client, part: Part) -> tuple[Tensor, Tensor]:
     """Scores (n, classes) and labels (n,) of the network that is bound, on the CPU: without what

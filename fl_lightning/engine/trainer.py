@@ -109,6 +109,7 @@ class Trainer:
             self.group.whole_last,
             config.fabric.channels_last,
             data.text,
+            config.data.balance == "weights",
         )
         kind = None if self.together is None else self._kind(spec)
         return make(name, self.fabric, self.module, self.optimizer, spec, self.together, kind)

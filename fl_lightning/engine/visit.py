@@ -29,6 +29,7 @@ from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation.device import seed_all, wide
 from fl_lightning.foundation.errors import BadClient, BadInput
 from fl_lightning.foundation.rng import key
+from fl_lightning.methods.base import Method
 from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
 
@@ -94,7 +95,7 @@ class Visit:
         """What transforms have made of the server's vector (D,); None: they have left it."""
         self.result = ClientResult(client, {})
         self.flops = Counter[str]()
-        self._key, self._hooks = key(self.run.config.seed, "visit", client, t), 0
+        self._hooks = 0
         self.steps = self._steps()
 
     def _steps(self) -> Steps:
@@ -125,7 +126,7 @@ class Visit:
 
         self.stage = "download"
         # what is left out would be another client's
-        if run.policy.overwritten and not client.payload.sent.all():
+        if run.policy.overwritten and b"\0" in client.payload.sent.tobytes():
             raise undeclared(method, "changes_download", "its broadcast changes what travels")
         lent = client.payload.vector
         for travels in (client.payload, *client.payload.further.values()):
@@ -133,7 +134,7 @@ class Visit:
         self.changed = client.payload.vector if client.payload.vector is not lent else None
         if run.policy.starts_from_server:
             state.buffers = self.group.first_buffers()
-        with self.hook():
+        with self.hook(method.receive, Method.receive):
             first = method.receive(client, client.payload)
         yield from self.train(first)
 
@@ -143,16 +144,16 @@ class Visit:
         """Train in the `phases` of the method."""
         client = self.client
         self.stage = "training"
-        parameters = client[MODEL][client.layout.parameters]
-        start = parameters.clone() if self.run.relation.measures else None
-        with self.hook():
+        trained = client.layout.parameters
+        start = client[MODEL][trained].clone() if self.run.relation.measures else None
+        with self.hook(phases, Method.phases):
             planned = phases(client, client.payload)
         yield from self.train(planned)
         fit = next((fit for fit in reversed(client.fits) if fit.steps), None)
         if fit is not None:
             self.result.values |= {"train_loss": fit.loss, "coaching_loss": fit.coaching}
         if fit is not None and start is not None:
-            moved = torch.linalg.vector_norm(client[MODEL][client.layout.parameters] - start)
+            moved = torch.linalg.vector_norm(client[MODEL][trained] - start)
             self.result.values["gradient_norm"] = moved / (client.lr * fit.steps)
 
     def train(self, phases: Iterable[Phase] | None) -> Steps:
@@ -162,7 +163,7 @@ class Visit:
         # between its phases a generator does what it likes
         runs = not isinstance(phases, list | tuple | None)
         while True:
-            with self.hook() if runs else nullcontext():
+            with self.seeded() if runs else nullcontext():
                 phase = next(rest, None)
             if phase is None:
                 return
@@ -195,8 +196,9 @@ class Visit:
     def upload(self) -> None:
         """Send what the client has learned to the server's copies, as transforms leave it."""
         self.stage = "upload"
-        with self.hook():
-            upload = self.run.method.upload(self.client, self.client.payload)
+        send = self.run.method.upload
+        with self.hook(send, Method.upload):
+            upload = send(self.client, self.client.payload)
         self.check_declared(upload)
         self.transform("on_upload", upload)
         self.check_slots(upload)
@@ -276,7 +278,7 @@ class Visit:
     def tell(self) -> None:
         """Tell observers that the client has uploaded."""
         if self.parts.observers:
-            with self.hook():
+            with self.seeded():
                 for observer in self.parts.observers:
                     observer.on_client_end(self.run, self.id)
 
@@ -317,8 +319,9 @@ class Visit:
         """
         for transform in self.parts.transforms:
             vector, sent = payload.vector, payload.sent.tobytes()
-            with self.hook():
-                getattr(transform, hook)(self.client, payload)
+            change = getattr(transform, hook)
+            with self.hook(change, getattr(Transform, hook)):
+                change(self.client, payload)
             _check_memory(self.client, transform)
             declares = hook.replace("on_", "changes_")
             changed = payload.vector is not vector or payload.sent.tobytes() != sent
@@ -329,12 +332,26 @@ class Visit:
         """Count passes of the bound model within as operations beside the client's phases."""
         return self.trainer.meter.of(self.client, self.trainer.cost)
 
-    def hook(self) -> AbstractContextManager[object]:
-        """As `metered`, for a hook: what it draws follows from seed, client, round, and how many
-        hooks were before it."""
+    def hook(
+        self, hook: Callable[..., object], inherited: Callable[..., object]
+    ) -> AbstractContextManager[object]:
+        """As `seeded`; nothing where a `hook` is the `inherited` one, which neither draws nor sends
+        anything through the model."""
+        if getattr(hook, "__func__", None) is inherited:
+            self._hooks += 1
+            return nullcontext()
+        return self.seeded()
+
+    def seeded(self) -> AbstractContextManager[object]:
+        """As `metered`: what is drawn follows from seed, client, round, and how many hooks were
+        before it."""
         self._hooks += 1
         seed_all(self._key ^ self._hooks, self.run.device)
         return self.metered()
+
+    @cached_property
+    def _key(self) -> int:
+        return key(self.run.config.seed, "visit", self.id, self.t)
 
 
 def _check_memory(client: Client, part: object) -> None:

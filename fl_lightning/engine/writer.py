@@ -14,7 +14,9 @@ from fl_lightning.core import RoundRecord, RunContext
 from fl_lightning.data import heterogeneity, imbalance
 from fl_lightning.data.federated import samples_digest
 from fl_lightning.foundation import log
-from fl_lightning.foundation.metric import MODELS
+from fl_lightning.foundation.csvtable import Row
+from fl_lightning.foundation.extras import missing
+from fl_lightning.foundation.metric import MODELS, Metric
 from fl_lightning.results import owncode, provenance
 from fl_lightning.results.folder import RunFolder, best, mean_of_bests
 
@@ -52,6 +54,12 @@ class RunFolderWriter(Observer):
         other samples."""
         data = run.data
         self.folder.names = data.client_names
+        if run.config.evaluation.predictions:
+            absent = missing("pandas") or missing("pyarrow")
+            check("evaluation.predictions", True, not absent, absent)
+            allowed = "predictions of a deployment, and of each place in a text, are not kept"
+            plain = data.holds_all and not (data.text and data.text.per_position)
+            check("evaluation.predictions", True, plain, allowed)
         counts = data.class_counts if data.task == "classification" and data.holds_all else None
         sizes, names, resumed = (
             (data.train_sizes, data.test_sizes),
@@ -78,7 +86,9 @@ class RunFolderWriter(Observer):
                 f"data: other samples than the run began with, from round {run.resumed_from + 1} on"
             )
         rare = imbalance.line(data, run.config.evaluation.metrics or ())
-        lines = rare, imbalance.untrained(data), imbalance.scattered(data)
+        default = imbalance.metric(data, None) == run.config.evaluation.metric is not None
+        chosen = imbalance.metric_line(data) if default else None
+        lines = chosen, rare, imbalance.untrained(data), imbalance.scattered(data)
         for line in filter(None, () if run.resumed_from else lines):
             log.say(line)
         unlike = heterogeneity.measure(data)
@@ -100,7 +110,7 @@ class RunFolderWriter(Observer):
             if first:
                 self.folder.forget_end()
             score, seconds = (
-                record.metrics.get(name := run.data.metric.of("mean")),
+                record.metrics.get(name := run.metric.of("mean")),
                 record.metrics["seconds"],
             )
             judged = "not judged" if score is None else f"{name} {score:.4f}"
@@ -110,28 +120,13 @@ class RunFolderWriter(Observer):
         """What is known of the whole run from its tables."""
         if not run.is_main:
             return {}
-        rows, metric = self.folder.read("metrics"), run.data.metric
-        mean, on_validation = metric.of("mean"), metric.of("validation")
+        rows = self.folder.read("metrics")
         earlier = sum(r["seconds"] for r in rows if r["round"] <= run.resumed_from)
         summary: dict[str, Any] = {"wall_seconds": time.perf_counter() - self._began + earlier}
-        validated = [r for r in rows if on_validation in r]
-        if validated:  # the only choice of a round that looks at no test data
-            chosen = max(validated, key=lambda r: metric.merit(r[on_validation]))
-            summary["validation_round"] = int(chosen["round"])
-            summary[f"validation_{mean}"] = chosen[mean]
-        mean_best, scored = mean_of_bests(self.folder.read("clients"), metric.by(run.judge))
-        summary |= {
-            "method": run.method_name,
-            "rounds": run.rounds,
-            "clients": run.clients,
-            metric.of("mean_best"): mean_best,
-            "mean_best_clients": scored,
-        }
-        judged = [r[mean] for r in rows if mean in r]
-        if judged:
-            summary[f"best_{mean}"], summary["best_round"] = best(rows, mean)
-            summary[f"last_{mean}"] = judged[-1]
-        for kind in map(metric.by, MODELS):
+        summary |= {"method": run.method_name, "rounds": run.rounds, "clients": run.clients}
+        for metric in dict.fromkeys([run.data.metric, run.metric]):  # the last one chooses rounds
+            summary |= self._judged(rows, metric, run.judge)
+        for kind in map(run.data.metric.by, MODELS):
             if any(kind in r for r in rows):
                 summary[f"best_{kind}"] = best(rows, kind)[0]
         for name, score in rows[-1].items():
@@ -148,6 +143,23 @@ class RunFolderWriter(Observer):
             "version": __version__,
         }
 
+    def _judged(self, rows: list[Row], metric: Metric, judge: str) -> dict[str, Any]:
+        """What is said of the rounds by one metric."""
+        summary: dict[str, Any] = {}
+        mean, on_validation = metric.of("mean"), metric.of("validation")
+        validated = [r for r in rows if on_validation in r and mean in r]
+        if validated:  # the only choice of a round that looks at no test data
+            chosen = max(validated, key=lambda r: metric.merit(r[on_validation]))
+            summary["validation_round"] = int(chosen["round"])
+            summary[f"validation_{mean}"] = chosen[mean]
+        mean_best, scored = mean_of_bests(self.folder.read("clients"), metric.by(judge))
+        summary |= {metric.of("mean_best"): mean_best, "mean_best_clients": scored}
+        judged = [r[mean] for r in rows if mean in r]
+        if judged:
+            summary[f"best_{mean}"], summary["best_round"] = best(rows, mean)
+            summary[f"last_{mean}"] = judged[-1]
+        return summary
+
     def on_fit_end(self, run: RunContext, summary: Mapping[str, Any]) -> None:
         """Write `final.csv` and `newcomers.csv`; the run has ended."""
         if not run.is_main:
@@ -159,4 +171,5 @@ class RunFolderWriter(Observer):
         )
         self.folder.write_final(scores, run.data.metric.name, models, further)
         self.folder.write_newcomers(summary.get("newcomers", []))
+        self.folder.write_predictions(summary.get("final_predictions", ()))
         self.folder.write_columns(run.judge)

@@ -116,7 +116,7 @@ def _features(about: Mapping[str, Any], row: Any) -> list[float]:
         else:
             try:
                 is_typed = isinstance(cell, float | int)  # no text: it has no decimal comma
-                form = about | {"decimal": "."} if is_typed else about
+                form = {**about, "decimal": "."} if is_typed else about
                 numbers.append(number(name, text, form))
             except ValueError:
                 kind = "date" if name in about["dates"] else "number"

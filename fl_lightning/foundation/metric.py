@@ -308,9 +308,15 @@ BY_TASK: dict[Task, Metric] = {"classification": ACCURACY, "regression": MAE}
 
 
 def of_rows(rows: Iterable[Mapping[str, object]]) -> Metric:
-    """The metric by which the run with these rows of `metrics.csv` is judged."""
-    return MAE if any(MAE.of("mean") in row for row in rows) else ACCURACY
+    """The metric by which the run with these rows of `metrics.csv` is judged: a further one has a
+    worst tenth only where it is chosen."""
+    names = {name for row in rows for name in row}
+    chosen = next((metric for metric in FURTHER.values() if metric.of("worst") in names), None)
+    return chosen or (MAE if MAE.of("mean") in names else ACCURACY)
 
+
+Chosen = Literal["accuracy", "balanced_accuracy", "f1", "auroc"]
+"""What a classification may be judged by."""
 
 if TYPE_CHECKING:
     FurtherName = str

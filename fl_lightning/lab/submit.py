@@ -41,6 +41,9 @@ class Job:
     warning: int = 120
     sbatch: str | None = None
     dry_run: bool = False
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    setup: str | None = None
 
     def check(self) -> None:
         """Raise `BadInput` for a job that no cluster takes."""
@@ -49,6 +52,12 @@ class Job:
         check("time", self.time, fine, "it must be SLURM's: minutes, HH:MM:SS or D-HH:MM:SS")
         name = re.fullmatch(r"[\w.-]+", self.partition or "x") is not None
         check("partition", self.partition, name, "it must be a partition's name")
+        memory = re.fullmatch(r"\d+[KMGT]?", self.mem or "1") is not None
+        check("mem", self.mem, memory, "it must be SLURM's: MiB, or a number and K, M, G or T")
+        line = ["/bin/bash", "-nc", self.setup or ""]
+        read = subprocess.run(line, capture_output=True, text=True, check=False)
+        error = " ".join(read.stderr.split())
+        check("setup", self.setup, not error, f"it must be lines of a shell script: {error}")
         limit = _seconds(str(self.time))
         fine = limit == 0 or self.warning < limit  # 0: SLURM sets no limit
         allowed = (
@@ -193,6 +202,9 @@ def script(job: Job, lines: Sequence[Sequence[str]], out: Path, name: str) -> st
     gpus = job.gpus_per_node
     directives = [f"#SBATCH --gres=gpu:{gpus}"] if gpus else []
     directives += [f"#SBATCH --partition={job.partition}"] if job.partition else []
+    directives += [f"#SBATCH --mem={job.mem}"] if job.mem else []
+    cpus = f"--cpus-per-task={job.cpus_per_task}" if job.cpus_per_task else ""
+    directives += [f"#SBATCH {cpus}"] if cpus else []
     directives += [f"#SBATCH --array=0-{len(lines) - 1}"] if len(lines) > 1 else []
     directives += [f"#SBATCH {_directive(word)}" for word in shlex.split(job.sbatch or "")]
     return template.substitute(
@@ -206,6 +218,8 @@ def script(job: Job, lines: Sequence[Sequence[str]], out: Path, name: str) -> st
         warning=job.warning,
         directives="\n".join(directives),
         runs="\n".join(f"  {shlex.quote(shlex.join(line))}" for line in lines),
+        setup=job.setup or "",
+        cpus=f" {cpus}" if cpus else "",  # srun does not take it over from sbatch
         command=shlex.join([sys.executable, "-m", "fl_lightning"]),
     )
 

@@ -51,8 +51,10 @@ class Adaptive(ServerOptimizer, ABC):
 
     def init_server(self, run: RunContext) -> Tensors:
         """With `update code` a count of steps."""
-        counted = {STEPS: torch.zeros((), dtype=torch.int64)} if self.update == "code" else {}
-        return super().init_server(run) | counted
+        memory = super().init_server(run)
+        if self.update == "code":
+            memory[STEPS] = torch.zeros((), dtype=torch.int64)
+        return memory
 
     def step(self, server: Server, change: Tensor) -> Tensor:
         """m / (sqrt(v) + tau)."""

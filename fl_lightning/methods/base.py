@@ -85,8 +85,10 @@ class Method:
     def check(self, run: RunContext) -> None:
         """Raise `BadInput` where the method cannot work on this run."""
         task = run.data.task
-        allowed = f"{run.method_name} exchanges what it knows of classes, and a regression has none"
-        check("data.task", task, task != "regression" or not self.traits.classes, allowed)
+        requirement = (
+            f"{run.method_name} exchanges what it knows of classes, and a regression has none"
+        )
+        check("data.task", task, task != "regression" or not self.traits.classes, requirement)
 
     # ---------------------------------------------------------------- the model
 
@@ -277,12 +279,12 @@ def check_sgd(run: RunContext, why: str, **values: object) -> None:
     """
     config = run.config.optimizer
     for key, value in {"name": "sgd", **values}.items():
-        own = getattr(config, key)
-        allowed = f"{why}: it must be {'null' if value is None else value}"
-        check(f"optimizer.{key}", own, own == value, allowed)
+        setting = getattr(config, key)
+        requirement = f"{why}: it must be {'null' if value is None else value}"
+        check(f"optimizer.{key}", setting, setting == value, requirement)
     carried = bool(config.keep_state and config.momentum)
-    allowed = f"{why}: it must be false beside momentum"
-    check("optimizer.keep_state", config.keep_state, not carried, allowed)
+    requirement = f"{why}: it must be false beside momentum"
+    check("optimizer.keep_state", config.keep_state, not carried, requirement)
     check_no_scaling(run)
 
 
@@ -296,8 +298,8 @@ def check_no_scaling(run: RunContext) -> None:
     """Raise `BadInput` where losses must be scaled: a method's own gradients are not, and steps may
     be left out."""
     precision = run.config.fabric.precision
-    allowed = (
+    requirement = (
         f"{run.method_name} needs steps and gradients without scaled losses, such as with "
         f"bf16-mixed"
     )
-    check("fabric.precision", precision, precision != "16-mixed", allowed)
+    check("fabric.precision", precision, precision != "16-mixed", requirement)

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.callbacks.relations import check_finite
 from fl_lightning.callbacks.simplex import simplex_rows
-from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.methods import (
     Block,
     PlainMean,
@@ -70,11 +70,9 @@ class ConFREE(PlainMean):
         weights = steps + spare[:, None] * plain
         new = group.mean(weights, who, by_layer=by_layer, like=old)
         for s in group.layout.segments(parameters & received, by_layer=by_layer):
-            columns = slice(s.start, s.stop)
-            new[columns] -= float(spare[s.layer]) * (mean - old)[columns]
+            new[s.columns] -= float(spare[s.layer]) * (mean - old)[s.columns]
         for s in group.layout.segments(~parameters & received):
-            columns = slice(s.start, s.stop)
-            new[columns] = mean[columns]
+            new[s.columns] = mean[s.columns]
         server["model"] = new
 
 
@@ -136,8 +134,7 @@ def conflict_free(G: Tensor, c: float, *, rescaled: bool) -> Tensor:
     Raises:
         RunFailed: an update is not finite.
     """
-    if not G.isfinite().all():
-        raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
+    check_finite(G)
     scale = float(G.diagonal().mean())
     if scale <= 0:
         return torch.full((len(G),), 1 / len(G), dtype=G.dtype)

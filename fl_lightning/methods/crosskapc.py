@@ -120,9 +120,8 @@ class CrossKAPC(Method):
 
     def personal(self, client: Client) -> Tensor:
         """The received model, and the part of the step from it that is not noise."""
-        return shrunk(
-            client, client["start"], client["model"], (1 - client.memory["share"]) ** self.exponent
-        )
+        factors = (1 - client.memory["share"]) ** self.exponent
+        return shrunk(client, client["start"], client["model"], factors)
 
     def summary(self, run: RunContext) -> dict[str, Any]:
         """`grouped_layers`, and `client_groups` where there are any."""

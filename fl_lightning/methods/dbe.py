@@ -93,17 +93,13 @@ class DBE(Method):
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """In the first round without m_i, and without u, which is not known yet."""
-        u = (
-            payload.extra["mean"].to(client["model"])
-            if self.kappa and "mean" in payload.extra
-            else None
-        )
+        u = None
+        if self.kappa and "mean" in payload.extra:
+            u = payload.extra["mean"].to(client["model"])
         complete = min(client.run.config.federation.batch_size, len(client.data.train))
         pull = MeanPull(self.kappa, self.momentum, u, complete)
-        yield Phase(
-            objective=Objective(loss=pull),
-            trains=None if client.round > 1 else ~client.mask(is_personal),
-        )
+        trains = None if client.round > 1 else ~client.mask(is_personal)
+        yield Phase(objective=Objective(loss=pull), trains=trains)
         client.scratch["mean"] = pull.running.float().cpu()
 
     def beside(self) -> dict[str, Beside]:
@@ -153,9 +149,12 @@ class MeanPull:
         task: Tensor = module.task_loss(batch)
         if len(batch[1]) < self.whole:
             return task
-        now = (1 - self.momentum) * self.running + self.momentum * module.features.mean(0)
-        self.running = now.detach()
-        return task if self.u is None else task + self.kappa / 2 * (now - self.u).square().mean()
+        new = self.momentum * module.features.mean(0)
+        mean = (1 - self.momentum) * self.running + new
+        self.running = mean.detach()
+        if self.u is None:
+            return task
+        return task + self.kappa / 2 * (mean - self.u).square().mean()
 
 
 class Shifted(nn.Module):

@@ -81,7 +81,7 @@ class FedALA(Method):
         own = client["model"]
         blend = client["blend"]
         received = client.composed(payload)
-        top = client.columns(lambda b: b.above < self.layers)
+        top = client.columns(lambda block: block.above < self.layers)
 
         def mix() -> Tensor:
             # exact where W is 0 or 1
@@ -97,9 +97,11 @@ class FedALA(Method):
         last: list[Tensor] = []
         for _ in range(self.most if client.rounds == 1 else min(client.rounds, 1)):
             yield Phase("blend", epochs=self.share, step=step, by_gradient=True, purpose="blend")
-            losses.append(
-                float(last[0] if self.looks_at == "last" and last else client.fits[-1].loss)
-            )
-            if len(losses) > self.window and pstdev(losses[-self.window :]) < self.threshold:
+            loss = client.fits[-1].loss
+            if self.looks_at == "last" and last:
+                loss = last[0]
+            losses.append(float(loss))
+            window = losses[-self.window :]
+            if len(losses) > self.window and pstdev(window) < self.threshold:
                 break
         own.copy_(mix())

@@ -193,9 +193,8 @@ def slimmed(block: nn.Module, x: Tensor, width: float, name: str = "") -> Tensor
             tensor = tensor.narrow(dim, 0, kept(tensor.shape[dim], width))
         return tensor
 
-    tensors = {k: cut(p) for k, p in block.named_parameters()} | {
-        k: cut(b).clone() for k, b in block.named_buffers()
-    }
+    tensors = {name: cut(parameter) for name, parameter in block.named_parameters()}
+    tensors |= {name: cut(buffer).clone() for name, buffer in block.named_buffers()}
     try:
         output: Tensor = functional_call(block, tensors, x)
     except RuntimeError as error:
@@ -222,8 +221,8 @@ def transmitting(a: Tensor, b: Tensor) -> Tensor:
     """
     if a.ndim == 4 and a.shape[2] > b.shape[2]:
         a = adaptive_avg_pool2d(a, (b.shape[2], b.shape[3]))
-    a, b = (t.flatten(2) if t.ndim > 2 else t[:, :, None] for t in (a, b))
-    return a @ b.transpose(1, 2) / a.shape[2]
+    inputs, outputs = (t.flatten(2) if t.ndim > 2 else t[:, :, None] for t in (a, b))
+    return inputs @ outputs.transpose(1, 2) / inputs.shape[2]
 
 
 def stretch(a: Tensor, b: Tensor) -> Tensor:

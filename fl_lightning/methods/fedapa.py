@@ -116,9 +116,9 @@ class SteppedRows(Relation):
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Shape (1, m, n)."""
-        rows = inputs.memory["weights"][torch.tensor(inputs.receivers)][
-            :, torch.tensor(inputs.sources)
-        ]
+        receivers = torch.tensor(inputs.receivers)
+        sources = torch.tensor(inputs.sources)
+        rows = inputs.memory["weights"][receivers][:, sources]
         rows[torch.arange(len(rows)), inputs.places] = 1
         return (rows / rows.sum(1, keepdim=True))[None]
 
@@ -127,12 +127,12 @@ class SteppedRows(Relation):
         mixed by."""
         group = server.only
         memory = server.memory
-        assert group.weighed is not None
-        places = [group.weighed.receivers.index(c) for c in server.answered]
+        mixed = group.weighed
+        assert mixed is not None
+        places = [mixed.receivers.index(client) for client in server.answered]
         at = (torch.tensor(server.answered)[:, None], torch.tensor(sources))
-        memory["weights.moment"][at] = self.momentum * memory["weights.moment"][at] + gradient
-        memory["weights"][at] = (
-            group.weighed.weights[0, places] - self.eta * memory["weights.moment"][at]
-        )
+        moment = self.momentum * memory["weights.moment"][at] + gradient
+        memory["weights.moment"][at] = moment
+        memory["weights"][at] = mixed.weights[0, places] - self.eta * moment
         memory["weights"].clamp_(0, 1)
         server.flops += 4 * gradient.numel()

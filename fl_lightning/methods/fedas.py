@@ -79,19 +79,19 @@ class FedAS(OwnClassifier):
     def receive(self, client: Client, payload: Payload) -> Phases:
         """The received body, aligned with the old one's class means (in a copy of the client's
         own)."""
-        means = (
-            class_means(client)[0].to(client.run.device) if self.align_epochs else torch.empty(0)
-        )
+        if not self.align_epochs:
+            client.overwrite(payload)
+            return
+        means = class_means(client)[0].to(client.run.device)
         client.overwrite(payload)
-        if self.align_epochs:
-            yield Phase(
-                objective=Objective(loss=PureLoss(distance_by_class, {"means": means})),
-                trains=client.mask(lambda b: not b.head),
-                epochs=self.align_epochs,
-                lr=self.align_lr,
-                batch_size=self.align_batch_size,
-                purpose="align",
-            )
+        yield Phase(
+            objective=Objective(loss=PureLoss(distance_by_class, {"means": means})),
+            trains=client.mask(lambda block: not block.head),
+            epochs=self.align_epochs,
+            lr=self.align_lr,
+            batch_size=self.align_batch_size,
+            purpose="align",
+        )
 
     def beside(self) -> dict[str, Beside]:
         """Declares what `upload` adds to the model."""
@@ -107,13 +107,16 @@ class FedAS(OwnClassifier):
         """The mean of bodies by `weighting`; plain where nobody's loss has any slope."""
         if self.weighting == "samples":
             return super().aggregate(server)
-        for group in [group for group in server.groups if group.answered]:
-            t = torch.stack([server.statistics[c]["fisher"] for c in group.answered])
-            weights = t / t.sum() if t.sum() > 0 else torch.full_like(t, 1 / len(t))
-            group["model"] = group.mean(weights, group.answered, like=group["model"])
-            group.weighed = Weights(
-                group.group, weights.expand(1, len(t), -1), group.answered, group.answered
-            )
+        for group in server.groups:
+            who = group.answered
+            if not who:
+                continue
+            t = torch.stack([server.statistics[client]["fisher"] for client in who])
+            weights = torch.full_like(t, 1 / len(t))
+            if t.sum() > 0:
+                weights = t / t.sum()
+            group["model"] = group.mean(weights, who, like=group["model"])
+            group.weighed = Weights(group.group, weights.expand(1, len(t), -1), who, who)
 
 
 def fisher(client: Client, *, whole: bool) -> Tensor:
@@ -125,15 +128,11 @@ def fisher(client: Client, *, whole: bool) -> Tensor:
     """
     total = torch.zeros((), dtype=torch.float64)
     size = client.run.config.federation.batch_size
+    complete = min(size, len(client.data.train))
     for batch in client.data.train.batches(size):
-        if not whole or len(batch[1]) >= min(size, len(client.data.train)):
-            total += (
-                client.gradient(client["model"], batch, training=False)[1]
-                .square()
-                .sum()
-                .cpu()
-                .double()
-            )
+        if not whole or len(batch[1]) >= complete:
+            _, gradient = client.gradient(client["model"], batch, training=False)
+            total += gradient.square().sum().cpu().double()
     return total
 
 

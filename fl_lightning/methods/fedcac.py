@@ -87,7 +87,8 @@ class FedCAC(Method):
     def init_server(self, run: RunContext) -> Tensors:
         """`critical` (N, ceil(D / 8)): every mask, eight numbers to a byte; `told`: whose models
         the mean is of."""
-        masks = torch.zeros(run.clients, -(-run.groups[0].layout.size // 8), dtype=torch.uint8)
+        size = run.groups[0].layout.size
+        masks = torch.zeros(run.clients, -(-size // 8), dtype=torch.uint8)
         return {"critical": masks, "told": torch.zeros(0, dtype=torch.int64)}
 
     def broadcast(self, server: Server) -> Payloads:
@@ -126,7 +127,8 @@ class FedCAC(Method):
         """Who has answered, and their masks."""
         masks = server.memory["critical"].clone()
         answered = torch.tensor(server.answered)
-        masks[answered] = torch.stack([server.statistics[c]["critical"] for c in server.answered])
+        uploads = [server.statistics[client]["critical"] for client in server.answered]
+        masks[answered] = torch.stack(uploads)
         server.memory |= {"critical": masks, "told": answered}
 
 
@@ -140,7 +142,7 @@ def critical(layout: Layout, importance: Tensor, share: float) -> Tensor:
     mask = torch.zeros(layout.size, dtype=torch.bool, device=importance.device)
     for block in layout.blocks:
         if block.kind == "parameter":
-            top = importance[block.start : block.stop].topk(int(share * block.size)).indices
+            top = importance[block.columns].topk(int(share * block.size)).indices
             mask[block.start + top] = True
     return mask
 

@@ -90,8 +90,8 @@ class FedCP(Method):
         blocks = {block.name: block for block in client.layout.blocks}
         for own in filter(is_personal, client.layout.blocks):
             both = blocks[f"{client.layout.head}.received.{own.name.rpartition('.')[2]}"]
-            weights = client["model"][own.start : own.stop]
-            sent.vector[both.start : both.stop].lerp_(weights, 0.5)
+            weights = client["model"][own.columns]
+            sent.vector[both.columns].lerp_(weights, 0.5)
         return sent
 
 

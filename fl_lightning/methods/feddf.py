@@ -77,25 +77,33 @@ class FedDF(Method):
         """The means, then a student of all from each."""
         super().aggregate(server)
         run = server.run
-        steps = min(self.steps, server.run.most_batches or self.steps)
+        steps = min(self.steps, run.most_batches or self.steps)
         if not steps:
             return
         x = public_subset(run, server.round, self.samples)
-        scores = [z for group in server.groups for z in scores_of(group, x).values()]
+        scores: list[Tensor] = []
+        for group in server.groups:
+            scores += scores_of(group, x).values()
         z = torch.stack(scores)
-        teacher = z.mean(0).softmax(1) if self.ensemble == "scores" else z.softmax(2).mean(0)
-        for group in [group for group in server.groups if group.answered]:
-            draws = generator(run.config.seed, "server batches", server.round, group.group.index)
-            group["model"] = distilled(
-                group,
-                group["model"],
-                x,
-                teacher.to(x.device),
-                steps,
-                self.server_lr,
-                self.batch_size,
-                draws,
-            )
+        if self.ensemble == "scores":
+            teacher = z.mean(0).softmax(1).to(x.device)
+        else:
+            teacher = z.softmax(2).mean(0).to(x.device)
+        for group in server.groups:
+            if group.answered:
+                draws = generator(
+                    run.config.seed, "server batches", server.round, group.group.index
+                )
+                group["model"] = distilled(
+                    group,
+                    group["model"],
+                    x,
+                    teacher,
+                    steps,
+                    self.server_lr,
+                    self.batch_size,
+                    draws,
+                )
 
 
 CLIP = 5.0
@@ -110,14 +118,14 @@ def scores_of(group: GroupServer, x: Tensor) -> dict[int, Tensor]:
     """
     run = group.server.run
     module = group.group.module
-    mine = {}
+    scores = {}
     for client in run.at_home(group.answered):
         vector = run.states[client].received["model"].to(run.device)
         module.binding.rebind(vector, group.group.first_buffers())
         with module.cast():
-            mine[client] = predicted(module, x, run.config.evaluation.batch_size).cpu()
+            scores[client] = predicted(module, x, run.config.evaluation.batch_size).cpu()
     _count(group, forward=len(x) * len(group.answered))
-    return dict(sorted(run.processes.gather_by_client(mine).items()))
+    return dict(sorted(run.processes.gather_by_client(scores).items()))
 
 
 def distilled(

@@ -57,12 +57,15 @@ class FedDyn(PlainMean):
     def check(self, run: RunContext) -> None:
         """The mean is no model that clients begin a round with."""
         super().check(run)
-        allowed = (
+        requirement = (
             "evaluation.judge before asks for what clients begin a round with: server, or judge "
             "global"
         )
         check(
-            "method.scored", self.scored, self.scored == "server" or run.judge != "before", allowed
+            "method.scored",
+            self.scored,
+            self.scored == "server" or run.judge != "before",
+            requirement,
         )
 
     def slots(self) -> dict[str, Slot]:
@@ -98,8 +101,11 @@ class FedDyn(PlainMean):
         new = server["model"]
         if self.scored == "mean":
             server["mean"] = new.clone()
-        h = server["correction"].clone() if "correction" in server.only else torch.zeros_like(new)
-        h[columns] -= len(server.answered) / server.clients * (new[columns] - old[columns])
+        h = torch.zeros_like(new)
+        if "correction" in server.only:
+            h = server["correction"].clone()
+        share = len(server.answered) / server.clients
+        h[columns] -= share * (new[columns] - old[columns])
         new[columns] -= h[columns]
         server["correction"] = h
         server.flops += 4 * (columns.stop - columns.start)

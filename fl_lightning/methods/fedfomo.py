@@ -144,15 +144,16 @@ class FedFomo(Method):
         """Add it up: with `gains code` each client's over |their sum|, so that a round counts as
         much as any other."""
         everyone = list(range(server.clients))
-        group = server.only
         gains = torch.zeros(server.clients, server.clients, dtype=torch.float64)
-        for c, uploaded in server.statistics.items():
-            gains[c, uploaded["candidates"].long()] = uploaded["gains"]
+        for client, upload in server.statistics.items():
+            gains[client, upload["candidates"].long()] = upload["gains"]
         if self.gains == "code":
             gains = gains / gains.sum(1, keepdim=True).abs().clamp_min(1e-9)
         shares = positive_shares(gains)
         rows = shares + torch.diag(1 - shares.sum(1))  # no gain: the own model
-        group.weighed = Weights(group.group, rows[None, server.answered], server.answered, everyone)
+        group = server.only
+        mixed = rows[None, server.answered]
+        group.weighed = Weights(group.group, mixed, server.answered, everyone)
         server.memory["affinity"] = server.memory["affinity"] + gains.fill_diagonal_(0.0)
 
 
@@ -163,10 +164,11 @@ def epsilon_greedy(
     `epsilon` any that is."""
     left = [int(j) for j in rng.permutation(sorted(among))]
     left.sort(key=lambda j: -float(scores[j]))  # a stable order: ties stay as they were drawn
-    return [
-        left.pop(int(rng.integers(len(left))) if rng.random() < epsilon else 0)
-        for _ in among[:count]
-    ]
+    chosen = []
+    for _ in among[:count]:
+        place = int(rng.integers(len(left))) if rng.random() < epsilon else 0
+        chosen.append(left.pop(place))
+    return chosen
 
 
 def first_order_gains(

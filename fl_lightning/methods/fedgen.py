@@ -325,21 +325,24 @@ def alike(drawn: Drawn) -> Tensor:
     """exp(-mean over pairs of (mean squared distance of noise) (mean distance of features)), shape
     (): the diversity loss of FedGen's authors, 1 where all features are equal.
     """
-    far = (drawn.features[:, None] - drawn.features).abs().mean(2)
-    return torch.exp(-((drawn.eps[:, None] - drawn.eps).square().mean(2) * far).mean())
+    features = (drawn.features[:, None] - drawn.features).abs().mean(2)
+    noise = (drawn.eps[:, None] - drawn.eps).square().mean(2)
+    return torch.exp(-(noise * features).mean())
 
 
 def uploaded_heads(group: GroupServer, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Weights (k, C, d) and biases (k, C) of the classifiers, one linear layer each, that `clients`
     uploaded last."""
-    blocks = {b.name.rpartition(".")[2]: b for b in group.layout.blocks if b.head}
-    vectors = [group.vector(c).float().cpu() for c in clients]
+    blocks = {block.name.rpartition(".")[2]: block for block in group.layout.blocks if block.head}
+    vectors = [group.vector(client).float().cpu() for client in clients]
 
     def stacked(block: Block) -> Tensor:
-        return torch.stack([v[block.start : block.stop].view(block.shape) for v in vectors])
+        return torch.stack([vector[block.columns].view(block.shape) for vector in vectors])
 
-    W = stacked(blocks["weight"])
-    return W, stacked(blocks["bias"]) if "bias" in blocks else W.new_zeros(W.shape[:2])
+    weights = stacked(blocks["weight"])
+    if "bias" in blocks:
+        return weights, stacked(blocks["bias"])
+    return weights, weights.new_zeros(weights.shape[:2])
 
 
 def ensemble_loss(drawn: Drawn, heads: tuple[Tensor, Tensor], shares: Tensor | None) -> Tensor:
@@ -382,13 +385,15 @@ def learned(
             first is constant.
     """
     head = module.head
-    (count, alpha) = drawn
+    count, alpha = drawn
     total = theta.new_zeros(())
     if alpha:
         made = G.draw(theta, prior, count)
-        total = total + alpha * cross_entropy(linear(made.features, head.weight, head.bias), made.y)
+        scores = linear(made.features, head.weight, head.bias)
+        total = total + alpha * cross_entropy(scores, made.y)
     if beta:
-        teacher = linear(G.given(theta, y).features, head.weight, head.bias).detach().softmax(1)
+        generated = G.given(theta, y).features
+        teacher = linear(generated, head.weight, head.bias).detach().softmax(1)
         student = log_softmax(linear(module.features, head.weight, head.bias), 1)
         total = total + beta * kl_div(student, teacher, reduction="batchmean")
     return total

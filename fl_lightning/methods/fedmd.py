@@ -125,12 +125,14 @@ class FedMD(WithoutModels):
         cohort = server.cohort
         P = memory["public.predictions"]
         rows = memory["public.rows"]
-        # a newcomer's teacher is the mean of all
-        rows = torch.cat([rows, rows.new_full((1, rows.shape[1]), 1 / max(rows.shape[1], 1))])
-        for client, payload in sent.items() if len(P) else ():
-            payload.extra["teacher"] = (rows[client].to(P.dtype) @ P.flatten(1)).view(P.shape[1:])
-        server.flops += 2 * len(cohort) * P.numel()
         senders = memory["public.told"].tolist()
+        # a newcomer's teacher is the mean of all
+        mean = rows.new_full((1, rows.shape[1]), 1 / max(rows.shape[1], 1))
+        rows = torch.cat([rows, mean])
+        for client, payload in sent.items() if len(P) else ():
+            teacher = rows[client].to(P.dtype) @ P.flatten(1)
+            payload.extra["teacher"] = teacher.view(P.shape[1:])
+        server.flops += 2 * len(cohort) * P.numel()
         shown = rows[cohort].float() if senders else torch.eye(len(cohort))
         server.view = RelationView(shown[:, None].numpy(), cohort, [LAYER], senders or cohort)
         return sent
@@ -178,7 +180,10 @@ class FedMD(WithoutModels):
             RunFailed: a weight is not finite, or makes a teacher that is no distribution where the
                 predictions are.
         """
-        uploads = {c: t["predictions"] for c, t in server.statistics.items() if "predictions" in t}
+        uploads = {}
+        for client, tensors in server.statistics.items():
+            if "predictions" in tensors:
+                uploads[client] = tensors["predictions"]
         senders = list(uploads)
         P = torch.zeros(0, 0, server.run.data.num_classes)
         rows = torch.empty(server.clients, 0)
@@ -186,12 +191,11 @@ class FedMD(WithoutModels):
             P = torch.stack(list(uploads.values()))
             rows = self.weigh(server, P.double(), senders)
         everyone = range(server.clients)
-        relation = server.run.relation
-        rows = relation.as_mixed(rows[None], everyone, senders, server.round)[0]
-        fine = bool(rows.isfinite().all())
-        if fine and self.loss == "kl" and (rows < 0).any():
-            fine = bool(((rows @ P.double().flatten(1)) >= 0).all())
-        if not fine:
+        rows = server.run.relation.as_mixed(rows[None], everyone, senders, server.round)[0]
+        valid = bool(rows.isfinite().all())
+        if valid and self.loss == "kl" and (rows < 0).any():
+            valid = bool((rows @ P.double().flatten(1) >= 0).all())
+        if not valid:
             raise RunFailed(
                 "the coefficients have left the simplex too far; use method.projection simplex"
             )

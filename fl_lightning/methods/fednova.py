@@ -38,8 +38,9 @@ class Normalised(SampleCounts):
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """(1, 1, n)."""
-        a = torch.stack([self.steps[c].reshape(()) for c in inputs.sources])
-        a = torch.where(a > 0, a, a[a > 0].min()) if (a > 0).any() else torch.ones_like(a)
+        a = torch.stack([self.steps[client].reshape(()) for client in inputs.sources])
+        moved = a[a > 0]
+        a = torch.where(a > 0, a, moved.min()) if len(moved) else torch.ones_like(a)
         shares = inputs.samples / inputs.samples.sum()
         # 1 for everybody where all take as many steps: then this is FedAvg's mean
         relative = a.max() / a

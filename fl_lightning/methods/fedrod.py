@@ -63,13 +63,14 @@ class FedRoD(Method):
 
     def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
         """Both, with the client's `prior` (C,), shape ()."""
-        (x, y) = batch
+        x, y = batch
         prior = tensors["prior"]
         scores = module.model(x)
         # outputs beyond the classes: as of absent ones
         rest = prior.min().expand(scores.shape[-1] - len(prior))
+        balanced = cross_entropy(scores + torch.cat([prior, rest]), y)
         own = scores.detach() + module.model.personal(module.features.detach())
-        return cross_entropy(scores + torch.cat([prior, rest]), y) + cross_entropy(own, y)
+        return balanced + cross_entropy(own, y)
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
         """The scores g(z) of the global model, g(z) + h(z) of a client's own."""

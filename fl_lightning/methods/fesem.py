@@ -75,8 +75,9 @@ class FeSEM(KClusters):
             return super().admit(server, client)
         group = server.only
         sizes = samples_of_clusters(server)
+        total = sum(sizes.values())
         model = 0 * group.initial
         for k, size in sizes.items():
-            model = model + size / sum(sizes.values()) * centre(group, k)
+            model = model + size / total * centre(group, k)
         group[name_of(self.clusters)] = model
         server.memory["cluster"][client.id] = self.clusters

@@ -129,16 +129,16 @@ def layer_rates(layout: Layout, gradient: Tensor, top: float, middle: float = 1.
     last = len(layout.layers) - 1
     blocks = [block for block in layout.blocks if block.kind == "parameter"]
     for layer in range(last + 1):
-        mine = [block for block in blocks if block.layer == layer]
-        norms = torch.stack([gradient[b.start : b.stop].norm() for b in mine]).clamp_min(1e-12)
+        tensors = [block for block in blocks if block.layer == layer]
+        norms = torch.stack([gradient[block.columns].norm() for block in tensors])
+        rate: Tensor | float = 1.0
         if layer == last:
-            rate: Tensor | float = top
-        elif layer == 0:
-            rate = 1.0
-        else:
-            rate = middle * (1 + layer / last * torch.log1p(1 / norms).mean())
-        for block in mine:
-            rates[block.start : block.stop] = rate
+            rate = top
+        elif layer:
+            slope = torch.log1p(1 / norms.clamp_min(1e-12)).mean()
+            rate = middle * (1 + layer / last * slope)
+        for block in tensors:
+            rates[block.columns] = rate
     return rates
 
 
@@ -155,15 +155,13 @@ def most_changed(layout: Layout, change: Tensor) -> Tensor:
     for k, block in enumerate(blocks):
         if block.head or len(block.shape) == 2:
             continue
-        group = int(np.prod(block.shape[2:])) if len(block.shape) > 2 else block.size
-        rows = change[block.start : block.stop].abs().view(-1, group)
-        drop = min(
-            round(rows.shape[1] * (1 - min(max(k / len(blocks), 0.1), 0.9))), rows.shape[1] - 1
-        )
-        least = rows.argsort(dim=1, stable=True)[:, :drop]
-        mask[block.start : block.stop] = (
-            torch.ones_like(rows, dtype=torch.bool).scatter(1, least, False).flatten()
-        )
+        kernel = int(np.prod(block.shape[2:])) if len(block.shape) > 2 else block.size
+        rows = change[block.columns].abs().view(-1, kernel)
+        left_out = 1 - min(max(k / len(blocks), 0.1), 0.9)
+        count = min(round(kernel * left_out), kernel - 1)
+        least = rows.argsort(dim=1, stable=True)[:, :count]
+        uploaded = torch.ones_like(rows, dtype=torch.bool).scatter(1, least, False)
+        mask[block.columns] = uploaded.flatten()
     return mask
 
 
@@ -195,7 +193,9 @@ def own_accuracy(client: Client) -> Tensor:
     """Of the client's model, shape (), float64, on its validation data or, without any, on its
     training data."""
     part = client.data.validation if len(client.data.validation) else client.data.train
-    right = sum(int((scores.argmax(1) == y).sum()) for _, scores, y in client.passes(part))
+    right = 0
+    for _, scores, y in client.passes(part):
+        right += int((scores.argmax(1) == y).sum())
     return torch.tensor(right / max(len(part), 1), dtype=torch.float64)
 
 
@@ -207,9 +207,10 @@ def mean_of_uploaders(server: Server, old: Tensor) -> Tensor:
     masks.
     """
     new = server["model"]
-    kept = torch.stack(
-        [unpacked(server.statistics[c]["kept"], len(old)) for c in server.answered]
-    ).to(old.device)
-    share = (server.shares(server.answered).to(old)[:, None] * kept).sum(0)
+    masks = [unpacked(server.statistics[c]["kept"], len(old)) for c in server.answered]
+    kept = torch.stack(masks).to(old.device)
+    shares = server.shares(server.answered).to(old)
+    share = (shares[:, None] * kept).sum(0)
     server.flops += 2 * kept.numel()
-    return torch.where(kept.all(0), new, old + (new - old) / torch.where(share > 0, share, 1))
+    mean = old + (new - old) / torch.where(share > 0, share, 1)
+    return torch.where(kept.all(0), new, mean)

@@ -108,7 +108,8 @@ def linked(points: Tensor) -> Tensor:
 
 def means(points: Tensor, clusters: Tensor) -> Tensor:
     """The mean point of each of the `clusters` (n,) of `points` (n, d): (k, d)."""
-    return torch.stack([points[clusters == k].mean(0) for k in range(int(clusters.max()) + 1)])
+    count = int(clusters.max()) + 1
+    return torch.stack([points[clusters == k].mean(0) for k in range(count)])
 
 
 def finch(points: Tensor) -> Tensor:
@@ -164,12 +165,14 @@ def cluster_losses(
     """
     z = wide(features)
     own = labels[:, None] == classes
-    here = own.any(1)
-    if not here.any():
+    is_known = own.any(1)
+    if not is_known.any():
         return z.sum() * 0
-    z = z[here]
-    own = own[here]
+    z = z[is_known]
+    own = own[is_known]
     scores = cosine_similarity(z[:, None], known, 2) / tau
-    contrast = scores.logsumexp(1) - scores.masked_fill(~own, -torch.inf).logsumexp(1)
+    of_class = scores.masked_fill(~own, -torch.inf)
+    contrast = scores.logsumexp(1) - of_class.logsumexp(1)
     centre = own.to(known) @ known / own.sum(1, keepdim=True)
-    return (contrast + (z - centre).square().mean(1)).sum() / len(labels)
+    distance = (z - centre).square().mean(1)
+    return (contrast + distance).sum() / len(labels)

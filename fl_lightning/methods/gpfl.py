@@ -105,7 +105,8 @@ class GPFL(Method):
 
     def _shares(self, client: Client) -> Tensor:
         counts = client.class_counts
-        return (counts / counts.sum().clamp_min(1)).to(client.run.device, client.run.dtype)
+        shares = counts / counts.sum().clamp_min(1)
+        return shares.to(client.run.device, client.run.dtype)
 
 
 class Conditioned(InContext):
@@ -126,7 +127,8 @@ class Conditioned(InContext):
 
     def under(self, z: Tensor, condition: Tensor) -> Tensor:
         """ReLU((gamma(k) + 1) z + beta(k)) of features (batch, d) and a condition k (d,)."""
-        conditioned: Tensor = ((self.gamma(condition) + 1) * z + self.beta(condition)).relu()
+        scaled = (self.gamma(condition) + 1) * z
+        conditioned: Tensor = (scaled + self.beta(condition)).relu()
         return conditioned
 
     def forward(self, z: Tensor) -> Tensor:

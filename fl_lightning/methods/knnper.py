@@ -67,12 +67,14 @@ class KNNPer(Method):
     def check(self, run: RunContext) -> None:
         """Classes are needed, and validation data where they are to tell lam."""
         super().check(run)
-        fine = self.lam is not None or all(run.data.validation_sizes[c] for c in range(run.clients))
-        allowed = (
+        valid = self.lam is not None or all(
+            run.data.validation_sizes[c] for c in range(run.clients)
+        )
+        requirement = (
             "knnper chooses lam on validation data: above 0, and enough for every client; or give "
             "method.lam"
         )
-        check("data.validation", run.config.data.validation, fine, allowed)
+        check("data.validation", run.config.data.validation, valid, requirement)
 
     def prepare(self, client: Client, vector: Tensor, kind: str) -> Tensors:
         """Features and labels of the client's training samples, and its `lam`; nothing where there
@@ -93,8 +95,9 @@ class KNNPer(Method):
         right = torch.zeros(len(GRID))
         right[len(GRID) // 2] = 0.0 if len(client.data.validation) else 1.0
         for z, scores, y in client.passes(client.data.validation, vector):
-            mixtures = [self._mixed(z, scores, store | {"lam": lam}) for lam in GRID]
-            right += torch.tensor([float((mixture.argmax(1) == y).sum()) for mixture in mixtures])
+            for place, lam in enumerate(GRID):
+                mixture = self._mixed(z, scores, store | {"lam": lam})
+                right[place] += float((mixture.argmax(1) == y).sum())
         return GRID[right.argmax()]
 
     def _mixed(self, z: Tensor, scores: Tensor, store: Tensors) -> Tensor:

@@ -132,10 +132,12 @@ def code_step(c: Tensor, P: Tensor, rho: float, size: float) -> Tensor:
     """
     flat = P.flatten(1)
     G = flat @ flat.T
-    gradient = 2 * (c @ G - G) / flat.shape[1] + 2 * rho * (c - 1.0 / len(c)) / len(c)
+    gradient = 2 * (c @ G - G) / flat.shape[1]
+    gradient = gradient + 2 * rho * (c - 1.0 / len(c)) / len(c)
     mean = gradient.abs().mean(1, keepdim=True)
-    power = torch.ceil(torch.log(size / mean.clamp_min(1e-300)) / np.log(5.0)).clamp(-5, 5)
-    scale = torch.where(mean > 1e-15, 5.0**power, torch.zeros_like(mean)) * (size > 0)
+    power = torch.log(size / mean.clamp_min(1e-300)) / np.log(5.0)
+    factor = 5.0 ** torch.ceil(power).clamp(-5, 5)
+    scale = torch.where(mean > 1e-15, factor, torch.zeros_like(mean)) * (size > 0)
     return torch.softmax(5 * (c - scale * gradient), dim=1)
 
 
@@ -147,6 +149,8 @@ def put_back(c: Tensor, here: Tensor, part: Tensor, mass: Tensor) -> Tensor:
     ever.
     """
     fair = len(here) / len(c)
-    c[here] = torch.where(mass > 1e-12, c[here], c[here] * (1 - fair))
-    c[here[:, None], here] = part * torch.where(mass > 1e-12, mass, torch.full_like(mass, fair))
+    has_mass = mass > 1e-12
+    c[here] = torch.where(has_mass, c[here], c[here] * (1 - fair))
+    mass = torch.where(has_mass, mass, torch.full_like(mass, fair))
+    c[here[:, None], here] = part * mass
     return c

@@ -86,8 +86,9 @@ class MOON(Method):
     def loss(self, models: Tensors, module: Module, batch: Batch) -> Tensor:
         """The task loss and the contrast with features under the `received` and the `last` model,
         shape ()."""
-        task = module.task_loss(batch)
-        near, far = (module.under(models[name], batch[0])[0] for name in ("received", "last"))
+        task: Tensor = module.task_loss(batch)
+        near, _ = module.under(models["received"], batch[0])
+        far, _ = module.under(models["last"], batch[0])
         return task + self.mu * contrast(module.features, near, far, self.tau)
 
 
@@ -109,4 +110,5 @@ def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
     """
     # at once: equal ones leave no trace in z's gradient
     cosines = cosine_similarity(z, torch.stack([near, far]), 2).T
-    return cross_entropy(cosines / tau, torch.zeros(len(z), dtype=torch.int64, device=z.device))
+    nearest = torch.zeros(len(z), dtype=torch.int64, device=z.device)
+    return cross_entropy(cosines / tau, nearest)

@@ -79,10 +79,12 @@ class PartialPooling(WithoutModels):
         """Samples are few numbers, and the linear model takes them all."""
         features = math.prod(run.data.input_shape)
         fits = run.groups[0].layout.blocks[0].shape == (run.data.num_classes, features)
-        allowed = "partialpooling takes samples of plain numbers: a model as mlp, and no texts"
-        check("model", run.groups[0].name, fits and run.data.text is None, allowed)
-        allowed = f"partialpooling uploads moments of features: at most {MOST_FEATURES} features"
-        check("data.columns", features, features <= MOST_FEATURES, allowed)
+        requirement = "partialpooling takes samples of plain numbers: a model as mlp, and no texts"
+        check("model", run.groups[0].name, fits and run.data.text is None, requirement)
+        requirement = (
+            f"partialpooling uploads moments of features: at most {MOST_FEATURES} features"
+        )
+        check("data.columns", features, features <= MOST_FEATURES, requirement)
 
     def _shape(self, run: RunContext) -> tuple[int, int, int, int]:
         """Candidates, parts and all samples, outputs, and features with the intercept."""
@@ -115,8 +117,8 @@ class PartialPooling(WithoutModels):
         client.scratch |= fits.uploaded(own)
         scored = own[best, FOLDS].to(client["model"])
         weight, bias = client.layout.blocks
-        client["model"][weight.start : weight.stop] = scored[:, :-1].flatten()
-        client["model"][bias.start : bias.stop] = scored[:, -1]
+        client["model"][weight.columns] = scored[:, :-1].flatten()
+        client["model"][bias.columns] = scored[:, -1]
         return []
 
     def beside(self) -> dict[str, Beside]:

@@ -76,16 +76,16 @@ class PerFedAvg(PlainMean):
         """One step of w; returns the task loss at w~. Running statistics follow the passes at w and
         w~."""
         w = client["model"]
-        inner = client["model"].clone()
+        inner = w.clone()
         buffers = slice(client.layout.parameters.stop, None)
         if self.alpha:
-            inner.add_(client.gradient(inner, client.batch(draws))[1], alpha=-self.alpha)
+            _, slope = client.gradient(inner, client.batch(draws))
+            inner.add_(slope, alpha=-self.alpha)
         loss, g = client.gradient(inner, batch)
         if self.alpha and self.variant == "hf":
             apart = client.batch(draws)
-            ahead, behind = (
-                client.gradient(w + sign * self.delta * g, apart)[1] for sign in (1, -1)
-            )
+            _, ahead = client.gradient(w + self.delta * g, apart)
+            _, behind = client.gradient(w - self.delta * g, apart)
             g = g - self.alpha * (ahead - behind) / (2 * self.delta)
         w.add_(g, alpha=-client.lr)
         w[buffers] = inner[buffers]
@@ -98,9 +98,7 @@ class PerFedAvg(PlainMean):
         for _ in range(self.adapt_steps):
             slope = torch.zeros_like(vector)
             for batch in part.batches(client.run.config.evaluation.batch_size):
-                slope.add_(
-                    client.gradient(vector, batch, training=False)[1],
-                    alpha=len(batch[1]) / len(part),
-                )
+                _, gradient = client.gradient(vector, batch, training=False)
+                slope.add_(gradient, alpha=len(batch[1]) / len(part))
             vector.add_(slope, alpha=-self.alpha)
         return vector

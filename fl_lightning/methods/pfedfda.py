@@ -83,8 +83,10 @@ class PFedFDA(OwnClassifier):
         group = run.groups[0]
         shape = (run.data.num_classes, run.feature_width)
         linear = [tuple(p.shape) for p in group.head.parameters()] == [shape, shape[:1]]
-        allowed = f"{run.method_name} needs a classifier with a bias, and one row for each class"
-        check("model", group.name, linear, allowed)
+        requirement = (
+            f"{run.method_name} needs a classifier with a bias, and one row for each class"
+        )
+        check("model", group.name, linear, requirement)
 
     def init_server(self, run: RunContext) -> Tensors:
         """`gaussian.means` (C, d), drawn evenly from [0, 1), and `gaussian.covariance` (d, d), I:
@@ -215,7 +217,7 @@ def headed(client: Client, vector: Tensor, gaussians: Gaussians) -> Tensor:
     for block in client.layout.blocks:
         if block.head:
             part = weight if len(block.shape) == 2 else bias
-            vector[block.start : block.stop] = part.reshape(-1).to(vector)
+            vector[block.columns] = part.reshape(-1).to(vector)
     return vector
 
 
@@ -242,7 +244,9 @@ def trusted(z: Tensor, y: Tensor, known: Gaussians, prior: Tensor, ridge: float)
     """
     from scipy.optimize import minimize
 
-    folds = [(estimated(z[fit], y[fit], known, ridge), z[test], y[test]) for fit, test in halves(y)]
+    folds = []
+    for fit, test in halves(y):
+        folds.append((estimated(z[fit], y[fit], known, ridge), z[test], y[test]))
     if not folds:
         return torch.zeros(2, dtype=torch.float64)
 
@@ -256,9 +260,14 @@ def trusted(z: Tensor, y: Tensor, known: Gaussians, prior: Tensor, ridge: float)
         [slope] = torch.autograd.grad(total, leaf)
         return float(total.detach()), slope.numpy()
 
-    limits = [(0, 1), (0, 1)]
-    options = {"maxiter": STEPS}
-    best = minimize(value, [0.5, 0.5], jac=True, method="L-BFGS-B", bounds=limits, options=options)
+    best = minimize(
+        value,
+        [0.5, 0.5],
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0, 1), (0, 1)],
+        options={"maxiter": STEPS},
+    )
     return torch.from_numpy(np.asarray(best.x, dtype=np.float64))
 
 
@@ -268,4 +277,8 @@ def halves(y: Tensor) -> list[tuple[Tensor, Tensor]]:
     """
     order = y.argsort(stable=True)
     order = order[y.bincount()[y[order]] >= 2]
-    return [(order[k::2], order[1 - k :: 2]) for k in (0, 1)] if len(order) else []
+    if not len(order):
+        return []
+    even = order[::2]
+    odd = order[1::2]
+    return [(even, odd), (odd, even)]

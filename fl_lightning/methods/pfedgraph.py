@@ -76,11 +76,11 @@ class PFedGraph(Method):
     def broadcast(self, server: Server) -> Payloads:
         """The mix, and from the second round on the direction u_i."""
         sent = super().broadcast(server)
+        group = server.only
         if self.lam and server.run.server.uploaded:
-            for c, u in mean_directions(server.only).items():
-                sent[c].further = {
-                    0: Payload(server.only.layout, u, server.only.layout.is_parameter.copy())
-                }
+            for client, u in mean_directions(group).items():
+                direction = Payload(group.layout, u, group.layout.is_parameter.copy())
+                sent[client].further = {0: direction}
         return sent
 
     def phases(self, client: Client, payload: Payload) -> Phases:
@@ -88,12 +88,11 @@ class PFedGraph(Method):
         if not payload.further:
             yield Phase()
             return
-        yield Phase(
-            objective=Objective(loss=PureLoss(self.loss, {"direction": payload.further[0].vector}))
-        )
-        client.flops += (
-            8 * int(client.layout.numbers[client.layout.is_parameter].sum()) * client.fits[-1].steps
-        )
+        loss = PureLoss(self.loss, {"direction": payload.further[0].vector})
+        yield Phase(objective=Objective(loss=loss))
+        layout = client.layout
+        numbers = int(layout.numbers[layout.is_parameter].sum())
+        client.flops += 8 * numbers * client.fits[-1].steps
 
     def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
         """The task loss less lam times the cosine with the `direction` u_i, shape ()."""
@@ -105,19 +104,28 @@ def mean_directions(group: GroupServer) -> dict[int, Tensor]:
     """Of each receiver here sum_j r_ij w_j / ||w_j|| (D,), r the weights that its model was just
     mixed with."""
     mixed = group.weighed
-    is_parameter = group.layout.is_parameter
     assert mixed is not None
-    squares = distances(group, mixed.sources, [torch.zeros_like(group.initial)], is_parameter)[:, 0]
+    origin = torch.zeros_like(group.initial)
+    squares = distances(group, mixed.sources, [origin], group.layout.is_parameter)[:, 0]
     weights = mixed.weights[0] / squares.sqrt().clamp_min(1e-30)
     scale = weights.sum(1)
-    mixes = group.mix((weights / scale[:, None])[None], mixed.receivers, mixed.sources, fresh=True)
-    return {c: vector * scale[mixed.receivers.index(c)].to(vector) for c, vector in mixes.items()}
+    rows = (weights / scale[:, None])[None]
+    mixes = group.mix(rows, mixed.receivers, mixed.sources, fresh=True)
+    directions = {}
+    for client, mix in mixes.items():
+        directions[client] = mix * scale[mixed.receivers.index(client)].to(mix)
+    return directions
 
 
 def alignment(module: Module, direction: Tensor) -> Tensor:
     """<w, direction> / ||w|| over the parameters w of the bound model, shape ()."""
     parameters = dict(module.model.named_parameters())
-    pairs = [(parameters[b.name], b) for b in module.layout.blocks if b.kind == "parameter"]
-    inner = torch.stack([(p.flatten() * direction[b.start : b.stop]).sum() for p, b in pairs]).sum()
-    square = torch.stack([p.square().sum() for p, _ in pairs]).sum()
-    return inner / square.clamp_min(1e-30).sqrt()
+    blocks = [block for block in module.layout.blocks if block.kind == "parameter"]
+    products = []
+    squares = []
+    for block in blocks:
+        parameter = parameters[block.name]
+        products.append((parameter.flatten() * direction[block.columns]).sum())
+        squares.append(parameter.square().sum())
+    norm = torch.stack(squares).sum().clamp_min(1e-30).sqrt()
+    return torch.stack(products).sum() / norm

@@ -145,25 +145,26 @@ class LayerRows(Relation):
     ) -> Tensor:
         """Weights (L, n) of `sources` in what a client receives, as functions of its network's
         parameters."""
-        made = network(torch.tensor(0)).view(-1, clients)[:, torch.tensor(sources)].relu()
-        own = torch.tensor(sources) == client
+        places = torch.tensor(sources)
+        own = places == client
+        made = network(torch.tensor(0)).view(-1, clients)[:, places].relu()
         total = made.sum(1, keepdim=True)
-        rows = torch.where(
-            total > 0, made / total.clamp_min(torch.finfo(made.dtype).tiny), own.to(made)
-        )
+        least = torch.finfo(made.dtype).tiny
+        rows = torch.where(total > 0, made / total.clamp_min(least), own.to(made))
+        count = min(self.local_layers, len(rows))
         local = torch.zeros(len(rows), 1, dtype=torch.bool)
-        local[rows[:, own].flatten().topk(min(self.local_layers, len(rows))).indices] = True
+        local[rows[:, own].flatten().topk(count).indices] = True
         return torch.where(local, own.to(rows), rows)
 
     @torch.no_grad()
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Shape (L, m, n)."""
-        of = (
-            (self.network(inputs.memory, c), inputs.clients, c, inputs.sources)
-            for c in inputs.receivers
-        )
-        rows = torch.stack([self.rows(*each) for each in of], 1).double()
-        return rows / rows.sum(2, keepdim=True)
+        rows = []
+        for client in inputs.receivers:
+            network = self.network(inputs.memory, client)
+            rows.append(self.rows(network, inputs.clients, client, inputs.sources))
+        weights = torch.stack(rows, 1).double()
+        return weights / weights.sum(2, keepdim=True)
 
     def descend(self, server: Server, sources: Sequence[int], gradients: Tensor, lr: float) -> None:
         """A step of each network down the `gradients` (L, m, n) by the rows of those who have

@@ -54,8 +54,8 @@ class SCAFFOLD(PlainMean):
         not averaged."""
         check_sgd(run, "scaffold tells the mean gradient by the model's change", clip_norm=None)
         robust = [type(c).__name__.lower() for c in run.callbacks if isinstance(c, Aggregator)]
-        allowed = "scaffold's control variates need plain means"
-        check("callbacks", ", ".join(robust), not robust, allowed)
+        requirement = "scaffold's control variates need plain means"
+        check("callbacks", ", ".join(robust), not robust, requirement)
 
     def slots(self) -> dict[str, Slot]:
         """The control variate c_i. What the server last received of it is its last change."""
@@ -81,19 +81,18 @@ class SCAFFOLD(PlainMean):
         change = torch.zeros_like(client["control"])
         size = client.fits[-1].step_sizes
         for s in client.layout.segments(payload.sent & client.layout.is_parameter) if size else ():
-            drift = payload.vector[s.start : s.stop] - client["model"][s.start : s.stop]
-            change[s.start : s.stop] = drift / size - payload.vectors["control"][s.start : s.stop]
+            drift = payload.vector[s.columns] - client["model"][s.columns]
+            change[s.columns] = drift / size - payload.vectors["control"][s.columns]
         client["control"].add_(change)
         sent.vectors["control"] = change
         return sent
 
     def aggregate(self, server: Server) -> None:
         """w <- w + eta_g mean change; c <- c + |S| / N mean change of c_i."""
-        old = server["model"]
         who = server.answered
+        old = server["model"]
         super().aggregate(server)
         move_on(server.only, old, self.server_lr)
         weights = torch.full((len(who),), 1 / len(who), dtype=torch.float64)
-        server["control"] = server["control"] + len(who) / server.clients * server.only.mean(
-            weights, who, "control"
-        )
+        change = server.only.mean(weights, who, "control")
+        server["control"] = server["control"] + len(who) / server.clients * change

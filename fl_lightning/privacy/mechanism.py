@@ -137,12 +137,12 @@ def repaired(
     in place."""
     for block, travels in zip(layout.blocks, sent, strict=True):
         if travels and block.kind == "buffer" and block.name.endswith("running_var"):
-            vector[block.start : block.stop].clamp_min_(0)
+            vector[block.columns].clamp_min_(0)
     return vector
 
 
 def _gather(vector: Tensor, segments: list[Segment]) -> Tensor:
-    return torch.cat([vector[s.start : s.stop] for s in segments])
+    return torch.cat([vector[s.columns] for s in segments])
 
 
 def _scatter(
@@ -155,7 +155,7 @@ def _scatter(
         values.split([s.stop - s.start for s in segments]),
         strict=True,
     ):
-        vector[s.start : s.stop] = part
+        vector[s.columns] = part
 
 
 # ---------------------------------------------------------------- beside the model

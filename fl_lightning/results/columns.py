@@ -110,7 +110,6 @@ def _of_score(metric: Metric) -> Iterable[Column]:
         doc = "clients that the mean is over: it is defined for those alone"
         column = of(metric.of("clients"), doc, JUDGE, "own_judge_clients")
         yield replace(column, better=None)
-        return
     yield by_judge("weighted", "mean weighted by test samples, ")
     yield by_judge("validation", "mean on validation data, ")
     yield of(metric.by("validation"), "of the client on validation data, by the run's judge", JUDGE)
@@ -134,7 +133,6 @@ def _of_the_end(metric: Metric) -> Iterable[Column]:
         metric.of("mean_best"): "mean over clients of each one's best round",
     }
     if metric in FURTHER.values():
-        ways = {f"final_{mean}": ways[f"final_{mean}"]}
         ways[f"final_{clients}"] = "clients that the final mean is over"
     senses = {f"final_{clients}": None, f"final_{metric.of('std')}": "min"}
     for name, doc in ways.items():

@@ -25,7 +25,7 @@ import numpy as np
 from fl_lightning.foundation import metric as metrics
 from fl_lightning.foundation.csvtable import CsvTable, Row
 from fl_lightning.foundation.errors import BadInput, Damaged
-from fl_lightning.foundation.files import flush_all, write_whole
+from fl_lightning.foundation.files import atomic_write, flush_all, write_whole
 from fl_lightning.results.columns import COLUMNS, Column, declarations
 from fl_lightning.results.record import KINDS, RelationView, RoundRecord
 
@@ -61,7 +61,8 @@ UNREADABLE = (
 """What reading a damaged table, npz or JSON file may raise."""
 NEVER = "they never took part"
 """Why final models of clients are of another kind than the judge's."""
-_OF_THE_END = ("summary.json", "final.csv", "newcomers.csv")
+PREDICTIONS = "final_predictions.parquet"
+_OF_THE_END = ("summary.json", "final.csv", "newcomers.csv", PREDICTIONS)
 
 
 @dataclass
@@ -283,6 +284,15 @@ class RunFolder:
         for row, others in zip(rows, further, strict=bool(further)):
             row |= others
         CsvTable(self.path / "final.csv").write([self._named(row) for row in rows])
+
+    def write_predictions(self, tables: Sequence[Mapping[str, Any]]) -> None:
+        """Write `final_predictions.parquet`, the tables of clients below each other; no file
+        without any."""
+        if tables:
+            from pandas import DataFrame, concat
+
+            with atomic_write(self.path / PREDICTIONS) as aside:
+                concat(map(DataFrame, tables), ignore_index=True).to_parquet(aside, index=False)
 
     def write_newcomers(self, rows: Sequence[Mapping[str, float | str]]) -> None:
         """Write `newcomers.csv`: how clients that were held out fare, by labelled samples; no file

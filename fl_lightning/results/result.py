@@ -17,17 +17,20 @@ import yaml
 from fl_lightning.configuration.config import check
 from fl_lightning.foundation.csvtable import Row
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.extras import missing, require
 from fl_lightning.foundation.metric import (
     ACCURACY,
     BY_TASK,
     MODELS,
     ONE_CLASS,
     Metric,
+    Task,
+    of_rows,
     one_class_words,
 )
 from fl_lightning.results.columns import COLUMNS, Column
 from fl_lightning.results.folder import (
+    PREDICTIONS,
     UNREADABLE,
     RunFolder,
     best,
@@ -137,7 +140,7 @@ class RunResult:
         are absent."""
         if table not in self._kept:
             section, needed = TABLES[table]
-            needed += (self.metric.name,) if table in _OF_THE_END else ()
+            needed += (BY_TASK[self.task].name,) if table in _OF_THE_END else ()
             readable = table not in _OF_THE_END or self.finished
             rows = (
                 self._read(section, f"{table}.csv", lambda: self.files.read(table))
@@ -162,6 +165,22 @@ class RunResult:
         "run has ended.",
     )
     split = _table("split", "`split.csv`: samples of each client, and of each class.")
+
+    @cached_property
+    def predictions(self) -> DataFrame:
+        """`final_predictions.parquet`: a row for each test sample, by the clients' final models;
+        empty unless `evaluation.predictions` has asked for it."""
+        from pandas import DataFrame, read_parquet
+
+        file = self.folder / PREDICTIONS
+        if not file.is_file():
+            return DataFrame()
+        check("run", str(file), not missing("pyarrow"), missing("pyarrow"))
+        try:
+            return read_parquet(file)
+        except UNREADABLE:
+            self.notes["probabilities"].append(f"its {PREDICTIONS} is damaged")
+            return DataFrame()
 
     @cached_property
     def client_names(self) -> dict[int, str]:
@@ -211,9 +230,15 @@ class RunResult:
         return rounds if isinstance(rounds, int) else None
 
     @property
+    def task(self) -> Task:
+        """`data.task`."""
+        return "regression" if self.setting("data.task") == "regression" else "classification"
+
+    @property
     def metric(self) -> Metric:
-        """What it is judged by."""
-        return BY_TASK.get(self.setting("data.task"), ACCURACY)
+        """What it is judged by (`evaluation.metric`)."""
+        judged = of_rows(self.rows("metrics"))
+        return BY_TASK[self.task] if judged is ACCURACY else judged
 
     @cached_property
     def judge(self) -> str | None:
@@ -290,9 +315,11 @@ class RunResult:
 
     @property
     def final_accuracies(self) -> np.ndarray:
-        """Accuracy of each client's final model, (N,), or its mean absolute error (regression); NaN
-        of one that could not be scored; none before the end."""
-        scores = {int(row["client"]): row[self.metric.name] for row in self.rows("final")}
+        """Score of each client's final model by the run's metric, (N,): accuracy, mean absolute
+        error (regression), or what `evaluation.metric` chooses; NaN of one that could not be
+        scored; none before the end."""
+        name = self.metric.name
+        scores = {int(row["client"]): row.get(name, math.nan) for row in self.rows("final")}
         count = max(self._count(), 1 + max(scores)) if scores else 0
         return np.array([scores.get(client, math.nan) for client in range(count)])
 

@@ -233,7 +233,7 @@ def load(paths: list[Path], regression: bool = True) -> list[RunResult]:
 
     Raises:
         BadInput: a folder does not exist or holds no run, or is given twice; it is a regression
-            beside a classification, or (unless `regression`) at all.
+            beside a classification (or judged by another metric), or (unless `regression`) at all.
     """
     resolved = [path.resolve() for path in paths]
     for at, path in enumerate(paths):
@@ -245,14 +245,14 @@ def load(paths: list[Path], regression: bool = True) -> list[RunResult]:
         )
     runs = [RunResult(path, name) for path, name in zip(paths, _names(paths), strict=True)]
     for path, run in zip(paths, runs, strict=True):
-        fine = regression or run.metric is ACCURACY
+        fine = regression or run.task == "classification"
         check(
             "run",
             str(path),
             fine,
             "it is a regression, and a comparison speaks of accuracies; see fl-train report",
         )
-        same = run.metric is runs[0].metric
+        same = run.metric is runs[0].metric or not regression  # a comparison names its metric
         check(
             "run",
             str(path),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fl_lightning.configuration.config import Component, Config, check
 from fl_lightning.configuration.resolve import to_yaml
-from fl_lightning.data import prepare
+from fl_lightning.data import imbalance, prepare
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.files import whole_folder
 from fl_lightning.results import owncode
@@ -71,6 +71,8 @@ def deploy(
     components = config.callbacks.items()
     check_deployable(config, [instantiate(f"callbacks.{name}", c) for name, c in components])
     config = with_loop(config)
+    data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
+    config = imbalance.judged(config, data)  # its server will not know the classes' shares
     notes = []
     if rehearse:
         notes.append(_compared(short(config)))
@@ -79,7 +81,6 @@ def deploy(
         notes.append(
             "noise: every site draws it from its operating system, since all sites know the seed"
         )
-    data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
     source = owncode.read(owncode.paths(config))
     site_files: list[Path] = []
     with whole_folder(folder):

@@ -24,7 +24,7 @@ from fl_lightning.sites.app import fingerprint
 from fl_lightning.sites.center import federation_of
 from fl_lightning.sites.data import Facts, Unfit, at_site
 from fl_lightning.sites.exchange import Exchange, Limits, Transport
-from fl_lightning.sites.site import Site, answered, unable
+from fl_lightning.sites.site import FAILED, Site, keep_traceback, unable
 
 _ABOUT = {"client": int, "fingerprint": str, "data": str}
 """Keys of `site.json` and their types."""
@@ -106,15 +106,16 @@ def answer(app: Path, run: str, node: Mapping[str, Any], message: bytes) -> byte
     data = str(Path(str(node["data"])).resolve())
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder / "lock"):
-        return answered(
-            message, client, name, folder, partial(_with_site, app, folder, client, data, name)
-        )
+        try:
+            return _answer(app, folder, client, data, name, message)
+        except Exception as error:
+            keep_traceback(folder)
+            why = error.allowed if isinstance(error, Unfit) else FAILED
+            return unable(message, client, name, why)
 
 
-def _with_site(
-    app: Path, folder: Path, client: int, data: str, name: str, use: Callable[[Site], Any]
-) -> Any:
-    """The result of `use` for the site of `client` with its state in `folder`.
+def _answer(app: Path, folder: Path, client: int, data: str, name: str, message: bytes) -> bytes:
+    """The answer of the site of `client` with its state in `folder`.
 
     Raises:
         BadInput: the folder is another site's, or the data cannot be read.
@@ -132,7 +133,8 @@ def _with_site(
         for text in texts:
             write_whole(folder / text, (app / text).read_bytes())
         write_whole(folder / SITE, json.dumps(about))
-    return _opened(folder, config, about, name, use)
+    answer: bytes = _opened(folder, config, about, name, lambda site: site.answer(message))
+    return answer
 
 
 def _opened(

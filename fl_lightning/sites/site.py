@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from fl_lightning.foundation.errors import BadClient, redact
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.run import assemble, instantiate, written
 from fl_lightning.sites import wire
-from fl_lightning.sites.data import NotHere, OwnData, Unfit, Withheld, of_sites, with_loop
+from fl_lightning.sites.data import NotHere, OwnData, Withheld, of_sites, with_loop
 from fl_lightning.storage import manifest as disk
 from fl_lightning.storage.state import MODEL, spent_by
 
@@ -336,25 +335,6 @@ class Site:
         for old in file.parent.glob("round-*"):
             if old.stem < file.stem:
                 old.unlink()
-
-
-def answered(
-    content: bytes,
-    client: int,
-    name: str,
-    folder: Path,
-    with_site: Callable[[Callable[[Site], bytes]], bytes],
-) -> bytes:
-    """The answer of a site that `with_site` makes of its folder and data, or why it cannot be
-    made."""
-    try:
-        return with_site(lambda site: site.answer(content))
-    except Unfit as error:
-        why = error.allowed
-    except Exception:
-        why = FAILED
-    keep_traceback(folder)
-    return unable(content, client, name, why)
 
 
 def unable(content: bytes, client: Any, name: str, why: str) -> bytes:

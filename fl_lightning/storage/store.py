@@ -74,7 +74,7 @@ class VectorStore:
         self, place: Place, folder: Path, device: torch.device, lane: Lane | None = None
     ) -> None:
         self.place, self.folder, self.device = place, folder, device
-        self.apart = is_apart(place, device.type)
+        self.apart = place == "host" or (place == "disk" and device.type != "cpu")
         """Whether a visit works on copies of vectors."""
         self._lane = lane or (StreamLane(device) if self.apart and has_streams(device) else Lane())
         self._free: list[Tensor] = []  # vectors on the device, used again and again
@@ -196,8 +196,3 @@ def _replace(state: ClientState, by: dict[int, Tensor]) -> None:
     """Put other tensors into a state, by the ids of those that it has."""
     state.vectors = {slot: by[id(v)] for slot, v in state.vectors.items()}
     state.received = {slot: by[id(v)] for slot, v in state.received.items()}
-
-
-def is_apart(place: Place, device: str) -> bool:
-    """Whether clients that train on a `device` of this type cannot do so in vectors at `place`."""
-    return place == "host" or (place == "disk" and device != "cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -24,8 +25,8 @@ OTHER_DRAWS = 0x5DEECE66D
 """Sets the seed of a step's dropout and the like apart from that of its epoch's order. Any number
 does; a second key would take as long as a small model's forward pass."""
 
-Step = Callable[[Batch, int], Tensor]
-"""The loss (shape ()) of a batch and its number in the epoch."""
+Step = Callable[[Batch], Tensor]
+"""The loss (shape ()) of a batch."""
 
 
 def train(
@@ -42,7 +43,7 @@ def train(
     An own step writes to what it trains by itself, and returns the loss that is recorded.
     """
     module.model.train()
-    step = own or module.training_step
+    draws = module.draws or own is not None or module.objective.loss is not None
     device = fabric.device
     cast = autocast(fabric)
     last = module.last
@@ -53,14 +54,15 @@ def train(
     for epoch, first, count in schedule.pieces(len(part)):
         last.at(epoch, per_epoch, schedule.length.steps_of(per_epoch))
         drawn = order_key(schedule, epoch)
-        # Python's generator, which goes on from step to step
-        seed_all(drawn ^ OTHER_DRAWS ^ first, device)
+        if draws:  # Python's generator, which goes on from step to step
+            random.seed(drawn ^ OTHER_DRAWS ^ first)
         for k, batch in enumerate(batches(part, schedule, epoch, first, count, drawn), first):
-            seed(drawn ^ OTHER_DRAWS ^ k, device)  # every step: it may be the first of its stretch
+            if draws:  # every step: it may be the first of its stretch
+                seed(drawn ^ OTHER_DRAWS ^ k, device)
             last.coaching, last.batch_idx = None, k
             try:
                 with cast():
-                    loss = step(batch, k)
+                    loss = module.training_step(batch, k) if own is None else own(batch)
             except Skipped:
                 if own is not None:
                     raise

@@ -13,6 +13,7 @@ import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from fl_lightning.core import PLAIN, Batch, Layout, Objective
 from fl_lightning.core.layout import Binding
@@ -25,33 +26,51 @@ from fl_lightning.training.schedule import Last
 from fl_lightning.training.standin import stand_in
 
 UNHEEDED = (
-    *(
-        "configure_callbacks",
-        "configure_model",
-        "setup",
-        "on_fit_start",
-        "on_train_start",
-        "on_train_epoch_start",
-        "on_train_batch_start",
-    ),
-    *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
-    *(
-        "on_before_zero_grad",
-        "optimizer_zero_grad",
-        "on_before_backward",
-        "backward",
-        "on_after_backward",
-    ),
-    *(
-        "on_before_optimizer_step",
-        "configure_gradient_clipping",
-        "optimizer_step",
-        "lr_scheduler_step",
-    ),
-    *("on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_fit_end"),
+    "configure_callbacks",
+    "configure_model",
+    "setup",
+    "on_fit_start",
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "on_before_backward",
+    "backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "lr_scheduler_step",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_fit_end",
 )
 """Hooks that a Lightning Trainer calls in training. There is none here: a model that relies on one
 is refused."""
+
+
+QUIET = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.Embedding,
+    nn.ReLU,
+    nn.Flatten,
+    nn.Sequential,
+    nn.ModuleList,
+)
+"""Modules of torch that draw nothing. Ours draw only by those of torch in them."""
 
 
 class Skipped(BadInput):
@@ -85,6 +104,8 @@ class ClientModule(LightningModule):
         self.model, self.layout, self.num_classes, self.metric = model, layout, num_classes, metric
         self.cast: Callable[[], AbstractContextManager[Any]] = nullcontext
         """Fabric's autocast."""
+        self.draws = not all(map(_draws_nothing, model.modules()))
+        """Whether training steps may draw random numbers."""
         self._seen: Tensor
         self.looks, self.method = features, method
         if features:
@@ -99,6 +120,10 @@ class ClientModule(LightningModule):
         self.binding = Binding(model, layout)
         self.draws_in_evaluation = False
         """Whether the model draws random numbers in evaluation, too, once that has been tried."""
+        self.weights: Tensor | None = None
+        """Of the classes in the task loss, while a client trains; None: all alike."""
+        self.weighed = False
+        """Whether they have been used in its training."""
         self.own_step = False
         """Whether the user's model has a `training_step`."""
         if isinstance(model, LightningModule):
@@ -217,7 +242,11 @@ class ClientModule(LightningModule):
             out = self.model.training_step(*((batch, index) if self._numbered else (batch,)))  # type: ignore[operator]
             return _loss_in(out, type(self.model).__name__, self.method)
         x, y = batch
-        return self.metric.loss(self.model(x), y)
+        scores = self.model(x)
+        if self.weights is None:
+            return self.metric.loss(scores, y)
+        self.weighed = True
+        return cross_entropy(scores, y, self.weights.to(scores.dtype))
 
     def coaching(self) -> tuple[Tensor, list[Tensor | None]] | None:
         """The objective's terms at the bound vector, sum_b c_b ||w_b - a_b||^2 (KAPC's journal
@@ -365,6 +394,13 @@ class Passes:
 
     def _returned(self, samples: int) -> None:
         self.backward += samples
+
+
+def _draws_nothing(module: nn.Module) -> bool:
+    """Whether a pass of this module itself is known to draw no random number."""
+    kind = type(module)
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return not hooked and (kind in QUIET or kind.__module__.startswith("fl_lightning.models."))
 
 
 def _check_steps(model: LightningModule) -> None:

@@ -32,7 +32,7 @@ class FastSGD:
         config = self.config
         self.lr = config.lr if lr is None else lr
         self._plain = not (config.momentum or config.weight_decay or config.clip_norm)
-        self._momenta: list[Tensor | None] = [None] * len(self.parameters)
+        self._momenta: dict[int, Tensor] = {}
         self._trained = [k for k, p in enumerate(self.parameters) if p.requires_grad]
         self._targets: list[Tensor] = [self.parameters[k] for k in self._trained]
 
@@ -70,14 +70,13 @@ class FastSGD:
             torch._foreach_add_(parameters, step, alpha=-self.lr)
 
     def _momentum(self, k: int) -> Tensor:
-        known = self._momenta[k]
-        if known is None:
-            known = self._momenta[k] = torch.zeros_like(self.parameters[k])
-        return known
+        if k not in self._momenta:
+            self._momenta[k] = torch.zeros_like(self.parameters[k])
+        return self._momenta[k]
 
     def state(self) -> dict[str, Tensor]:
         """`momentum.K` by parameter."""
-        return {f"momentum.{k}": b for k, b in enumerate(self._momenta) if b is not None}
+        return {f"momentum.{k}": momentum for k, momentum in sorted(self._momenta.items())}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Copies, since the steps write in place."""

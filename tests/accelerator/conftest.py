@@ -1,11 +1,6 @@
 """The accelerator's suite, by device: FL_TEST_DEVICE names it, or it is whichever this machine has.
 
-`pretended` is one that is written in Python (pretended.py) and runs anywhere. It wants a process of
-its own, since torch cannot fork any more once it knows of a device:
-
-    FL_TEST_DEVICE=pretended pytest tests/accelerator -m ""
-
-Where there is no device, nothing here is collected; tests/test_accelerator.py starts that command.
+Where there is no device, nothing here is collected.
 """
 
 import os
@@ -18,7 +13,7 @@ import torch
 from fl_lightning.foundation.device import here, lost
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE), str(HERE.with_name("golden")), str(HERE.with_name("faults"))]
+sys.path += [str(HERE.with_name("golden"))]
 
 
 def asked():
@@ -27,11 +22,7 @@ def asked():
     return os.environ.get("FL_TEST_DEVICE") or here()
 
 
-if asked() == "pretended":
-    import pretended
-
-    pretended.install()
-elif asked() is None:
+if asked() is None:
     collect_ignore_glob = ["test_*.py"]
 
 
@@ -39,8 +30,7 @@ def pytest_runtest_logfinish():
     """A lost device stays lost in its process: a worker of pytest-xdist ends, and another one goes
     on in its place."""
     device = asked()
-    worker = "PYTEST_XDIST_WORKER" in os.environ and device not in (None, "pretended")
-    if worker and (reason := lost(torch.device(device or ""))):
+    if "PYTEST_XDIST_WORKER" in os.environ and (reason := lost(torch.device(device))):
         print(f"{device} is lost: {reason}", file=sys.stderr)
         os._exit(1)
 
@@ -48,17 +38,4 @@ def pytest_runtest_logfinish():
 @pytest.fixture
 def device():
     """What `fabric.accelerator` is to be."""
-    name = asked()
-    assert name is not None
-    if name != "pretended":
-        yield name
-        return
-    with pretended.present():
-        yield name
-
-
-@pytest.fixture
-def only_pretended():
-    """For tests that look into the device."""
-    if asked() != "pretended":
-        pytest.skip("it looks into the pretended device")
+    return asked()

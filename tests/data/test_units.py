@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import arrays, given, prepare, table, units
+from fl_lightning.data import arrays, given, prepare, units
 from fl_lightning.foundation.errors import BadInput
 
 
@@ -107,11 +107,3 @@ def test_copies_lie_in_one_fold(tmp_path):
         data = prepare(DataConfig(**settings["data"], folds=3), 1, seed)
         both = [set(map(bytes, part.numpy())) for part in data.raw(0)]
         assert not both[0] & both[1]
-
-
-def test_a_column_of_identifiers_is_named(tmp_path):
-    chosen = config(written(tmp_path))
-    chosen.unit_column = None
-    assert "column 'patient' looks like an identifier" in table.looks_repeated(chosen)[0]
-    assert table.looks_repeated(config(written(tmp_path))) == []
-    assert table.looks_repeated(config(written(tmp_path, visits=1))) == []

@@ -111,19 +111,6 @@ def test_channels_first_and_last_become_first(monkeypatch):
     assert np.array_equal(svhn.test.labels, labels)
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [{"_samples": [("a", 0), ("b", 1)]}, {"_labels": [0, 1]}, {"index": [(0, "a"), (1, "b")]}],
-)
-def test_files_are_decoded_and_resized(monkeypatch, labels):
-    fake(monkeypatch, "GTSRB", **labels)
-    source = vision.load(DataConfig(source="gtsrb", root="r"))
-    assert source.train.labels.tolist() == [0, 1]
-    images = source.train.read(np.array([1, 0, 1]))
-    assert images.shape == (3, 3, 32, 32)
-    assert images[:, 0].max(axis=(1, 2)).tolist() == [1, 0, 1]
-
-
 # ---------------------------------------------------------------- idx files in the root itself
 
 

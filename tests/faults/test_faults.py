@@ -389,40 +389,6 @@ def test_data_that_cannot_be_read_in_the_middle(whole):
     assert resumed("a") == whole
 
 
-@pytest.mark.slow
-def test_wandb_that_is_lost_midway():
-    flags = f"{SLOW} --federation.rounds 12 --loggers.wandb.mode offline"
-    # A command of its own, told nothing of the helper of an earlier test: W&B leaves word in the
-    # environment.
-    alone = {k: v for k, v in os.environ.items() if "WANDB" not in k or k == "WANDB_MODE"}
-    words = [str(Path(sys.executable).with_name("fl-train")), *line("a", flags)]
-    with subprocess.Popen(
-        words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=alone
-    ) as process:
-        until(has_rounds("a", 2))
-        helpers = [
-            p
-            for p in _descendants(process.pid)
-            if b"wandb" in Path(f"/proc/{p}/cmdline").read_bytes()
-        ]
-        assert helpers
-        for pid in helpers:
-            os.kill(pid, signal.SIGKILL)
-        _, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err
-    assert len(record(Path("runs/a")).metrics) == 12
-    assert "Traceback" not in err
-
-
-def _descendants(pid):
-    """All processes that `pid` has started, and theirs (its threads may have started some)."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *_descendants(child)]
-    return found
-
-
 # ---------------------------------------------------------------- secrets
 
 KEY = "0123456789abcdef0123456789abcdef01234567"

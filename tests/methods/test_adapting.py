@@ -18,7 +18,7 @@ from watching import client_of, global_model, payload_of, run_all, train
 from fl_lightning.core import Client, Phase
 from fl_lightning.engine.joining import join
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods import fedem, pfedfda
+from fl_lightning.methods import pfedfda
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedem import FedEM
 from fl_lightning.methods.knnper import KNNPer, vote
@@ -214,18 +214,6 @@ def test_fedems_steps_by_hand(federation):
     assert_close(client["model"], expected, **EXACT)
 
 
-def test_fedem_mixes_probabilities_by_the_clients_weights(federation):
-    """Not scores; as `global` by plain weights."""
-    client = client_of(federation(FedEM(components=2)), 0)
-    client.memory["pi"] = torch.tensor([0.9, 0.1], dtype=torch.float64)
-    x, _ = batch_of(client, 9)
-    net = client.bind().model
-    one, two = (component(x).softmax(1) for component in net.components)
-    assert_close(FedEM().outputs(client, x, "before").exp(), 0.9 * one + 0.1 * two)
-    assert_close(FedEM().outputs(client, x, "global").exp(), (one + two) / 2)
-    assert_close(net(x).exp(), (one + two) / 2)
-
-
 # ---------------------------------------------------------------- pFedFDA
 
 
@@ -332,18 +320,3 @@ def test_who_joins_without_labels_is_not_adapted_to_made_up_ones(federation, met
 def test_targets_are_those_of_the_clients_own_data():
     with pytest.raises(BadInput, match=r"^Phase\.targets: "):
         Phase(targets=torch.zeros(1), part=object())
-
-
-def test_responsibilities_are_found_in_evaluation_mode(federation):
-    """Nothing is written to running statistics, and parts make no difference."""
-    found = []
-    for size in (500, 7):
-        fed = federation(
-            FedEM(components=2), net="norm", precision="64-true", evaluation={"batch_size": size}
-        )
-        client = client_of(fed, 0)
-        before = client["model"].clone()
-        found.append(fedem.responsibilities(client, torch.tensor([0.5, 0.5])))
-        assert torch.equal(client["model"], before)
-    for one, other in zip(*found, strict=True):
-        assert_close(one, other, **EXACT)

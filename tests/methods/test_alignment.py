@@ -1,7 +1,5 @@
 """FedAS (card 6.12) and FedCAC (6.13)."""
 
-import itertools
-
 import pytest
 import torch
 from numpy.testing import assert_allclose
@@ -136,36 +134,28 @@ def test_masks_travel_eight_to_a_byte():
     assert torch.equal(basics.unpacked(bits, 1003), mask)
 
 
-def test_who_is_alike_by_the_threshold():
-    """Mean and greatest overlap over pairs; the threshold rises from one to the other, and
-    beyond."""
-    overlap = torch.tensor(
-        [[1.0, 0.9, 0.2], [0.8, 1.0, 0.3], [0.2, 0.6, 1.0]], dtype=torch.float64
-    )  # mean 0.5, greatest 0.9
-    half = 0.5
-    assert same(
-        list(masks.alike(overlap, 0.0)),
-        list(torch.tensor([[half, half, 0], [half, half, 0], [0, half, half]]).double()),
-    )
-    assert same(
-        list(masks.alike(overlap, 0.7)),
-        list(torch.tensor([[half, half, 0], [half, half, 0], [0, 0, 1]]).double()),
-    )
-    assert same(
-        list(masks.alike(overlap, 1.0)),
-        list(torch.tensor([[half, half, 0], [0, 1, 0], [0, 0, 1]]).double()),
-    )
-    assert torch.equal(masks.alike(overlap, 1.1), torch.eye(3, dtype=torch.float64))
-    lifted = 0
-    for n, value in itertools.product((3, 4, 5, 7), (0.1, 0.3, 0.7, 0.9)):
-        equal = torch.full((n, n), value, dtype=torch.float64)
-        assert_close(masks.alike(equal, 0.0), torch.full((n, n), 1 / n, dtype=torch.float64))
-        lifted += int(equal[~torch.eye(n, dtype=torch.bool)].mean() > value)
-    assert lifted  # by rounding
-    assert torch.equal(
-        masks.alike(torch.ones(1, 1, dtype=torch.float64), 0.5),
-        torch.ones(1, 1, dtype=torch.float64),
-    )
+@pytest.mark.parametrize(
+    ("threshold", "rows"),
+    [
+        (0.0, [[1, 1, 0], [1, 1, 0], [0, 1, 1]]),
+        (0.7, [[1, 1, 0], [1, 1, 0], [0, 0, 1]]),
+        (1.0, [[1, 1, 0], [0, 1, 0], [0, 0, 1]]),
+        (1.1, [[1, 0, 0], [0, 1, 0], [0, 0, 1]]),
+    ],
+)
+def test_who_is_alike_by_the_threshold(threshold, rows):
+    """It rises from the mean overlap over pairs, 0.5, to the greatest, 0.9, and beyond."""
+    overlap = torch.tensor([[1.0, 0.9, 0.2], [0.8, 1.0, 0.3], [0.2, 0.6, 1.0]]).double()
+    wanted = torch.tensor(rows).double()
+    assert torch.equal(masks.alike(overlap, threshold), wanted / wanted.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("n", [1, 3, 7])
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.7])
+def test_equal_overlaps_make_all_alike(n, value):
+    """Their mean may be above each of them by rounding."""
+    rows = masks.alike(torch.full((n, n), value, dtype=torch.float64), 0.0)
+    assert_close(rows, torch.full((n, n), 1 / n, dtype=torch.float64))
 
 
 # ---------------------------------------------------------------- FedCAC: rounds

@@ -15,7 +15,6 @@ from fl_lightning.methods.fedfomo import (
     epsilon_greedy,
     first_order_gains,
     positive_shares,
-    towards,
 )
 
 VALIDATION = {"data": {"validation": 0.2}}
@@ -55,9 +54,6 @@ def test_gains_are_first_order_and_shares_positive(federation):
         torch.tensor([[1.0, -5.0, 3.0], [-1.0, 0.0, -2.0]], dtype=torch.float64)
     )
     assert shares.tolist() == [[0.25, 0.0, 0.75], [0.0, 0.0, 0.0]]
-    assert torch.equal(towards(start, others, torch.zeros(4)), start)
-    mixed = towards(start, others[:2], torch.tensor([0.25, 0.75]))
-    assert_close(mixed, 0.25 * others[0] + 0.75 * others[1])
 
 
 def test_the_best_are_fetched_first():

@@ -34,7 +34,7 @@ def test_the_step_is_the_best_for_the_worst_off(seed):
     assert_close(conflict_free(G, c, rescaled=True) @ D, step / 1.25)
 
 
-@pytest.mark.parametrize(("n", "d"), [(10, 1), (10, 2), (20, 3), (20, 8), (60, 8)])
+@pytest.mark.parametrize(("n", "d"), [(10, 1), (10, 2), (20, 8)])
 def test_more_updates_than_numbers(n, d):
     """As in a small layer: the step lies c ||d|| from d, and its least <step, D_j> is the dual's
     value."""

@@ -263,25 +263,6 @@ def test_the_loss_is_kl_of_teacher_and_student_at_the_temperature(federation):
     assert float(gap(fed, teacher)) == pytest.approx(wanted)
 
 
-def test_the_distil_phase_is_what_the_method_says(federation):
-    """So many epochs in batches of that size, on the inputs that the teacher's predictions are
-    of."""
-    fed = federation(FedMD(samples=40, epochs=2, batch_size=7), **PUBLIC)
-    client, teacher = client_of(fed, 0, 3), predictions(1, 40, 10)[0]
-    payload = payload_of(client)
-    payload.extra["teacher"] = teacher
-    first, second = fed.run.method.phases(client, payload)
-    assert (first.epochs, first.batch_size, first.scores, first.purpose) == (
-        2,
-        7,
-        "distilled",
-        "distil",
-    )
-    ((x, y),) = first.part.batches(40)
-    assert torch.equal(x, d.public_subset(fed.run, 2, 40)) and torch.equal(y, teacher)
-    assert (second.part, second.purpose) == (None, "train")
-
-
 def test_the_optimiser_keeps_nothing_of_the_distil_phase(federation):
     """With `keep_state` momentum goes from local training to local training."""
     optimizer = {"keep_state": True, "momentum": 0.9}

@@ -2,19 +2,15 @@
 pFedLA (1.11)."""
 
 import numpy as np
-import pytest
 import torch
 from reckoning import batch_of, uploads
 from torch.testing import assert_close
-from watching import Watch, client_of, models, module_of, run_all, same, server_of
+from watching import Watch, client_of, module_of, server_of
 
 from fl_lightning.callbacks.graphs import CollaborationGraph, CosineAttention
 from fl_lightning.callbacks.simplex import to_simplex
 from fl_lightning.core import Gram, RelationInputs
-from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedu import FedU
-from fl_lightning.methods.heurfedamp import HeurFedAMP
-from fl_lightning.methods.local import Local
 from fl_lightning.methods.pfedgraph import PFedGraph, alignment
 from fl_lightning.methods.pfedla import PFedLA
 
@@ -44,19 +40,6 @@ def test_heurfedamps_rows(federation):
     expected = 0.7 * others / others.sum(1, keepdim=True) + 0.3 * torch.eye(5, dtype=torch.float64)
     assert_close(rows, expected)
     assert CosineAttention(0.3, 2.0).weights(inputs_of(W[:1])).tolist() == [[[1.0]]]
-
-
-def test_heurfedamp_alone_is_local(federation):
-    """INV3, and with all weight on oneself: bit for bit."""
-    local = models(run_all(federation(Local())))
-    assert same(models(run_all(federation(HeurFedAMP(lam=0.0)))), local)
-    watch = Watch()
-    run_all(federation(HeurFedAMP(self_weight=1.0), callbacks=[watch]))
-    assert all(
-        torch.equal(u, w)
-        for (_, u, _), (_, w) in zip(watch.downloads[4:], watch.models[:4], strict=True)
-    )
-    assert not same(models(run_all(federation(HeurFedAMP()))), local)
 
 
 # ---------------------------------------------------------------- FedU
@@ -100,19 +83,6 @@ def test_pfedgraphs_rows_solve_their_problem():
     order = torch.tensor([3, 1, 4, 0, 2])
     again = relation.weights(inputs_of(W[order], [n[k] for k in order]))[0]
     assert_close(again, rows[order][:, order])
-
-
-@pytest.mark.parametrize("net", ["plain", "norm"])
-def test_pfedgraph_between_fedavg_and_local(federation, net):
-    """INV1: without the cosine and with a strong pull FedAvg's models; with none at all local's,
-    bit for bit."""
-    graph, fedavg, alone, local = (
-        run_all(federation(m, net=net, rounds=3, evaluation={"judge": "after"}))
-        for m in (PFedGraph(1e9, 0.0), FedAvg(), PFedGraph(0.0, 0.0), Local())
-    )
-    for a, b in zip(models(graph), models(fedavg), strict=True):
-        assert_close(a, b, rtol=1e-4, atol=1e-5)
-    assert same(models(alone), models(local))
 
 
 def test_who_has_not_uploaded_is_like_nobody(federation):

@@ -1,12 +1,11 @@
 """FedTGP: prototypes that the server learns."""
 
-import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from fl_lightning.methods.fedtgp import LEARNED, FedTGP, adaptive_margin, margin_loss
+from fl_lightning.methods.fedtgp import LEARNED, FedTGP, adaptive_margin
 
 EXACT = {"precision": "64-true"}
 
@@ -18,25 +17,6 @@ def test_the_margin_is_that_of_the_most_isolated_class():
     assert adaptive_margin(uploaded, classes, 5.0) == 5.0
     # of one class there is no distance
     assert adaptive_margin(uploaded[:2], classes[:2], 5.0) == 5.0
-
-
-def test_the_losss_slope_by_hand():
-    """(1[c = y] - softmax_c) times the unit vector from the upload to prototype c, and the mean
-    over uploads."""
-    torch.manual_seed(0)
-    uploaded, y, margin = torch.randn(5, 3).double(), torch.tensor([0, 1, 1, 3, 0]), 0.7
-    known = torch.randn(4, 3).double().requires_grad_()
-    loss = margin_loss(known, uploaded, y, margin)
-    want, value = torch.zeros(4, 3).double(), 0.0
-    for p, own in zip(uploaded, y, strict=True):
-        gap = known.detach() - p
-        distance = gap.norm(dim=1)
-        scores = -(distance + margin * torch.eye(4)[own])
-        value -= float(scores.log_softmax(0)[own]) / 5
-        want += (torch.eye(4)[own] - scores.softmax(0))[:, None] * gap / distance[:, None] / 5
-    assert float(loss.detach()) == pytest.approx(value, rel=1e-12)
-    [found] = torch.autograd.grad(loss, known)
-    assert_close(found, want, rtol=0, atol=1e-12)
 
 
 def modules(memory):

@@ -91,18 +91,6 @@ def test_measured_rows_minimise_the_criterion(noise):
         assert_allclose(rows, np.eye(5), atol=1e-6)
 
 
-def test_the_criterion_is_unbiased_for_a_fixed_row():
-    """E||r W - theta_i||^2 = E||r W - w_i||^2 + 2 (r Sigma)_i - Sigma_ii, with correlated noises,
-    within 1 %."""
-    theta, root, D = 0.3 * draw(4, 6), draw(4, 4, seed=2), 6
-    Sigma = D * root @ root.T  # traces: each of the D numbers has the covariance root root'
-    r, i = torch.tensor([0.5, 0.2, 0.3, 0.0], dtype=torch.float64), 1
-    W = theta + root @ draw(40_000, 4, D, seed=3)
-    true = (r @ W - theta[i]).square().sum(-1).mean()
-    criterion = (r @ W - W[:, i]).square().sum(-1).mean() + 2 * (r @ Sigma)[i] - Sigma[i, i]
-    assert float(criterion) == pytest.approx(float(true), rel=0.01)
-
-
 def test_a_client_does_not_take_its_own_noise_back_through_others():
     """Targets are equal. Upload 1 was mixed of upload 0's: it is the nearest to it, and has the
     least to give."""

@@ -73,20 +73,6 @@ def test_pfedmes_step_by_hand(federation):
     assert_close(loss, cross_entropy(client.module.model(x), y).detach())
 
 
-def test_pfedmes_server_step(federation):
-    """INV2: w <- (1 - beta) w + beta mean: nothing moves at 0, and at 2 it goes as far beyond the
-    mean."""
-    still = run_all(federation(PFedMe(beta=0.0), rounds=1))
-    assert torch.equal(global_model(still), still.run.groups[0].initial)
-    mean, far = (
-        run_all(federation(PFedMe(beta=beta), rounds=1, precision="64-true")) for beta in (1.0, 2.0)
-    )
-    first = mean.run.groups[0].initial
-    plain = torch.stack(uploads(mean)).mean(0)
-    assert_close(global_model(mean), plain, rtol=0, atol=1e-12)
-    assert_close(global_model(far), 2 * plain - first, rtol=0, atol=1e-12)
-
-
 def test_pfedme_beyond_the_mean_keeps_running_statistics(federation):
     """A server step of 2 is not taken on them: a variance might turn negative. They do follow the
     data."""

@@ -259,31 +259,6 @@ def test_confidence_is_the_log_of_the_odds_and_of_a_text_the_mean_over_places():
     assert_close(log_odds(scores, y), torch.cat([odds[0, :1], odds[1:].mean(1)]))
 
 
-def test_a_run_on_next_characters_is_audited(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plays").mkdir()
-    for name in ("a", "b"):
-        (tmp_path / "plays" / f"{name}.txt").write_text(f"the {name} of all that is {name} " * 12)
-    words = (
-        "--loggers null --callbacks checkpoint --callbacks.checkpoint.seconds 0 --method local "
-        "--name x"
-    )
-    model = (
-        "--model lstm --model.width 8 --model.layers 1 --data.partition natural --data.min_samples "
-        "5"
-    )
-    data = (
-        "--data.source text --data.root plays --data.length 8 --federation.clients 2 "
-        "--federation.rounds 1"
-    )
-    assert main(["fit", *f"{words} {data} {model}".split()]) == 0
-    assert main(["audit", "runs/x", "--out", "a"]) == 0, capsys.readouterr().err
-    rows = json.loads((tmp_path / "a" / "audit.json").read_text())["rows"]
-    assert {(r["viewer"], r["attack"]) for r in rows} == {
-        ("public: personal model", "loss threshold")
-    }
-
-
 @pytest.mark.parametrize("callback", ["keepuploads {}", "quantize.bits 8"])
 def test_uploads_are_looked_at_where_the_judge_keeps_clients_too(callback, fit):
     """A callback that keeps uploads makes the server's copy an upload, whichever model the judge
@@ -329,27 +304,6 @@ def test_samples_with_flipped_labels_are_left_out(tmp_path, fit, capsys):
     assert main(["audit", str(all_), "--out", "b"]) == 0  # there is nothing left to attack
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("privacy", ["optimizer.privacy", "callbacks.localprivacy"])
-def test_uploads_are_kept_beside_noise(privacy, fit):
-    """It looks at no sample."""
-    noise = f"--{privacy}.clip 1 --{privacy}.noise 1 --callbacks.keepuploads {{}}"
-    folder = fit(
-        "x", "--method fedavg --federation.rounds 1 --callbacks.checkpoint.seconds 0", noise
-    )
-    assert np.isfinite(
-        observed(config_of(folder), folder).samples.confidence["server: upload"]
-    ).all()
-
-
-@pytest.mark.slow
-def test_a_method_that_is_judged_fine_tuned_is_audited(tmp_path, fit):
-    folder = fit("x", "--method fedbabu --federation.rounds 1 --callbacks.checkpoint.seconds 0")
-    assert main(["audit", str(folder), "--out", "a"]) == 0
-    rows = json.loads((tmp_path / "a" / "audit.json").read_text())["rows"]
-    assert "public: personal model" in {r["viewer"] for r in rows}
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -370,18 +324,14 @@ def test_what_cannot_be_audited(tmp_path, monkeypatch, capsys, words, says):
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("name", ["audit.csv", "audit.json", "audit.html"])
-def test_files_of_ones_own_are_not_written_over(tmp_path, fit, capsys, name):
+def test_files_of_ones_own_are_not_written_over(tmp_path, fit, capsys):
     folder = fit("x", "--method local --federation.rounds 1 --callbacks.checkpoint.seconds 0")
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / name).write_text("mine")
-    capsys.readouterr()
-    assert main(["audit", str(folder), "--out", "a"]) == 2
-    err = capsys.readouterr().err
-    assert err.endswith(
-        f"out: 'a/{name}' is not allowed; it exists and is no audit, and is not written over\n"
-    )
-    assert [(p.name, p.read_text()) for p in (tmp_path / "a").iterdir()] == [(name, "mine")]
-    if name == "audit.html":
-        for _ in range(2):
-            assert main(["audit", str(folder), "--out", "b"]) == 0  # its own, and again
+    for name in ("audit.csv", "audit.json", "audit.html"):
+        file = tmp_path / name.replace(".", "-") / name
+        file.parent.mkdir()
+        file.write_text("mine")
+        assert main(["audit", str(folder), "--out", str(file.parent)]) == 2
+        assert f"/{name}' is not allowed; it exists and is no audit" in capsys.readouterr().err
+        assert [p.read_text() for p in file.parent.iterdir()] == ["mine"]
+    for _ in range(2):
+        assert main(["audit", str(folder), "--out", "b"]) == 0  # its own, and again

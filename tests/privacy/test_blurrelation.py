@@ -61,13 +61,6 @@ def test_the_greatest_by_hand():
     assert changed(top=9) == [pytest.approx(row) for row in ROWS[0].tolist()]
 
 
-def test_noise_is_added_before_the_rest_and_brought_to_the_sum():
-    noise = torch.tensor([[[9.0, -0.5, 0.1, 0.16], [0.0, 0.3, -0.3, 9.0]]], dtype=torch.float64)
-    rows = blurred(ROWS, OWN, None, noise, None)[0].tolist()  # others 0, 0.3, 0.3 and 0.3, 0.6, 0
-    assert rows == [pytest.approx([0.4, 0, 0.3, 0.3]), pytest.approx([0.3, 0.6, 0, 0.1])]
-    assert blurred(ROWS, OWN, None, noise, 1)[0, 1].tolist() == pytest.approx([0, 0.9, 0, 0.1])
-
-
 def test_noise_has_its_size_and_is_of_seed_round_receiver_and_layer():
     # so high that nothing is cut at 0
     rows, n = torch.full((2, 3, 4000), 1.0, dtype=torch.float64), 4000

@@ -206,7 +206,7 @@ def test_epsilon_is_the_smaller_of_known_and_secret_cohorts(federation):
     )
 
 
-@pytest.mark.parametrize("name", ["fedper", "ditto", "feddyn", "fedbabu", "fedprox"])
+@pytest.mark.parametrize("name", ["fedper", "ditto", "fedbabu"])
 def test_secret_cohorts_lower_no_epsilon_where_clients_keep_state(federation, name):
     """A personal part, a second model and a gradient are state; an untrained classifier is none."""
     private = CentralPrivacy(clip=1.0, noise=4.0)

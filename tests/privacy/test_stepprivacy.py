@@ -20,7 +20,7 @@ from torch.testing import assert_close
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.privacy import INPUTS
 from fl_lightning.callbacks.robust import NormBound
-from fl_lightning.callbacks.stepprivacy import STEPS, StepPrivacy, largest, refusal, steps_of
+from fl_lightning.callbacks.stepprivacy import STEPS, StepPrivacy, refusal, steps_of
 from fl_lightning.cli import main
 from fl_lightning.core import Phase
 from fl_lightning.foundation.errors import BadInput
@@ -302,11 +302,6 @@ def test_epsilon_is_dp_accountings(z, n, q, delta):
     assert epsilon([Mechanism(z, n, q)], delta) == pytest.approx(
         accountant.get_epsilon(delta), rel=1e-3, abs=1e-4
     )
-
-
-def test_the_largest_is_among_those_that_no_other_exceeds():
-    taken = [(0.1, 50), (0.2, 20), (0.1, 40), (0.05, 60), (0.05, 55), (0.3, 0)]
-    assert largest(taken) == [(0.2, 20), (0.1, 50), (0.05, 60)]
 
 
 def test_epsilon_is_of_the_steps_that_clients_have_taken(federation):

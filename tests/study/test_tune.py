@@ -166,6 +166,15 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask, tmp_path,
     assert (before, choices) == (stamps(tmp_path / "t"), tables(tmp_path / "t"))
 
 
+def test_the_metric_that_is_named_chooses(ask):
+    words = "--out t --trials 2 --workers 1 --study false --metric balanced_accuracy"
+    assert ask(words)[0] == 0
+    assert rows(Path("t/tuned.csv"))[0]["metric"] == "balanced_accuracy"
+    assert "metric: balanced_accuracy" in Path("t/tuned.yaml").read_text()
+    code, _, err = ask("--out u --metric nosuch")
+    assert code == 2 and err.count("\n") == 1 and "metric" in err
+
+
 @pytest.mark.parametrize(
     "content",
     ["method,trials\nlocal,2\n", "method,values\nlocal,{\n", "method,values\nlocal,[1]\n"],

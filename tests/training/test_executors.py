@@ -557,7 +557,7 @@ def squared(module, batch):
 def test_an_own_loss_or_step_is_refused_by_those_that_know_the_task_loss_alone(federation):
     """Else it would silently be left out."""
     fed = federation(FedAvg())
-    for own in ({"objective": Objective(loss=squared)}, {"step": lambda batch, _: torch.zeros(())}):
+    for own in ({"objective": Objective(loss=squared)}, {"step": lambda batch: torch.zeros(())}):
         kind = stacked(fed)
         jobs = [replace(job, **own) for job in jobs_of(fed)]
         before = [job.vector.clone() for job in jobs]

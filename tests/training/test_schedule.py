@@ -51,17 +51,6 @@ def test_lengths():
             Length(**wrong)
 
 
-def test_steps_go_on_where_the_stretch_before_has_ended():
-    """The same batches however they are cut: 30 steps of 5 an epoch."""
-    whole = taken(part(), schedule(0, Length(epochs=6)))
-    assert len(whole) == 30
-    assert sorted(y for batch in whole[5:10] for y in batch) == list(range(23))
-    for cut in (1, 3, 5, 10, 15):
-        found = taken(part(), *(schedule(k, Length(steps=cut)) for k in range(30 // cut)))
-        assert found == whole, cut
-    assert taken(part(), *(schedule(k, Length(epochs=0.4)) for k in range(15))) == whole
-
-
 def test_a_lone_last_sample_joins_its_batch():
     lone = replace(schedule(0, Length(steps=4)), whole_last=True)
     assert lone.steps_per_epoch(21) == 4

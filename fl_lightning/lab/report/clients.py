@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from pandas import DataFrame
 
 from fl_lightning.lab.report.words import NONE
-from fl_lightning.results.folder import UNREADABLE
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import Comparison
 
@@ -60,29 +58,15 @@ MEASURES = {
     "feature_shift": "inputs {:.2f} standard deviations",
     "feature_shift_within": "classes {:.2f}",
 }
-"""Measures of heterogeneity.npz, in words."""
+"""Measures of how unlike clients' data are, in words."""
 
 
 def unlike_words(run: RunResult) -> str:
-    """How far its clients are apart, means over pairs; empty where it is not known."""
-    means = _over_pairs(run)
-    words = [template.format(means[name]) for name, template in MEASURES.items() if name in means]
-    return "; in the mean over pairs " + ", ".join(words) if words else ""
-
-
-def _over_pairs(run: RunResult) -> dict[str, float]:
-    """The means in summary.json, or (as the run has not ended) of heterogeneity.npz; pairs that
-    have none left out."""
+    """How far its clients are apart, means over pairs; empty where summary.json does not say."""
     means = {name: run.facts.get(f"heterogeneity_{name}") for name in MEASURES}
-    if known := {name: value for name, value in means.items() if isinstance(value, int | float)}:
-        return known
-    try:
-        with np.load(run.folder / "heterogeneity.npz") as file:
-            tables = {name: file[name].astype(np.float64) for name in MEASURES if name in file}
-        pairs = {name: table[np.triu(np.isfinite(table), k=1)] for name, table in tables.items()}
-    except UNREADABLE:
-        return {}
-    return {name: float(values.mean()) for name, values in pairs.items() if len(values)}
+    numbers = {name: mean for name, mean in means.items() if isinstance(mean, int | float)}
+    words = [MEASURES[name].format(mean) for name, mean in numbers.items()]
+    return "; in the mean over pairs " + ", ".join(words) if words else ""
 
 
 def split_table(split: dict[str, Any]) -> DataFrame:

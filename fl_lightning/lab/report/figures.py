@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Figures = dict[str, "Figure"]
+BINS = 5
+"""Points of a calibration curve, each of as many samples. Ours: a small client's test part has some
+ten samples a point."""
 RECEIVERS = 3
 """Clients whose layers are drawn in files, as by the callback `heatmaps`."""
 
@@ -51,6 +54,8 @@ def draw(runs: list[RunResult]) -> Figures:
     """The charts of the page by the names of their places and files."""
     drawn = accuracy(runs) | losses(runs) | fairness(runs) | ledger(runs) | costs(runs)
     drawn |= newcomer_curve(runs)
+    for number, run in enumerate(runs):
+        drawn |= certainty(run, number)
     for number, split in enumerate(clients.splits(runs)):
         drawn[f"split-{number}"] = _split(split)
     for number, run in enumerate(runs):
@@ -241,6 +246,44 @@ def newcomer_curve(runs: list[RunResult]) -> Figures:
     samples = "labelled samples" + (" of each class" if metric.rises else "")
     finish(axes, samples, f"{metric.words}, mean and spread", metric.rises)
     return {"newcomers-curve": figure} if counts else {}
+
+
+def certainty(run: RunResult, number: int) -> Figures:
+    """Of the run with this number, by client: the ROC curve of two classes, and how often what is
+    predicted with a probability comes true."""
+    from sklearn.calibration import calibration_curve
+    from sklearn.metrics import roc_auc_score, roc_curve
+
+    table = run.predictions
+    chances = table.filter(regex="^probability_")
+    classes = [name.removeprefix("probability_") for name in chances]
+    if not classes:
+        return {}
+    is_binary = len(classes) == 2
+    # of two classes the second's probability; of several the predicted class's
+    certain = chances.iloc[:, 1] if is_binary else chances.max(axis=1)
+    expected = classes[1] if is_binary else np.array(classes)[chances.to_numpy().argmax(axis=1)]
+    table = table.assign(certain=certain, true=table.label == expected)
+    whose = f"of {classes[1]}" if is_binary else "of the predicted class"
+    titles = ["ROC", "calibration"] if is_binary else ["calibration"]
+    figure, every = panels(titles, 3.9)
+    for place, (client, rows) in enumerate(table.groupby("client")):
+        if place == len(COLOURS):
+            break
+        look: dict[str, Any] = {"color": COLOURS[place], "linewidth": 1.2}
+        called = named(run.called(client))
+        if is_binary and rows.true.nunique() == 2:
+            false, true, _ = roc_curve(rows.true, rows.certain)
+            area = f"{called}, {roc_auc_score(rows.true, rows.certain):.2f}"
+            every[0].plot(false, true, label=area, **look)
+        share, mean = calibration_curve(rows.true, rows.certain, n_bins=BINS, strategy="quantile")
+        every[-1].plot(mean, share, marker=".", label=called, **look)
+    for axes in every:
+        axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle=":")
+    if is_binary:
+        finish(every[0], "false alarms", f"cases found ({classes[1]})", True)
+    finish(every[-1], f"probability {whose}", "how often it is true", True)
+    return {f"certainty-{number}": figure}
 
 
 def _split(split: dict[str, Any]) -> Figure:

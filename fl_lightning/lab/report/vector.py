@@ -46,7 +46,10 @@ LONG = 30
 def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Colour and dashes of each method, by its place: the same in all charts of a page."""
     return {
-        name: {"color": COLOURS[k % len(COLOURS)], "linestyle": DASHES[k // len(COLOURS) % 3]}
+        name: {
+            "color": COLOURS[k % len(COLOURS)],
+            "linestyle": DASHES[k // len(COLOURS) % 3],
+        }
         for k, name in enumerate(dict.fromkeys(names))
     }
 
@@ -60,8 +63,16 @@ def panels(
 
     across = min(2, len(titles))
     down = -(-len(titles) // across)
-    figure = Figure(figsize=(WIDTH * across, height * down), dpi=DPI)
-    every = figure.subplots(down, across, squeeze=False, sharex=one_scale).ravel()
+    figure = Figure(
+        figsize=(WIDTH * across, height * down),
+        dpi=DPI,
+    )
+    every = figure.subplots(
+        down,
+        across,
+        squeeze=False,
+        sharex=one_scale,
+    ).ravel()
     for axes, title in zip(every, titles, strict=False):
         axes.set_title(literal(title), fontsize=10, y=1.0)
         axes.tick_params(labelbottom=True)
@@ -75,15 +86,28 @@ def curve(axes: Axes, x: Any, values: np.ndarray, label: str, look: Any) -> Any:
     """A line of means over `values` (seeds, T), in a band of one standard deviation (n - 1) on
     either side; places without a value are left out, a single place is a point with a bar."""
     mean = values.mean(axis=0)
-    label, known = named(label), np.isfinite(mean)
-    x, mean = np.asarray(x)[known], mean[known]
-    spread = values.std(axis=0, ddof=1)[known] if len(values) > 1 else None
+    label, finite = named(label), np.isfinite(mean)
+    x, mean = np.asarray(x)[finite], mean[finite]
+    spread = values.std(axis=0, ddof=1)[finite] if len(values) > 1 else None
     look = {"linewidth": 1.5, **look}
     if len(x) == 1:
-        return axes.errorbar(x, mean, spread, fmt="o", capsize=3, label=label, **look)
+        return axes.errorbar(
+            x,
+            mean,
+            spread,
+            fmt="o",
+            capsize=3,
+            label=label,
+            **look,
+        )
     if spread is not None:
         shade = {"color": look["color"], "alpha": 0.18, "linewidth": 0}
-        axes.fill_between(x, mean - spread, mean + spread, **shade)
+        axes.fill_between(
+            x,
+            mean - spread,
+            mean + spread,
+            **shade,
+        )
     return axes.plot(x, mean, label=label, **look)
 
 
@@ -105,7 +129,11 @@ def finish(axes: Axes, x: str, y: str, percent: bool = False) -> None:
         return
     look: dict[str, Any] = {"frameon": False, "fontsize": "small"}
     if columns := _columns_above(labels):
-        look |= {"loc": "lower left", "bbox_to_anchor": (0.0, 1.06), "ncols": columns}
+        look |= {
+            "loc": "lower left",
+            "bbox_to_anchor": (0.0, 1.06),
+            "ncols": columns,
+        }
         figure: Any = axes.figure
         figure.set_figheight(figure.get_figheight() + LINE * _lines_above(labels))
     axes.legend(**look)
@@ -140,11 +168,25 @@ def place(figure: Figure) -> None:
     rows, columns = first.get_topmost_subplotspec().get_gridspec().get_geometry()
     width, height = figure.get_size_inches()
     across, down = width / columns - left - right, height / rows - bottom - top
-    figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height)
-    figure.subplots_adjust(wspace=(left + right) / across, hspace=(bottom + top) / down)
+    figure.subplots_adjust(
+        left / width,
+        bottom / height,
+        1 - right / width,
+        1 - top / height,
+    )
+    figure.subplots_adjust(
+        wspace=(left + right) / across,
+        hspace=(bottom + top) / down,
+    )
     for axes in panels:
-        axes.xaxis.set_label_coords(0.5, -(bottom - 0.25) / down)
-        axes.yaxis.set_label_coords(-(left - 0.25) / across, 0.5)
+        axes.xaxis.set_label_coords(
+            0.5,
+            -(bottom - 0.25) / down,
+        )
+        axes.yaxis.set_label_coords(
+            -(left - 0.25) / across,
+            0.5,
+        )
 
 
 def _longest(axis: Any, abreast: int = 0) -> int:
@@ -158,14 +200,29 @@ def bars(rows: Sequence[str], parts: Mapping[str, Any], title: str) -> Figure:
     figure, [axes] = panels([""], 1.2 + 0.3 * len(rows))
     left = np.zeros(len(rows))
     for number, (name, values) in enumerate(parts.items()):
-        axes.barh(range(len(rows)), values, left=left, color=PARTS[number], label=named(name))
+        axes.barh(
+            range(len(rows)),
+            values,
+            left=left,
+            color=PARTS[number],
+            label=named(name),
+        )
         left = left + values
-    name_ticks(axes.yaxis, range(len(rows)), [*map(literal, rows)])
+    name_ticks(
+        axes.yaxis,
+        range(len(rows)),
+        [*map(literal, rows)],
+    )
     axes.invert_yaxis()
     axes.set_xlabel(title)
     axes.grid(alpha=0.3)
     # beside long names there is no room for it above the axes
-    figure.legend(frameon=False, fontsize="small", loc="upper left", ncols=3)
+    figure.legend(
+        frameon=False,
+        fontsize="small",
+        loc="upper left",
+        ncols=3,
+    )
     return figure
 
 
@@ -188,13 +245,28 @@ def heat(
     from matplotlib.colors import Normalize
 
     figure, [axes] = panels([""])
-    colours = colormaps["viridis"].with_extremes(bad=MISSING, under=NEGATIVE)
+    colours = colormaps["viridis"].with_extremes(
+        bad=MISSING,
+        under=NEGATIVE,
+    )
     norm = weight_scale() if weights else Normalize(0.0, 1.0)
-    picture = axes.imshow(values, norm=norm, aspect="auto", interpolation="nearest", cmap=colours)
+    picture = axes.imshow(
+        values,
+        norm=norm,
+        aspect="auto",
+        interpolation="nearest",
+        cmap=colours,
+    )
     low, high = np.nanmin(values, initial=0.0), np.nanmax(values, initial=0.0)
     ticks: dict[str, Any] = {"ticks": WEIGHT_TICKS, "format": "%g"} if weights else {}
     ends = extension(float(low), float(high), 1.0)
-    figure.colorbar(picture, ax=axes, label=names[2], extend=ends, **ticks).minorticks_off()
+    figure.colorbar(
+        picture,
+        ax=axes,
+        label=names[2],
+        extend=ends,
+        **ticks,
+    ).minorticks_off()
     name_places(axes, columns, rows, names[0], names[1])
     return figure
 
@@ -249,15 +321,28 @@ def image(name: str, figure: Figure, kind: Kind, made_by: str | None = None) -> 
     if figure.get_layout_engine() is None:
         place(figure)
     buffer = io.BytesIO()
-    with mpl.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": name}):
-        figure.savefig(buffer, format=kind, metadata=undated[kind])
+    with mpl.rc_context(
+        {
+            "svg.fonttype": "none",
+            "pdf.fonttype": 42,
+            "svg.hashsalt": name,
+        }
+    ):
+        figure.savefig(
+            buffer,
+            format=kind,
+            metadata=undated[kind],
+        )
     return buffer.getvalue()
 
 
 def svg(name: str, figure: Figure) -> str:
     """An SVG element for a page, without the addresses that a file of its own would need."""
     text = image(name, figure, "svg").decode()
-    addresses = re.compile(r'<metadata>.*?</metadata>| xmlns(:\w+)?="[^"]*"', re.DOTALL)
+    addresses = re.compile(
+        r'<metadata>.*?</metadata>| xmlns(:\w+)?="[^"]*"',
+        re.DOTALL,
+    )
     return addresses.sub("", text[text.index("<svg") :])
 
 
@@ -282,17 +367,25 @@ def keep(folder: Path, kind: Kind, pictures: Mapping[str, bytes]) -> list[Path]:
         before = [str(name) for name in json.loads((folder / LISTED).read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):
         before = []
-    made = {f"{name}.{kind}": content for name, content in pictures.items()}
-    strange = [folder / name for name in made if name not in before and (folder / name).exists()]
+    contents = {f"{name}.{kind}": content for name, content in pictures.items()}
+    in_the_way = [
+        folder / name for name in contents if name not in before and (folder / name).exists()
+    ]
     allowed = "exists and is of no report before, and is not written over: move it, or give another"
-    check("figures", kind, not strange, f"{strange[:1] and strange[0]} {allowed} --out")
+    check("figures", kind, not in_the_way, f"{in_the_way[:1] and in_the_way[0]} {allowed} --out")
     # first: after a kill the next report knows them
-    write_whole(folder / LISTED, json.dumps(sorted({*before, *made})))
-    for name, content in made.items():
+    write_whole(
+        folder / LISTED,
+        json.dumps(sorted({*before, *contents})),
+    )
+    for name, content in contents.items():
         write_whole(folder / name, content)
     for name in before:
-        if name not in made and Path(name).name == name and name.endswith(f".{kind}"):
+        if name not in contents and Path(name).name == name and name.endswith(f".{kind}"):
             (folder / name).unlink(missing_ok=True)
-    others = [name for name in before if not name.endswith(f".{kind}")]
-    write_whole(folder / LISTED, json.dumps(sorted({*made, *others})))
-    return [folder / name for name in made]
+    of_other_kinds = [name for name in before if not name.endswith(f".{kind}")]
+    write_whole(
+        folder / LISTED,
+        json.dumps(sorted({*contents, *of_other_kinds})),
+    )
+    return [folder / name for name in contents]

@@ -21,25 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from fl_lightning.configuration.config import check, flat
+from fl_lightning.configuration.config import check
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.files import atomic_write
 from fl_lightning.lab.study.code import ACCEPTED
-from fl_lightning.lab.study.folder import PLACE, StudyFolder, default, search_of
+from fl_lightning.lab.study.folder import StudyFolder, search_of
 from fl_lightning.results.folder import UNREADABLE
 from fl_lightning.results.owncode import ROUNDS
 from fl_lightning.results.provenance import processor, source_of, write_source
 from fl_lightning.storage import manifest
 
 INDEX = "archive.json"
-CONFIG = "config.yaml"
 VERSION = 1
 TABLES = ("metrics.csv", "clients.csv", "final.csv", "newcomers.csv")
 """Of a run; a run that is run again must come to the same but for seconds and memory."""
 KEPT = (
-    CONFIG,
+    "config.yaml",
     "columns.json",
     "summary.json",
     "failures.csv",
@@ -83,7 +81,12 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
     text = json.dumps(index, indent=1).encode()
     with (
         atomic_write(out) as aside,
-        zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive,
+        zipfile.ZipFile(
+            aside,
+            "w",
+            zipfile.ZIP_DEFLATED,
+            compresslevel=9,
+        ) as archive,
     ):
         archive.comment = _digest(text).encode()
         for name in (INDEX, *names):
@@ -93,7 +96,10 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
                 0o644 << 16,
                 3,
             )
-            archive.writestr(entry, text if name == INDEX else files[name].read_bytes())
+            archive.writestr(
+                entry,
+                text if name == INDEX else files[name].read_bytes(),
+            )
     return index
 
 
@@ -127,41 +133,18 @@ def read_index(file: Path) -> dict[str, Any]:
                 n for n, digest in index["files"].items() if _digest(archive.read(n)) != digest
             ]
     except UNREADABLE as error:
-        raise BadInput("archive", str(file), f"it cannot be read as an archive ({error})") from None
+        raise BadInput(
+            "archive",
+            str(file),
+            f"it cannot be read as an archive ({error})",
+        ) from None
     if changed:
-        raise BadInput("archive", str(file), f"it has been changed since it was made: {changed[0]}")
-    return index
-
-
-def check_out(file: Path, folder: StudyFolder) -> None:
-    """Raise `BadInput` unless `file` is an intact archive of this study as it is now or was before:
-    runs of both have equal settings, and each run of the archive is here, finished.
-
-    Where a study runs may change (`PLACE`).
-    """
-    ended = {cell["folder"] for cell in folder.cells() if folder.finished(cell["folder"])}
-    archived: dict[str, Any] = {}
-    try:
-        archived = read_index(file)["weights"]
-        with zipfile.ZipFile(file) as archive:
-            runs = ended & archived.keys()
-            pairs = [
-                ((folder.path / run / CONFIG).read_bytes(), archive.read(f"{run}/{CONFIG}"))
-                for run in runs
-            ]
-        ours = bool(pairs) and all(
-            now == then or _settings(now) == _settings(then) for now, then in pairs
+        raise BadInput(
+            "archive",
+            str(file),
+            f"it has been changed since it was made: {changed[0]}",
         )
-    except (BadInput, yaml.YAMLError, *UNREADABLE):
-        ours = False
-    check(
-        "out", str(file), ours, "it exists and is no archive of this study, and is not written over"
-    )
-    lost = sorted(archived.keys() - ended)
-    allowed = (
-        f"it holds runs that {folder.path} has not finished ({some(lost)}): give another --out"
-    )
-    check("out", str(file), not lost, allowed)
+    return index
 
 
 @contextlib.contextmanager
@@ -180,7 +163,10 @@ def weights(run: Path) -> str | None:
     """The checksum of a run's final models and of all else in its last checkpoint; None without an
     intact one."""
     folder = run / "checkpoints"
-    newest = next(filter(None, (manifest.intact(folder, t) for t in manifest.rounds(folder))), None)
+    newest = next(
+        filter(None, (manifest.intact(folder, t) for t in manifest.rounds(folder))),
+        None,
+    )
     if newest is None:
         return None
     digest = hashlib.sha256()
@@ -257,14 +243,6 @@ def _rows(table: Path) -> list[dict[str, str]]:
     with table.open(newline="", encoding="utf-8") as opened:
         rows = list(csv.DictReader(opened))
     return [{k: v for k, v in row.items() if not _measured(k)} for row in rows]
-
-
-def _settings(config: bytes) -> dict[str, Any]:
-    """Dotted keys of a config.yaml and their values, but for those in `PLACE` and defaults."""
-    settings = dict(flat(yaml.safe_load(config)))
-    return {
-        key: value for key, value in settings.items() if key not in PLACE and value != default(key)
-    }
 
 
 def _arrays(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:

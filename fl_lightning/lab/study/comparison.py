@@ -34,7 +34,7 @@ class Asked:
 
     baseline: str | None = None
     judge: str | None = None
-    metric: str = "accuracy"
+    metric: str | None = None
     target: float | None = None
     accept_changed_code: bool = False
     clients: bool = False
@@ -77,7 +77,11 @@ def compare(
     _check(folders, asked, columns, caption, label, out)
     listing = _listing_of(folders, asked)
     listing = listing if columns is None else choose(listing, columns)
-    listing = dataclasses.replace(listing, caption=caption or "", label=label or "")
+    listing = dataclasses.replace(
+        listing,
+        caption=caption or "",
+        label=label or "",
+    )
     return written(listing, asked.format, out)
 
 
@@ -86,8 +90,17 @@ def _listing_of(folders: Sequence[str], asked: Asked) -> Listing:
     with read(folders, asked) as (scored, notes, folder):
         if asked.clients:
             listing = clients.listing_of(scored, asked.baseline)
-            return dataclasses.replace(listing, notes=[*notes, *listing.notes])
-        compared = side_by_side(scored, notes, folder, asked.baseline, asked.target)
+            return dataclasses.replace(
+                listing,
+                notes=[*notes, *listing.notes],
+            )
+        compared = side_by_side(
+            scored,
+            notes,
+            folder,
+            asked.baseline,
+            asked.target,
+        )
         listing = tables.listing_of(compared)
         drawn = picture.draw(scored, compared) if asked.format == "html" else {}
         return dataclasses.replace(listing, pictures=drawn)
@@ -127,7 +140,10 @@ def report(
     require("study", "report", study)
     require("report", "report", study)
     page = check_out("out", out, "", MARK, "comparison")
-    asked = Asked(accept_changed_code=accept_changed_code, format="html")
+    asked = Asked(
+        accept_changed_code=accept_changed_code,
+        format="html",
+    )
     listing = _listing_of([study], asked)
     charts = page.with_name(f"{page.stem}-figures")
     if figures is not None:
@@ -165,7 +181,11 @@ def side_by_side(
     try:
         compared = of_methods(scored, baseline, target)
     except BadInput:  # such as no pairs, since runs are left out
-        print("".join(f"{note}\n" for note in notes), end="", file=sys.stderr)
+        print(
+            "".join(f"{note}\n" for note in notes),
+            end="",
+            file=sys.stderr,
+        )
         raise
     chosen, warnings = values_chosen(folder)
     compared.table["chosen"] = compared.table.method.map(chosen)

@@ -67,8 +67,8 @@ def _split(columns: str, keys: Sequence[str]) -> list[str]:
     one word."""
     longest_first = sorted(map(re.escape, keys), key=len, reverse=True)
     spaced = (key.replace(",\\ ", ",\\s*") for key in longest_first)
-    found = re.findall(rf"\s*({'|'.join(spaced)}|[^,]*?)\s*(?:,|$)", columns)
-    return [word for word in found if word] or [columns]
+    words = re.findall(rf"\s*({'|'.join(spaced)}|[^,]*?)\s*(?:,|$)", columns)
+    return [word for word in words if word] or [columns]
 
 
 def table(listing: Listing, width: int | None = WIDTH) -> str:
@@ -80,16 +80,34 @@ def table(listing: Listing, width: int | None = WIDTH) -> str:
 
     screen = io.StringIO()
     console = Console(highlight=False, width=width, file=screen)
-    print(listing.mark, *filter(None, [listing.title]), sep="\n", file=screen)
+    print(
+        listing.mark,
+        *filter(None, [listing.title]),
+        sep="\n",
+        file=screen,
+    )
     for title, rows in listing.blocks():
-        shown = Table(title=escape(title), title_justify="left", box=SIMPLE)
+        shown = Table(
+            title=escape(title),
+            title_justify="left",
+            box=SIMPLE,
+        )
         for number, key in enumerate(rows):
             justify: Any = "right" if number else "left"
-            shown.add_column(listing.heads[key], justify=justify, no_wrap=number == 0)
+            shown.add_column(
+                listing.heads[key],
+                justify=justify,
+                no_wrap=number == 0,
+            )
         for row in rows.to_numpy():
             shown.add_row(*map(escape, row))
         console.print(shown)
-    print(*listing.notes, sep="\n", end="\n" if listing.notes else "", file=screen)
+    print(
+        *listing.notes,
+        sep="\n",
+        end="\n" if listing.notes else "",
+        file=screen,
+    )
     return screen.getvalue()
 
 
@@ -97,12 +115,22 @@ def as_csv(listing: Listing) -> str:
     """The numbers, every digit."""
     numbers = listing.numbers.assign(made_by=listing.mark)
     columns = ["made_by", *listing.numbers]
-    return str(numbers.to_csv(columns=columns, index=False, lineterminator="\n"))
+    return str(
+        numbers.to_csv(
+            columns=columns,
+            index=False,
+            lineterminator="\n",
+        )
+    )
 
 
 def as_json(listing: Listing) -> str:
     """Rows as in CSV, and what else there is."""
-    content = {"made_by": listing.mark, "rows": records(listing.numbers), **listing.more}
+    content = {
+        "made_by": listing.mark,
+        "rows": records(listing.numbers),
+        **listing.more,
+    }
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 
@@ -119,7 +147,12 @@ def as_latex(listing: Listing) -> str:
         "bold: the best mean, where the interval of its paired difference to the next best lies "
         "above 0"
     )
-    comments = [listing.mark, listing.title, bold if listing.best else "", *listing.notes]
+    comments = [
+        listing.mark,
+        listing.title,
+        bold if listing.best else "",
+        *listing.notes,
+    ]
     lines = [f"% {' '.join(line.split())}" for line in comments if line]
     if listing.caption or listing.label:
         lines += [r"\begin{table}", r"\centering"]
@@ -187,5 +220,9 @@ TEX: dict[str, Any] = {
 
 def _tex(text: str) -> str:
     """`text` in LaTeX; negative numbers have a minus."""
-    text = re.sub(r"(?<![\w-])-(?=[.\d])|(?<=\de)-(?=\d)", "\N{MINUS SIGN}", text)
+    text = re.sub(
+        r"(?<![\w-])-(?=[.\d])|(?<=\de)-(?=\d)",
+        "\N{MINUS SIGN}",
+        text,
+    )
     return text.translate(str.maketrans(TEX))

@@ -28,13 +28,20 @@ def archive(place: Path, out: str | None, rerun: str | None, layers: list[Layer]
     if place.is_dir():
         allowed = "a cell of an archive is run again: pack the study first"
         check("rerun", rerun, rerun is None, allowed)
-        return _pack(StudyFolder(place), Path(out or f"{place.resolve()}{SUFFIX}"))
+        return _pack(
+            StudyFolder(place),
+            Path(out or f"{place.resolve()}{SUFFIX}"),
+        )
     if rerun is not None:
         return _run_again(place, rerun, out, layers)
     allowed = "an archive is read here; give the study's folder to write one"
     check("out", out, out is None, allowed)
     with archives.unpacked(place) as folder:
-        return _words(archives.read_index(place), place, StudyFolder(folder).is_regression())
+        return _words(
+            archives.read_index(place),
+            place,
+            StudyFolder(folder).is_regression(),
+        )
 
 
 def _pack(folder: StudyFolder, out: Path) -> str:
@@ -45,6 +52,8 @@ def _pack(folder: StudyFolder, out: Path) -> str:
         "archive", str(folder.path), bool(folder), f"it is no study: it holds no study.json{near}"
     )
     runs.check_out("out", str(out), SUFFIX)
+    allowed = "it exists, and is not written over: move it, or give another --out"
+    check("out", str(out), not out.exists(), allowed)
     check(
         "archive",
         str(folder.path),
@@ -52,16 +61,18 @@ def _pack(folder: StudyFolder, out: Path) -> str:
         "no run has ended",
     )
     for run in folder.ended().values():
-        what = damage(run)
+        damaged = damage(run)
         check(
             "archive",
             str(run.folder),
-            what is None,
-            f"{what}; delete the folder, and the study trains it again",
+            damaged is None,
+            f"{damaged}; delete the folder, and the study trains it again",
         )
-    if out.exists():
-        archives.check_out(out, folder)
-    return _words(archives.pack(folder, out), out, folder.is_regression())
+    return _words(
+        archives.pack(folder, out),
+        out,
+        folder.is_regression(),
+    )
 
 
 def _words(index: dict[str, Any], file: Path, regression: bool) -> str:
@@ -112,13 +123,20 @@ def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> s
         f"no such run{near}; it has {', '.join(names[:5])}{', ...' * (len(names) > 5)}",
     )
     check("out", out, out is None or not Path(out).exists(), "it exists; name a new folder")
-    with archives.unpacked(file) as folder, tempfile.TemporaryDirectory() as made:
-        place = Path(made) / Path(cell).name if out is None else Path(out)
+    with archives.unpacked(file) as folder, tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch) / Path(cell).name if out is None else Path(out)
         saved = runs.saved_layer(folder / cell)
         assert saved is not None, "every run that was packed has one"
         with whole_folder(place):
-            train(resolve([saved, {"loggers": None}, *layers]), place)
-        differ = archives.differences(place, folder / cell, index["weights"][cell])
+            train(
+                resolve([saved, {"loggers": None}, *layers]),
+                place,
+            )
+        differ = archives.differences(
+            place,
+            folder / cell,
+            index["weights"][cell],
+        )
         now = _where(archives.trained(place)[-1])
     if differ:
         raise RunFailed(

@@ -14,12 +14,14 @@ repeats, and which of its own numbers each is:
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Mapping
+import io
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
+
+from pandas import DataFrame, concat, read_csv
 
 from fl_lightning.configuration.catalogue import did_you_mean
 from fl_lightning.configuration.config import check
@@ -38,7 +40,12 @@ FIGURES = {
     "mean": "mean over rounds",
 }
 """How one number is read off a run, in words."""
-UNITS = {"1": 1.0, "percent": 100.0, "MiB": 2.0**-20, "GFLOP": 1e-9}
+UNITS = {
+    "1": 1.0,
+    "percent": 100.0,
+    "MiB": 2.0**-20,
+    "GFLOP": 1e-9,
+}
 """What our number is multiplied with, by the paper's unit; percent where a metric's name ends
 so."""
 KEYS = ("title", "tables", "where", "settings", "figures", "rows", "runs", "alone")
@@ -134,43 +141,38 @@ def cells_of(study: Study) -> list[Printed]:
             number == 1,
             allowed if number == 0 else f"{allowed}, not {number}",
         )
-        _check_label(f"paper.settings.{words}", keys.get("label"), study)
-    printed = list(_rows_of(paper))
+        _check_label(
+            f"paper.settings.{words}",
+            keys.get("label"),
+            study,
+        )
+    printed = _rows_of(paper)
     for key, column in (("settings", "setting"), ("figures", "metric"), ("rows", "method")):
-        columns = dict.fromkeys(row[column] for row in printed)
+        names = list(printed[column].unique())
         for name in paper[key]:
-            near = did_you_mean(str(name), columns)
-            check(
-                f"paper.{key}",
-                name,
-                name in columns,
-                f"no such {column} in its tables{near}: {'; '.join(columns)}",
-            )
-    chosen = [
-        row
-        for row in printed
-        if row["setting"] in paper["settings"] and row["metric"] in paper["figures"]
-    ]
-    check(
-        "paper",
-        paper.get("where"),
-        bool(chosen),
-        "no cell of its tables has such a setting and metric together",
-    )
-    order = [*paper["settings"]], [*paper["figures"]]
-    chosen.sort(key=lambda row: (order[0].index(row["setting"]), order[1].index(row["metric"])))
-    digits: dict[tuple[str, ...], int] = {}
+            near = did_you_mean(str(name), names)
+            allowed = f"no such {column} in its tables{near}: {'; '.join(names)}"
+            check(f"paper.{key}", name, name in names, allowed)
     # a 0, or a last 0, may have been left out of one number: the finest of the column tells
-    for row in printed:
-        place = row["paper"], row["table"], row["metric"]
-        digits[place] = max(digits.get(place, 0), len(row["mean"].partition(".")[2]))
-    return [_cell(row, paper, digits[row["paper"], row["table"], row["metric"]]) for row in chosen]
+    decimals = printed["mean"].str.partition(".")[2].str.len()
+    finest = decimals.groupby([printed.paper, printed.table, printed.metric]).transform("max")
+    repeated = printed.setting.isin(paper["settings"]) & printed.metric.isin(paper["figures"])
+    chosen = printed.assign(decimals=finest)[repeated]
+    allowed = "no cell of its tables has such a setting and metric together"
+    check("paper", paper.get("where"), len(chosen) > 0, allowed)
+    order = [*paper["settings"], *paper["figures"]]
+    chosen = chosen.sort_values(
+        ["setting", "metric"],
+        key=lambda names: names.map(order.index),
+        kind="stable",
+    )
+    return [_cell(row, paper) for row in chosen.to_dict("records")]
 
 
 def reasons() -> list[dict[str, str]]:
     """Why our number is another than a paper's, where that was found; an empty column holds for
     all."""
-    return _table("reasons")
+    return _table("reasons").to_dict("records")
 
 
 def reason(cell: Printed) -> tuple[str, str]:
@@ -191,8 +193,8 @@ def _check_rows(study: Study, paper: Mapping[str, Any]) -> None:
     ):
         for name, row in paper[kind].items():
             key, spec = f"paper.{kind}.{name}", _spec(row, stands_for)
-            known = ("figure", "kind", "column", "unit", *more)
-            check(key, row, set(spec) <= set(known), f"keys: {', '.join(known)}")
+            keys = ("figure", "kind", "column", "unit", *more)
+            check(key, row, set(spec) <= set(keys), f"keys: {', '.join(keys)}")
             figure, model, label, column = (
                 spec.get(name) for name in ("figure", "kind", "label", "column")
             )
@@ -204,8 +206,8 @@ def _check_rows(study: Study, paper: Mapping[str, Any]) -> None:
             )
             unit = str(spec.get("unit", "1"))
             check(key, unit, unit in UNITS, f"units: {', '.join(UNITS)}")
-            fine = figure in FIGURES or (figure is None and kind == "rows")
-            check(key, figure, fine, f"figures: {', '.join(FIGURES)}")
+            is_figure = figure in FIGURES or (figure is None and kind == "rows")
+            check(key, figure, is_figure, f"figures: {', '.join(FIGURES)}")
             check(key, model, model in (None, *MODELS), f"kinds of model: {', '.join(MODELS)}")
             if kind == "rows" and "absent" not in spec:
                 check(
@@ -218,11 +220,11 @@ def _check_rows(study: Study, paper: Mapping[str, Any]) -> None:
 
 
 def _check_label(key: str, label: Any, study: Study) -> None:
-    known = [label for entry in study.entries() for label in (entry.judges or [entry.label])]
+    labels = [label for entry in study.entries() for label in (entry.judges or [entry.label])]
     allowed = (
-        f"no method is called so{did_you_mean(str(label), known)}; methods: {', '.join(known)}"
+        f"no method is called so{did_you_mean(str(label), labels)}; methods: {', '.join(labels)}"
     )
-    check(key, label, label is None or label in known, allowed)
+    check(key, label, label is None or label in labels, allowed)
 
 
 def _spec(given: Any, name: str) -> dict[str, Any]:
@@ -236,8 +238,11 @@ def _within(keys: Mapping[str, Any], setting: Setting) -> bool:
     )
 
 
-def _cell(row: dict[str, str], paper: Mapping[str, Any], decimals: int) -> Printed:
-    own = _spec(paper["rows"].get(row["method"], {"absent": HERE}), "label")
+def _cell(row: Mapping[str, Any], paper: Mapping[str, Any]) -> Printed:
+    counterpart = _spec(
+        paper["rows"].get(row["method"], {"absent": HERE}),
+        "label",
+    )
     cell = Printed(
         f"{row['paper']}, {row['table']}",
         row["dataset"],
@@ -247,45 +252,52 @@ def _cell(row: dict[str, str], paper: Mapping[str, Any], decimals: int) -> Print
         float(row["mean"]),
         float(row["std"]) if row["std"] else None,
         int(paper.get("runs", 1)),
-        decimals,
+        row["decimals"],
         None,
-        str(own.get("absent", "")),
+        str(counterpart.get("absent", "")),
     )
-    if "absent" in own:
+    if "absent" in counterpart:
         return cell
     where = dict(paper["settings"][row["setting"]])
-    spec = _spec(paper["figures"][row["metric"]], "figure") | own
+    spec = _spec(paper["figures"][row["metric"]], "figure") | counterpart
     spec["label"] = where.pop("label", spec["label"])
-    unit = str(spec.pop("unit", "percent" if row["metric"].endswith("_percent") else "1"))
-    ours = Ours(setting=where, alone=paper.get("alone", "local"), unit=UNITS[unit], **spec)
+    unit = str(
+        spec.pop(
+            "unit",
+            "percent" if row["metric"].endswith("_percent") else "1",
+        )
+    )
+    ours = Ours(
+        setting=where,
+        alone=paper.get("alone", "local"),
+        unit=UNITS[unit],
+        **spec,
+    )
     return replace(cell, ours=ours)
 
 
-def _rows_of(paper: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def _rows_of(paper: Mapping[str, Any]) -> DataFrame:
     """The rows of its tables that `where` chooses; a number that two tables share comes once."""
-    names, where = paper.get("tables"), paper.get("where", {})
-    fine = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
-    check("paper.tables", names, fine, "it must be a list of names")
-    seen: set[tuple[str, ...]] = set()
-    for name in names or []:
-        for row in _table(name):
-            cell = tuple(row[column] for column in ("dataset", "setting", "method", "metric"))
-            if cell not in seen and all(
-                row.get(column) == value for column, value in where.items()
-            ):
-                seen.add(cell)
-                yield row
+    names = paper.get("tables")
+    listed = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+    check("paper.tables", names, bool(listed), "it must be a list of names")
+    rows = concat(map(_table, names or []), ignore_index=True)
+    for column, value in paper.get("where", {}).items():
+        rows = rows[rows[column] == value] if column in rows else rows[:0]
+    return rows.drop_duplicates(["dataset", "setting", "method", "metric"])
 
 
 @cache
-def _table(name: str) -> list[dict[str, str]]:
+def _table(name: str) -> DataFrame:
     folder = resources.files("fl_lightning.configs").joinpath("papers")
     file = folder.joinpath(f"{name}.csv")
     if not file.is_file():
-        known = sorted(other.name.removesuffix(".csv") for other in folder.iterdir())
-        raise BadInput(
-            "paper.tables",
-            name,
-            f"no such table{did_you_mean(name, known)}; tables: {', '.join(known)}",
-        )
-    return list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+        names = sorted(other.name.removesuffix(".csv") for other in folder.iterdir())
+        allowed = f"no such table{did_you_mean(name, names)}; tables: {', '.join(names)}"
+        raise BadInput("paper.tables", name, allowed)
+    text = file.read_text(encoding="utf-8")
+    return read_csv(
+        io.StringIO(text),
+        dtype=str,
+        keep_default_na=False,
+    )

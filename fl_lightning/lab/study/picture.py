@@ -65,7 +65,12 @@ def _curves(runs: DataFrame, methods: dict[str, Any], words: str) -> Figure:
             values = np.array([[by_round[t] for t in rounds] for by_round in scores])
             if rounds:
                 curve(axes, rounds, values, label, methods[label])
-        finish(axes, "round", f"{words}, mean over clients", percent=True)
+        finish(
+            axes,
+            "round",
+            f"{words}, mean over clients",
+            percent=True,
+        )
     return figure
 
 
@@ -78,13 +83,27 @@ def _forest(rows: DataFrame, methods: dict[str, Any]) -> Figure:
     for axes, (_, of_setting) in zip(every, settings, strict=True):
         for place, row in enumerate(of_setting.itertuples()):
             colour = methods[row.method]["color"]
-            known = row.low == row.low
-            if known:
-                axes.plot([100 * row.low, 100 * row.high], [place, place], color=colour)
-            face = colour if known else "white"
-            axes.plot(100 * row.difference, place, "o", color=colour, markerfacecolor=face)
+            has_interval = row.low == row.low
+            if has_interval:
+                axes.plot(
+                    [100 * row.low, 100 * row.high],
+                    [place, place],
+                    color=colour,
+                )
+            face = colour if has_interval else "white"
+            axes.plot(
+                100 * row.difference,
+                place,
+                "o",
+                color=colour,
+                markerfacecolor=face,
+            )
         axes.axvline(0, color="grey", linewidth=1)
-        name_ticks(axes.yaxis, range(len(of_setting)), [*map(literal, of_setting.method)])
+        name_ticks(
+            axes.yaxis,
+            range(len(of_setting)),
+            [*map(literal, of_setting.method)],
+        )
         axes.set_ylim(len(of_setting) - 0.5, -0.5)
         axes.set_xlabel(f"difference to {literal(of_setting.baseline.iloc[0])}, points")
         axes.grid(alpha=0.3, axis="x")
@@ -106,7 +125,12 @@ def draw_ranks(ranks: Sequence[Ranks]) -> Figure:
     lines = [1 + (len(rank.methods) + 1) // 2 + len(rank.cliques) for rank in ranks]
     size = (9.0, 0.6 * len(ranks) + 0.32 * sum(lines))
     figure = Figure(figsize=size, dpi=150, layout="constrained")
-    every = figure.subplots(len(ranks), 1, squeeze=False, height_ratios=lines)[:, 0]
+    every = figure.subplots(
+        len(ranks),
+        1,
+        squeeze=False,
+        height_ratios=lines,
+    )[:, 0]
     for axes, rank in zip(every, ranks, strict=True):
         _scale(axes, rank)
     return figure
@@ -117,7 +141,11 @@ def _scale(axes: Axes, rank: Ranks) -> None:
     right."""
     number = len(rank.methods)
     half = (number + 1) // 2
-    axes.set(xlim=(number + 0.05, 0.95), ylim=(half + len(rank.cliques) + 0.5, 0), yticks=[])
+    axes.set(
+        xlim=(number + 0.05, 0.95),
+        ylim=(half + len(rank.cliques) + 0.5, 0),
+        yticks=[],
+    )
     axes.xaxis.tick_top()
     axes.set_xticks(range(1, number + 1))
     axes.spines[["left", "right", "bottom"]].set_visible(False)
@@ -126,7 +154,11 @@ def _scale(axes: Axes, rank: Ranks) -> None:
     place = dict(zip(rank.methods, rank.ranks, strict=True))
     for line, clique in enumerate(rank.cliques, start=1):
         ends = [place[clique[0]] - 0.03, place[clique[-1]] + 0.03]
-        bar: dict[str, Any] = {"linewidth": 4, "solid_capstyle": "butt", "color": "black"}
+        bar: dict[str, Any] = {
+            "linewidth": 4,
+            "solid_capstyle": "butt",
+            "color": "black",
+        }
         axes.plot(ends, [0.6 * line, 0.6 * line], **bar)
     order = sorted(rank.methods, key=lambda method: place[method])
     line_look: dict[str, Any] = {"color": "grey", "linewidth": 1, "clip_on": False}
@@ -134,7 +166,18 @@ def _scale(axes: Axes, rank: Ranks) -> None:
     for methods, end, side in sides:
         for line, method in enumerate(methods):
             height = 0.6 * len(rank.cliques) + 1 + line
-            axes.plot([place[method], place[method], end], [0, height, height], **line_look)
+            axes.plot(
+                [place[method], place[method], end],
+                [0, height, height],
+                **line_look,
+            )
             edge = end - 0.05 if side == "left" else end + 0.05
             text = f"{method}  {place[method]:.2f}"
-            axes.text(edge, height, text, ha=side, va="center", fontsize=9)
+            axes.text(
+                edge,
+                height,
+                text,
+                ha=side,
+                va="center",
+                fontsize=9,
+            )

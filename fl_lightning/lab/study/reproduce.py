@@ -82,15 +82,33 @@ def beside(cells: Sequence[Printed], folder: StudyFolder, reasons: bool = True) 
     for cell in cells:
         figures = [] if cell.ours is None else _figures(cell.ours, table)
         values = [value for value in figures if not math.isnan(value)]
-        verdict = judge(values, cell.value, cell.std, cell.runs, cell.decimals)
+        verdict = judge(
+            values,
+            cell.value,
+            cell.std,
+            cell.runs,
+            cell.decimals,
+        )
         why = written = ""
         if verdict["verdict"] == NOT_RUN:
             why = cell.absent or ("its runs have no such number" if figures else "")
         elif verdict["verdict"] == DIFFERS and reasons:
             why, written = reason(cell)
-        found = {"seeds": len(values), **verdict, "why": why, "written": written}
+        ours_beside = {
+            "seeds": len(values),
+            **verdict,
+            "why": why,
+            "written": written,
+        }
         ours = {name: getattr(cell.ours, name, None) for name in OURS}
-        rows.append({**vars(cell), **ours, "printed_std": cell.std, **found})
+        rows.append(
+            {
+                **vars(cell),
+                **ours,
+                "printed_std": cell.std,
+                **ours_beside,
+            }
+        )
     return DataFrame(rows).astype(dict.fromkeys(VERDICT[1:], float))
 
 
@@ -102,7 +120,10 @@ def _figures(ours: Ours, table: DataFrame) -> list[float]:
     of_row = of_setting[of_setting.label == ours.label]
     if "judge" in of_row and ours.kind is None:
         judges = of_row.judge.dropna()
-        ours = replace(ours, kind=judges.iloc[0] if len(judges) else None)
+        ours = replace(
+            ours,
+            kind=judges.iloc[0] if len(judges) else None,
+        )
     runs = zip(of_row.run, of_row.seed, strict=True)
     return [ours.unit * figure(ours, run, alone.get(seed)) for run, seed in runs]
 
@@ -119,7 +140,11 @@ def figure(ours: Ours, run: RunResult, alone: RunResult | None = None) -> float:
         return float(np.mean([*run.scores(kind)[0].values()] or [math.nan]))
     if ours.figure in ("relative", "transfer"):
         others = _clients(alone, f"accuracy_{alone.judge}") if alone else {}
-        return _beside_alone(ours.figure, _clients(run, column), others)
+        return _beside_alone(
+            ours.figure,
+            _clients(run, column),
+            others,
+        )
     rows = run.judged(column)
     if ours.figure == "mean":
         return float(np.mean([row[column] for row in rows] or [math.nan]))
@@ -155,36 +180,54 @@ def listing_of(lines: DataFrame, title: str, notes: Sequence[str]) -> Listing:
     counts = lines.verdict.value_counts()
     verdicts = [v for v in (AGREES, DIFFERS, OPEN, ONE, NOT_RUN) if v in counts]
     summary = ", ".join(f"{counts[words]} {words}" for words in verdicts)
-    below = [*notes, f"{len(lines)} cells: {summary}", *_reasons(lines)]
+    below = [
+        *notes,
+        f"{len(lines)} cells: {summary}",
+        *_reasons(lines),
+    ]
     titles = [f"{row.dataset}; {row.setting}; {row.metric}" for row in lines.itertuples()]
-    words = DataFrame([_words(row) for row in lines.itertuples()], index=titles)
+    words = DataFrame(
+        [_words(row) for row in lines.itertuples()],
+        index=titles,
+    )
     words = words.loc[list(dict.fromkeys(titles))]
     more = {"title": title, "notes": below}
-    return Listing(MARK, lines[COLUMNS], words, HEADS, below, more, title)
+    return Listing(
+        MARK,
+        lines[COLUMNS],
+        words,
+        HEADS,
+        below,
+        more,
+        title,
+    )
 
 
 def _reasons(lines: DataFrame) -> list[str]:
     """Why cells differ, or have not been run, each reason once with the methods that it is of."""
-    given = lines[lines.why != ""].groupby(["verdict", "why", "written"], sort=False)
+    explained = lines[lines.why != ""].groupby(
+        ["verdict", "why", "written"],
+        sort=False,
+    )
     return [
         f"{', '.join(of.unique())} ({verdict}): {why}{f' ({written})' if written else ''}"
-        for (verdict, why, written), of in given.method
+        for (verdict, why, written), of in explained.method
     ]
 
 
 def _words(row: Any) -> dict[str, str]:
     """A line in words, by column."""
     digits = row.decimals
-    known = not isna(row.mean)
+    has_run = not isna(row.mean)
     spread = "" if isna(row.std) else f" ± {row.std:.{digits}f}"
     printed = "" if isna(row.printed_std) else f" ± {row.printed_std:.{digits}f}"
     interval = f"[{row.low:+.{digits}f}, {row.high:+.{digits}f}]"
     return {
         "method": row.method,
         "paper": f"{row.value:.{digits}f}{printed}",
-        "ours": f"{row.mean:.{digits}f}{spread}" if known else NONE,
+        "ours": f"{row.mean:.{digits}f}{spread}" if has_run else NONE,
         "seeds": str(row.seeds),
-        "difference": f"{row.mean - row.value:+.{digits}f}" if known else NONE,
+        "difference": f"{row.mean - row.value:+.{digits}f}" if has_run else NONE,
         "interval": NONE if isna(row.low) else interval,
         "verdict": row.verdict,
         "is": row.ours.words() if row.ours else NONE,

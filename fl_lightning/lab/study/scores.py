@@ -44,7 +44,7 @@ _METHOD_KEYS = ("method.", "optimizer.", "evaluation.finetune_epochs")
 def read(
     paths: Sequence[Path],
     judge: str | None = None,
-    metric: str = ACCURACY.name,
+    metric: str | None = None,
     accept_code: bool = False,
 ) -> tuple[DataFrame, list[str]]:
     """The finished runs of one study folder or of several run folders (`COLUMNS`), and notes.
@@ -53,7 +53,8 @@ def read(
         paths: the folder of a study, or run folders.
         judge: the kind of model that all are scored by, but for rows of a study that name another;
             None: each by its own judge, or by the one that a study names.
-        metric: accuracy, or what the runs' `evaluation.metrics` name.
+        metric: accuracy, or what the runs' `evaluation.metrics` name; None: what all runs are
+            judged by, else accuracy.
         accept_code: runs of a row may have been trained with different versions of own code.
 
     Raises:
@@ -74,6 +75,9 @@ def read(
     damaged = next((f" ({entry['damage']})" for entry in entries if entry["damage"]), "")
     nothing = f"none of its {len({entry['number'] for entry in entries})} runs has ended yet"
     check("compare", subject, bool(ended), nothing + damaged)
+    if metric is None:
+        judged = {entry["run"].metric.name for entry in ended}
+        metric = judged.pop() if len(judged) == 1 else ACCURACY.name
     notes = []
     if others:
         notes.append(f"left out, since they are judged otherwise: {', '.join(sorted(others))}")

@@ -28,9 +28,15 @@ def listing_of(compared: Compared) -> Listing:
         judge = f"judge: {MODELS[row.judge]}"
         titles.append("; ".join(filter(None, [judge, row.setting, against])))
     heads = _heads(compared)
-    words = DataFrame([_words(row) for row in table.itertuples()], index=titles)
+    words = DataFrame(
+        [_words(row) for row in table.itertuples()],
+        index=titles,
+    )
     ranks = [line for rank in compared.ranks for line in _ranked(rank)]
-    more = {"ranks": [dataclasses.asdict(rank) for rank in compared.ranks], "notes": compared.notes}
+    more = {
+        "ranks": [dataclasses.asdict(rank) for rank in compared.ranks],
+        "notes": compared.notes,
+    }
     return Listing(
         MARK,
         table.copy(),
@@ -43,7 +49,10 @@ def listing_of(compared: Compared) -> Listing:
 
 
 def _ranked(rank: Ranks) -> list[str]:
-    order = sorted(zip(rank.ranks, rank.methods, strict=True), key=lambda pair: pair[0])
+    order = sorted(
+        zip(rank.ranks, rank.methods, strict=True),
+        key=lambda pair: pair[0],
+    )
     places = ", ".join(f"{method} {place:.2f}" for place, method in order)
     alike = "; ".join(" = ".join(clique) for clique in rank.cliques) or "none"
     test = f"chi-square {rank.chi_square:.2f}, p {rank.p:.2g}"

@@ -23,7 +23,7 @@ from fl_lightning.foundation.csvtable import as_csv
 from fl_lightning.foundation.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.files import aside_of, write_whole
-from fl_lightning.foundation.metric import BY_TASK, Metric
+from fl_lightning.foundation.metric import Metric, of_rows
 from fl_lightning.lab.study import launch, samples, studyfile
 from fl_lightning.lab.study.chosen import UNTUNED, words
 from fl_lightning.lab.study.folder import PLACE, Busy, StudyFolder
@@ -34,6 +34,8 @@ from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.results import owncode
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.opening import when_stopped
+from fl_lightning.results.result import RunResult
+from fl_lightning.results.runs import tidy
 
 if TYPE_CHECKING:
     from fl_lightning.lab.study.trials import Claim, Ended, Trials
@@ -63,18 +65,20 @@ class Search:
 
     @property
     def metric(self) -> Metric:
-        """What runs are judged by."""
-        return BY_TASK[self.base.data.task]
+        """What runs are judged by, as the first that has ended says."""
+        ended = next(self.folder.rglob("summary.json"), None)
+        summary = {} if ended is None else RunFolder(ended.parent).read_summary()
+        return of_rows([{name.removeprefix("final_"): 0.0 for name in summary}])
 
     @cached_property
     def dimensions(self) -> list[Dimension]:
         """What is searched: what neither the list nor the grid sets. `BadInput` where it depends on
         the setting: a trial has the same values in all."""
-        own = self.entry.arguments.keys() | {
+        listed = self.entry.arguments.keys() | {
             name for some in self.entry.when.values() for name in some
         }
         fixed = (
-            {f"method.{name}" for name in own}
+            {f"method.{name}" for name in listed}
             | self.entry.settings.keys()
             | {k for s in self.settings for k in s}
         )
@@ -103,28 +107,40 @@ class Search:
         """As the journal has them."""
         from fl_lightning.lab.study.trials import Trials
 
-        return Trials(self.folder, self.entry.label, self.dimensions, self.number, self.seed)
+        return Trials(
+            self.folder,
+            self.entry.label,
+            self.dimensions,
+            self.number,
+            self.seed,
+        )
 
     def config(self, values: dict[str, Any], setting: dict[str, Any]) -> Config:
         """Of a trial's run in one setting; test data are not read. `BadInput` where the method
         refuses the values."""
         from fl_lightning.lab.study.tuned import split_values
 
-        arguments, own = split_values(values)
+        arguments, settings = split_values(values)
         entry = dataclasses.replace(
             self.entry,
             arguments=self.entry.arguments | arguments,
-            settings=self.entry.settings | own,
+            settings=self.entry.settings | settings,
         )
         layers = [
             *launch.layers_of(Run(setting, entry, self.seed)),
             {"data": {"score_on": "validation"}},
         ]
-        return dataclasses.replace(resolve(layers, self.base), seed=self.seed)
+        return dataclasses.replace(
+            resolve(layers, self.base),
+            seed=self.seed,
+        )
 
 
 def tune(
-    content: Any, over: list[Layer], search: tuple[int, int, bool, bool], options: Options
+    content: Any,
+    over: list[Layer],
+    search: tuple[int, str | None, int, bool, bool],
+    options: Options,
 ) -> None:
     """Searches for each method's arguments, writes what was found, and runs the study of the
     choices.
@@ -132,16 +148,17 @@ def tune(
     Args:
         content: of the study's file.
         over: settings over those of its base.
-        search: trials of each method, their seed, whether the settings that the search began from
-            are evaluated, too, and whether the study is run.
+        search: trials of each method, the metric that chooses, their seed, whether the settings
+            that the search began from are evaluated, too, and whether the study is run.
         options: the search's folder, and how it is run.
     """
-    trials, seed, untuned, runs_study = search
+    trials, metric, seed, untuned, runs_study = search
     for extra in ("tune", "study"):
         require(extra, "tune", options.out)
     from fl_lightning.lab.study.tuned import Tuned, few
 
     launch.check_over(over)
+    over = [*over, {"evaluation": {"metric": metric}}] if metric else over
     study = Study.of(content)
     allowed = "the study has it, and is to judge on seeds unseen"
     check("seed", seed, seed not in study.seeds, allowed)
@@ -155,18 +172,40 @@ def tune(
     # forced rows among them: each has its own judge, and so its own search
     entries = study.entries(everyone=False)
     searches = [
-        Search(entry, out / "trials", trials, seed, base, study.settings()) for entry in entries
+        Search(
+            entry,
+            out / "trials",
+            trials,
+            seed,
+            base,
+            study.settings(),
+        )
+        for entry in entries
     ]
-    _check_same(out, to_settings(base), study, searches, options.accept_changed_code)
+    _check_same(
+        out,
+        to_settings(base),
+        study,
+        searches,
+        options.accept_changed_code,
+    )
     on_validation = [
-        dataclasses.replace(c, data=dataclasses.replace(c.data, score_on="validation"))
+        dataclasses.replace(
+            c,
+            data=dataclasses.replace(c.data, score_on="validation"),
+        )
         for c in configs
     ]
     launch.fetch(on_validation)
     if line_of_few := few(trials):  # before the search, whose hours would otherwise be spent
         print(f"tune: {line_of_few}", file=sys.stderr)
     line = command.line("tune", "STUDY", "--out", options.out)
-    _search(searches, out, launch.worker_count(options.workers, configs[0]), line)
+    _search(
+        searches,
+        out,
+        launch.worker_count(options.workers, configs[0]),
+        line,
+    )
     ended = [(search, search.trials().ended()) for search in searches]
     left = sum(search.number - len(done) for search, done in ended)
     if left:
@@ -176,7 +215,14 @@ def tune(
         )
         return
     tuned = [Tuned(one.entry, done, one.metric, one.dimensions) for one, done in ended]
-    _choose(out, to_yaml(base), study, tuned, untuned, runs_study)
+    _choose(
+        out,
+        to_yaml(base),
+        study,
+        tuned,
+        untuned,
+        runs_study,
+    )
     if runs_study:
         _run_study(out, options, line)
 
@@ -199,7 +245,10 @@ def _with_one_test_part(study: Study, base: Config, configs: list[Config]) -> Co
             )
     if base.data.test_seed is not None:
         return base
-    return dataclasses.replace(base, data=dataclasses.replace(base.data, test_seed=0))
+    return dataclasses.replace(
+        base,
+        data=dataclasses.replace(base.data, test_seed=0),
+    )
 
 
 def _check_labels(study: Study) -> None:
@@ -242,8 +291,8 @@ def _check_same(
     file = out / "tune.yaml"
     if not file.is_file():
         names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-        fine = not out.exists() or (out.is_dir() and names <= {file.name, aside_of(file).name})
-        check("out", str(out), fine, "it is a folder of something else: it holds no tune.yaml")
+        is_new = not out.exists() or (out.is_dir() and names <= {file.name, aside_of(file).name})
+        check("out", str(out), is_new, "it is a folder of something else: it holds no tune.yaml")
     else:
         before = _request(file)
         for key in ("trials", "seed", "base", "grid"):
@@ -262,13 +311,16 @@ def _check_same(
                 same,
                 f"the search in {out} has it otherwise: give this one a `label` of its own",
             )
-        changed = owncode.changed(code := before.get("code", {}), now["code"])
+        changed = owncode.changed(
+            code := before.get("code", {}),
+            now["code"],
+        )
         allowed = (
             f"the trials in {out} began with another version: change it back, give this search "
             f"another --out"
         )
-        fine = accept or not changed
-        check("code", ", ".join(changed), fine, f"{allowed}, or go on with --accept_changed_code")
+        allowed = f"{allowed}, or go on with --accept_changed_code"
+        check("code", ", ".join(changed), accept or not changed, allowed)
         now["code"] = code | now["code"]
         same = not now["data"] or before.get("data", now["data"]) == now["data"]
         root = searches[0].base.data.root
@@ -276,7 +328,10 @@ def _check_same(
             "data.root", root, same, f"the data have changed since trials in {out} trained on them"
         )
         searches[0].trials().ended()  # `BadInput` for a damaged journal, before anything is written
-    write_whole(file, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
+    write_whole(
+        file,
+        yaml.safe_dump(now, sort_keys=False, allow_unicode=True),
+    )
 
 
 def _request(file: Path) -> dict[str, Any]:
@@ -286,9 +341,13 @@ def _request(file: Path) -> dict[str, Any]:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         raise BadInput("out", str(file.parent), allowed) from None
-    fine = isinstance(content, dict) and content.keys() >= {"trials", "seed", "base", "grid"}
-    fine = fine and all(isinstance(content.get(key, {}), dict) for key in ("base", "grid", "code"))
-    check("out", str(file.parent), fine and isinstance(content.get("methods"), dict), allowed)
+    groups = ("base", "grid", "code", "methods")
+    is_whole = (
+        isinstance(content, dict)
+        and content.keys() >= {"trials", "seed", "base", "grid", "methods"}
+        and all(isinstance(content.get(key, {}), dict) for key in groups)
+    )
+    check("out", str(file.parent), is_whole, allowed)
     return dict(content)
 
 
@@ -306,7 +365,13 @@ def _search(searches: list[Search], out: Path, count: int, line: str) -> None:
     jobs = searches * -(-count // len(searches))
     teller, failures = _Teller(searches), {}
     with when_stopped(lambda: f"tune: stopped; it goes on with: {line}"):
-        for ended in run_all(run_trials, jobs, count, out / "logs", lambda running: teller.tell()):
+        for ended in run_all(
+            run_trials,
+            jobs,
+            count,
+            out / "logs",
+            lambda running: teller.tell(),
+        ):
             if ended.error is not None:
                 failures[jobs[ended.job].entry.label] = ended.error
         teller.tell(last=True)
@@ -376,8 +441,9 @@ def _run_trial(search: Search, claim: Claim) -> None:
             config = search.config(claim.values, setting)
             if not (place / "summary.json").is_file():
                 launch.train(config, place, accept=True)  # `_check_same` has looked at its code
-            summary = RunFolder(place).read_summary()
-            scores.append(search.metric.merit(float(summary[search.metric.of("final_mean")])))
+            final = tidy([RunResult(place)])
+            mean = final.value[final.metric == search.metric.name].mean()
+            scores.append(search.metric.merit(float(mean)))
     except (BadInput, RunFailed) as error:
         if (
             claim.number == 0
@@ -406,19 +472,32 @@ def _choose(
     texts = {
         "tuned.csv": as_csv([one.row() for one in tuned_methods]),
         "trials.csv": as_csv(tuned.trial_rows(tuned_methods)),
-        "tuned.yaml": tuned.study_file(base, tuned_methods, study.seeds, study.grid, untuned),
+        "tuned.yaml": tuned.study_file(
+            base,
+            tuned_methods,
+            study.seeds,
+            study.grid,
+            untuned,
+        ),
     }
     folder = StudyFolder(out / "study")
     if folder or runs_study:
-        launch.grown(folder, Study.of(yaml.safe_load(texts["tuned.yaml"])))
+        launch.grown(
+            folder,
+            Study.of(yaml.safe_load(texts["tuned.yaml"])),
+        )
     for name, text in texts.items():
         write_whole(out / name, text)
     screen = Console(highlight=False)
-    Console(highlight=False, width=None if screen.is_terminal else WIDTH).print(
-        tuned.table(tuned_methods)
-    )
+    Console(
+        highlight=False,
+        width=None if screen.is_terminal else WIDTH,
+    ).print(tuned.table(tuned_methods))
     for one in tuned_methods:
-        print("".join(f"{one.entry.label}: {warning}\n" for warning in one.warnings()), end="")
+        print(
+            "".join(f"{one.entry.label}: {warning}\n" for warning in one.warnings()),
+            end="",
+        )
 
 
 def _run_study(out: Path, options: Options, line: str) -> None:

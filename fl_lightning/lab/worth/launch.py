@@ -164,7 +164,15 @@ def worth(
         for layer in layers
     ]
     begin = time.monotonic()
-    plan = Plan(over, StudyFolder(out), chosen, cycles, again=again, begin=begin, **keys)
+    plan = Plan(
+        over,
+        StudyFolder(out),
+        chosen,
+        cycles,
+        again=again,
+        begin=begin,
+        **keys,
+    )
     return answer(prepared(plan, optional=methods is None))
 
 
@@ -209,7 +217,12 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, C
     if plan.folder:
         seeds |= set(Study.of(plan.folder.definition()).seeds)
     definition = Study.of(
-        {"base": {}, "methods": plan.entries, "seeds": sorted(seeds), "forced": True}
+        {
+            "base": {},
+            "methods": plan.entries,
+            "seeds": sorted(seeds),
+            "forced": True,
+        }
     )
     folds = {
         "folds": FOLDS,
@@ -232,7 +245,10 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, C
 
 def _times(config: Config, length: int) -> Config:
     rounds = length * config.federation.rounds
-    return replace(config, federation=replace(config.federation, rounds=rounds))
+    return replace(
+        config,
+        federation=replace(config.federation, rounds=rounds),
+    )
 
 
 def prepared(plan: Plan, optional: bool = False) -> Prepared:
@@ -248,7 +264,11 @@ def prepared(plan: Plan, optional: bool = False) -> Prepared:
     from fl_lightning.lab.worth.runs import look
 
     metric = _checked(plan, base)
-    plan.folder.check(definition, to_settings(base), [run for run, _ in runs])
+    plan.folder.check(
+        definition,
+        to_settings(base),
+        [run for run, _ in runs],
+    )
     changed = ", ".join(code.changes(plan.folder, runs))
     allowed = (
         f"runs in {plan.folder.path} were trained with another version: change it back, or give "
@@ -259,12 +279,18 @@ def prepared(plan: Plan, optional: bool = False) -> Prepared:
     facts = in_a_process(look, runs[0][1])
     if optional and "partialpooling" in plan.methods and not facts.pools:
         return prepared(
-            replace(plan, methods=[name for name in plan.methods if name != "partialpooling"])
+            replace(
+                plan,
+                methods=[name for name in plan.methods if name != "partialpooling"],
+            )
         )
     rounds = base.federation.rounds // LENGTHS[-1]
     rows = {
         row(str(cell["label"]), length): Row(
-            replace(config, federation=replace(config.federation, rounds=rounds)),
+            replace(
+                config,
+                federation=replace(config.federation, rounds=rounds),
+            ),
             cell.get("judge"),
             str(cell["label"]),
             length,
@@ -275,22 +301,27 @@ def prepared(plan: Plan, optional: bool = False) -> Prepared:
         for cell in run.cells()
         for length in LENGTHS
     }
-    return Prepared(plan, rows, facts, metric)
+    if metric is None and facts.why:
+        facts = replace(facts, notes=[facts.why, *facts.notes])
+    return Prepared(plan, rows, facts, metric or facts.metric)
 
 
-def _checked(plan: Plan, base: Config) -> Name:
-    """The metric; `BadInput` for a base of which no verdicts can be given."""
+def _checked(plan: Plan, base: Config) -> Name | None:
+    """The metric, where one is named; `BadInput` for a base of which no verdicts can be given."""
     regression = base.data.task == "regression"
     allowed = "of a regression it is mae" if regression else "mae is for data.task regression"
-    metric: Name = plan.metric or ("mae" if regression else "accuracy")
-    check("metric", metric, (metric == "mae") == regression, allowed)
+    named = base.evaluation.metric
+    known = "worth knows accuracy, balanced_accuracy and auroc: --metric"
+    check("evaluation.metric", named, plan.metric is not None or named != "f1", known)
+    metric: Any = plan.metric or ("mae" if regression else named)
+    check("metric", metric, metric is None or (metric == "mae") == regression, allowed)
     share = base.federation.participation
     allowed = "worth trains every silo in every round: it must be 1"
     check("federation.participation", share, share == 1, allowed)
     share = base.data.held_out_clients
     check("data.held_out_clients", share, not share, "worth judges every silo: it must be 0")
-    named = base.data.held_out
-    check("data.held_out", named, named is None, "worth judges every silo: it must be null")
+    away = base.data.held_out
+    check("data.held_out", away, away is None, "worth judges every silo: it must be null")
     return metric
 
 
@@ -327,7 +358,11 @@ def _cycle(ready: Prepared, cycles: int) -> int:
 
     plan, out = ready.plan, ready.plan.folder.path
     definition, base, runs = _resolved(plan, cycles)
-    plan.folder.write(definition, to_yaml(base), [run for run, _ in runs])
+    plan.folder.write(
+        definition,
+        to_yaml(base),
+        [run for run, _ in runs],
+    )
     tasks = [
         Task(
             config,
@@ -368,7 +403,13 @@ def _run_all(plan: Plan, tasks: Sequence[Task]) -> int:
         progress = f"{done} of {len(jobs)} trainings done"
         return f"worth: stopped with {progress}; it goes on with: {plan.again}"
 
-    work = run_all(_safely, jobs, count, plan.folder.path / "logs", check_time)
+    work = run_all(
+        _safely,
+        jobs,
+        count,
+        plan.folder.path / "logs",
+        check_time,
+    )
     begin = time.monotonic()
     with when_stopped(stopped), contextlib.closing(work) as all_ended:
         for ended in all_ended:
@@ -413,7 +454,12 @@ def _further(ready: Prepared, measured: Measured) -> list[Section]:
     if plan.leave_one_out:
         tasks += further.without(out, method, silos)
     if plan.curve:
-        tasks += further.curve(out, method, ready.rows[LOCAL[-1]], facts.plain)
+        tasks += further.curve(
+            out,
+            method,
+            ready.rows[LOCAL[-1]],
+            facts.plain,
+        )
     parts: dict[str, tuple[Any, Section]] = {"costs": further.costs(out, measured, method)}
     try:
         _run_all(plan, tasks)

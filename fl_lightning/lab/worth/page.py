@@ -47,13 +47,20 @@ def render(measured: Measured, sections: list[Section]) -> str:
         rest=rest[0].upper() + rest[1:],
         silos=[_silo(answer, end) for answer in measured.answers],
         ticks=[
-            {"left": _place(x, end), "text": words.signed(x, metric) if x else "0"} for x in steps
+            {
+                "left": _place(x, end),
+                "text": words.signed(x, metric) if x else "0",
+            }
+            for x in steps
         ],
         unit="points of 100" if metric != "mae" else "fall of the mean error",
         cut=_cut(measured, end),
         zero=_place(0, end),
         band=f"less than {words.amount(measured.margin, metric)}{words.unit_of(metric)}",
-        times={0: "and some judged", 1: "once"}.get(measured.cycles, f"{measured.cycles} times"),
+        times={0: "and some judged", 1: "once"}.get(
+            measured.cycles,
+            f"{measured.cycles} times",
+        ),
         score=words.METRICS[metric],
         method=measured.method,
         number=len(measured.picks),
@@ -76,7 +83,10 @@ def _silo(answer: Answer, end: float) -> dict[str, Any]:
         }
     margin = min(answer.margin, end) if np.isfinite(answer.margin) else 0.0
     return {
-        "margin": {"left": _place(-margin, end), "width": 2 * _place(margin, end) - 100},
+        "margin": {
+            "left": _place(-margin, end),
+            "width": 2 * _place(margin, end) - 100,
+        },
         "name": answer.silo.name,
         "samples": answer.silo.size,
         "kind": KINDS[answer.verdict],
@@ -131,12 +141,24 @@ def _alone(measured: Measured) -> Section:
         "parts counts; the last columns are what came of that, and the best over all parts. "
         f"{words.alone(measured)}"
     )
-    head = ["silo", *(words.KINDS[kind] for kind in kinds), "counts", "best"]
+    head = [
+        "silo",
+        *(words.KINDS[kind] for kind in kinds),
+        "counts",
+        "best",
+    ]
     section = Section("What each silo can do alone", text, head)
     for answer in measured.answers:
         scores = [words.score(answer.methods[kind]["score"], metric) for kind in kinds]
-        own = words.score(answer.alone, metric)
-        section.rows.append([answer.silo.name, *scores, own, words.KINDS[answer.alone_kind]])
+        best = words.score(answer.alone, metric)
+        section.rows.append(
+            [
+                answer.silo.name,
+                *scores,
+                best,
+                words.KINDS[answer.alone_kind],
+            ]
+        )
     return section
 
 
@@ -148,18 +170,22 @@ def _methods(measured: Measured) -> Section:
         "long). These are not corrected for choosing among them: the largest of a row is too "
         "large. Last, the standard deviation of one training's gain."
     )
-    section = Section("Every method", text, ["silo", *labels, "between trainings"])
+    section = Section(
+        "Every method",
+        text,
+        ["silo", *labels, "between trainings"],
+    )
     for answer in measured.answers:
         cells = []
         for label in labels:
             row = answer.methods.get(label)
-            known = row is not None and np.isfinite(row["gain"])
+            is_defined = row is not None and np.isfinite(row["gain"])
             ends = (
                 (words.signed(row[key], metric) for key in ("gain", "low", "high"))
-                if known and row
+                if is_defined and row
                 else ()
             )
-            cells.append("{} [{}, {}]".format(*ends) if known else "-")
+            cells.append("{} [{}, {}]".format(*ends) if is_defined else "-")
         between = words.amount(answer.estimate.between, metric) if answer.estimate else "-"
         section.rows.append([answer.silo.name, *cells, between])
     return section

@@ -15,7 +15,7 @@ import torch
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.configuration.config import Config
 from fl_lightning.core import RoundRecord, RunContext
-from fl_lightning.data import prepare, table, units
+from fl_lightning.data import imbalance, prepare, silos, units
 from fl_lightning.data.load import load
 from fl_lightning.engine import scoring
 from fl_lightning.engine.evaluation import Evaluator
@@ -194,10 +194,10 @@ def look(config: Config) -> Facts:
         copies, kind = np.unique(marks, return_inverse=True)[1], "units"
     counted = pool.units is not None or pool.spans is not None
     plain = rows[0].size <= MOST_FEATURES and not source.vocabulary
-    notes = []
-    if config.data.source == "table" or (config.data.root or "").endswith(".csv"):
-        notes = table.looks_repeated(config.data)
+    rare = imbalance.metric(data, None) is not None
     return Facts(
+        metric="auroc" if rare else "accuracy",
+        why=imbalance.metric_line(data) if rare else "",
         names=data.client_names or [f"silo {c}" for c in clients],
         sizes=[len(np.unique(own)) for own in tested],
         copies=copies,
@@ -205,5 +205,5 @@ def look(config: Config) -> Facts:
         counts=[len(np.unique(pool.independent[own])) for own in tested] if counted else (),
         plain=[*KINDS] if plain and rows.ndim == 2 else [*KINDS][:1] if plain else [],
         pools=rows.ndim == 2 and rows.shape[1] <= MOST_POOLED and not source.vocabulary,
-        notes=notes,
+        notes=silos.lines(config.data),
     )

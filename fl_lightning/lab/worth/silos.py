@@ -28,6 +28,10 @@ class Facts:
     """Plain models that suit the samples."""
     pools: bool = False
     """Whether the samples are few enough numbers for partial pooling."""
+    metric: Name = "accuracy"
+    """What the runs are judged by, unless a metric is named."""
+    why: str = ""
+    """Why it is not accuracy."""
     notes: Sequence[str] = ()
     """What looks wrong."""
 

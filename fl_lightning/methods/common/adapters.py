@@ -27,8 +27,8 @@ def check_adapters(run: RunContext) -> None:
     for group, model in zip(run.groups, run.config.models, strict=True):
         adapters = getattr(model.component, "adapters", None)
         need = f"{run.method_name} needs low-rank adapters in {group.name}"
-        allowed = f"{need}, such as --model.adapters.rank 8"
-        check("model.adapters", adapters, any(map(is_a, group.layout.blocks)), allowed)
+        requirement = f"{need}, such as --model.adapters.rank 8"
+        check("model.adapters", adapters, any(map(is_a, group.layout.blocks)), requirement)
 
 
 class AdapterError(Observer):
@@ -46,8 +46,8 @@ class AdapterError(Observer):
                 if up and (is_a(block) or is_b(block)):
                     network.add(block.shape[0 if is_a(block) else 1])
             problem = f"clients of {group.name} upload adapters, which {run.method_name} cannot mix"
-            allowed = f"{problem}: one rank for all"
-            check("model.adapters.rank", sorted(network), len(network) <= 1, allowed)
+            requirement = f"{problem}: one rank for all"
+            check("model.adapters.rank", sorted(network), len(network) <= 1, requirement)
 
     def on_aggregate(self, run: RunContext, server: Server) -> None:
         """Measure what this round's mean of uploads, which averages A and B apart, errs about their
@@ -104,9 +104,6 @@ def _products(vector: Tensor, pairs: Sequence[tuple[Block, Block]]) -> list[Tens
     convolution are flattened."""
     products = []
     for pair in pairs:
-        a, b = (
-            vector[x.start : x.stop].to(wide(vector.device)).reshape(x.shape).flatten(1)
-            for x in pair
-        )
+        a, b = (vector[x.columns].to(wide(vector.device)).reshape(x.shape).flatten(1) for x in pair)
         products.append(b @ a)
     return products

@@ -12,10 +12,10 @@ from fl_lightning.core import RunContext
 def check_batches(run: RunContext, **sizes: int) -> None:
     """Raise `BadInput` where an argument of the method would leave BatchNorm single samples to
     train on."""
-    allowed = "BatchNorm cannot train on single samples: at least 2"
+    requirement = "BatchNorm cannot train on single samples: at least 2"
     normalised = any(group.whole_last for group in run.groups)
     for name, size in sizes.items():
-        check(f"method.{name}", size, size > 1 or not normalised, allowed)
+        check(f"method.{name}", size, size > 1 or not normalised, requirement)
 
 
 def check_plain_loss(model: nn.Module, why: str) -> None:

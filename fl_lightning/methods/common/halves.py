@@ -73,7 +73,7 @@ def shrunk(client: Client, start: Tensor, model: Tensor, factors: Tensor) -> Ten
     nearer = model.clone()
     layout = client.layout
     for s in layout.segments(layout.is_parameter, by_layer=True):
-        columns = slice(s.start, s.stop)
+        columns = s.columns
         nearer[columns] = torch.lerp(start[columns], model[columns], float(factors[s.layer]))
     return nearer
 

@@ -30,8 +30,8 @@ def check_public(run: RunContext, samples: int | None) -> None:
     size = run.data.public_size
     if not size:
         run.data.public()  # says what may be done about it
-    allowed = f"there are {size} public samples: at most as many"
-    check("method.samples", samples, drawn(run, samples) <= size, allowed)
+    requirement = f"there are {size} public samples: at most as many"
+    check("method.samples", samples, drawn(run, samples) <= size, requirement)
 
 
 def drawn(run: RunContext, samples: int | None) -> int:

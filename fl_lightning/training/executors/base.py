@@ -21,6 +21,7 @@ from fl_lightning.configuration.components import Text
 from fl_lightning.configuration.config import OptimizerConfig
 from fl_lightning.core import PLAIN, Client, Fit, Objective, PureLoss
 from fl_lightning.data import Part
+from fl_lightning.foundation.errors import check
 from fl_lightning.privacy.steps import Private
 from fl_lightning.training.local import Step, train, train_private
 from fl_lightning.training.module import ClientModule
@@ -129,6 +130,8 @@ class ExecutorSpec:
     """Images come with their channels side by side."""
     text: Text | None = None
     """What samples are, where they are tokens."""
+    weighted: bool = False
+    """Classes have weights in the task loss (`data.balance`)."""
 
     @property
     def largest_batch(self) -> int:
@@ -180,6 +183,7 @@ class Loop(Executor):
         module.set_objective(job.objective)
         job.proximal_numbers = module.proximal_numbers
         module.train_only(job.trains)
+        module.weights, module.weighed = job.part.class_weights, False
         try:
             optimizer.reset(job.lr)
             if job.kept:
@@ -192,7 +196,11 @@ class Loop(Executor):
                 )
             if job.keep:
                 job.kept = {k: v.clone() for k, v in optimizer.state().items()}
+            allowed = f"a loss of {module.method} has no weights for classes: sampler, or null"
+            weighed = module.weighed or module.weights is None or not fit.samples
+            check("data.balance", "weights", weighed, allowed)
         finally:
+            module.weights = None
             module.train_only(None)
             module.last.outside()
         return fit

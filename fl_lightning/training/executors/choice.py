@@ -86,6 +86,8 @@ def unfit(fabric: Fabric, module: ClientModule, spec: ExecutorSpec) -> str | Non
         return f"optimizer.name is {spec.config.name}, and it knows sgd"
     if fabric.strategy.precision.precision == "16-mixed":
         return "16-mixed scales each client's loss"
+    if spec.weighted:
+        return "data.balance weights gives each client a loss of its own"
     if spec.channels_last:
         return "it knows no fabric.channels_last"
     if spec.whole_last:

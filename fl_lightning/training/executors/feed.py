@@ -82,7 +82,7 @@ class Feed:
         gapless = len(sizes) == 1 or self._job.schedule.batch_size == self.size
         orders = padded.flatten(1)[:, :total] if gapless else padded.new_empty(len(keys), total)
         for order, key in zip(orders.unbind(), keys, strict=True):
-            torch.randperm(total, generator=draws.manual_seed(key), out=order)
+            self._job.part.order(draws.manual_seed(key), order)
         if not gapless:
             for k, some in enumerate(orders.split(sizes, 1)):
                 padded[:, k, : some.shape[1]] = some

@@ -21,7 +21,7 @@ from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.executors.even import widened
 from fl_lightning.training.executors.stack import Stack
 from fl_lightning.training.local import fit_of
-from fl_lightning.training.schedule import batches
+from fl_lightning.training.schedule import stream
 
 Gradients = Callable[[int, Tensor, Tensor, Tensor], tuple[list[Tensor], Tensor]]
 """Of the first models of a stack, so many, on x, y and the samples' weights: `Vmap.gradients`."""
@@ -79,12 +79,9 @@ class OwnSteps:
         assert job.step is not None and asker is not None
         job.passes, asker.gradients = (0.0, 0.0), partial(self._gradient, job)
         try:
-            for epoch, first, count in job.schedule.pieces(len(job.part)):
-                for k, batch in enumerate(
-                    batches(job.part, job.schedule, epoch, first, count), first
-                ):
-                    losses.append(job.step(batch, k).detach())
-                    samples += len(batch[1])
+            for batch in stream(job.part, job.schedule):
+                losses.append(job.step(batch).detach())
+                samples += len(batch[1])
             job.outcome = fit_of(self.stack.config, job.lr, losses, [], samples, job.vector.device)
         except Exception as error:  # of this client alone
             job.outcome = error

@@ -1,0 +1,1 @@
+"""What is odd about the columns of the silos' tables: `fl-train check-data`."""
