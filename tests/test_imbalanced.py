@@ -75,7 +75,7 @@ def test_a_rare_outcome_is_judged_by_auroc_everywhere(
     assert summary["validation_round"] == summary["best_checkpoint_round"]
     assert summary["validation_round"] == 1 + int(np.argmax(chosen))
     assert summary["final_mean_auroc"] == pytest.approx(np.mean(run.final_accuracies))
-    other = fitted(tmp_path, "other", method="local")
+    other = fitted(tmp_path, "other", method="fedprox")
     comparison = fl_lightning.compare([run, other])
     assert "scores are AUROC, one against the rest, not accuracies" in comparison.notes
     assert "accuracies" not in fl_lightning.compare([run, other], metric="accuracy").notes

@@ -205,7 +205,14 @@ def findings(summaries: Mapping[str, Summary], data: DataConfig) -> list[Finding
 
 
 def _worst_first(listed: Sequence[Finding]) -> list[Finding]:
-    return sorted(listed, key=lambda one: (KINDS.index(one.finding), -one.here))
+    return sorted(listed, key=lambda one: (KINDS.index(one.finding), -_size(one)))
+
+
+def _size(finding: Finding) -> float:
+    """How bad it is beside others of its kind: of units how far apart, relative to both."""
+    here, elsewhere = finding.here, finding.elsewhere
+    apart = abs(here - elsewhere) / (abs(here) + abs(elsewhere) or 1)
+    return apart if finding.finding == "units" else here
 
 
 def _others(silos: Mapping[str, Column], silo: str, value: Callable[[Column], float]) -> float:
