@@ -25,7 +25,7 @@ TOKENS = {
     "callbacks": 36_600,
     "configuration": 19_100,
     "core": 17_300,
-    "data": 47_200,
+    "data": 47_300,
     "drawing": 2_700,
     "engine": 27_800,
     "exporting": 3_700,
@@ -41,7 +41,7 @@ TOKENS = {
     "training": 25_100,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 416_100
+ALL = 416_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 
