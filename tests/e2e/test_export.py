@@ -435,7 +435,7 @@ def test_the_exported_file_is_a_command(script, tmp_path):
         done = script(words)
         assert (done.returncode, done.stderr) == (
             2,
-            f"usage: m.py [-h] rows.csv\nm.py: error: {line}\n",
+            f"usage: m.py [-h] [--proba] rows.csv\nm.py: error: {line}\n",
         )
     (tmp_path / "m.pt2").unlink()
     done = script("t.csv")
