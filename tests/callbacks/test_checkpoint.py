@@ -423,3 +423,26 @@ def test_tensors_of_another_shape_are_refused(make_run, tmp_path, capsys, whose,
     )
     assert restore(of_slots(make_run), tmp_path / "checkpoints") == 1
     assert f"has no {what} of shape" in capsys.readouterr().err
+
+
+def test_another_model_is_bad_input(make_run, tmp_path):
+    saved(make_run(net="norm"), Checkpoint(), [0.1])
+    with pytest.raises(BadInput, match="another model or precision"):
+        restore(make_run(net="plain"), tmp_path / "checkpoints")
+    with pytest.raises(BadInput, match="with more clients"):
+        restore(make_run(net="norm", clients=2), tmp_path / "checkpoints")
+    with pytest.raises(BadInput, match="no checkpoint yet"):
+        restore(make_run(net="norm"), tmp_path / "nowhere")
+    for file in (tmp_path / "checkpoints").glob("server*"):
+        file.unlink()
+    again = make_run(net="norm")
+    before = again.groups[0].initial.clone()
+    with pytest.raises(
+        BadInput, match=r"no intact checkpoint \(round 1: server-round-00001.* cannot be read"
+    ):
+        restore(again, tmp_path / "checkpoints")
+    assert (
+        again.states == {}
+        and torch.equal(again.groups[0].initial, before)
+        and again.server.round == 0
+    )

@@ -193,3 +193,14 @@ def test_random_rows_are_drawn_evenly_from_the_simplex_by_the_seed_alone(make_ru
     # Dirichlet(1, ..., 1)
     assert float(rows.var()) == pytest.approx((1 / 40) * (39 / 40) / 41, rel=0.2)
     assert (make_run(KAPC()).server.memory["relation"] == 0.25).all()
+
+
+def test_the_pull_alone_leaves_the_prior():
+    """lam = 0 makes rho infinite: every row is the prior."""
+    W = models()
+    R = torch.full((6, 3, 6), 1 / 6, dtype=torch.float64)
+    rows = cube(lam=0.0, solver="exact", prior="samples").weights(
+        inputs(W, R, list(range(6)), list(range(6)))
+    )
+    samples = torch.arange(1, 7, dtype=torch.float64)
+    assert torch.equal(rows, (samples / 21).expand(3, 6, 6))

@@ -142,3 +142,19 @@ def test_rotation_turns_every_part(tmp_path):
         for name in ("train", "validation", "test"):
             expected = torch.rot90(first(getattr(plain.client(i), name)), i, (-2, -1))
             assert torch.equal(first(getattr(turned.client(i), name)), expected)
+
+
+def test_augmentation_changes_training_data_only(tmp_path):
+    data = prepare(DataConfig(root=arrays(tmp_path), augment="flip", validation=0.2), 2, 0).client(
+        0
+    )
+    plain = first(data.train)
+    augmented = torch.cat([x for x, _ in data.train.batches(1000, augment=draw(0))])
+    flipped = (augmented != plain).flatten(1).any(1)
+    assert 0 < flipped.sum() < len(plain)
+    assert torch.equal(augmented[flipped], plain[flipped].flip(-1))
+    for part in (data.validation, data.test):
+        assert torch.equal(
+            torch.cat([x for x, _ in part.batches(1000, augment=draw(0))]), first(part)
+        )
+    assert torch.equal(first(data.train), plain)  # nothing was changed in place

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torchvision.datasets
 
 from fl_lightning.configuration.config import DataConfig
@@ -169,3 +170,20 @@ def test_bad_idx_files_are_one_line(tmp_path, monkeypatch):
         Absent, match=r"train-labels-idx1-ubyte or train-labels-idx1-ubyte\.gz is missing"
     ):
         vision.load(DataConfig(source="fashionmnist", root=str(tmp_path)))
+
+
+def test_labels_start_at_zero(monkeypatch):
+    data = torch.zeros(26, 28, 28, dtype=torch.uint8)
+    names = ["N/A", *"abcdefghijklmnopqrstuvwxyz"]
+    calls = fake(monkeypatch, "EMNIST", data=data, targets=torch.arange(1, 27), classes=names)
+    letters = vision.load(DataConfig(source="emnist_letters", root="r"))
+    assert letters.train.labels.tolist() == list(range(26))
+    assert letters.class_names == names[1:]
+    assert calls[0] == {"root": "r", "split": "letters", "train": True, "download": False}
+    assert letters.train.read(np.arange(2)).shape == (2, 1, 28, 28)
+
+
+def test_labels_outside_the_classes_are_refused(monkeypatch):
+    fake(monkeypatch, "CIFAR10", data=np.zeros((2, 32, 32, 3), np.uint8), targets=[0, 10])
+    with pytest.raises(BadInput, match="labels 0 to 10 for 10 classes"):
+        vision.load(DataConfig(source="cifar10", root="r"))

@@ -293,3 +293,14 @@ def test_a_client_may_predict_among_its_own_classes_alone(federation):
     elsewhere = torch.zeros(10, dtype=torch.bool)
     elsewhere[(client.class_counts == 0).nonzero()[0]] = True
     assert torch.equal(FedProto(among="own").candidates(client, elsewhere), elsewhere)
+
+
+def test_features_are_brought_within_zeta_before_the_mean():
+    x = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    bounded = FedHKD(zeta=1.0).bounded(x)
+    assert_close(bounded, torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
+    # the paper's: coordinate by coordinate
+    each = FedHKD(zeta=0.35, bound="coordinate").bounded(-x)
+    assert_close(each, -torch.tensor([[0.35, 0.35], [0.3, 0.35], [0.0, 0.0]]))
+    assert torch.equal(FedHKD(zeta=1.0, clip=False).bounded(x), x)
+    assert torch.equal(FedHKD(zeta=1.0, sigma=0.0).bounded(x), x)
