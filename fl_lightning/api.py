@@ -467,7 +467,7 @@ def check_data(
 
     given = {"data": data, "label": label, "group": group, "unit": unit}
     with tempfile.TemporaryDirectory() as folder, kept(given, Path(folder)) as objects:
-        return compared(resolve(layers_of(config, objects)[0]).data, _text(out))
+        return compared(resolve(layers_of(config or {}, objects)[0]).data, _text(out))
 
 
 # ---------------------------------------------------------------- many runs
