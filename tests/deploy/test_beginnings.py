@@ -76,6 +76,13 @@ def test_a_site_of_another_run_is_one_line(change, line, tmp_path, capsys):
     assert {row["client"] for row in RunFolder(run).read("failures")} == {BAD}
 
 
+def test_a_site_that_cannot_begin_keeps_the_traceback(tmp_path):
+    node = {"client": 0, "data": "none.npz", "folder": str(tmp_path)}
+    answer = wire.unpack(ends.answer(tmp_path / "no app", "run", node, b""))
+    assert answer["failed"][0] == "data"
+    assert "Traceback" in (tmp_path / "run" / "failure.txt").read_text()
+
+
 def test_a_centre_does_not_go_on_with_another_configuration(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*SMALL.split(), "--method", "fedavg", "--fabric.executor", "loop"]
