@@ -9,10 +9,10 @@ from typing import Any
 
 from fl_lightning import __version__
 from fl_lightning.callbacks.base import Observer
-from fl_lightning.configuration.config import check
+from fl_lightning.configuration.config import Config, check
 from fl_lightning.core import RoundRecord, RunContext
-from fl_lightning.data import heterogeneity, imbalance
-from fl_lightning.data.federated import samples_digest
+from fl_lightning.data import heterogeneity, imbalance, silos
+from fl_lightning.data.federated import FederatedData, samples_digest
 from fl_lightning.foundation import log
 from fl_lightning.foundation.csvtable import Row
 from fl_lightning.foundation.extras import missing
@@ -81,12 +81,8 @@ class RunFolderWriter(Observer):
             log.say(
                 f"data: other samples than the run began with, from round {run.resumed_from + 1} on"
             )
-        rare = imbalance.line(data, run.config.evaluation.metrics or ())
-        default = imbalance.metric(data, None) == run.config.evaluation.metric is not None
-        chosen = imbalance.metric_line(data) if default else None
-        lines = chosen, rare, imbalance.untrained(data), imbalance.scattered(data)
-        for line in filter(None, () if run.resumed_from else lines):
-            log.say(line)
+        if not run.resumed_from:
+            say_what_stands_out(run.config, data)
         unlike = heterogeneity.measure(data)
         self.folder.write_heterogeneity(unlike.clients, unlike.pairs)
         self.unlike = unlike.summary()
@@ -168,3 +164,19 @@ class RunFolderWriter(Observer):
         self.folder.write_newcomers(summary.get("newcomers", []))
         self.folder.write_predictions(summary.get("final_predictions", ()))
         self.folder.write_columns(run.judge)
+
+
+def say_what_stands_out(config: Config, data: FederatedData) -> None:
+    """Say which metric was chosen, which classes are rare or untrained, and what a table's columns
+    show."""
+    evaluation = config.evaluation
+    is_default = imbalance.metric(data, None) == evaluation.metric is not None
+    lines = [
+        imbalance.metric_line(data) if is_default else None,
+        imbalance.line(data, evaluation.metrics or ()),
+        imbalance.untrained(data),
+        imbalance.scattered(data),
+        *silos.lines(config.data),
+    ]
+    for line in filter(None, lines):
+        log.say(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from fl_lightning.configuration.config import Config
 from fl_lightning.configuration.files import Layer
 from fl_lightning.configuration.resolve import resolve, start_of
 from fl_lightning.configuration.tables import check_first_rows
-from fl_lightning.foundation import command, launcher, signals
+from fl_lightning.foundation import command, signals
 from fl_lightning.results import opening
 from fl_lightning.results.provenance import name_of
 
@@ -41,10 +40,7 @@ def trained(layers: list[Layer], config_name: str | None) -> Path:
     with opening.opened(start, stem, config) as folder:
         goes_on = partial(opening.goes_on, folder, again)
         with signals.leaving(goes_on):  # it takes seconds
-            from fl_lightning.data import silos
             from fl_lightning.run import fit
-        for line in silos.lines(config.data) if launcher.rank() == 0 and saved is None else ():
-            print(line, file=sys.stderr)
         with opening.when_stopped(goes_on):
             fit(config, folder, start.resume)
     return folder
