@@ -216,3 +216,22 @@ def test_nothing_downloaded_is_local(fit):
     )
     assert one == other
     assert nothing.read("final") == alone.read("final")
+
+
+def test_which_width_the_bound_is_given(make_run, make_client, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "fl_lightning.callbacks.selection.holds",
+        lambda *args: seen.append(args[5].outputs.tolist()),
+    )
+    monkeypatch.setattr(
+        "fl_lightning.callbacks.selection._numbers", lambda client, outputs: outputs + 0.5
+    )
+    client = make_client(make_run(KAPC(), callbacks=[LayerSelection()]), 0)
+    client.state.rounds, client.memory["selection.omega"] = 1, torch.tensor(1)
+    for width in ("channels", "numbers"):
+        LayerSelection(width=width)._omega(client)
+    L, plain = len(client.layout.layers), _sizes(client.layout).outputs
+    assert seen == [plain.tolist()] * L + [(plain + 0.5).tolist()] * L
+    with pytest.raises(BadInput, match=r"layerselection\.width.*one of channels, numbers"):
+        LayerSelection(width="depth")

@@ -160,3 +160,11 @@ def test_canaries_give_the_same_bits_on_ranks_and_after_a_resume(fit, tmp_path):
     fit("part", flags, "--federation.rounds 2")
     assert main(["fit", "--name", "part", "--resume", "--federation.rounds", "3"]) == 0
     assert bits(tmp_path / "runs" / "part") == whole
+
+
+def test_delta_takes_some_of_the_bound():
+    bounds = [lower_bound(1000, 100, 95, delta) for delta in (0.0, 1e-6, 1e-5, 1e-4, 1e-3)]
+    assert bounds == sorted(bounds, reverse=True) and bounds[0] > bounds[-1]
+    assert lower_bound(1000, 100, 50, 1e-5) == lower_bound(10, 0, 0, 1e-5) == 0
+    with pytest.raises(ValueError, match="7 right of 6 guesses"):
+        lower_bound(10, 6, 7, 1e-5)
