@@ -221,6 +221,13 @@ def _others(silos: Mapping[str, Column], silo: str, value: Callable[[Column], fl
     return median(values) if values else math.nan
 
 
+def _usual(silos: Mapping[str, Column], silo: str, value: Callable[[Column], float]) -> float:
+    """The median of `value` over the silos, which one of three cannot move; of two, the other's."""
+    if len(silos) < 3:
+        return _others(silos, silo, value)
+    return median(map(value, silos.values()))
+
+
 def _flagged(
     name: str, kind: str, values: dict[str, float], silos: int, words: str
 ) -> list[Finding]:
@@ -236,11 +243,12 @@ def _units(name: str, silos: Mapping[str, Column]) -> Iterator[Finding]:
         return
     measured = {silo: column for silo, column in silos.items() if column.quantiles}
     for silo, column in measured.items():
-        middle = _others(measured, silo, lambda other: other.quantiles[1])
-        spread = _others(measured, silo, lambda other: other.spread)
+        middle = _usual(measured, silo, lambda column: column.quantiles[1])
+        spread = _usual(measured, silo, lambda column: column.spread)
         if abs(column.quantiles[1] - middle) > spread:
-            words = f"median {column.quantiles[1]:.4g}, {middle:.4g} elsewhere"
-            yield Finding(name, silo, "units", column.quantiles[1], middle, words)
+            elsewhere = _others(measured, silo, lambda column: column.quantiles[1])
+            words = f"median {column.quantiles[1]:.4g}, {elsewhere:.4g} elsewhere"
+            yield Finding(name, silo, "units", column.quantiles[1], elsewhere, words)
         elif max(column.spread, spread) > WIDER * min(column.spread, spread) > 0:
             words = f"5 to 95 % span {column.spread:.4g}, {spread:.4g} elsewhere"
             yield Finding(name, silo, "units", column.spread, spread, words)

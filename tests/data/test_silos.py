@@ -222,3 +222,13 @@ def test_bad_input_is_one_line(
     assert main(["check-data", "--config", "c.yaml", *words.split()]) == BadInput.exit_code == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
+
+
+def test_one_of_three_silos_in_another_unit_is_named_alone(tmp_path):
+    """The median of the two others lies between both units: it would name these, too."""
+    draws = np.random.default_rng(0)
+    rows = DataFrame({"silo": list("abc") * 40, "level": draws.lognormal(0.1, 0.3, 120)})
+    rows.loc[rows.silo == "b", "level"] *= 88.4
+    rows["label"] = [0, 1] * 60
+    table = fl_lightning.check_data({}, data=rows, label="label", group="silo")
+    assert [*table[table.finding == "units"].silo] == ["b"]

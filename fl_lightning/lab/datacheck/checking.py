@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fl_lightning import __version__
@@ -45,7 +46,7 @@ def check_data(data: DataConfig, out: str | None) -> DataFrame:
         columns = {name: asdict(column) for name, column in summaries[first].items()}
         text = template("fl_lightning.lab.datacheck").render(
             mark=f"fl-train check-data {__version__}",
-            root=data.root,
+            root=Path(str(data.root)).name,
             table=table,
             summaries=summaries,
             first=first,
