@@ -215,6 +215,7 @@ def test_a_cell_comes_to_the_same_bits_again(tmp_path, monkeypatch, capfd):
     }
     (run / "provenance.json").write_text(json.dumps([other, other | {"started": "later"}]))
     (run / "environment.txt").write_text("torch==1.2.3\nmy-secret==1\ntorchvision==0.9\n")
+    Path("s.zip").unlink()
     code, out, err = said(capfd, "archive s")
     assert code == 0 and " files, trained with torch 1.2.3 on Cluster CPU + H9\n" in out, out
     text = zipfile.ZipFile("s.zip").read("archive.json").decode()
