@@ -48,9 +48,9 @@ MOST_BEGINS = 10
 FLAGS = f"""
 --config kapc_exact_digits --loggers null --callbacks null --fabric.accelerator cpu --fabric.threads 1
 --model mlp --model.hidden [16] --data.fraction 0.3 --data.validation 0.2 --federation.clients {CLIENTS}
---federation.local_epochs 20 --federation.batch_size 16 --federation.on_bad_client retry
+--federation.local_epochs 150 --federation.batch_size 16 --federation.on_bad_client retry
 """
-"""20 epochs: a second of training, so that kills fall into it, too."""
+"""150 epochs: a second of training, so that kills fall into it, too."""
 
 
 @dataclass
