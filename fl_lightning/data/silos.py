@@ -156,23 +156,31 @@ def _predicts(
     else:
         truths = [np.array(labels, object) == label for label in sorted(set(labels))]
     truths = [truth for truth in truths if FEW <= truth.sum() <= len(truth) - FEW]
-    _, place, counts = np.unique(np.array(cells, object), return_inverse=True, return_counts=True)
-    is_number = np.isfinite(values)
-    areas = []
-    for truth in truths:
-        if np.isinf(values).mean() < WORDS:
-            by_value = _auroc(truth[is_number], values[is_number])
-            areas.append(max(by_value, _auroc(truth, is_number)))
-        elif len(counts) * FEW <= len(cells):
-            areas.append(_auroc(truth, np.bincount(place, truth)[place] / counts[place]))
+    if np.isinf(values).mean() < WORDS:
+        is_number = np.isfinite(values)
+        areas = [
+            max(_auroc(truth[is_number], values[is_number]), _auroc(truth, is_number))
+            for truth in truths
+        ]
+    else:
+        areas = _areas_of_words(cells, truths)
     return fmean(areas) if areas else math.nan
 
 
+def _areas_of_words(cells: Sequence[str], truths: Sequence[np.ndarray]) -> list[float]:
+    """AUROC of a column of words, each ranked by its rows' labels; none where most words are of
+    one row."""
+    _, place, counts = np.unique(np.array(cells, object), return_inverse=True, return_counts=True)
+    if len(counts) * FEW > len(cells):
+        return []
+    return [_auroc(truth, np.bincount(place, truth)[place] / counts[place]) for truth in truths]
+
+
 def _auroc(truth: np.ndarray, scores: np.ndarray) -> float:
-    """In whichever direction is better; 0.5 of too few rows."""
+    """In whichever direction is better; 0.5 of too few rows, or of equal scores."""
     from sklearn.metrics import roc_auc_score
 
-    if min(truth.sum(), (~truth).sum()) < FEW:
+    if min(truth.sum(), (~truth).sum()) < FEW or scores.min() == scores.max():
         return 0.5
     area = float(roc_auc_score(truth, scores))
     return max(area, 1 - area)

@@ -11,7 +11,7 @@ from fl_lightning import __version__
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.core import RoundRecord, RunContext
-from fl_lightning.data import heterogeneity, imbalance, silos
+from fl_lightning.data import heterogeneity, imbalance
 from fl_lightning.data.federated import FederatedData, samples_digest
 from fl_lightning.foundation import log
 from fl_lightning.foundation.csvtable import Row
@@ -167,8 +167,7 @@ class RunFolderWriter(Observer):
 
 
 def say_what_stands_out(config: Config, data: FederatedData) -> None:
-    """Say which metric was chosen, which classes are rare or untrained, and what a table's columns
-    show."""
+    """Say which metric was chosen, and which classes are rare or untrained."""
     evaluation = config.evaluation
     is_default = imbalance.metric(data, None) == evaluation.metric is not None
     lines = [
@@ -176,7 +175,6 @@ def say_what_stands_out(config: Config, data: FederatedData) -> None:
         imbalance.line(data, evaluation.metrics or ()),
         imbalance.untrained(data),
         imbalance.scattered(data),
-        *silos.lines(config.data),
     ]
     for line in filter(None, lines):
         log.say(line)

@@ -40,9 +40,10 @@ def trained(layers: list[Layer], config_name: str | None) -> Path:
     with opening.opened(start, stem, config) as folder:
         goes_on = partial(opening.goes_on, folder, again)
         with signals.leaving(goes_on):  # it takes seconds
+            from fl_lightning.lab.datacheck.telling import assembled
             from fl_lightning.run import fit
         with opening.when_stopped(goes_on):
-            fit(config, folder, start.resume)
+            fit(config, folder, start.resume, put_together=None if saved else assembled)
     return folder
 
 

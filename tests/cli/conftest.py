@@ -23,7 +23,9 @@ class Engine(ModuleType):
         self.calls: list[tuple[Any, ...]] = []
         self.action: Callable[[], None] = lambda: None
 
-    def fit(self, config: Config, folder: Path, resume: bool = False) -> dict[str, Any]:
+    def fit(
+        self, config: Config, folder: Path, resume: bool = False, **more: Any
+    ) -> dict[str, Any]:
         self.calls.append((config, folder, resume))
         self.action()
         return {}

@@ -78,7 +78,7 @@ class Done:
         return Counter(kill["part"] for kill in self.kills)
 
 
-def of_sites(folder: Path, count: int, seed: int, seconds: float = 2.0) -> Done:
+def of_sites(folder: Path, count: int, seed: int, seconds: float = 1.0) -> Done:
     """Kill `count` processes of a deployment without Flower in `folder`, the working directory."""
     rounds = 2 * count  # a process may have ended before its moment
     words = [*FLAGS.split(), "--federation.rounds", str(rounds), "--rehearse", "false"]
