@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,9 +24,9 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fl_lightning.configuration.search import Choice, LogRange, Whole
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.files import Taken, make_folder, take
 from fl_lightning.foundation.rng import key
+from fl_lightning.lab.study.folder import reading
 from fl_lightning.lab.study.grid import place
 from fl_lightning.lab.study.space import Dimension
 
@@ -148,15 +149,12 @@ class Trials:
                 if t.state.is_finished()
             ]
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        """`BadInput` for what optuna raises for a line of the journal that it has not written."""
-        try:
-            yield
-        except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
-            what = f"{self.folder / 'journal.log'} is damaged ({type(error).__name__})"
-            allowed = f"{what}: restore it, or give this search another --out"
-            raise BadInput("out", str(self.folder.parent), allowed) from None
+    def _reading(self) -> AbstractContextManager[None]:
+        """Raise `BadInput` inside where optuna meets a line of the journal that it has not
+        written."""
+        problem = f"{self.folder / 'journal.log'} is damaged"
+        advice = "restore it, or give this search another --out"
+        return reading("out", str(self.folder.parent), problem, advice)
 
     def _ended(self, trial: FrozenTrial) -> Ended:
         values = {d.key: _rounded(d, trial.params[d.key]) for d in self.dimensions}
