@@ -711,11 +711,22 @@ def compare(
         `table` has a row for each method by judge and setting, every digit kept (docs/compare.md
         names the columns); `notes` is what is said below it; `str` the text in `format`.
     """
-    from fl_lightning.lab.study.comparison import Asked
-    from fl_lightning.lab.study.comparison import compare as compared
+    from fl_lightning.lab.study import comparison
 
-    wishes = Asked(baseline, judge, metric, target, accept_changed_code, clients, format)
-    return compared(_folders(runs), wishes, _text(columns), caption, label, _text(out))
+    options = comparison.Options(
+        baseline=baseline,
+        judge=judge,
+        metric=metric,
+        target=target,
+        format=format,
+        out=_text(out),
+        accept_changed_code=accept_changed_code,
+        clients=clients,
+        columns=_text(columns),
+        caption=caption,
+        label=label,
+    )
+    return comparison.compare(_folders(runs), options)
 
 
 @checked

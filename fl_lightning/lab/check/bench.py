@@ -17,7 +17,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from fl_lightning import run as engine
 from fl_lightning.configuration.config import Component, Config
 from fl_lightning.foundation.errors import BadInput, RunFailed
-from fl_lightning.lab.study.archive import weights
+from fl_lightning.lab.study.archive import checkpoint_digest
 from fl_lightning.sites.rehearsal import unlike
 
 
@@ -152,7 +152,7 @@ def difference(one: Path, other: Path) -> str | None:
     for table, _, a, b, columns in unlike(one, other):
         at = f"from round {int({**a, **b}['round'])} on" if "round" in {**a, **b} else "at the end"
         return f"{table}.csv differs {at} ({', '.join(columns[:3])}{', ...' * (len(columns) > 3)})"
-    if weights(one) != weights(other):
+    if checkpoint_digest(one) != checkpoint_digest(other):
         return "their tables agree, but not what clients and server keep"
     return None
 
