@@ -191,13 +191,13 @@ def _run(name: str, argv: list[str]) -> None:
 def _fit(flags: list[str], prints_config: bool) -> None:
     """Trains like `api.fit`, without a `Run`: ranks above 0 may have no tables yet."""
     from fl_lightning import api
-    from fl_lightning.lab.fitting import trained
+    from fl_lightning.lab.fitting import train
     from fl_lightning.lab.given import layers_of
 
     if prints_config:
         print(api.resolved(flags), end="")
     else:
-        trained(*layers_of(flags, {}))
+        train(*layers_of(flags, {}))
 
 
 def _print(name: str, value: Any, as_json: bool) -> None:

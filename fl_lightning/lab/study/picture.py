@@ -126,7 +126,8 @@ def _scale(axes: Axes, rank: Ranks) -> None:
     place = dict(zip(rank.methods, rank.ranks, strict=True))
     for line, clique in enumerate(rank.cliques, start=1):
         ends = [place[clique[0]] - 0.03, place[clique[-1]] + 0.03]
-        axes.hlines(0.6 * line, *ends, linewidth=4, capstyle="butt", color="black")
+        heights = [0.6 * line, 0.6 * line]
+        axes.plot(ends, heights, linewidth=4, solid_capstyle="butt", color="black")
     order = sorted(rank.methods, key=lambda method: place[method])
     sides = ((order[:half], 0.95, "left"), (order[half:][::-1], number + 0.05, "right"))
     for methods, end, side in sides:

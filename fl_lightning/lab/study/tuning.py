@@ -28,7 +28,6 @@ from fl_lightning.lab.study import launch, samples, studyfile
 from fl_lightning.lab.study.chosen import UNTUNED, words
 from fl_lightning.lab.study.folder import PLACE, Busy, StudyFolder, check_new, reading
 from fl_lightning.lab.study.grid import LONGEST, Entry, Pairs, Run, Study, safe
-from fl_lightning.lab.study.launch import Options
 from fl_lightning.lab.study.listing import WIDTH
 from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.results import owncode
@@ -124,33 +123,37 @@ class Search:
         return [self.config({}, setting) for setting in self.settings]
 
 
-def tune(
-    content: Any,
-    over: list[Layer],
-    search: tuple[int, str | None, int, bool, bool],
-    options: Options,
-) -> None:
+@dataclass(frozen=True)
+class Options(launch.Options):
+    """How methods are searched (`fl_lightning.tune`); `out` is the search's folder."""
+
+    trials: int = 20
+    metric: str | None = None
+    seed: int = 1000
+    untuned: bool = False
+    runs_study: bool = True
+
+
+def tune(content: Any, over: list[Layer], options: Options) -> None:
     """Searches for each method's arguments, writes what was found, and runs the study of the
     choices.
 
     Args:
         content: of the study's file.
         over: settings over those of its base.
-        search: trials of each method, the metric that chooses, their seed, whether the settings
-            that the search began from are evaluated, too, and whether the study is run.
         options: the search's folder, and how it is run.
     """
-    trials, metric, seed, untuned, runs_study = search
     for extra in ("tune", "study"):
         require(extra, "tune", options.out)
     from fl_lightning.lab.study.tuned import Tuned, few
 
     launch.check_over(over)
-    over = [*over, {"evaluation": {"metric": metric}}] if metric else over
+    if options.metric is not None:
+        over = [*over, {"evaluation": {"metric": options.metric}}]
     study = Study.of(content)
     requirement = "the study has it, and is to judge on seeds unseen"
-    check("seed", seed, seed not in study.seeds, requirement)
-    if untuned:
+    check("seed", options.seed, options.seed not in study.seeds, requirement)
+    if options.untuned:
         _check_labels(study)
     base, pairs = launch.resolved(study, over, [BENEATH])
     base = _with_one_test_part(study, base, pairs)
@@ -161,24 +164,25 @@ def tune(
     settings = study.settings()
     # forced rows among them: each has its own judge, and so its own search
     searches = [
-        Search(entry, out / "trials", trials, seed, base, settings)
+        Search(entry, out / "trials", options.trials, options.seed, base, settings)
         for entry in study.entries(everyone=False)
     ]
     configs = [config for search in searches for config in search.configs()]
-    _check_same(out, study, searches, configs, options.accept_changed_code)
+    _write_request(out, study, searches, configs, options.accept_changed_code)
     launch.fetch(configs)
-    if line_of_few := few(trials):  # before the search, whose hours would otherwise be spent
-        print(f"tune: {line_of_few}", file=sys.stderr)
+    warning = few(options.trials)
+    if warning:  # before the search, whose hours would otherwise be spent
+        print(f"tune: {warning}", file=sys.stderr)
     line = command.line("tune", "STUDY", "--out", options.out)
     _search(searches, out, launch.worker_count(options.workers, base), line)
     tuned = [Tuned(s.entry, s.trials().ended(), s.metric(), s.dimensions) for s in searches]
-    missing = sum(trials - len(one.ended) for one in tuned)
+    missing = sum(options.trials - len(search.ended) for search in tuned)
     if missing:
         others = f"{missing} trials are at work in other processes"
         print(f"tune: {others}; the last of them goes on, or: {line}")
         return
-    _choose(out, to_yaml(base), study, tuned, untuned, runs_study)
-    if runs_study:
+    _choose(out, to_yaml(base), study, tuned, options)
+    if options.runs_study:
         _run_study(out, options, line)
 
 
@@ -211,11 +215,11 @@ def _check_labels(study: Study) -> None:
         check(key, entry.label, label not in labels, f"another method is called {label!r}")
 
 
-def _check_same(
+def _write_request(
     out: Path, study: Study, searches: list[Search], configs: list[Config], accept: bool
 ) -> None:
-    """Raise `BadInput` unless the folder is new, or holds this very search: it may gain methods and
-    (fresh) seeds."""
+    """Write what is asked for to `tune.yaml`. `BadInput` unless the folder is new, or holds this
+    very search: it may gain methods and (fresh) seeds."""
     first = searches[0]
     base = to_settings(first.base)
     for key in PLACE:
@@ -363,7 +367,7 @@ def _run_trial(search: Search, claim: Claim) -> None:
             place = claim.folder / safe(name or "run")
             config = search.config(claim.values, setting)
             if not (place / "summary.json").is_file():
-                launch.train(config, place, accept=True)  # `_check_same` has looked at its code
+                launch.train(config, place, accept=True)  # `_write_request` has looked at its code
             final = tidy([RunResult(place)])
             metric = search.metric()
             mean = final.value[final.metric == metric.name].mean()
@@ -383,27 +387,27 @@ def _run_trial(search: Search, claim: Claim) -> None:
 
 
 def _choose(
-    out: Path, base: str, study: Study, tuned_methods: list[Tuned], untuned: bool, runs_study: bool
+    out: Path, base: str, study: Study, tuned_methods: list[Tuned], options: Options
 ) -> None:
     """Write and print what was found. `BadInput`, and nothing is written, where the study of the
     choices would refuse the folder `study`: it has trained rows that are no longer listed, whose
     choices the tables would lose."""
     from fl_lightning.lab.study import tuned
 
-    content = tuned.study_file(base, tuned_methods, study.seeds, study.grid, untuned)
+    content = tuned.study_file(base, tuned_methods, study.seeds, study.grid, options.untuned)
     folder = StudyFolder(out / "study")
-    if folder or runs_study:
+    if folder or options.runs_study:
         launch.grown(folder, Study.of(yaml.safe_load(content)))
-    write_whole(out / "tuned.csv", as_csv([one.row() for one in tuned_methods]))
+    write_whole(out / "tuned.csv", as_csv([method.row() for method in tuned_methods]))
     write_whole(out / "trials.csv", as_csv(tuned.trial_rows(tuned_methods)))
     write_whole(out / "tuned.yaml", content)
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH)
     console.print(tuned.table(tuned_methods))
-    for one in tuned_methods:
-        for warning in one.warnings():
-            print(f"{one.entry.label}: {warning}")
+    for method in tuned_methods:
+        for warning in method.warnings():
+            print(f"{method.entry.label}: {warning}")
 
 
 def _run_study(out: Path, options: Options, line: str) -> None:
