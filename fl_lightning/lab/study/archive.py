@@ -70,9 +70,9 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
             paths += (folder.path / run).glob(pattern)
     files = {path.relative_to(folder.path).as_posix(): path for path in paths if path.is_file()}
     search = search_of(folder.path)
-    for name in SEARCH if search is not None else ():
-        if (search / name).is_file():
-            files.setdefault(name, search / name)
+    for path in [search / name for name in SEARCH] if search is not None else []:
+        if path.is_file():
+            files.setdefault(path.name, path)
     names = sorted(files)
     index = {
         "version": VERSION,

@@ -93,8 +93,9 @@ def compare(folders: Sequence[str], options: Options) -> Comparison:
     listing = _listing_of(folders, options)
     if options.columns is not None:
         listing = choose(listing, options.columns)
-    labels = {"caption": options.caption or "", "label": options.label or ""}
-    return write(dataclasses.replace(listing, **labels), options.format, options.out)
+    caption, label = options.caption or "", options.label or ""
+    listing = dataclasses.replace(listing, caption=caption, label=label)
+    return write(listing, options.format, options.out)
 
 
 def _listing_of(folders: Sequence[str], options: Options) -> Listing:

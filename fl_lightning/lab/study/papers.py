@@ -235,10 +235,9 @@ def _cell(row: Mapping[str, Any], paper: Mapping[str, Any]) -> Printed:
 
 def _rows_of(paper: Mapping[str, Any]) -> DataFrame:
     """The rows of its tables that `where` chooses; a number that two tables share comes once."""
-    names = paper.get("tables")
-    is_list = isinstance(names, list) and len(names) > 0
-    are_names = is_list and all(isinstance(name, str) for name in names)
-    check("paper.tables", names, are_names, "it must be a list of names")
+    names = paper.get("tables") or []
+    are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    check("paper.tables", names, bool(names) and are_names, "it must be a list of names")
     rows = concat(map(_table, names), ignore_index=True)
     for column, value in paper.get("where", {}).items():
         rows = rows[rows[column] == value] if column in rows else rows[:0]
