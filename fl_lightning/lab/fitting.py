@@ -49,7 +49,11 @@ def train(layers: list[Layer], config_name: str | None) -> Path:
     return folder
 
 
-def config_of_run(layers: list[Layer], config_name: str | None, saved: Layer | None) -> Config:
+def config_of_run(
+    layers: list[Layer],
+    config_name: str | None,
+    saved: Layer | None,
+) -> Config:
     """Returns the config of a run. Resumed without a config file, it is as the run was (`saved`),
     save for what `layers` say."""
     return resolve([saved, *layers] if saved and config_name is None else layers)

@@ -16,7 +16,11 @@ from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.metric import BY_TASK, FURTHER
 from fl_lightning.results import opening
 
-SUFFIXES = {"safetensors": ".safetensors", "torch_export": ".pt2", "onnx": ".onnx"}
+SUFFIXES = {
+    "safetensors": ".safetensors",
+    "torch_export": ".pt2",
+    "onnx": ".onnx",
+}
 """How a file ends that is exported in each format."""
 
 
@@ -67,7 +71,13 @@ def export(
     return _with_loader(loader, run, facts.get("whose", f"client {client}"), model, facts, format)
 
 
-def join(run: Path, data: str, out: str, rounds: int | None, architecture: str | None) -> Exported:
+def join(
+    run: Path,
+    data: str,
+    out: str,
+    rounds: int | None,
+    architecture: str | None,
+) -> Exported:
     """Writes a new client's model, and beside it the file that loads it; the run stays as it is."""
     model = Path(out)
     config = opening.config_of(run)
@@ -99,7 +109,11 @@ def _check_importable(run: Path) -> None:
             raise BadInput("run", str(run), requirement)
 
 
-def _new_loader_path(model: Path, out: str, suffix: str = ".safetensors") -> Path:
+def _new_loader_path(
+    model: Path,
+    out: str,
+    suffix: str = ".safetensors",
+) -> Path:
     """Returns the path of the loader beside `model`.
 
     Raises:

@@ -45,7 +45,12 @@ class Queued:
     """SLURM's reason: `Priority`, `Resources`, ..."""
 
 
-def record_job(jobs: Path, name: str, answer: str, runs: Iterable[tuple[Path, str, int]]) -> None:
+def record_job(
+    jobs: Path,
+    name: str,
+    answer: str,
+    runs: Iterable[tuple[Path, str, int]],
+) -> None:
     """Keep in the folder `jobs` that the job which sbatch names (`answer`) does these runs: folder,
     method, rounds."""
     number = re.search(r"\d+", answer)
@@ -74,7 +79,12 @@ def queued(out: Path) -> list[Queued]:
             state: tuple[State, str] = ("submitted", "")
             if states is not None:
                 state = states.get(number, ("gone", ""))
-            run = Queued(Path(name), method, rounds, *state)
+            run = Queued(
+                Path(name),
+                method,
+                rounds,
+                *state,
+            )
             rank = run.state in ALIVE, when
             if run.folder not in latest or latest[run.folder][0] <= rank:
                 latest[run.folder] = rank, run

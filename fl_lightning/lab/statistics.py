@@ -116,7 +116,11 @@ def bootstrap(
     return middle - high * error, middle - low * error
 
 
-def resampled(differences: Differences, resamples: int, rng: np.random.Generator) -> np.ndarray:
+def resampled(
+    differences: Differences,
+    resamples: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
     """Means of drawn seeds over drawn clients, (..., resamples, seeds); of a seed drawn twice
     clients are, too."""
     count = len(differences)
@@ -131,7 +135,11 @@ def resampled(differences: Differences, resamples: int, rng: np.random.Generator
     return means
 
 
-def _drawn_means(clients: np.ndarray, times: int, rng: np.random.Generator) -> np.ndarray:
+def _drawn_means(
+    clients: np.ndarray,
+    times: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
     """The mean of each of `times` draws of all clients with replacement, (..., times)."""
     count = clients.shape[-1]
     shares = np.full(count, 1 / count)
@@ -147,7 +155,12 @@ def of_means(values: np.ndarray) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
-def welch(ours: Sequence[float], mean: float, std: float | None, count: int) -> tuple[float, float]:
+def welch(
+    ours: Sequence[float],
+    mean: float,
+    std: float | None,
+    count: int,
+) -> tuple[float, float]:
     """Welch's interval for the mean of `ours`, two values or more, less another `mean`.
 
     Args:
@@ -170,7 +183,11 @@ def welch(ours: Sequence[float], mean: float, std: float | None, count: int) -> 
     return difference - reach, difference + reach
 
 
-def noise(ours: np.ndarray, alone: np.ndarray, tested: np.ndarray) -> np.ndarray:
+def noise(
+    ours: np.ndarray,
+    alone: np.ndarray,
+    tested: np.ndarray,
+) -> np.ndarray:
     """The difference of two accuracies on the same `tested` samples that chance alone may give,
     one-sided at 5 %; `EQUAL` where no samples are.
 

@@ -64,7 +64,11 @@ class Standing:
     """What a queued job waits for, in SLURM's word."""
 
 
-def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
+def standing(
+    folder: Path,
+    now: float,
+    job: Queued | None = None,
+) -> Standing:
     """The state of the run in `folder` at time `now` (seconds since the epoch); `job` is what SLURM
     says of it.
 
@@ -129,7 +133,15 @@ def standings(out: Path) -> list[Standing]:
         for job in jobs.values():
             if not (job.folder / CONFIG).exists():
                 name = job.folder.name
-                runs.append(Standing(name, job.state, job.method, rounds=job.rounds, why=job.why))
+                runs.append(
+                    Standing(
+                        name,
+                        job.state,
+                        job.method,
+                        rounds=job.rounds,
+                        why=job.why,
+                    )
+                )
     requirement = f"it holds no run: no {CONFIG} in it or in a folder of it"
     check("status", str(out), bool(runs), requirement)
     return runs
@@ -189,7 +201,11 @@ def _of_runs(out: Path) -> Table:
     return table
 
 
-def _at_work(folder: Path, silent: float, usual: float) -> bool:
+def _at_work(
+    folder: Path,
+    silent: float,
+    usual: float,
+) -> bool:
     """Whether a process is at work in `folder`: by its lock, or, where there is none to ask, by its
     silence."""
     lock = locked(folder)

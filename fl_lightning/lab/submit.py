@@ -111,7 +111,11 @@ class Job:
         return ", ".join(f"{key} {getattr(self, key)}" for key in ("nodes", *keys, "time"))
 
 
-def submit(flags: list[str], job: Job, array: str | None) -> str:
+def submit(
+    flags: list[str],
+    job: Job,
+    array: str | None,
+) -> str:
     """Writes the job script of a run, or of a sweep, and hands it to sbatch; returns what was
     submitted, in words, or with `dry_run` the script.
 
@@ -149,7 +153,13 @@ def submit(flags: list[str], job: Job, array: str | None) -> str:
     return f"{len(lines)} run{'s' * (len(lines) > 1)} in {out}; see: fl-train status {out}"
 
 
-def send(job: Job, text: str, out: Path, name: str, runs: Sequence[tuple[Path, str, int]]) -> None:
+def send(
+    job: Job,
+    text: str,
+    out: Path,
+    name: str,
+    runs: Sequence[tuple[Path, str, int]],
+) -> None:
     """Write the job script `text` into `out`, hand it to sbatch, print what it says, and keep which
     runs the job has.
 
@@ -179,7 +189,12 @@ def send(job: Job, text: str, out: Path, name: str, runs: Sequence[tuple[Path, s
     print(f"{done.stdout.strip()}; script: {file}")
 
 
-def script(job: Job, lines: Sequence[Sequence[str]], out: Path, name: str) -> str:
+def script(
+    job: Job,
+    lines: Sequence[Sequence[str]],
+    out: Path,
+    name: str,
+) -> str:
     """The text of the job script: one array task for each of `lines`, the words of a `fit`."""
     file = resources.files("fl_lightning.slurm").joinpath("job.sbatch")
     gpus, is_array = job.gpus_per_node, len(lines) > 1

@@ -79,7 +79,12 @@ class Bench:
             return engine.launch(config, work, folder, *arguments)
 
     @contextlib.contextmanager
-    def about_to(self, name: str, config: Config, fresh: bool = True) -> Iterator[Path]:
+    def about_to(
+        self,
+        name: str,
+        config: Config,
+        fresh: bool = True,
+    ) -> Iterator[Path]:
         """The folder of a run within this block, quiet and `explained`; `fresh`: as in `fit`."""
         folder = self.path / name
         folder.mkdir(exist_ok=True)

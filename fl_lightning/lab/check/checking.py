@@ -15,14 +15,34 @@ from fl_lightning.foundation.errors import BadInput, RunFailed
 
 BASE: Layer = {
     "model": {"name": "mlp", "hidden": [16]},
-    "federation": {"clients": 5, "rounds": 4, "local_epochs": 1},
-    "data": {"fraction": 0.4, "validation": 0.2, "public": "held_back"},
-    "fabric": {"accelerator": "cpu", "devices": 1, "threads": 1},
+    "federation": {
+        "clients": 5,
+        "rounds": 4,
+        "local_epochs": 1,
+    },
+    "data": {
+        "fraction": 0.4,
+        "validation": 0.2,
+        "public": "held_back",
+    },
+    "fabric": {
+        "accelerator": "cpu",
+        "devices": 1,
+        "threads": 1,
+    },
     "callbacks": {"heatmaps": None, "progress": None},
 }
 """Some 700 digits of five clients, a few seconds for all runs together. A part of the data is held
 back for validation and as public data, so that methods which ask for either find it."""
-SAVED: Layer = {"callbacks": {"checkpoint": {"every": 1, "best": False, "seconds": 0}}}
+SAVED: Layer = {
+    "callbacks": {
+        "checkpoint": {
+            "every": 1,
+            "best": False,
+            "seconds": 0,
+        }
+    }
+}
 WIDTH = 12
 QUICK = ("runs", "seed", "resume", "partial", "skip", "bytes")
 """The checks of `--quick`, which need no second process and no other data or networks."""
@@ -81,7 +101,11 @@ def _without_others(layer: Layer, class_path: str) -> Layer:
     return {key: value for key, value in layer.items() if key != "method"}
 
 
-def _checked(config: Config, folder: Path, names: list[str]) -> list[str]:
+def _checked(
+    config: Config,
+    folder: Path,
+    names: list[str],
+) -> list[str]:
     """Make the checks and print their results; gives the names of those that fail."""
     from fl_lightning.lab.check.bench import Bench, Wrong
     from fl_lightning.lab.check.checks import CHECKS

@@ -55,7 +55,12 @@ def _partial(bench: Bench) -> Config:
     return bench.changed(federation={"participation": 0.5})
 
 
-def _check_same(run: Path, other: Path, problem: str, advice: str) -> None:
+def _check_same(
+    run: Path,
+    other: Path,
+    problem: str,
+    advice: str,
+) -> None:
     """Raise `Wrong` where two runs differ."""
     differs = difference(run, other)
     if differs is not None:
@@ -100,7 +105,12 @@ def _cohort(bench: Bench) -> str:
     return f"{drawn} of {config.clients} clients in a round; {result}"
 
 
-def _in_parts(bench: Bench, name: str, config: Config, problem: str) -> str:
+def _in_parts(
+    bench: Bench,
+    name: str,
+    config: Config,
+    problem: str,
+) -> str:
     """A run and the same one stopped and continued, which is to be no other."""
     folder = bench.fit(name, config)
     scores = _final_scores(folder, config)
@@ -171,7 +181,12 @@ def _apart(bench: Bench, way: str) -> None:
         raise Wrong(f"no byte goes {way}, yet {changes}: {reason}")
 
 
-def _others(fabric: Fabric, config: Config, folder: Path, negated: bool) -> dict[str, Any]:
+def _others(
+    fabric: Fabric,
+    config: Config,
+    folder: Path,
+    negated: bool,
+) -> dict[str, Any]:
     """The vectors of all clients but client 0, whose training samples are `negated` or not, after
     three rounds."""
     fed = engine.assemble(fabric, config, folder, [])
@@ -208,7 +223,11 @@ def _operations(bench: Bench) -> str:
     return f"{millions} in a round; torch sees {torch_millions}"
 
 
-def _counted(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
+def _counted(
+    fabric: Fabric,
+    config: Config,
+    folder: Path,
+) -> dict[str, Any]:
     """What torch sees in the second round, in which nothing is scored, and what its row counts."""
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -147,7 +147,11 @@ def checkpoint_digest(run: Path) -> str | None:
     return digest.hexdigest()
 
 
-def differences(ours: Path, archived: Path, digest: str | None) -> list[str]:
+def differences(
+    ours: Path,
+    archived: Path,
+    digest: str | None,
+) -> list[str]:
     """Parts in which a run differs from the archived one: `weights` (whose `digest` is archived),
     or names of files; seconds, memory, `VARYING` apart."""
     differing = []

@@ -62,7 +62,14 @@ def listing_of(runs: DataFrame, baseline: str | None = None) -> Listing:
         notes.append(REDRAWN)
     if numbers.low.notna().any():
         notes.append(INTERVALS)
-    return Listing(MARK, numbers, with_values, heads, notes, {"notes": notes})
+    return Listing(
+        MARK,
+        numbers,
+        with_values,
+        heads,
+        notes,
+        {"notes": notes},
+    )
 
 
 def _heads(methods: Sequence[str]) -> dict[str, str]:

@@ -62,7 +62,11 @@ def _has_begun(run: Path) -> bool:
     return (run / "metrics.csv").is_file()
 
 
-def check_same(folder: StudyFolder, todo: Collection[tuple[Run, Config]], accept: bool) -> None:
+def check_same(
+    folder: StudyFolder,
+    todo: Collection[tuple[Run, Config]],
+    accept: bool,
+) -> None:
     """Raise `BadInput` for `changes`, unless `accept`."""
     names = ", ".join(changes(folder, todo))
     requirement = (
@@ -98,7 +102,11 @@ def _row(name: str) -> str:
 # ---------------------------------------------------------------- in a table
 
 
-def check_rows(runs: DataFrame, let_in: Versions, accept: bool) -> list[str]:
+def check_rows(
+    runs: DataFrame,
+    let_in: Versions,
+    accept: bool,
+) -> list[str]:
     """Notes on own code of which runs of a table had several versions.
 
     Args:

@@ -79,7 +79,11 @@ class Compared:
     target: float | None
 
 
-def compare(runs: DataFrame, baseline: str | None = None, target: float | None = None) -> Compared:
+def compare(
+    runs: DataFrame,
+    baseline: str | None = None,
+    target: float | None = None,
+) -> Compared:
     """The comparison of `runs`, each with `baseline`.
 
     Args:
@@ -106,7 +110,11 @@ def compare(runs: DataFrame, baseline: str | None = None, target: float | None =
                     continue
                 if label == winner:
                     best.append(len(rows))
-                row = {"judge": group.judge, "setting": name, "method": label}
+                row = {
+                    "judge": group.judge,
+                    "setting": name,
+                    "method": label,
+                }
                 row |= _means(of_row, settings, target)
                 if label != group.baseline:
                     row |= _against(group, settings, label)
@@ -134,7 +142,11 @@ def compare(runs: DataFrame, baseline: str | None = None, target: float | None =
 # ---------------------------------------------------------------- rows
 
 
-def _units(group: Group, harmed: Series, target: float | None) -> DataFrame:
+def _units(
+    group: Group,
+    harmed: Series,
+    target: float | None,
+) -> DataFrame:
     """The group's runs with the mean and worst tenth of their clients, `harmed`, and costs: of the
     whole run or up to the target; none of a run that never reached it."""
     scores = dict(iter(group.scores.groupby(level=UNIT, sort=False)))
@@ -145,12 +157,23 @@ def _units(group: Group, harmed: Series, target: float | None) -> DataFrame:
         if target is not None:
             costs = reached(run.run, target, run.column)
         row = {"mean": float(of_clients.mean()), "worst_tenth": worst_tenth(of_clients)}
-        rows.append({**row, "reached": costs is not None, **NO_COSTS, **(costs or {})})
+        rows.append(
+            {
+                **row,
+                "reached": costs is not None,
+                **NO_COSTS,
+                **(costs or {}),
+            }
+        )
     columns = DataFrame(rows, index=group.runs.index)
     return group.runs[["method", *UNIT]].assign(harmed=harmed, **columns)
 
 
-def _means(of_row: DataFrame, settings: list[str], target: float | None) -> dict[str, Any]:
+def _means(
+    of_row: DataFrame,
+    settings: list[str],
+    target: float | None,
+) -> dict[str, Any]:
     """The columns of a method alone; means are over the seeds that ran in all `settings`."""
     means = _over_seeds(of_row, settings, "mean")
     seeds = len(means)
@@ -169,7 +192,11 @@ def _means(of_row: DataFrame, settings: list[str], target: float | None) -> dict
     }
 
 
-def _over_seeds(of_row: DataFrame, settings: list[str], column: str) -> np.ndarray:
+def _over_seeds(
+    of_row: DataFrame,
+    settings: list[str],
+    column: str,
+) -> np.ndarray:
     """Of each seed that ran in all `settings` the mean over these."""
     units = zip(of_row.setting, of_row.seed, strict=True)
     values = dict(zip(units, of_row[column], strict=True))
@@ -185,7 +212,11 @@ def _mean(values: Any) -> float | None:
     return sum(numbers) / len(numbers) if are_known else None
 
 
-def _against(group: Group, settings: list[str], label: str) -> dict[str, Any]:
+def _against(
+    group: Group,
+    settings: list[str],
+    label: str,
+) -> dict[str, Any]:
     """The columns of a method beside the baseline."""
     paired = group.paired(label, group.baseline, settings)
     row: dict[str, Any] = {"baseline": group.baseline, "pairs": len(paired)}
@@ -298,7 +329,16 @@ def _ranks(groups: list[Group]) -> tuple[list[Ranks], list[str]]:
             places = statistics.cliques(ranks, pairwise)
             cliques = [[labels[k] for k in clique] for clique in places]
             lists = ranks.tolist(), pairwise.tolist(), cliques
-            ranked.append(Ranks(group.judge, labels, len(table), chi_square, p, *lists))
+            ranked.append(
+                Ranks(
+                    group.judge,
+                    labels,
+                    len(table),
+                    chi_square,
+                    p,
+                    *lists,
+                )
+            )
         elif len(group.settings) > 1 and len(labels) > 1:
             settings = f"{statistics.MIN_PAIRS} settings that all methods have run in"
             needed = f"no Friedman test: it wants {settings}, and {MIN_METHODS} methods"

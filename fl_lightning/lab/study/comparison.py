@@ -150,7 +150,11 @@ def read(names: Sequence[str], options: Options) -> Iterator[tuple[DataFrame, li
         yield *scores.read(folders, *keys), folders[0]
 
 
-def write(listing: Listing, form: str, out: str | None = None) -> Comparison:
+def write(
+    listing: Listing,
+    form: str,
+    out: str | None = None,
+) -> Comparison:
     """Writes the text of a listing to the file `out`, where that is given, and of a CSV the lines
     below the table to stderr; returns the comparison with its text, which is empty where a file
     has it."""

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from fl_lightning.configuration.config import Config, check, flat
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, redact
 from fl_lightning.foundation.files import Taken, aside_of, make_folder, take, write_whole
 from fl_lightning.lab.study.grid import Entry, Run, Study
 from fl_lightning.results.folder import UNREADABLE
@@ -90,7 +90,13 @@ class StudyFolder:
             requirement = f"its study.json is of version {version}, not {VERSION}"
             check("study", out, version == VERSION, requirement)
             cells = list(content["cells"])
-            kinds = {"folder": str, "label": str, "method": str, "seed": int, "setting": dict}
+            kinds = {
+                "folder": str,
+                "label": str,
+                "method": str,
+                "seed": int,
+                "setting": dict,
+            }
             for cell in cells:
                 for key, kind in kinds.items():
                     if not isinstance(cell[key], kind):
@@ -121,16 +127,30 @@ class StudyFolder:
         """Keep which runs have failed."""
         write_whole(self._failures, json.dumps(failures, indent=2) + "\n")
 
-    def write(self, study: Study, base: str, runs: list[Run]) -> None:
+    def write(
+        self,
+        study: Study,
+        base: str,
+        runs: list[Run],
+    ) -> None:
         """Write `study.yaml`, with the YAML of the resolved `base`, and the table of cells."""
-        rest = {"methods": study.methods, "seeds": study.seeds, "forced": study.forced}
+        rest = {
+            "methods": study.methods,
+            "seeds": study.seeds,
+            "forced": study.forced,
+        }
         rest |= {"grid": study.grid} if study.grid else {}
         rest |= {"paper": study.paper} if study.paper else {}
         write_whole(self._study, as_yaml(base, rest))
         lines = ",\n  ".join(json.dumps(cell) for run in runs for cell in run.cells())
         write_whole(self._cells, f'{{"version": {VERSION}, "cells": [\n  {lines}\n]}}\n')
 
-    def check(self, study: Study, base: Mapping[str, Any], runs: list[Run]) -> None:
+    def check(
+        self,
+        study: Study,
+        base: Mapping[str, Any],
+        runs: list[Run],
+    ) -> None:
         """Raise `BadInput` unless the study may be run here: in a new folder, or as one that has
         grown."""
         if not self:
@@ -177,18 +197,32 @@ class StudyFolder:
 
 
 @contextlib.contextmanager
-def reading(key: str, value: str, problem: str, advice: str = "") -> Iterator[None]:
+def reading(
+    key: str,
+    value: str,
+    problem: str,
+    advice: str = "",
+) -> Iterator[None]:
     """Raise `BadInput` with `problem`, its reason and `advice`, where a file that is read inside
     is damaged."""
     try:
         yield
     except DAMAGE as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error) or type(error).__name__
         requirement = f"{problem} ({reason})" + (f": {advice}" if advice else "")
         raise BadInput(key, value, requirement) from None
 
 
-def check_new(out: Path, names: Collection[str], record: str) -> None:
+def one_line(error: object) -> str:
+    """What an error says, in one line, without secrets."""
+    return redact(" ".join(str(error).split()))
+
+
+def check_new(
+    out: Path,
+    names: Collection[str],
+    record: str,
+) -> None:
     """Raise `BadInput` unless the folder `out`, which has no file `record`, is absent or holds none
     but files of these `names`."""
     is_folder = out.is_dir()
@@ -229,14 +263,19 @@ def _check_labels(before: list[Entry], now: list[Entry]) -> None:
 
 def _meaning(entry: Entry) -> dict[str, Any]:
     when = {"when": dict(entry.when)} if entry.when else {}
-    return {"name": entry.name, **entry.arguments, **entry.settings, **when}
+    return {
+        "name": entry.name,
+        **entry.arguments,
+        **entry.settings,
+        **when,
+    }
 
 
 def default(key: str) -> Any:
     """The value of a key in a run of an earlier version, which did not have the key yet."""
     group, _, name = key.partition(".")
-    made = Config.__dataclass_fields__.get(group)
-    if made is None or made.default_factory is MISSING:
+    field = Config.__dataclass_fields__.get(group)
+    if field is None or field.default_factory is MISSING:
         return None
-    value = getattr(made.default_factory(), name, None)
+    value = getattr(field.default_factory(), name, None)
     return list(value) if isinstance(value, tuple) else value

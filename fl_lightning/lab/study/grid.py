@@ -91,7 +91,14 @@ class Run:
             "forced": self.entry.forced,
         }
         judges = self.entry.judges.items()
-        return [{**cell, "label": label, "judge": judge} for label, judge in judges] or [cell]
+        return [
+            {
+                **cell,
+                "label": label,
+                "judge": judge,
+            }
+            for label, judge in judges
+        ] or [cell]
 
 
 Pairs = list[tuple[Run, Config]]
@@ -250,7 +257,7 @@ def _entry(key: str, method: Any) -> Entry:
     check(f"{key}.when", when, is_mapping, requirement)
     is_named = isinstance(name, str)
     check(key, content, is_named, "it must say which method: {name: fedprox, mu: 0.1}")
-    found = catalogue.find("methods", key, name)
+    listed = catalogue.find("methods", key, name)
     settings = {word: rest.pop(word) for word in list(rest) if "." in word}
     for word, value in settings.items():
         _check_axis(f"{key}.{word}", word, value, OWN)
@@ -258,12 +265,12 @@ def _entry(key: str, method: Any) -> Entry:
     check(f"{key}.init_args", inside, isinstance(inside, dict), "it must be a mapping of arguments")
     arguments = inside | rest
     if label is None:
-        short = found.name.rpartition(".")[2].lower()
+        short = listed.name.rpartition(".")[2].lower()
         label = safe(" ".join([short, *words(arguments | settings)]))
     requirement = f"it names a folder: at most {LONGEST} letters, digits, spaces and .,=+@-"
     is_name = isinstance(label, str) and label.strip() == label != "" and safe(label) == label
     check(f"{key}.label", label, is_name, requirement)
-    path = found.class_path if "." in found.name else found.name
+    path = listed.class_path if "." in listed.name else listed.name
     return Entry(key, path, label, arguments, settings, when)
 
 
@@ -284,7 +291,15 @@ def _forced(everyone: bool) -> list[Entry]:
     ]
     if everyone:
         fedavg = [replace(fedavg[0], label="fedavg personalised", judges=judges)]
-    return [Entry("forced", "local", "local", forced=True), *fedavg]
+    return [
+        Entry(
+            "forced",
+            "local",
+            "local",
+            forced=True,
+        ),
+        *fedavg,
+    ]
 
 
 def check_together(value: Any) -> None:
@@ -358,7 +373,12 @@ def is_linked(key: Any) -> bool:
     return isinstance(key, str) and key != "model" and "." not in key and key not in AXES
 
 
-def _check_axis(where: str, key: Any, value: Any, groups: tuple[str, ...]) -> None:
+def _check_axis(
+    where: str,
+    key: Any,
+    value: Any,
+    groups: tuple[str, ...],
+) -> None:
     requirement = f"it may be a key of {', '.join(groups)}, such as {groups[0]}.NAME"
     group, dot, _ = key.partition(".") if isinstance(key, str) else ("", "", "")
     check(where, value, group in groups and (bool(dot) or key == "model"), requirement)

@@ -56,7 +56,12 @@ class Group:
         units = differences.groupby(level=UNIT, sort=False)
         return {unit: values.to_numpy() for unit, values in units if unit[0] in settings}
 
-    def differences(self, label: str, baseline: str, settings: list[str]) -> list[list[np.ndarray]]:
+    def differences(
+        self,
+        label: str,
+        baseline: str,
+        settings: list[str],
+    ) -> list[list[np.ndarray]]:
         """Differences [seed][setting] of each client, for the seeds with which both methods have
         run in all of `settings`."""
         units = self.paired(label, baseline, settings)
@@ -112,7 +117,11 @@ def _check_common(unit: DataFrame) -> None:
     check("compare", where, len(unit.dropna()) > 0, differ)
 
 
-def _notes(runs: DataFrame, incomplete: int, units: int) -> list[str]:
+def _notes(
+    runs: DataFrame,
+    incomplete: int,
+    units: int,
+) -> list[str]:
     """Whose scores the runs of one judge have, and clients that are left out."""
     notes = []
     whose = runs.scored.value_counts(sort=False)

@@ -22,7 +22,7 @@ from fl_lightning.foundation import command, signals
 from fl_lightning.foundation.errors import BadInput, RunFailed, redact
 from fl_lightning.lab.queue import ALIVE, states_of
 from fl_lightning.lab.study import code, samples, together
-from fl_lightning.lab.study.folder import StudyFolder
+from fl_lightning.lab.study.folder import StudyFolder, one_line
 from fl_lightning.lab.study.grid import Pairs, Run, Study, by_key, check_together
 from fl_lightning.lab.study.part import Part, part_of, with_seeds
 from fl_lightning.lab.submit import MOST_RUNS, Job, script, send
@@ -31,7 +31,7 @@ from fl_lightning.results import opening, owncode, provenance
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-QUIET: Layer = {
+DEFAULTS: Layer = {
     "method": "kapc",
     "callbacks": {"heatmaps": None, "progress": None},
     "fabric": {"threads": 1},
@@ -42,8 +42,8 @@ is named: what a study lists has its paper's arguments, unless base or list say 
 _START = {"config", *(field.name for field in dataclasses.fields(Start))}
 """Keys that begin one run."""
 WHOLE = Part()
-Chosen = tuple[str | None, str | None, str | None]
-"""Methods, seeds and settings that are to be run, each as text with commas; None: all."""
+Selection = tuple[str | None, str | None, str | None]
+"""Methods, seeds and settings that a command is to run, each as text with commas; None: all."""
 Training = tuple[Config, Path]
 """A run's config, and its folder."""
 
@@ -103,7 +103,12 @@ class Runs:
         return tidy(results.values(), names)
 
 
-def study(content: Any, over: list[Layer], chosen: Chosen, options: Options) -> Runs:
+def study(
+    content: Any,
+    over: list[Layer],
+    chosen: Selection,
+    options: Options,
+) -> Runs:
     """Runs what is missing of a study, or of a part of it, or hands it to SLURM.
 
     Args:
@@ -148,7 +153,7 @@ def start(
     folder = StudyFolder(Path(options.out))
     # to resolve configs takes seconds
     with signals.leaving(lambda: "fl-train: stopped before the study began"):
-        definition, base, pairs = grown(folder, definition, over)
+        definition, base, pairs = resolved_in(folder, definition, over)
     chosen = [pair for pair in pairs if pair[0] in part]
     settings = ", ".join(sorted(part.settings))
     check("settings", settings, len(chosen) > 0, "no setting of the study has these values")
@@ -176,7 +181,7 @@ def start(
         return _run(folder, chosen, len(pairs), options.workers, most_together, line)
 
 
-def grown(
+def resolved_in(
     folder: StudyFolder, definition: Study, over: Sequence[Layer] = ()
 ) -> tuple[Study, Config, Pairs]:
     """The study with the seeds that its folder has beside its own, and what `resolved` makes of it.
@@ -210,7 +215,7 @@ def resolved(
     for layer in over:
         for key, value in flat(layer):
             check(key, value, key not in varied, "the study's grid sets it")
-    layers = [QUIET, *beneath, *_base(definition.base), *over]
+    layers = [DEFAULTS, *beneath, *_base(definition.base), *over]
     if not any(key.startswith("data.") for key in varied):
         check_first_rows(layers)
     base = resolve(layers)
@@ -224,7 +229,12 @@ def resolved(
     return base, list(zip(runs, seeded, strict=True))
 
 
-def train(config: Config, folder: Path, accept: bool = False, put_together: Any = None) -> None:
+def train(
+    config: Config,
+    folder: Path,
+    accept: bool = False,
+    put_together: Any = None,
+) -> None:
     """Run `config` in `folder`, from the start or from its checkpoint. `accept`: own code may have
     changed. `put_together`: as for `fl_lightning.run.fit`."""
     from fl_lightning.run import fit
@@ -250,18 +260,14 @@ def run_safely(work: Callable[[], None]) -> str | None:
     try:
         work()
     except (BadInput, RunFailed) as error:
-        line = _one_line(str(error))
+        line = one_line(error)
         print(line, file=sys.stderr)
         return line
     except Exception as error:
         print(redact(traceback.format_exc()), end="", file=sys.stderr)
-        line = _one_line(f"{type(error).__name__}: {error}")
+        line = one_line(f"{type(error).__name__}: {error}")
         return f"{line} (traceback in the study's logs/)"
     return None
-
-
-def _one_line(text: str) -> str:
-    return redact(" ".join(text.split()))
 
 
 # ---------------------------------------------------------------- what was asked for
@@ -318,7 +324,7 @@ def _check_different(runs: list[Run], configs: list[Config]) -> None:
     every = zip(runs, configs, strict=True)
     for pairs in by_key(every, lambda pair: str(pair[0].setting)).values():
         for number, (run, config) in enumerate(pairs):
-            earlier = [other for other, before in pairs[:number] if before == config]
+            earlier = [pair[0] for pair in pairs[:number] if pair[1] == config]
             if earlier and not run.entry.forced:
                 requirement = f"it comes to the same as {earlier[0].entry.key}"
                 raise BadInput(run.entry.key, run.entry.label, requirement)
@@ -353,7 +359,12 @@ def _run(
         chosen = together.by_method(chosen)
     jobs: list[Training] = [(config, folder.path / run.folder) for run, config in chosen]
     worker = one_by_one(run_one) if most == 1 else partial(together.drive, run_one)
-    runner = Runner(folder, [run for run, _ in chosen], worker, jobs)
+    runner = Runner(
+        folder,
+        [run for run, _ in chosen],
+        worker,
+        jobs,
+    )
     before, start = len(chosen) - len(runner.todo), time.monotonic()
     with opening.when_stopped(
         lambda: f"study: stopped with {runner.progress()}; it goes on with: {line}"
@@ -441,6 +452,7 @@ def _hand_over(
         unfinished = [pair for pair in chosen if not folder.finished(pair[0].folder)]
         missing = {(folder.path / pair[0].folder).resolve(): pair for pair in unfinished}
         busy = _in_hand(folder.path, list(missing))
+        # a queued run takes what its folder has when its turn comes
         free = {place: config for place, (_, config) in missing.items() if not busy.get(place)}
         new = {place: config for place, config in free.items() if _changed(place, config)}
         places = [place for place in missing if place not in busy]
@@ -466,13 +478,13 @@ def _hand_over(
                 owncode.keep_planned(config, place)
         for name, (text, facts) in scripts.items():
             send(job, text, folder.path, name, facts)
-    taken = f"{len(busy)} of {len(chosen)} runs are queued or running already"
+    in_hand = f"{len(busy)} of {len(chosen)} runs are queued or running already"
     if places:
-        also = f", {taken}" if busy else ""
+        also = f", {in_hand}" if busy else ""
         line = f"{len(places)} of {total} runs in {folder.path}{also}"
     else:
         ended = f"{len(chosen)} of {len(chosen)} runs have ended"
-        line = f"nothing to submit: {taken if busy else ended}"
+        line = f"nothing to submit: {in_hand if busy else ended}"
     return f"{line}; see: fl-train status {folder.path}"
 
 

@@ -106,7 +106,11 @@ def as_csv(listing: Listing) -> str:
 def as_json(listing: Listing) -> str:
     """Rows as in CSV, and what else there is."""
     rows = records(listing.numbers)
-    content = {"made_by": listing.mark, "rows": rows, **listing.more}
+    content = {
+        "made_by": listing.mark,
+        "rows": rows,
+        **listing.more,
+    }
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 

@@ -24,7 +24,12 @@ from fl_lightning.results.runs import damage
 SUFFIX = ".zip"
 
 
-def archive(place: Path, out: str | None, rerun: str | None, layers: list[Layer]) -> str:
+def archive(
+    place: Path,
+    out: str | None,
+    rerun: str | None,
+    layers: list[Layer],
+) -> str:
     """Packs a study's folder; or says what an archive holds, or runs a cell of it again."""
     if place.is_dir():
         requirement = "a cell of an archive is run again: pack the study first"
@@ -58,7 +63,11 @@ def _pack(folder: StudyFolder, out: Path) -> str:
     return _words(archives.pack(folder, out), out, folder.is_regression())
 
 
-def _words(index: dict[str, Any], file: Path, is_regression: bool) -> str:
+def _words(
+    index: dict[str, Any],
+    file: Path,
+    is_regression: bool,
+) -> str:
     digests = index["weights"]
     without = sum(digest is None for digest in digests.values())
     bare = f", {without} of them without a checkpoint to tell their weights" if without else ""
@@ -85,7 +94,12 @@ def _where(start: dict[str, Any]) -> str:
     return f"with torch {versions.get('torch')} on {' + '.join(units)}{cpu}"
 
 
-def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> str:
+def _run_again(
+    file: Path,
+    cell: str,
+    out: str | None,
+    layers: list[Layer],
+) -> str:
     """Runs `cell` as the archive has it.
 
     Raises:

@@ -191,7 +191,11 @@ def _check_figure(
     check(key, kind, kind in (None, *MODELS), f"kinds of model: {', '.join(MODELS)}")
 
 
-def _check_label(key: str, label: Any, study: Study) -> None:
+def _check_label(
+    key: str,
+    label: Any,
+    study: Study,
+) -> None:
     labels = [label for entry in study.entries() for label in (entry.judges or [entry.label])]
     missing = f"no method is called so{did_you_mean(str(label), labels)}"
     is_label = label is None or label in labels
@@ -217,7 +221,12 @@ def _cell(row: Mapping[str, Any], paper: Mapping[str, Any]) -> Printed:
         spec["label"] = setting.pop("label", spec["label"])
         unit = spec.pop("unit", "percent" if row["metric"].endswith("_percent") else "1")
         alone = paper.get("alone", "local")
-        ours = Ours(setting=setting, alone=alone, unit=UNITS[str(unit)], **spec)
+        ours = Ours(
+            setting=setting,
+            alone=alone,
+            unit=UNITS[str(unit)],
+            **spec,
+        )
     return Printed(
         source=f"{row['paper']}, {row['table']}",
         dataset=row["dataset"],

@@ -69,7 +69,12 @@ def _parts(text: str) -> list[str]:
     return [word.strip() for word in text.strip("[] ").split(",")]
 
 
-def _listed(key: str, text: str | None, missing: str, names: list[str]) -> frozenset[str]:
+def _listed(
+    key: str,
+    text: str | None,
+    missing: str,
+    names: list[str],
+) -> frozenset[str]:
     """The names in `text`, with commas; `BadInput` for one that is not among `names`."""
     listed = [] if text is None else _parts(text)
     for name in listed:

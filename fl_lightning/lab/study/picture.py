@@ -51,7 +51,11 @@ def _scores(run: Any) -> dict[float, float]:
     return {row["round"]: row[run.column] for row in run.run.judged(run.column)}
 
 
-def _curves(runs: DataFrame, methods: dict[str, Any], words: str) -> Figure:
+def _curves(
+    runs: DataFrame,
+    methods: dict[str, Any],
+    words: str,
+) -> Figure:
     """A panel for each setting, a line for each method in the rounds that all seeds have judged,
     and a band over its seeds."""
     settings = runs.groupby("setting", sort=False)

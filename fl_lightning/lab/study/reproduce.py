@@ -72,10 +72,20 @@ def verdict_on(
         verdict = AGREES
     else:
         verdict = OPEN
-    return {"verdict": verdict, "mean": mean, "std": spread, "low": low, "high": high}
+    return {
+        "verdict": verdict,
+        "mean": mean,
+        "std": spread,
+        "low": low,
+        "high": high,
+    }
 
 
-def beside(cells: Sequence[Printed], folder: StudyFolder, reasons: bool = True) -> DataFrame:
+def beside(
+    cells: Sequence[Printed],
+    folder: StudyFolder,
+    reasons: bool = True,
+) -> DataFrame:
     """A row for each of a paper's cells, with what the runs of a study that have ended come to.
 
     `reasons`: the runs are those for which reasons were found why they differ.
@@ -94,8 +104,19 @@ def beside(cells: Sequence[Printed], folder: StudyFolder, reasons: bool = True) 
         elif row["verdict"] == DIFFERS and reasons:
             why, written = reason(cell)
         ours = {name: getattr(cell.ours, name, None) for name in OURS}
-        row |= {"printed_std": cell.std, "seeds": len(values), "why": why, "written": written}
-        rows.append({**vars(cell), **ours, **row})
+        row |= {
+            "printed_std": cell.std,
+            "seeds": len(values),
+            "why": why,
+            "written": written,
+        }
+        rows.append(
+            {
+                **vars(cell),
+                **ours,
+                **row,
+            }
+        )
     return DataFrame(rows).astype(dict.fromkeys(VERDICT[1:], float))
 
 
@@ -111,7 +132,11 @@ def _numbers(ours: Ours, table: DataFrame) -> list[float]:
     return [ours.unit * figure(ours, run, alone.get(seed)) for run, seed in runs]
 
 
-def figure(ours: Ours, run: RunResult, alone: RunResult | None = None) -> float:
+def figure(
+    ours: Ours,
+    run: RunResult,
+    alone: RunResult | None = None,
+) -> float:
     """One number of one run; NaN where it has none. `alone`: training alone with the same seed."""
     kind = ours.kind or run.judge or ""
     column = ours.column or f"accuracy_{kind}"
@@ -140,7 +165,11 @@ def _clients(run: RunResult, column: str) -> dict[int, float]:
     return {int(row["client"]): row[column] for row in rows}
 
 
-def _beside_alone(name: str, ours: Mapping[int, float], alone: Mapping[int, float]) -> float:
+def _beside_alone(
+    name: str,
+    ours: Mapping[int, float],
+    alone: Mapping[int, float],
+) -> float:
     """FEDORA's R-Acc (mean of (accuracy - alone) / alone), or its ratio of positive transfer."""
     pairs = [(ours[client], alone[client]) for client in sorted(ours.keys() & alone.keys())]
     if name == "transfer":
@@ -153,7 +182,11 @@ def _beside_alone(name: str, ours: Mapping[int, float], alone: Mapping[int, floa
 # ---------------------------------------------------------------- the listing
 
 
-def listing_of(lines: DataFrame, title: str, notes: Sequence[str]) -> Listing:
+def listing_of(
+    lines: DataFrame,
+    title: str,
+    notes: Sequence[str],
+) -> Listing:
     """A block for each of the paper's data sets, settings and metrics."""
     counts = lines.verdict.value_counts()
     verdicts = [verdict for verdict in (AGREES, DIFFERS, OPEN, ONE, NOT_RUN) if verdict in counts]
@@ -163,7 +196,15 @@ def listing_of(lines: DataFrame, title: str, notes: Sequence[str]) -> Listing:
     words = DataFrame([_words(row) for row in lines.itertuples()], index=titles)
     words = words.loc[list(dict.fromkeys(titles))]
     more = {"title": title, "notes": notes}
-    return Listing(MARK, lines[COLUMNS], words, HEADS, notes, more, title)
+    return Listing(
+        MARK,
+        lines[COLUMNS],
+        words,
+        HEADS,
+        notes,
+        more,
+        title,
+    )
 
 
 def _reasons(lines: DataFrame) -> list[str]:

@@ -15,7 +15,7 @@ from fl_lightning.lab.study import studyfile
 from fl_lightning.lab.study.comparison import Comparison, write
 from fl_lightning.lab.study.folder import PLACE, StudyFolder, default
 from fl_lightning.lab.study.grid import Study
-from fl_lightning.lab.study.launch import Chosen, Options, check_over, resolved, start
+from fl_lightning.lab.study.launch import Options, Selection, check_over, resolved, start
 from fl_lightning.lab.study.listing import Listing
 from fl_lightning.lab.study.papers import Printed, cells_of
 from fl_lightning.lab.study.part import part_of
@@ -25,7 +25,7 @@ from fl_lightning.lab.study.reproduce import beside, listing_of
 def reproduce(
     name: str,
     over: list[Layer],
-    chosen: Chosen,
+    chosen: Selection,
     options: Options,
     rounds: int | None,
     form: str,
@@ -72,7 +72,12 @@ def reproduce(
     return comparison
 
 
-def _beside_paper(study: Study, cells: list[Printed], folder: StudyFolder, name: str) -> Listing:
+def _beside_paper(
+    study: Study,
+    cells: list[Printed],
+    folder: StudyFolder,
+    name: str,
+) -> Listing:
     changes = _changed(study, folder)
     notes = [*changes, *_other_seeds(study, folder)]
     title = str((study.paper or {}).get("title") or name)

@@ -33,7 +33,13 @@ class Runner:
         jobs: what it is given, in the order of `runs`.
     """
 
-    def __init__(self, folder: StudyFolder, runs: list[Run], serve: Serve, jobs: list[Any]) -> None:
+    def __init__(
+        self,
+        folder: StudyFolder,
+        runs: list[Run],
+        serve: Serve,
+        jobs: list[Any],
+    ) -> None:
         self.folder, self.serve = folder, serve
         pairs = zip(runs, jobs, strict=True)
         missing = [pair for pair in pairs if not folder.finished(pair[0].folder)]

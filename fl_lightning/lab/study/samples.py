@@ -68,7 +68,11 @@ def _current(config: Config) -> str:
     return current(config.data, config.federation.clients, config.smoke)
 
 
-def check_same(folder: StudyFolder, runs: Pairs, todo: Pairs) -> None:
+def check_same(
+    folder: StudyFolder,
+    runs: Pairs,
+    todo: Pairs,
+) -> None:
     """Raise `BadInput` where `todo` would read other data than finished `runs` of the study have
     read."""
     before: dict[str, dict[Path, str]] = {}

@@ -35,9 +35,10 @@ METHODS_OWN = ("evaluation.", "optimizer.")
 """Groups of keys that a study may give a method of its own: runs that differ in them can still be
 paired."""
 COLUMNS = ("method", "name", "setting", "seed", "model", "metric", "column", "scored", "run")
-"""Of the table of runs, beside `scores` (a Series by client): the label of the row, the method's
-name, the setting in words, the seed, the kind of model and metric of the scores, the column of
-metrics.csv that has their mean by round, whose scores they are in words, and the `RunResult`."""
+"""Of the table of runs, beside `scores` (a Series by client): the label of the row (`method`), the
+method (`name`), the setting in words, the seed, the kind of model and metric of the scores, the
+column of metrics.csv that has their mean by round, whose scores they are in words, and the
+`RunResult`."""
 _JUDGE = "evaluation.judge"
 _METHOD_KEYS = ("method.", "optimizer.", "evaluation.finetune_epochs")
 """Beginnings of keys that runs of a row have in common in each setting, beside their callbacks'."""
@@ -108,9 +109,9 @@ def _left_out(entries: Sequence[Mapping[str, Any]], failures: Mapping[str, str])
     not_ended = (entry for entry in entries if entry["run"] is None)
     missing = by_key(not_ended, itemgetter("number")).values()
     damaged = [rows for rows in missing if rows[0]["damage"]]
-    left = [rows for rows in missing if not rows[0]["damage"]]
-    failed = [rows for rows in left if rows[0].get("folder") in failures]
-    unfinished = len(left) - len(failed)
+    intact = [rows for rows in missing if not rows[0]["damage"]]
+    failed = [rows for rows in intact if rows[0].get("folder") in failures]
+    unfinished = len(intact) - len(failed)
     notes = []
     if damaged:
         first = f"{len(damaged)} of {total} runs are damaged; the first: {damaged[0][0]['damage']}"
@@ -201,8 +202,19 @@ def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     for number, (run, label, setting) in enumerate(columns):
         seed = run.setting("seed")
         check("run", str(run.folder), type(seed) is int, "its config.yaml names no seed")
-        entry = {"number": number, "label": label, "method": method_of(run)}
-        entries.append({**entry, "setting": setting, "seed": seed, **_usable(run)})
+        entry = {
+            "number": number,
+            "label": label,
+            "method": method_of(run),
+        }
+        entries.append(
+            {
+                **entry,
+                "setting": setting,
+                "seed": seed,
+                **_usable(run),
+            }
+        )
     return entries
 
 
@@ -215,7 +227,11 @@ def _usable(run: RunResult | None) -> dict[str, Any]:
     return {"run": run, "damage": ""}
 
 
-def _scored(entry: dict[str, Any], judge: str | None, metric: str) -> dict[str, Any]:
+def _scored(
+    entry: dict[str, Any],
+    judge: str | None,
+    metric: str,
+) -> dict[str, Any]:
     """A row of the table of runs; `BadInput` where its judge's kind of model was not scored."""
     run: RunResult = entry["run"]
     kind = str(judge or entry.get("judge") or run.judge)
@@ -262,9 +278,9 @@ def _check_pairs(runs: DataFrame) -> None:
             check("compare", where, not _other_samples(first, other), cannot + differ)
 
 
-def _other_samples(one: RunResult, other: RunResult) -> bool:
+def _other_samples(run: RunResult, other: RunResult) -> bool:
     """Whether some client's numbers of samples differ, where both runs have kept them."""
-    rows, other_rows = one.rows("split"), other.rows("split")
+    rows, other_rows = run.rows("split"), other.rows("split")
     if not rows or not other_rows:
         return False
     return len(rows) != len(other_rows) or any(

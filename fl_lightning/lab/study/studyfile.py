@@ -10,7 +10,11 @@ from fl_lightning.configuration import files
 from fl_lightning.configuration.config import check
 
 
-def read(name: str, beside: Path = Path(), taken: tuple[Path, ...] = ()) -> Any:
+def read(
+    name: str,
+    beside: Path = Path(),
+    like_it: tuple[Path, ...] = (),
+) -> Any:
     """The content of a study, for `Study.of`; files that its base names are whole paths.
 
     A study that is `like` another takes all its keys; what it says of `base` comes behind the
@@ -19,14 +23,14 @@ def read(name: str, beside: Path = Path(), taken: tuple[Path, ...] = ()) -> Any:
     Args:
         name: a file, or a name of `fl-train list studies`.
         beside: folder where a file is looked for.
-        taken: the studies that are like this one.
+        like_it: the studies that are like this one.
 
     Raises:
         BadInput: there is no such study, it cannot be read, or it is like itself.
     """
     file, content = files.read("studies", "study", name, beside)
     path = file.resolve()
-    check("like", name, path not in taken, "the study is like itself")
+    check("like", name, path not in like_it, "the study is like itself")
     if not isinstance(content, dict):
         return content
     base = content.get("base")
@@ -37,7 +41,7 @@ def read(name: str, beside: Path = Path(), taken: tuple[Path, ...] = ()) -> Any:
         return content
     like = content.pop("like")
     check("like", like, isinstance(like, str), "it must be a study's name or file")
-    other = read(like, file.parent, (*taken, path))
+    other = read(like, file.parent, (*like_it, path))
     if not isinstance(other, dict):
         return other
     study = {**other, **content}

@@ -34,7 +34,15 @@ def listing_of(compared: Compared) -> Listing:
     ranks = [dataclasses.asdict(rank) for rank in compared.ranks]
     more = {"ranks": ranks, "notes": compared.notes}
     best = compared.best
-    return Listing(MARK, table.copy(), words[list(heads)], heads, notes, more, best=best)
+    return Listing(
+        MARK,
+        table.copy(),
+        words[list(heads)],
+        heads,
+        notes,
+        more,
+        best=best,
+    )
 
 
 def _ranked(rank: Ranks) -> list[str]:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from fl_lightning.configuration.config import Config, ModelConfig
 from fl_lightning.foundation import log
-from fl_lightning.foundation.errors import BadInput, RunFailed, redact
+from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.files import write_whole
+from fl_lightning.lab.study.folder import one_line
 from fl_lightning.lab.study.grid import Pairs, by_key
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 RECORD = "executors.json"
 """In the study's folder: how the clients of each kind of run train, so that a continued study stays
 as it is."""
+EVERY_KIND = ""
+"""In the record, in place of the kinds: how all runs train."""
 FULL = 256
 """Clients that train at once, where `auto` says how many runs do: two passes of the widest.
 Ours."""
@@ -52,7 +55,11 @@ def most_at_once(number: int | str, configs: Sequence[Config]) -> int:
     return max(1, FULL // max(1, min(cohorts)))
 
 
-def within_memory(most: int, workers: int, configs: Sequence[Config]) -> int:
+def within_memory(
+    most: int,
+    workers: int,
+    configs: Sequence[Config],
+) -> int:
     """`most` runs at a time in each of so many processes, or as many as there is memory for; a line
     says so.
 
@@ -71,8 +78,7 @@ def within_memory(most: int, workers: int, configs: Sequence[Config]) -> int:
     try:
         measured = [in_a_process(_measured_bytes, config) for config in one_of_each.values()]
     except (BadInput, RunFailed) as error:
-        reason = redact(" ".join(str(error).split()))
-        begin = f"together: the memory of {most} runs is not known ({reason})"
+        begin = f"together: the memory of {most} runs is not known ({one_line(error)})"
         log.say(f"{begin}; if it does not suffice, give fewer")
         return most
     first, further = max(measured, key=lambda sizes: sizes[0] + most * sizes[1])
@@ -108,7 +114,7 @@ def with_executors(
     executors = _record(folder.path)
     if executors is None:
         # it was begun with runs that train one by one
-        executors = {"": "loop"} if folder.begun() else {}
+        executors = {EVERY_KIND: "loop"} if folder.begun() else {}
     free = [config for _, config in chosen if config.fabric.executor == "loop"]
     if not free or (number == 1 and not executors):
         return chosen, {}
@@ -118,7 +124,7 @@ def with_executors(
         visits += round(federation.rounds * federation.participation * federation.clients)
     for config in free:
         kind = kind_of(config)
-        if "" in executors or kind in executors:
+        if EVERY_KIND in executors or kind in executors:
             continue
         if number == "auto":
             executors[kind] = _measured(config) if visits >= WORTH_MEASURING else "loop"
@@ -127,7 +133,7 @@ def with_executors(
     with_them = []
     for run, config in chosen:
         if config.fabric.executor == "loop":
-            executor = executors.get("") or executors[kind_of(config)]
+            executor = executors.get(EVERY_KIND) or executors[kind_of(config)]
             config = _with_executor(config, executor)
         with_them.append((run, config))
     return with_them, executors
@@ -191,14 +197,18 @@ def _gain(config: Config) -> tuple[str, str]:
     try:
         answers = launch(single, _faster, FULL)["answers"]
     except Exception as error:
-        answers = [f"it cannot be measured ({' '.join(str(error).split())})"]
+        answers = [f"it cannot be measured ({one_line(error)})"]
     # one that cannot be stacked says why, in words
     pairs = [("loop", answer) if isinstance(answer, str) else answer for answer in answers]
     executor, reason = next((pair for pair in pairs if pair[0] == "loop"), pairs[0])
     return executor, f"{', '.join(map(_name, config.models))}: {reason}"
 
 
-def _faster(fabric: Any, config: Config, jobs: int) -> dict[str, Any]:
+def _faster(
+    fabric: Any,
+    config: Config,
+    jobs: int,
+) -> dict[str, Any]:
     """`faster_together` of each model, where so many clients of several runs train at once."""
     from fl_lightning.engine.trainer import faster_together
     from fl_lightning.run import assemble

@@ -54,7 +54,12 @@ class Ended:
 class Claim:
     """A trial that is this process's own until it is told or let go."""
 
-    def __init__(self, trials: Trials, trial: Trial, lock: IO[str]) -> None:
+    def __init__(
+        self,
+        trials: Trials,
+        trial: Trial,
+        lock: IO[str],
+    ) -> None:
         self._study, self._trial, self._lock = trials.study, trial, lock
         self.number: int = trial.number
         self.folder = trials.folder_of(trial.number)
@@ -158,7 +163,12 @@ class Trials:
 
     def _ended(self, trial: FrozenTrial) -> Ended:
         values = {d.key: _rounded(d, trial.params[d.key]) for d in self.dimensions}
-        return Ended(trial.number, values, trial.value, str(trial.user_attrs.get(WHY, "")))
+        return Ended(
+            trial.number,
+            values,
+            trial.value,
+            str(trial.user_attrs.get(WHY, "")),
+        )
 
     def _locked(self, number: int) -> IO[str] | None:
         folder = self.folder_of(number)

@@ -86,7 +86,12 @@ class Tuned:
         """The method with a trial's values, as a study file lists it."""
         arguments, settings = split_values(trial.values)
         entry = self.entry
-        row: dict[str, Any] = {"name": entry.name, "label": label, **entry.settings, **settings}
+        row: dict[str, Any] = {
+            "name": entry.name,
+            "label": label,
+            **entry.settings,
+            **settings,
+        }
         if entry.when:
             row["when"] = dict(entry.when)
         row["init_args"] = {**entry.arguments, **arguments}
@@ -125,7 +130,11 @@ def study_file(
         start = tuned.ended[0]
         if tuned.best.values != start.values:
             methods.append(tuned.listed(start, f"{tuned.entry.label} {UNTUNED}"))
-    rest = {"methods": methods, "seeds": seeds, "forced": False}
+    rest = {
+        "methods": methods,
+        "seeds": seeds,
+        "forced": False,
+    }
     if grid:
         rest["grid"] = grid
     return as_yaml(base, rest)
@@ -137,7 +146,11 @@ def trial_rows(tuned_methods: Sequence[Tuned]) -> list[dict[str, Any]]:
     for tuned in tuned_methods:
         for trial in tuned.ended:
             score = None if trial.score is None else tuned.metric.merit(trial.score)
-            row = {"method": tuned.entry.label, "trial": trial.number, "score": score}
+            row = {
+                "method": tuned.entry.label,
+                "trial": trial.number,
+                "score": score,
+            }
             rows.append(row | {"why": trial.why, "values": json.dumps(trial.values)})
     return rows
 

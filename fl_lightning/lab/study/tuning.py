@@ -26,7 +26,7 @@ from fl_lightning.foundation.files import aside_of, write_whole
 from fl_lightning.foundation.metric import Metric, of_rows
 from fl_lightning.lab.study import launch, samples, studyfile
 from fl_lightning.lab.study.chosen import UNTUNED, words
-from fl_lightning.lab.study.folder import PLACE, Busy, StudyFolder, check_new, reading
+from fl_lightning.lab.study.folder import PLACE, Busy, StudyFolder, check_new, one_line, reading
 from fl_lightning.lab.study.grid import LONGEST, Entry, Pairs, Run, Study, safe
 from fl_lightning.lab.study.listing import WIDTH
 from fl_lightning.lab.study.space import Dimension, space
@@ -101,7 +101,13 @@ class Search:
         from fl_lightning.lab.study.trials import Trials
 
         label = self.entry.label
-        return Trials(self.folder, label, self.dimensions, self.number, self.seed)
+        return Trials(
+            self.folder,
+            label,
+            self.dimensions,
+            self.number,
+            self.seed,
+        )
 
     def config(self, values: dict[str, Any], setting: dict[str, Any]) -> Config:
         """Of a trial's run in one setting; test data are not read. `BadInput` where the method
@@ -134,7 +140,11 @@ class Options(launch.Options):
     runs_study: bool = True
 
 
-def tune(content: Any, over: list[Layer], options: Options) -> None:
+def tune(
+    content: Any,
+    over: list[Layer],
+    options: Options,
+) -> None:
     """Searches for each method's arguments, writes what was found, and runs the study of the
     choices.
 
@@ -164,7 +174,14 @@ def tune(content: Any, over: list[Layer], options: Options) -> None:
     settings = study.settings()
     # forced rows among them: each has its own judge, and so its own search
     searches = [
-        Search(entry, out / "trials", options.trials, options.seed, base, settings)
+        Search(
+            entry,
+            out / "trials",
+            options.trials,
+            options.seed,
+            base,
+            settings,
+        )
         for entry in study.entries(everyone=False)
     ]
     configs = [config for search in searches for config in search.configs()]
@@ -175,7 +192,15 @@ def tune(content: Any, over: list[Layer], options: Options) -> None:
         print(f"tune: {warning}", file=sys.stderr)
     line = command.line("tune", "STUDY", "--out", options.out)
     _search(searches, out, launch.worker_count(options.workers, base), line)
-    tuned = [Tuned(s.entry, s.trials().ended(), s.metric(), s.dimensions) for s in searches]
+    tuned = [
+        Tuned(
+            s.entry,
+            s.trials().ended(),
+            s.metric(),
+            s.dimensions,
+        )
+        for s in searches
+    ]
     missing = sum(options.trials - len(search.ended) for search in tuned)
     if missing:
         others = f"{missing} trials are at work in other processes"
@@ -189,7 +214,11 @@ def tune(content: Any, over: list[Layer], options: Options) -> None:
 # ---------------------------------------------------------------- what was asked for
 
 
-def _with_one_test_part(study: Study, base: Config, pairs: Pairs) -> Config:
+def _with_one_test_part(
+    study: Study,
+    base: Config,
+    pairs: Pairs,
+) -> Config:
     """`base` with `data.test_seed: 0` where it has null, as any resolved base has unless it was
     set: with one test part for trials and study, no trial trains on what the study tests.
     `BadInput` for a grid that has null."""
@@ -289,7 +318,12 @@ def _request(file: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------- searching
 
 
-def _search(searches: list[Search], out: Path, count: int, line: str) -> None:
+def _search(
+    searches: list[Search],
+    out: Path,
+    count: int,
+    line: str,
+) -> None:
     """Run all trials that are missing, in `count` workers.
 
     A worker has a method to itself until its trials are done, so that what they try does not depend
@@ -376,7 +410,7 @@ def _run_trial(search: Search, claim: Claim) -> None:
         is_of_machine = isinstance(error, MachineFailed)
         if claim.number == 0 or is_of_machine or getattr(error, "key", "") in ("out", "name"):
             raise
-        claim.refuse(" ".join(str(error).split()))
+        claim.refuse(one_line(error))
     else:
         claim.tell(sum(scores) / len(scores))
     for checkpoints in claim.folder.glob("*/checkpoints"):
@@ -397,7 +431,7 @@ def _choose(
     content = tuned.study_file(base, tuned_methods, study.seeds, study.grid, options.untuned)
     folder = StudyFolder(out / "study")
     if folder or options.runs_study:
-        launch.grown(folder, Study.of(yaml.safe_load(content)))
+        launch.resolved_in(folder, Study.of(yaml.safe_load(content)))
     write_whole(out / "tuned.csv", as_csv([method.row() for method in tuned_methods]))
     write_whole(out / "trials.csv", as_csv(tuned.trial_rows(tuned_methods)))
     write_whole(out / "tuned.yaml", content)
@@ -410,7 +444,11 @@ def _choose(
             print(f"{method.entry.label}: {warning}")
 
 
-def _run_study(out: Path, options: Options, line: str) -> None:
+def _run_study(
+    out: Path,
+    options: Options,
+    line: str,
+) -> None:
     """Runs the study of the choices, an ordinary study folder."""
     chosen = Study.of(studyfile.read(str(out / "tuned.yaml")))
     inner = dataclasses.replace(options, out=str(out / "study"))

@@ -56,7 +56,12 @@ Serve = Callable[[More], Iterator[tuple[int, "str | None"]]]
 class Worker:
     """One process that runs jobs, up to `most` at a time; its output goes to the file `log`."""
 
-    def __init__(self, serve: Serve, log: Path, most: int = 1) -> None:
+    def __init__(
+        self,
+        serve: Serve,
+        log: Path,
+        most: int = 1,
+    ) -> None:
         context = multiprocessing.get_context("fork")
         self.jobs: list[int] = []
         self.most = most
@@ -193,7 +198,13 @@ def _stop(workers: list[Worker]) -> None:
         worker.pipe.close()
 
 
-def _serve(pipe: Connection, parents: Connection, serve: Serve, log: Path, parent: int) -> None:
+def _serve(
+    pipe: Connection,
+    parents: Connection,
+    serve: Serve,
+    log: Path,
+    parent: int,
+) -> None:
     """One worker: jobs in, answers out, until this process is told to end."""
     ended = False
 
