@@ -61,7 +61,7 @@ def one_by_one(configs: Sequence[Config]) -> None:
     """Train as a study with `--together 1`."""
     with tempfile.TemporaryDirectory() as folder:
         for number, config in enumerate(configs):
-            run(config, Path(folder) / str(number))
+            run((config, Path(folder) / str(number)))
 
 
 def together(configs: Sequence[Config]) -> None:
@@ -72,7 +72,8 @@ def together(configs: Sequence[Config]) -> None:
             pass
 
 
-def run(config: Config, folder: Path, put_together: Any = None) -> None:
+def run(job: tuple[Config, Path], put_together: Any = None) -> None:
+    config, folder = job
     make_folder(folder)
     fit(config, folder, put_together=put_together)
 

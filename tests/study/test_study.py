@@ -343,9 +343,9 @@ def test_methods_have_the_same_split_first_model_and_batches(tmp_path, monkeypat
             yield batch
 
     monkeypatch.setattr(local, "batches", watched)
-    _, runs, configs = resolved(Study.of({**TINY, "methods": [*METHODS], "seeds": [0, 1]}))
+    _, pairs = resolved(Study.of({**TINY, "methods": [*METHODS], "seeds": [0, 1]}))
     initial: dict[str, bytes] = {}
-    for run, config in list(zip(runs, configs, strict=True))[: len(METHODS) + 1]:
+    for run, config in pairs[: len(METHODS) + 1]:
         label = f"{run.entry.label} {run.seed}"
         assert run_one((config, tmp_path / run.folder)) is None, label
         file = tmp_path / run.folder / "checkpoints" / "initial.safetensors"

@@ -319,7 +319,7 @@ def test_bad_words(words, changes, said, ask, tmp_path):
 
 # ---------------------------------------------------------------- trials
 
-TWO = [Dimension("a", LogRange(0.1, 10), 1.0, ""), Dimension("b", Choice((1, 2, None)), None, "")]
+TWO = [Dimension("a", LogRange(0.1, 10), 1.0), Dimension("b", Choice((1, 2, None)), None)]
 
 
 def score(values):
@@ -373,8 +373,8 @@ def drawn(folder, label, dimensions, number):
 
 def test_first_draws_of_what_all_methods_have_are_the_same(tmp_path):
     rate, own = (
-        Dimension("optimizer.lr", LogRange(1e-3, 0.3), 0.05, ""),
-        Dimension("method.mu", Range(0, 1), 0.5, ""),
+        Dimension("optimizer.lr", LogRange(1e-3, 0.3), 0.05),
+        Dimension("method.mu", Range(0, 1), 0.5),
     )
     one, other, alone = (
         drawn(tmp_path, label, dimensions, 10)

@@ -236,11 +236,11 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, C
         "evaluation": {"every": ONLY_LAST},
         "callbacks": {"heatmaps": None, "progress": None, "checkpoint": {}},
     }
-    base, runs, configs = resolved(
+    base, pairs = resolved(
         definition, over=[*plan.over, fixed], beneath=[{"data": {"min_samples": 1}}]
     )
-    longest = [_times(config, LENGTHS[-1]) for config in configs]
-    return definition, _times(base, LENGTHS[-1]), list(zip(runs, longest, strict=True))
+    longest = [(run, _times(config, LENGTHS[-1])) for run, config in pairs]
+    return definition, _times(base, LENGTHS[-1]), longest
 
 
 def _times(config: Config, length: int) -> Config:
