@@ -30,7 +30,7 @@ TOKENS = {
     "engine": 27_800,
     "exporting": 3_700,
     "foundation": 14_600,
-    "lab": 99_000,
+    "lab": 98_400,
     "methods": 46_000,
     "models": 7_800,
     "privacy": 3_600,
