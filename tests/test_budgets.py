@@ -30,7 +30,7 @@ TOKENS = {
     "engine": 27_800,
     "exporting": 3_700,
     "foundation": 14_600,
-    "lab": 98_400,
+    "lab": 98_100,
     "methods": 46_000,
     "models": 7_800,
     "privacy": 3_600,
@@ -41,7 +41,7 @@ TOKENS = {
     "training": 25_100,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 416_000
+ALL = 415_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 
