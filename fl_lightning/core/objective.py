@@ -42,10 +42,9 @@ class PureLoss:
 
     def __post_init__(self) -> None:
         function = self.function
-        if not (
-            inspect.ismethod(function)
-            or (inspect.isfunction(function) and function.__closure__ is None)
-        ):
+        if inspect.ismethod(function):
+            return
+        if not inspect.isfunction(function) or function.__closure__ is not None:
             raise ValueError(
                 "PureLoss.function must be a function of a file or a method, and no closure or "
                 "partial"
@@ -87,18 +86,18 @@ class Objective:
 
     def proximal_numbers(self, layout: Layout) -> int:
         """Numbers of the model in the proximal term."""
-        return (
-            0
-            if self.proximal_weight is None
-            else int(layout.numbers[self.proximal_weight != 0].sum())
-        )
+        if self.proximal_weight is None:
+            return 0
+        return int(layout.numbers[self.proximal_weight != 0].sum())
 
     def columns(self, layout: Layout) -> list[tuple[int, int, float]]:
-        """Columns of the proximal term, neighbours of one coefficient joined, with twice their
-        coefficient."""
-        if self.proximal_weight is None:
+        """(start, stop, twice the coefficient) of the proximal term's columns, neighbours of one
+        coefficient joined."""
+        weight = self.proximal_weight
+        if weight is None:
             return []
-        terms = []
-        for c in np.unique(self.proximal_weight[self.proximal_weight != 0]).tolist():
-            terms += [(s.start, s.stop, 2 * c) for s in layout.segments(self.proximal_weight == c)]
-        return terms
+        columns = []
+        for c in np.unique(weight[weight != 0]).tolist():
+            segments = layout.segments(weight == c)
+            columns += [(s.start, s.stop, 2 * c) for s in segments]
+        return columns

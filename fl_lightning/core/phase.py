@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fl_lightning.configuration.config import check
@@ -15,14 +16,11 @@ from fl_lightning.core.objective import Objective
 from fl_lightning.data.part import Part
 from fl_lightning.foundation.metric import MODELS
 
-if TYPE_CHECKING:
-    from fl_lightning.core.client import Client
-
 PLAIN = Objective()
 """The task loss alone."""
 
-Step: TypeAlias = "Callable[[Client, Batch], Tensor]"
-"""Of the client and a batch, to the loss."""
+Step = Callable[[Any, Batch], Tensor]
+"""(client, batch) -> loss; the type `Client` is defined above this module."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,7 @@ class Slot:
         """What it holds before the client's first round, (D,); to be copied."""
         if self.init == "initial":
             return initial
-        return (
-            initial.new_zeros(initial.shape)
-            if self.init == "zeros"
-            else initial.new_ones(initial.shape)
-        )
+        return torch.full_like(initial, float(self.init == "ones"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,14 +93,14 @@ class Phase:
     scores: str | None = None
 
     def __post_init__(self) -> None:
-        known = self.scores is None or self.scores in MODELS
-        kinds = f"it must be a kind of model: {', '.join(MODELS)}"
-        check("Phase.scores", self.scores, known, kinds)
-        asks = self.step is not None or not self.by_gradient
-        check("Phase.by_gradient", True, asks, "it is of an own step")
-        own = self.targets is None or self.part is None
-        allowed = "they are of the client's training data: there can be no other part"
-        check("Phase.targets", "a tensor", own, allowed)
+        is_kind = self.scores in (None, *MODELS)
+        requirement = f"it must be a kind of model: {', '.join(MODELS)}"
+        check("Phase.scores", self.scores, is_kind, requirement)
+        has_step = self.step is not None or not self.by_gradient
+        check("Phase.by_gradient", True, has_step, "it is of an own step")
+        on_training_data = self.targets is None or self.part is None
+        requirement = "they are of the client's training data: there can be no other part"
+        check("Phase.targets", "a tensor", on_training_data, requirement)
 
 
 Phases = Iterable[Phase]
