@@ -25,8 +25,7 @@ from fl_lightning.foundation.errors import BadInput
 Kind = Literal["parameter", "buffer"]
 
 NORMALISATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-"""Found by type, never by name: ResNet's `downsample.1` is a BatchNorm too (the cards' section
-0)."""
+"""Found by type, never by name: ResNet's `downsample.1` is a BatchNorm, too."""
 
 MOST_TABLES = 1000
 """Tables of bytes and of layers that are remembered: with top-k sparsification every payload has
@@ -346,7 +345,8 @@ class Binding:
         self._fit()
 
     def point(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
-        """As `bind`, where the buffers belong to the vector already."""
+        """As `bind`, without computing spectral norms' u, v anew: the buffers belong to the
+        vector."""
         self._check_buffers()
         blocks = vector.split_with_sizes(self._sizes)[::2]  # every other piece is a gap
         for (tensor, shape), block in zip(self._targets, blocks, strict=True):

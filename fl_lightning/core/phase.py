@@ -1,4 +1,4 @@
-"""What a method says about a client: the vectors it owns, and the phases of its local training."""
+"""A method's description of a client: its vectors, and the phases of its local training."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ class Slot:
     """One model-shaped vector that every client owns, beside its `model`.
 
     Args:
-        init: what it holds before the client's first round: the common `initial` model, `zeros` or
-            `ones`.
-        exchanged: the server keeps what it last received of it, and may average or mix it.
+        init: its first value: the common `initial` model, `zeros` or `ones`.
+        exchanged: the server keeps its last upload, and may average or mix it.
     """
 
     init: Literal["initial", "zeros", "ones"] = "initial"
     exchanged: bool = False
 
     def first(self, initial: Tensor) -> Tensor:
-        """What it holds before the client's first round, (D,); to be copied."""
+        """Its value before the client's first round, (D,); to be copied."""
         if self.init == "initial":
             return initial
         return torch.full_like(initial, float(self.init == "ones"))
@@ -61,10 +60,10 @@ class Phase:
             in which these are stored: soft labels, or labels with weights, for an own loss. None:
             the labels.
         batch_size: of a step; None: the federation's.
-        purpose: what the order of batches is drawn for: phases of one purpose and length take the
+        purpose: seeds the order of batches: in a round, phases of one purpose and length take the
             same batches.
-        budget: epochs that the client trains in such phases in all its rounds; None: as many as it
-            is asked for.
+        budget: most epochs in phases of this purpose, over all rounds of the client; None: no
+            limit.
         step: an own local step `step(client, batch) -> loss`, which writes to the client's vectors
             itself; the loss is recorded. Clients then train one after the other, whatever the
             executor, unless `by_gradient`. None: a step of the optimiser.
@@ -97,7 +96,8 @@ class Phase:
         requirement = f"it must be a kind of model: {', '.join(MODELS)}"
         check("Phase.scores", self.scores, is_kind, requirement)
         has_step = self.step is not None or not self.by_gradient
-        check("Phase.by_gradient", True, has_step, "it is of an own step")
+        requirement = "it describes an own step: give `step`, or leave it False"
+        check("Phase.by_gradient", True, has_step, requirement)
         on_training_data = self.targets is None or self.part is None
         requirement = "they are of the client's training data: there can be no other part"
         check("Phase.targets", "a tensor", on_training_data, requirement)
@@ -109,7 +109,7 @@ Phases = Iterable[Phase]
 
 @dataclass(frozen=True)
 class Fit:
-    """What a phase came to. The losses are tensors of shape (): nothing waits for the device."""
+    """The result of a phase. The losses are tensors of shape (): nothing waits for the device."""
 
     loss: Tensor
     """Mean task-plus-coaching loss over the steps (0 without a step)."""
@@ -117,7 +117,7 @@ class Fit:
     """Mean coaching loss (what the objective adds to the task loss) over the steps."""
     steps: int
     samples: int
-    """Samples that went through, each epoch counted."""
+    """Trained samples, in all epochs."""
     step_sizes: float = 0.0
-    """Sum over the steps of how far the model moves, in all, for each gradient: lr times steps
+    """Sum of the step sizes with which each gradient moves the model, in all: lr times steps
     without momentum."""

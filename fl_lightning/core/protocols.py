@@ -21,6 +21,7 @@ from fl_lightning.core.traits import Traits
 from fl_lightning.data.part import Part
 
 Sources = Literal["cohort", "known", "uploaded", "all"]
+"""Clients whose models a relation mixes (`callbacks.relations.Relation.sources`)."""
 
 
 class Cost(Protocol):

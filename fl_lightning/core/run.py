@@ -54,22 +54,22 @@ class ModelGroup:
     """The LightningModule of this rank that vectors are bound to; the engine's, once it is put
     together."""
     cost: Cost | None = None
-    """Operations of a pass through it, forward and backward, for a sample; None where they are not
-    known."""
+    """Operations of a sample's forward and backward pass; None: not known."""
     vectors: dict[str, Tensor] = field(default_factory=dict)
     """What the server keeps, by name; `model` is the global model, if there is one, and else the
     initial model."""
     axis: slice = field(default_factory=lambda: slice(0, 0))
     """Where its layers are among those of all groups."""
     buffers: dict[int, Tensor] = field(default_factory=dict)
-    """Vectors that mixes are written into, used again every round."""
+    """The server's vectors for mixes, reused in every round."""
     held_out: list[int] = field(default_factory=list)
-    """Places in `FederatedData.held_out` of those who would run it, and take no part."""
+    """Places in `FederatedData.held_out` of the clients that would run this architecture."""
     spare: list[Tensor] = field(default_factory=list)
-    """Vectors of clients that were not kept: fresh memory costs more than a copy."""
+    """Vectors of clients whose states were dropped, to be used again: fresh memory costs more than
+    a copy."""
 
     def first_buffers(self) -> list[Tensor]:
-        """New copies of `initial_buffers`: a model may write to them in evaluation too."""
+        """Copies of `initial_buffers`: a model may write to them in evaluation, too."""
         return [b.clone() for b in self.initial_buffers]
 
     @property
@@ -117,18 +117,18 @@ class RunContext:
     home: list[int]
     """Rank of every client."""
     judge: str
-    """Which kind of model `mean_accuracy` speaks of: before, after, global, finetuned."""
+    """The kind of model that counts as the run's score: before, after, global, finetuned."""
     callbacks: Sequence[Configured]
-    """Transforms and observers, in the order of their configuration."""
+    """Transforms, observers and an aggregator, in the order of their configuration."""
     server: ServerState = field(default_factory=ServerState)
     states: dict[int, ClientState] = field(default_factory=dict)
     """Of the clients whose home is this rank, once they have taken part."""
     resumed_from: int = 0
-    """The last finished round when the run was taken up; 0 on a fresh start."""
+    """The last round of the checkpoint from which the run goes on; 0: a fresh start."""
     most_batches: int | None = None
     """Batches of an epoch, and steps of a phase, at most; None: all."""
     warned: set[str] = field(default_factory=set)
-    """Warnings that the user has had once, by name."""
+    """Names of the warnings that have been printed."""
 
     @property
     def rank(self) -> int:
@@ -147,7 +147,7 @@ class RunContext:
 
     @property
     def metric(self) -> Metric:
-        """By which rounds are chosen, and shown first: `evaluation.metric`."""
+        """The metric that chooses rounds, and is shown first: `evaluation.metric`."""
         return FURTHER.get(str(self.config.evaluation.metric), self.data.metric)
 
     @property

@@ -319,10 +319,10 @@ class GroupServer:
             weights: (n,), or (L, n) with `by_layer`, float64; each row sums to 1.
             sources: clients, ascending.
             slot: which of their vectors.
-            since: `sent`: their changes since what they were sent in this round; `initial`: since
-                the initial model.
+            since: `zero`: the vectors themselves; `sent`: their changes since the downloads of this
+                round; `initial`: since the initial model.
             by_layer: every layer has weights of its own.
-            like: what the blocks hold that do not travel; None: 0.
+            like: gives the numbers of blocks that do not travel; None: 0.
             combine: makes one row of a tile of rows and their weights: this mean, or a robust one.
 
         Returns:

@@ -275,7 +275,6 @@ class _Newcomer:
     def _carry_out(self, steps: Steps) -> None:
         """Train one phase after the other."""
         visit = self.visit
-        client = visit.client
         fit = None
         with (
             self.worker.guard.naming(visit.t, self.id, visit),
@@ -285,6 +284,7 @@ class _Newcomer:
                 job = steps.send(fit)
                 fit = None
                 if isinstance(job, LocalJob):
+                    client = visit.client
                     [fit] = visit.trainer.loop.train([job])
                     if self.rule.trains == "personal":  # statistics move whichever blocks train
                         client.overwrite(client.payload)

@@ -92,10 +92,16 @@ def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> R
     if rand_index is not None:
         metrics["rand_index"] = rand_index
     metrics |= server.metrics
-    failure_rows = []
+    failure_rows: list[dict[str, int | str]] = []
     for failure, outcome in failures:
-        row = {"client": failure.client, "stage": failure.stage, "reason": failure.reason}
-        failure_rows.append(row | {"outcome": outcome})
+        failure_rows.append(
+            {
+                "client": failure.client,
+                "stage": failure.stage,
+                "reason": failure.reason,
+                "outcome": outcome,
+            }
+        )
     return RoundRecord(
         server.round,
         server.cohort,

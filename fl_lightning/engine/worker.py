@@ -128,7 +128,7 @@ class Worker(Parts):
                 to_score = {c: job for c, job in jobs.items() if isinstance(job, ToScore)}
                 if to_score:  # first, so that all train at the same time
                     self.evaluator.remembered.score_ahead(list(to_score.values()))
-                    jobs = to_train | self._advance(visits, dict.fromkeys(to_score))
+                    jobs = {**to_train, **self._advance(visits, dict.fromkeys(to_score))}
                 else:
                     jobs = self._advance(visits, self._train(visits, to_train))
         finally:

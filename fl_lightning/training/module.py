@@ -108,7 +108,7 @@ class ClientModule(LightningModule):
     weights: Tensor | None = None
     """Of the classes in the task loss, while a client trains; None: all alike."""
     weighed = False
-    """Whether they have been used in its training."""
+    """Whether these weights have been used in its training."""
     own_step = False
     """Whether the user's model has a `training_step`."""
     objective = PLAIN

@@ -38,7 +38,7 @@ def even(
     Args:
         rows: of a stack, (width, D): the first is a model, and all are written over by others like
             it.
-        x, y: a batch, after which each model has one of its own.
+        x, y: a batch; each model gets one like it with noise.
         run: (so many of the first rows, x (so many, ...), y (so many, ...)) -> results
             (so many, ...).
     """

@@ -27,8 +27,9 @@ class Stack:
     """`width` models side by side, and SGD over all of them in operations whose number does not
     grow with theirs.
 
-    Between two models there is a gap: no operation then runs on through two models, and a model's
-    numbers do not depend on its slot.
+    `load` lays out jobs, `narrow(width).descend` takes a step, `take` copies results out, and
+    `Trained.write` writes them to the jobs. Between two models there is a gap: no operation then
+    runs on through two models, and a model's numbers do not depend on its slot.
     """
 
     def __init__(
@@ -242,7 +243,8 @@ def _in_terms(job: LocalJob, count: int) -> np.ndarray | bool:
         return True
     if objective.proximal_weight is None:
         return False
-    return objective.proximal_weight[:count] != 0
+    reached: np.ndarray = objective.proximal_weight[:count] != 0
+    return reached
 
 
 @dataclass(frozen=True)
