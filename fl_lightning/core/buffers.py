@@ -143,7 +143,11 @@ def _renew(module: nn.Module, hook: SpectralNorm) -> None:
     setattr(module, hook.name, hook.compute_weight(module, do_power_iteration=False))
 
 
-def _parametrised_matrix(parts: ParametrizationList, place: int, norm: _SpectralNorm) -> Tensor:
+def _parametrised_matrix(
+    parts: ParametrizationList,
+    place: int,
+    norm: _SpectralNorm,
+) -> Tensor:
     """The input, as a matrix, of the `norm` at a `place` in a chain of parametrisations."""
     if parts.is_tensor:
         originals = [parts.original]

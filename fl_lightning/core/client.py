@@ -97,7 +97,13 @@ class Client:
         part = self.data.train
         size = self.run.config.federation.batch_size
         augment = draws if part.augmented else None
-        batches = part.batches(size, draws, augment, self.group.whole_last, slice(0, 1))
+        batches = part.batches(
+            size,
+            draws,
+            augment,
+            self.group.whole_last,
+            slice(0, 1),
+        )
         return next(iter(batches))
 
     # ---------------------------------------------------------------- vectors
@@ -185,7 +191,11 @@ class Client:
         return float(self.bind(vector).mean_loss(part, self.run.config.evaluation.batch_size))
 
     def gradient(
-        self, vector: Tensor, batch: Batch, *, training: bool = True
+        self,
+        vector: Tensor,
+        batch: Batch,
+        *,
+        training: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """The task loss at `vector` on a batch, shape (), and its gradient (D,), in training mode
         (which writes running statistics) or in evaluation mode (which writes and draws nothing); 0

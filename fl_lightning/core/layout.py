@@ -105,7 +105,12 @@ class Layout:
     statistics of frozen normalisations (`still`), which normalise by them in training, too.
     """
 
-    def __init__(self, model: nn.Module, head: str, frozen: Collection[nn.Parameter] = ()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        head: str,
+        frozen: Collection[nn.Parameter] = (),
+    ) -> None:
         self.head = head
         frozen_ids = {id(p) for p in frozen}
         self.frozen = [name for name, p in model.named_parameters() if id(p) in frozen_ids]
@@ -140,7 +145,16 @@ class Layout:
             if own and not is_norm:
                 self.layers.append(prefix or type(module).__name__)
             layer = max(len(self.layers) - 1, 0)
-            parameters += [_Entry(name, p, "parameter", layer, is_norm) for name, p in own]
+            parameters += [
+                _Entry(
+                    name,
+                    p,
+                    "parameter",
+                    layer,
+                    is_norm,
+                )
+                for name, p in own
+            ]
             for name, buffer in module.named_buffers(prefix, recurse=False):
                 if id(buffer) in visited:  # shared by modules, such as a mask
                     continue
@@ -148,7 +162,15 @@ class Layout:
                 if prefix in self.still:
                     self.frozen.append(name)
                 elif is_norm and buffer.is_floating_point():
-                    statistics.append(_Entry(name, buffer, "buffer", layer, is_norm))
+                    statistics.append(
+                        _Entry(
+                            name,
+                            buffer,
+                            "buffer",
+                            layer,
+                            is_norm,
+                        )
+                    )
                 else:
                     self.own_names.append(name)
         return parameters + statistics
@@ -168,7 +190,17 @@ class Layout:
             stop = start + tensor.numel()
             shape = tuple(tensor.shape)
             self.blocks.append(
-                Block(name, start, stop, shape, kind, layer, is_norm, in_head, last - layer)
+                Block(
+                    name,
+                    start,
+                    stop,
+                    shape,
+                    kind,
+                    layer,
+                    is_norm,
+                    in_head,
+                    last - layer,
+                )
             )
             self.size = -(-stop // ALIGN) * ALIGN
 
@@ -245,7 +277,12 @@ class Layout:
             norms[segment.layer] += squares.sum().cpu()
         return norms
 
-    def bytes_by_layer(self, sent: np.ndarray, block_bytes: np.ndarray, kinds: int) -> np.ndarray:
+    def bytes_by_layer(
+        self,
+        sent: np.ndarray,
+        block_bytes: np.ndarray,
+        kinds: int,
+    ) -> np.ndarray:
         """`block_bytes` of the blocks in `sent` (bool [B]) by layer and kind, int64 (L + 1, kinds),
         the last row 0."""
         key = (sent.tobytes(), block_bytes.tobytes(), kinds)
@@ -378,7 +415,11 @@ class Binding:
                 raise BadInput("model", name, requirement)
 
 
-def copy_columns(into: Tensor, source: Tensor, segments: Iterable[Segment]) -> None:
+def copy_columns(
+    into: Tensor,
+    source: Tensor,
+    segments: Iterable[Segment],
+) -> None:
     """Copy the columns of `segments` from vector `source` into vector `into`."""
     for segment in segments:
         columns = segment.columns

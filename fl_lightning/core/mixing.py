@@ -142,7 +142,12 @@ class Mixer:
         centred, offset, mean_square = total.split([n * n, n, 1], dim=1)
         return Gram(centred.view(layers, n, n), offset, mean_square[:, 0])
 
-    def _by_layer(self, tiles: list[Segment], here: Tensor, layers: int) -> Tensor:
+    def _by_layer(
+        self,
+        tiles: list[Segment],
+        here: Tensor,
+        layers: int,
+    ) -> Tensor:
         """Sums by layer (layers, width), on every rank, of the rows `here` (tiles, width) that each
         rank has for its tiles.
 
@@ -255,7 +260,11 @@ class Mixer:
                 into[receivers[k]][t.columns].copy_(row, non_blocking=True)
 
     def _mix_alone(
-        self, tiles: list[Segment], B: Tensor, rows: list[tuple[Tensor, int]], shift: int
+        self,
+        tiles: list[Segment],
+        B: Tensor,
+        rows: list[tuple[Tensor, int]],
+        shift: int,
     ) -> None:
         """`mix` on one rank: from vectors to differences and from products to vectors, without a
         copy between."""
@@ -311,7 +320,12 @@ class Mixer:
                 means = []
                 stripes = []
 
-    def _spread(self, stripes: list[list[Segment]], means: list[Tensor], into: Tensor) -> None:
+    def _spread(
+        self,
+        stripes: list[list[Segment]],
+        means: list[Tensor],
+        into: Tensor,
+    ) -> None:
         """Write the `means` that each rank has for its tiles of `stripes` into `into` on every
         rank."""
         tiles_of: list[list[Segment]] = [[] for _ in range(self.group.size)]
@@ -401,7 +415,11 @@ class Mixer:
         return self.group.all_to_all(parts, leaving, coming)
 
     def _rows_of(
-        self, tile: Segment, before: int, arrived: list[Tensor], vectors: list[Tensor]
+        self,
+        tile: Segment,
+        before: int,
+        arrived: list[Tensor],
+        vectors: list[Tensor],
     ) -> list[Tensor]:
         """The sources' columns of a tile, by rank: from this rank's `vectors`, or from the columns
         that `arrived`, of which each source's tiles `before` this one come first."""
@@ -418,7 +436,11 @@ class Mixer:
         return rows
 
 
-def tiles_at_once(sources: int, tiles: int, ranks: int) -> int:
+def tiles_at_once(
+    sources: int,
+    tiles: int,
+    ranks: int,
+) -> int:
     """How many of its tiles a rank collects at a time."""
     if ranks == 1:
         return 1

@@ -197,7 +197,13 @@ class GroupServer:
             weights = relation.weights(inputs)
             self._warn(relation, weights, receivers, sources)
         weights = relation.as_mixed(weights, receivers, sources, self.server.round)
-        weighed = self._weighed(relation, weights, receivers, sources, len(receivers))
+        weighed = self._weighed(
+            relation,
+            weights,
+            receivers,
+            sources,
+            len(receivers),
+        )
         mixes = self.mix(weights, receivers, sources, by_layer=relation.per_layer)
         sent = self.send(mixes)
         for c, own_weights in zip(receivers, weighed.own(), strict=True):
@@ -212,7 +218,13 @@ class GroupServer:
         inputs = self.inputs(relation, who, who)
         reducer = self.server.reducer
         weights = reducer.weights(relation.weights(inputs)[:, 0], inputs)
-        self._weighed(relation, weights[:, None].expand(-1, len(who), -1), who, who, 1)
+        self._weighed(
+            relation,
+            weights[:, None].expand(-1, len(who), -1),
+            who,
+            who,
+            1,
+        )
         self.server.reduced = True
         mean = self.mean(
             weights,
@@ -224,7 +236,10 @@ class GroupServer:
         return reducer.finished(mean, self, who)
 
     def inputs(
-        self, relation: Relation, receivers: Sequence[int], sources: Sequence[int]
+        self,
+        relation: Relation,
+        receivers: Sequence[int],
+        sources: Sequence[int],
     ) -> RelationInputs:
         """All that a relation may look at."""
         server = self.server
@@ -274,7 +289,11 @@ class GroupServer:
         return self.weighed
 
     def _warn(
-        self, relation: Relation, weights: Tensor, receivers: list[int], sources: list[int]
+        self,
+        relation: Relation,
+        weights: Tensor,
+        receivers: list[int],
+        sources: list[int],
     ) -> None:
         """Log once which share of the received models is the initial one, of clients that have not
         uploaded yet."""
@@ -372,7 +391,13 @@ class GroupServer:
         for k, c in enumerate(here):
             into[c] = torch.zeros_like(self.initial) if fresh else self._buffer(k)
         by_layers = weights.expand(self._layers(by_layer), -1, -1)
-        mixer.mix(segments, by_layers, list(receivers), into, run.relation.sums_to_one)
+        mixer.mix(
+            segments,
+            by_layers,
+            list(receivers),
+            into,
+            run.relation.sums_to_one,
+        )
         self.count(mixer)
         return into
 
@@ -395,7 +420,12 @@ class GroupServer:
         self.count(mixer)
         return products
 
-    def vector(self, client: int, slot: str = MODEL, since: Since = "zero") -> Tensor:
+    def vector(
+        self,
+        client: int,
+        slot: str = MODEL,
+        since: Since = "zero",
+    ) -> Tensor:
         """The vector (D,) that the server last received of one client, on every rank: for methods
         that learn from each upload."""
         return self.mean(torch.ones(1, dtype=torch.float64), [client], slot, since)
@@ -404,7 +434,12 @@ class GroupServer:
         mask = self.group.down_mask if slot == MODEL else self.layout.is_parameter
         return self.layout.segments(mask, by_layer=by_layer)
 
-    def _mixer(self, sources: Sequence[int], slot: str, since: Since) -> Mixer:
+    def _mixer(
+        self,
+        sources: Sequence[int],
+        slot: str,
+        since: Since,
+    ) -> Mixer:
         """The kernel over the server's last copies of `sources`; the slot's first value stands in
         for vectors that never arrived."""
         run = self.server.run
@@ -419,7 +454,13 @@ class GroupServer:
                 copied += vector.nbytes
             vectors[c] = vector
         self.server.working_bytes = max(self.server.working_bytes, copied)
-        return Mixer(run.processes, run.home, vectors, list(sources), run.dtype)
+        return Mixer(
+            run.processes,
+            run.home,
+            vectors,
+            list(sources),
+            run.dtype,
+        )
 
     def count(self, mixer: Mixer) -> None:
         """Add the operations and the work space of a kernel."""
@@ -433,7 +474,11 @@ class GroupServer:
         return self.group.buffers[k]
 
 
-def among_uploaded(relation: Relation, inputs: RelationInputs, uploaded: set[int]) -> Tensor:
+def among_uploaded(
+    relation: Relation,
+    inputs: RelationInputs,
+    uploaded: set[int],
+) -> Tensor:
     """Rows of `relation`, (layers or 1, m, n), without weights on clients whose upload has not
     arrived yet.
 

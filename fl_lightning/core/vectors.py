@@ -50,7 +50,10 @@ def fetched(
 
 
 def distances(
-    group: GroupServer, clients: Sequence[int], points: Sequence[Tensor], blocks: np.ndarray
+    group: GroupServer,
+    clients: Sequence[int],
+    points: Sequence[Tensor],
+    blocks: np.ndarray,
 ) -> Tensor:
     """Squared distances of the models last received of `clients` from `points` (D,), over `blocks`
     (bool [B]).
@@ -69,7 +72,11 @@ def distances(
     return torch.tensor([rows[c] for c in clients], dtype=torch.float64)
 
 
-def _squared_distance(vector: Tensor, point: Tensor, segments: Sequence[Segment]) -> float:
+def _squared_distance(
+    vector: Tensor,
+    point: Tensor,
+    segments: Sequence[Segment],
+) -> float:
     total = 0.0
     for segment in segments:
         difference = vector[segment.columns].to(point.device) - point[segment.columns]
@@ -78,7 +85,10 @@ def _squared_distance(vector: Tensor, point: Tensor, segments: Sequence[Segment]
 
 
 def products(
-    group: GroupServer, clients: Sequence[int], sources: Sequence[int], before: Mapping[int, Tensor]
+    group: GroupServer,
+    clients: Sequence[int],
+    sources: Sequence[int],
+    before: Mapping[int, Tensor],
 ) -> Tensor:
     """Inner products of the changes of `clients` since their downloads with the models of
     `sources`.
@@ -101,7 +111,13 @@ def products(
     for c, vector in last_received(group, sources).items():
         vectors[run.clients + c] = before.get(c, vector)
     names = [*clients, *(run.clients + c for c in sources)]
-    mixer = Mixer(run.processes, run.home * 2, vectors, names, run.dtype)
+    mixer = Mixer(
+        run.processes,
+        run.home * 2,
+        vectors,
+        names,
+        run.dtype,
+    )
     segments = group.layout.segments(group.group.down_mask, by_layer=True)
     gram = mixer.gram(segments, len(group.layout.layers))
     group.count(mixer)

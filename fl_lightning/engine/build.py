@@ -82,7 +82,15 @@ def federation(
     for k, (net, numbers) in enumerate(zip(nets, numbers_of, strict=True)):
         fixed = frozen[k] + frozen_when_built(net)
         members = data.taking_part(numbers)
-        group = make_group(k, fabric.device, config, net, members, method, fixed)
+        group = make_group(
+            k,
+            fabric.device,
+            config,
+            net,
+            members,
+            method,
+            fixed,
+        )
         group.name = type(models[k]).__name__.lower()  # not that of the built network
         for place, client in enumerate(data.held_out):
             if client.number in numbers:
@@ -91,7 +99,13 @@ def federation(
         groups.append(group)
     relation = method.relation()
     processes = Group(fabric)
-    policy = StoragePolicy.of(method, relation, callbacks, config, [g.down_mask for g in groups])
+    policy = StoragePolicy.of(
+        method,
+        relation,
+        callbacks,
+        config,
+        [g.down_mask for g in groups],
+    )
     run = RunContext(
         config=config,
         method=method,
@@ -117,12 +131,25 @@ def federation(
     )
     check("model", [g.name for g in groups], takes_all, requirement)
     pairs = zip(groups, nets, strict=True)
-    trainers = [Trainer(fabric, run, group, net, together) for group, net in pairs]
+    trainers = [
+        Trainer(
+            fabric,
+            run,
+            group,
+            net,
+            together,
+        )
+        for group, net in pairs
+    ]
     _check_same_start(run)
     return _assembled(run, trainers)
 
 
-def _check_members(group: ModelGroup, config: Config, data: FederatedData) -> None:
+def _check_members(
+    group: ModelGroup,
+    config: Config,
+    data: FederatedData,
+) -> None:
     """Raise `BadInput` where a group has no clients, or one that BatchNorm cannot train on."""
     requirement = f"all clients of {group.name} are held out"
     check("data.held_out_clients", config.data.held_out_clients, bool(group.members), requirement)
@@ -134,7 +161,11 @@ def _check_members(group: ModelGroup, config: Config, data: FederatedData) -> No
         check("data.min_samples", config.data.min_samples, data.train_sizes[c] != 1, requirement)
 
 
-def _check_suits(method: Method, data: FederatedData, models: Sequence[nn.Module]) -> None:
+def _check_suits(
+    method: Method,
+    data: FederatedData,
+    models: Sequence[nn.Module],
+) -> None:
     """Raise `BadInput` where data or networks do not suit the method."""
     name = type(method).__name__.lower()
     per_position = data.text is not None and data.text.per_position
@@ -178,13 +209,27 @@ def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
     requirement = "this method keeps no global model: before, after, finetuned"
     check("evaluation.judge", "global", judged, requirement)
     pool = Pool(run, trainers)
-    worker = Worker(run, pool, trainers, guard, evaluator, transforms, observers, reducer)
+    worker = Worker(
+        run,
+        pool,
+        trainers,
+        guard,
+        evaluator,
+        transforms,
+        observers,
+        reducer,
+    )
     if run.data.held_out:
         worker.observers = [HeldOut(worker), *observers]
     return Federation(worker)
 
 
-def built(method: Method, model: nn.Module, num_classes: int, seed: int) -> nn.Module:
+def built(
+    method: Method,
+    model: nn.Module,
+    num_classes: int,
+    seed: int,
+) -> nn.Module:
     """The network that clients train; random weights of the method's own modules follow from the
     run's seed."""
     with seeded(key(seed, "method's modules")):
@@ -225,13 +270,23 @@ def make_group(
         up_mask=np.array([s in ("shared", "uploaded") for s in scopes], dtype=bool),
         whole_last=trains_norms,
         head=model.get_submodule(layout.head),
-        another=partial(_another, model, layout, dtype, device),
+        another=partial(
+            _another,
+            model,
+            layout,
+            dtype,
+            device,
+        ),
         vectors={MODEL: vector},
     )
 
 
 def _another(
-    model: nn.Module, layout: Layout, dtype: torch.dtype, device: torch.device, number: int
+    model: nn.Module,
+    layout: Layout,
+    dtype: torch.dtype,
+    device: torch.device,
+    number: int,
 ) -> Tensor:
     """A model (D,) like `model`, with random weights that follow from `number`."""
     with seeded(number):

@@ -93,7 +93,12 @@ class Evaluator:
             return kind == self.run.judge or kind != "finetuned"
         return kind == self.run.judge or kind in kinds
 
-    def scores(self, kind: str, client: Client, vector: Tensor) -> dict[str, Tensor]:
+    def scores(
+        self,
+        kind: str,
+        client: Client,
+        vector: Tensor,
+    ) -> dict[str, Tensor]:
         """`accuracy_KIND` of `vector` as a model of `client`; of the judge's kind also its accuracy
         on validation data, and on the global test set, if there is one."""
         model = (kind, client, vector)
@@ -113,15 +118,31 @@ class Evaluator:
         return scores | self._on_global_test(*model, digest)
 
     def _on_test(
-        self, kind: str, client: Client, vector: Tensor, digest: bytes
+        self,
+        kind: str,
+        client: Client,
+        vector: Tensor,
+        digest: bytes,
     ) -> tuple[dict[Metric, Tensor], dict[str, Tensor]]:
         """Scores on the client's test data: by metric, and by column."""
         test = client.data.test
-        measured = self.remembered.get(scoring.measured, kind, client, vector, test, digest)
+        measured = self.remembered.get(
+            scoring.measured,
+            kind,
+            client,
+            vector,
+            test,
+            digest,
+        )
         columns = {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
         return measured, columns
 
-    def _digest_or_bind(self, kind: str, client: Client, vector: Tensor) -> bytes:
+    def _digest_or_bind(
+        self,
+        kind: str,
+        client: Client,
+        vector: Tensor,
+    ) -> bytes:
         """The digest of `vector`, to be scored as `kind`; where that is empty, the model has been
         bound."""
         digest = self.remembered.digest(kind, client, vector)
@@ -130,7 +151,11 @@ class Evaluator:
         return digest
 
     def _on_global_test(
-        self, kind: str, client: Client, vector: Tensor, digest: bytes
+        self,
+        kind: str,
+        client: Client,
+        vector: Tensor,
+        digest: bytes,
     ) -> dict[str, Tensor]:
         """`global_test_accuracy_KIND` of `vector`, if `data.global_test` asks for it; the model has
         a digest, or is bound."""
@@ -140,7 +165,14 @@ class Evaluator:
         last, result = self._on_global
         if kind != "global" or last is not vector:
             compute = scoring.on_global_test
-            result = self.remembered.get(compute, kind, client, vector, part, digest)
+            result = self.remembered.get(
+                compute,
+                kind,
+                client,
+                vector,
+                part,
+                digest,
+            )
         if kind == "global":
             self._on_global = vector, result
         score, recall = result
@@ -150,7 +182,13 @@ class Evaluator:
     def client(self, id: int, state: ClientState) -> Client:
         """A handle on `state` outside of a visit."""
         group = self.run.group_of(id)
-        return Client(self.run, group, id, self.run.server.round, state)
+        return Client(
+            self.run,
+            group,
+            id,
+            self.run.server.round,
+            state,
+        )
 
     def at_rest(self, id: int, buffers: list[Tensor] | None = None) -> Client:
         """A client between rounds (with `buffers`, if given), on copies of all tensors that may be
@@ -163,10 +201,24 @@ class Evaluator:
             for name, slot in run.method.slots().items():
                 vectors[name] = slot.first(group.initial)
             memory = {name: tensor.clone() for name, tensor in run.method.init_client(run).items()}
-            state = ClientState(id, vectors, group.initial_buffers, {}, 0, memory)
+            state = ClientState(
+                id,
+                vectors,
+                group.initial_buffers,
+                {},
+                0,
+                memory,
+            )
         vectors = {name: vector.to(run.device) for name, vector in state.vectors.items()}
         copies = [b.clone() for b in buffers or state.buffers]  # a model may write to them
-        copy = ClientState(id, vectors, copies, {}, state.rounds, dict(state.memory))
+        copy = ClientState(
+            id,
+            vectors,
+            copies,
+            {},
+            state.rounds,
+            dict(state.memory),
+        )
         return self.client(id, copy)
 
     def beginning(self, id: int) -> tuple[Tensor, list[Tensor]]:
@@ -231,7 +283,13 @@ class Evaluator:
         job = job_of(client, phase, t)
         job.keep = False
         self.trainers[client.group.index].loop.train([job])
-        return finite(run, t, id, client[MODEL], "its fine-tuned copy"), state.buffers
+        return finite(
+            run,
+            t,
+            id,
+            client[MODEL],
+            "its fine-tuned copy",
+        ), state.buffers
 
     # ---------------------------------------------------------------- final models
 

@@ -24,7 +24,12 @@ class Visits(Protocol):
     """Carries out the visits of a round: here (`Worker`), or by messages to sites."""
 
     def visits(
-        self, t: int, cohort: list[int], downloads: dict[int, Payload], scored: bool, timer: Timer
+        self,
+        t: int,
+        cohort: list[int],
+        downloads: dict[int, Payload],
+        scored: bool,
+        timer: Timer,
     ) -> Results:
         """Visit the clients of `cohort`; writes to `downloads` what transforms have left of
         them."""
@@ -117,7 +122,13 @@ class Federation:
         server.sent = method.broadcast(server)  # 2. what each of this rank's clients is sent
         timer.lap("server")
 
-        results = self.visits.visits(t, drawn, server.sent, scored, timer)  # 3. local work
+        results = self.visits.visits(
+            t,
+            drawn,
+            server.sent,
+            scored,
+            timer,
+        )  # 3. local work
 
         server.collect(*self.pool.answers(drawn, results))  # 4. who has answered; the server's part
         seed_all(draws ^ 1, run.device)  # every rank draws the same

@@ -53,7 +53,11 @@ class Joined(NamedTuple):
 
 
 def join(
-    worker: Worker, new: ClientData, labelled: bool, rounds: int, group: ModelGroup | None = None
+    worker: Worker,
+    new: ClientData,
+    labelled: bool,
+    rounds: int,
+    group: ModelGroup | None = None,
 ) -> Joined:
     """A model for a client that has been in no round, by its method's own rule; nobody else's state
     is touched.
@@ -136,7 +140,12 @@ def newcomers(worker: Worker) -> dict[str, Any]:
     return summary
 
 
-def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str, Any]:
+def _row(
+    worker: Worker,
+    group: ModelGroup,
+    place: int,
+    count: int,
+) -> dict[str, Any]:
     """The row of the client at a place of `data.held_out` with `count` labelled samples of each
     class (rank 0)."""
     run = worker.run
@@ -145,7 +154,13 @@ def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str,
     number = client.number
     rule = rule_of(run, group)
     new, labelled = few(
-        run.data, client, count, config.data.validation, config.seed, run.device, run.dtype
+        run.data,
+        client,
+        count,
+        config.data.validation,
+        config.seed,
+        run.device,
+        run.dtype,
     )
     samples = (len(new.train) + len(new.validation)) * labelled
     names = run.data.reading.client_names
@@ -157,12 +172,24 @@ def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str,
     scores: dict[str, float] = {}
     if comes_to_a_model(rule, labelled):
         try:
-            scores = join(worker, new, labelled, config.evaluation.newcomer_rounds, group).scores
+            scores = join(
+                worker,
+                new,
+                labelled,
+                config.evaluation.newcomer_rounds,
+                group,
+            ).scores
         except BadClient as failure:
             called = f"held-out client {number}"
             if names:
                 called += f" ({names[number]})"
-            named = BadClient(number, run.server.round, failure.stage, failure.reason, called)
+            named = BadClient(
+                number,
+                run.server.round,
+                failure.stage,
+                failure.reason,
+                called,
+            )
             if not run.tolerant:
                 raise named from None
             if run.is_main:
@@ -204,7 +231,13 @@ class _Newcomer:
     Args: as `join`.
     """
 
-    def __init__(self, worker: Worker, new: ClientData, labelled: bool, group: ModelGroup) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        new: ClientData,
+        labelled: bool,
+        group: ModelGroup,
+    ) -> None:
         run = worker.run
         self.old = run
         self.labelled = labelled
@@ -248,7 +281,12 @@ class _Newcomer:
         client = self.visit.client
         return Joined(self.run.method.personal(client), client.state.buffers, scores)
 
-    def _take_part(self, k: int, trains: bool, scores: dict[str, float]) -> None:
+    def _take_part(
+        self,
+        k: int,
+        trains: bool,
+        scores: dict[str, float],
+    ) -> None:
         self.index = k
         if k == 0 and self.rule.gives:
             scores |= self._scores("before", received=True)
@@ -288,7 +326,13 @@ class _Newcomer:
                     [fit] = visit.trainer.loop.train([job])
                     if self.rule.trains == "personal":  # statistics move whichever blocks train
                         client.overwrite(client.payload)
-                    finite(self.run, visit.t, self.id, client[MODEL], "its model")
+                    finite(
+                        self.run,
+                        visit.t,
+                        self.id,
+                        client[MODEL],
+                        "its model",
+                    )
 
     def _here(self, work: Callable[[], None]) -> None:
         """Do its `work` on rank 0, and raise its error on every rank."""
@@ -329,7 +373,13 @@ class _Newcomer:
             return replace(new, train=self.old.data.training(torch.cat([x, x]), torch.cat([y, y])))
         return new
 
-    def _with(self, new: ClientData, group: ModelGroup, *, grows: bool) -> RunContext:
+    def _with(
+        self,
+        new: ClientData,
+        group: ModelGroup,
+        *,
+        grows: bool,
+    ) -> RunContext:
         """The run with a further client, whose data are `new`. The server's tensors are copied; if
         the federation `grows`, with room for the client."""
         run = self.old
@@ -363,7 +413,13 @@ class _Newcomer:
         """Compose its download, and have it received."""
         run = self.run
         if k == 0:
-            client = Client(run, self.group, self.id, server.round, run.states[self.id])
+            client = Client(
+                run,
+                self.group,
+                self.id,
+                server.round,
+                run.states[self.id],
+            )
             run.method.admit(server, client)
         server.sent = self.sent or run.method.broadcast(server)
         self._here(partial(self._begin, server, k))
@@ -371,7 +427,16 @@ class _Newcomer:
     def _begin(self, server: Server, k: int) -> None:
         t = server.round
         payload = server.sent[self.id]
-        self.visit = Visit(self.worker, t, False, Timer(), self.id, 0, payload, self._plan)
+        self.visit = Visit(
+            self.worker,
+            t,
+            False,
+            Timer(),
+            self.id,
+            0,
+            payload,
+            self._plan,
+        )
         self.index = k
         self._carry_out(self.visit.receive())
 

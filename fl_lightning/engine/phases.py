@@ -53,7 +53,14 @@ def schedule_of(
     length = length if most is None else length.at_most(most)
     size = batch_size or run.config.federation.batch_size
     return BatchSchedule(
-        run.config.seed, purpose, client, index, length, size, group.whole_last, most
+        run.config.seed,
+        purpose,
+        client,
+        index,
+        length,
+        size,
+        group.whole_last,
+        most,
     )
 
 
@@ -63,7 +70,10 @@ def on_own_data(client: Client, phase: Phase) -> bool:
 
 
 def job_of(
-    client: Client, phase: Phase, index: int | None = None, purpose: str | None = None
+    client: Client,
+    phase: Phase,
+    index: int | None = None,
+    purpose: str | None = None,
 ) -> LocalJob:
     """The executor's job for a client's phase.
 
@@ -116,7 +126,11 @@ def job_of(
     return job
 
 
-def keep_optimizer(client: Client, phase: Phase, job: LocalJob) -> None:
+def keep_optimizer(
+    client: Client,
+    phase: Phase,
+    job: LocalJob,
+) -> None:
     """Replace the state of the phase's optimiser in the client's memory by that of the job."""
     if not job.keep:
         return
@@ -164,7 +178,13 @@ class SampleCost:
         """Operations of so many samples' forward and backward passes."""
         return round(self.forward * forward + self.backward * backward)
 
-    def of(self, samples: int, steps: int, proximal: int, linear: int = 0) -> dict[str, int]:
+    def of(
+        self,
+        samples: int,
+        steps: int,
+        proximal: int,
+        linear: int = 0,
+    ) -> dict[str, int]:
         """`flops_forward`, `flops_backward`, `flops_extra` and `flops_penalty` of a phase of so
         many `samples` (in all epochs) and `steps`, with so many numbers in the proximal and in the
         linear term."""
@@ -209,7 +229,12 @@ def _total(output: Any) -> Tensor:
 
 
 def phase_flops(
-    client: Client, phase: Phase, job: LocalJob, fit: Fit, plain: SampleCost, cost: SampleCost
+    client: Client,
+    phase: Phase,
+    job: LocalJob,
+    fit: Fit,
+    plain: SampleCost,
+    cost: SampleCost,
 ) -> tuple[dict[str, int], float]:
     """Operations of a phase on the client's own data, as `SampleCost.of`, and its other operations.
 

@@ -44,7 +44,13 @@ class Pool:
         for c in cohort:
             work[c] = float(run.data.train_sizes[c] * costs[run.group_of(c).index])
         planned = moves(cohort, run.home, work, run.world_size)
-        move(run.processes, run.store, run.states, run.home, planned)
+        move(
+            run.processes,
+            run.store,
+            run.states,
+            run.home,
+            planned,
+        )
 
     def state(self, client: int) -> ClientState:
         """A client's state; at its first visit a new one with the initial model."""
@@ -69,7 +75,14 @@ class Pool:
             vectors[name] = run.store.allocate(first)
             if slot.exchanged:
                 received[name] = run.store.allocate(first)
-        return ClientState(client, vectors, group.first_buffers(), received, 0, client_memory(run))
+        return ClientState(
+            client,
+            vectors,
+            group.first_buffers(),
+            received,
+            0,
+            client_memory(run),
+        )
 
     def restore(self, client: int, before: ClientState | None) -> None:
         """Put the state of a client back as it was `before` a visit that failed, in the memory (of
@@ -133,7 +146,10 @@ class Pool:
 
 
 def moves(
-    cohort: Sequence[int], home: Sequence[int], work: Mapping[int, float], ranks: int
+    cohort: Sequence[int],
+    home: Sequence[int],
+    work: Mapping[int, float],
+    ranks: int,
 ) -> list[tuple[int, int]]:
     """Plan the moves of clients of `cohort`: (client, rank), in order. The same on every rank.
 

@@ -24,7 +24,12 @@ class Predictor(nn.Module):
         vector: the model (D,).
     """
 
-    def __init__(self, client: Client, kind: str, vector: Tensor) -> None:
+    def __init__(
+        self,
+        client: Client,
+        kind: str,
+        vector: Tensor,
+    ) -> None:
         super().__init__()
         run = client.run
         method = type(client.run.method)

@@ -76,7 +76,11 @@ def try_evaluation(run: RunContext, trainers: Sequence[Trainer]) -> bool:
     return pure
 
 
-def _check_alone(name: str, together: _Pass, alone: _Pass) -> None:
+def _check_alone(
+    name: str,
+    together: _Pass,
+    alone: _Pass,
+) -> None:
     """Raise `BadInput` where scores depend on the samples beside."""
     limit = ROUNDING[alone.scores.dtype] * torch.linalg.vector_norm(alone.scores)
     distance = torch.linalg.vector_norm(together.scores[:FEWER] - alone.scores)
@@ -115,7 +119,11 @@ def _passes(run: RunContext, trainer: Trainer) -> tuple[_Pass, _Pass] | None:
     return passes if all(one.usual for one in passes) else None
 
 
-def _without_zeros(vector: Tensor, layout: Layout, draws: torch.Generator) -> Tensor:
+def _without_zeros(
+    vector: Tensor,
+    layout: Layout,
+    draws: torch.Generator,
+) -> Tensor:
     """A copy of `vector` (D,) with random numbers in place of parameters that are all 0."""
     filled = vector.clone()
     for block in layout.blocks:
@@ -125,7 +133,11 @@ def _without_zeros(vector: Tensor, layout: Layout, draws: torch.Generator) -> Te
     return filled
 
 
-def _pass(trainer: Trainer, vector: Tensor, x: Tensor) -> _Pass:
+def _pass(
+    trainer: Trainer,
+    vector: Tensor,
+    x: Tensor,
+) -> _Pass:
     """A pass of the model `vector` on samples `x`."""
     module = trainer.module
     module.binding.bind(vector.clone(), trainer.group.first_buffers())
@@ -135,7 +147,12 @@ def _pass(trainer: Trainer, vector: Tensor, x: Tensor) -> _Pass:
     for name, norm in model.named_modules():
         if isinstance(norm, _BatchNorm):
 
-            def note(norm: _BatchNorm, inputs: Any, output: Any, name: str = name) -> None:
+            def note(
+                norm: _BatchNorm,
+                inputs: Any,
+                output: Any,
+                name: str = name,
+            ) -> None:
                 if norm.training or norm.running_mean is None:
                     by_batch[name] = None
 

@@ -67,7 +67,12 @@ class RankReport(NamedTuple):
     failures: list[tuple[BadClient, str]]
 
 
-def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> RoundRecord:
+def gather(
+    run: RunContext,
+    server: Server,
+    results: Results,
+    timer: Timer,
+) -> RoundRecord:
     """Every client's results on every rank, in the order of clients, and the round's metrics from
     them."""
     visited = list(results.clients.values())
@@ -116,7 +121,10 @@ def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> R
 
 
 def _client_rows(
-    run: RunContext, results: Sequence[ClientResult], traffic: np.ndarray, sent: np.ndarray
+    run: RunContext,
+    results: Sequence[ClientResult],
+    traffic: np.ndarray,
+    sent: np.ndarray,
 ) -> list[dict[str, Any]]:
     """Rows of `clients.csv`: values, traffic, and then the further metrics."""
     further = further_columns(run)
@@ -137,7 +145,9 @@ def _client_rows(
 
 
 def _log_failures(
-    run: RunContext, failures: Sequence[tuple[BadClient, str]], results: Sequence[ClientResult]
+    run: RunContext,
+    failures: Sequence[tuple[BadClient, str]],
+    results: Sequence[ClientResult],
 ) -> None:
     """Log failures, and once each reason for which operations are not known."""
     for failure, outcome in failures:
@@ -367,7 +377,12 @@ class Guard:
             visit.failure = failure.bare()  # a traceback would keep the visit's tensors alive
 
     @contextlib.contextmanager
-    def naming(self, t: int, client: int, at: Staged) -> Iterator[None]:
+    def naming(
+        self,
+        t: int,
+        client: int,
+        at: Staged,
+    ) -> Iterator[None]:
         """Within, an error names the client, the round and the stage `at.stage`.
 
         Raises:
@@ -391,7 +406,13 @@ class Guard:
                 file.write(f"{called}, round {t}, stage {at.stage}\n{trace}\n")
             first_line = redact(f"{type(error).__name__}: {error}".splitlines()[0])
             reason = f"{first_line} (traceback in failure.txt)"
-            raise BadClient(client, t, at.stage, reason, called) from error
+            raise BadClient(
+                client,
+                t,
+                at.stage,
+                reason,
+                called,
+            ) from error
 
     def check_finite(self, t: int, results: Sequence[ClientResult]) -> None:
         """Raise `BadClient` for the first client whose loss, model, further vectors, memory or
@@ -401,20 +422,56 @@ class Guard:
             values = result.values | result.norms
             for name, stage, part in _CHECKS:
                 if not math.isfinite(values.get(name, 0.0)):
-                    raise _not_finite(self.run, t, result.client, stage, part)
+                    raise _not_finite(
+                        self.run,
+                        t,
+                        result.client,
+                        stage,
+                        part,
+                    )
             for tensor in result.statistics.values():
                 if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                    raise _not_finite(self.run, t, result.client, "upload", "what it tells")
+                    raise _not_finite(
+                        self.run,
+                        t,
+                        result.client,
+                        "upload",
+                        "what it tells",
+                    )
 
 
-def finite(run: RunContext, t: int, client: int, model: Tensor, part: str) -> Tensor:
+def finite(
+    run: RunContext,
+    t: int,
+    client: int,
+    model: Tensor,
+    part: str,
+) -> Tensor:
     """The trained `model` (D,) of a client; raises `BadClient` (`part` names the model) if it is
     not finite, and scores would mean nothing."""
     if not bool(model.isfinite().all()):
-        raise _not_finite(run, t, client, "training", part)
+        raise _not_finite(
+            run,
+            t,
+            client,
+            "training",
+            part,
+        )
     return model
 
 
-def _not_finite(run: RunContext, t: int, client: int, stage: str, part: str) -> BadClient:
+def _not_finite(
+    run: RunContext,
+    t: int,
+    client: int,
+    stage: str,
+    part: str,
+) -> BadClient:
     reason = f"{part} is not finite; lower optimizer.lr"
-    return BadClient(client, t, stage, reason, run.data.called(client))
+    return BadClient(
+        client,
+        t,
+        stage,
+        reason,
+        run.data.called(client),
+    )

@@ -83,7 +83,11 @@ def score(
     return torch.full((), torch.nan, device=run.device) if total is None else total / len(part)
 
 
-def predictions(kind: str, client: Client, vector: Tensor) -> dict[str, Any]:
+def predictions(
+    kind: str,
+    client: Client,
+    vector: Tensor,
+) -> dict[str, Any]:
     """Predictions of `vector`, scored as `kind`, for the client's test samples: columns of
     `final_predictions.parquet`."""
     data = client.run.data
@@ -119,7 +123,10 @@ def network_scores(client: Client, part: Part) -> tuple[Tensor, Tensor]:
 
 
 def measured(
-    kind: str, client: Client, part: Part, seen: Seen | None = None
+    kind: str,
+    client: Client,
+    part: Part,
+    seen: Seen | None = None,
 ) -> dict[Metric, Tensor]:
     """Scores of the bound model on `part` by metric: NaN where a further metric is not defined; of
     a classification also `PREDICTED`. `seen` as in `score`."""
@@ -128,7 +135,15 @@ def measured(
     if further and seen is None:
         seen = []
     answers: list[Tensor] | None = [] if main is ACCURACY else None
-    values: dict[Metric, Tensor] = {main: score(kind, client, part, seen, answers)}
+    values: dict[Metric, Tensor] = {
+        main: score(
+            kind,
+            client,
+            part,
+            seen,
+            answers,
+        )
+    }
     if answers:
         values[PREDICTED] = torch.cat(answers)
     if further and seen:
@@ -180,7 +195,12 @@ class Remembered:
             self.shares = False
             self._last_hashed = None, b""
 
-    def digest(self, kind: str, client: Client, vector: Tensor) -> bytes:
+    def digest(
+        self,
+        kind: str,
+        client: Client,
+        vector: Tensor,
+    ) -> bytes:
         """The digest of the model `vector` (D,) with the client's buffers.
 
         Empty: scores are not remembered, or this one is of no use later, as the next download
@@ -269,7 +289,9 @@ class Remembered:
 
 
 def _find(
-    last: Mapping[str, tuple[Part, bytes, Any]], part: Part, digest: bytes
+    last: Mapping[str, tuple[Part, bytes, Any]],
+    part: Part,
+    digest: bytes,
 ) -> tuple[Part, bytes, Any] | None:
     """The entry of the model with this digest on `part`."""
     for entry in last.values():
@@ -298,7 +320,11 @@ def kinds_on_global_test(run: RunContext, has_global: bool) -> set[str]:
     return kinds
 
 
-def on_global_test(kind: str, client: Client, part: Part) -> tuple[Tensor, Tensor | None]:
+def on_global_test(
+    kind: str,
+    client: Client,
+    part: Part,
+) -> tuple[Tensor, Tensor | None]:
     """Score of the bound model on the global test set `part`, shape (), and its recalls (classes,)
     if class shares are asked for."""
     asks = CLASS_SHARE.name in (client.run.config.evaluation.metrics or ())
@@ -307,7 +333,11 @@ def on_global_test(kind: str, client: Client, part: Part) -> tuple[Tensor, Tenso
     return value, recalls(*_joined(seen)) if seen else None
 
 
-def on_shares(kind: str, client: Client, recall: Tensor | None) -> dict[str, Tensor]:
+def on_shares(
+    kind: str,
+    client: Client,
+    recall: Tensor | None,
+) -> dict[str, Tensor]:
     """`global_test_class_share_accuracy_KIND`: the score on the global test set, its classes
     weighted by the client's shares."""
     if recall is None:
@@ -351,7 +381,9 @@ def one_class(client: Client, measured: Mapping[Metric, Tensor]) -> dict[str, fl
 
 
 def tell_of_finals(
-    run: RunContext, rows: Sequence[Mapping[str, float]], metrics: Sequence[str]
+    run: RunContext,
+    rows: Sequence[Mapping[str, float]],
+    metrics: Sequence[str],
 ) -> None:
     """Log caveats about final models' scores, `rows` of all clients: which clients have no value of
     a metric, and whose model predicts one class."""

@@ -72,7 +72,12 @@ class Trainer:
         model = model.to(fabric.device)
         name = type(method).__name__
         self.module = ClientModule(
-            model, group.layout, data.num_classes, method.traits.features, data.metric, name
+            model,
+            group.layout,
+            data.num_classes,
+            method.traits.features,
+            data.metric,
+            name,
         )
         group.module = self.module
         for tensor in group.frozen.values():
@@ -114,7 +119,15 @@ class Trainer:
             config.data.balance == "weights",
         )
         kind = None if self.together is None else self._kind(spec)
-        return make(name, self.fabric, self.module, self.optimizer, spec, self.together, kind)
+        return make(
+            name,
+            self.fabric,
+            self.module,
+            self.optimizer,
+            spec,
+            self.together,
+            kind,
+        )
 
     def _kind(self, spec: ExecutorSpec) -> Hashable:
         """A key that is equal for two runs whose clients can train in one pass."""
@@ -154,7 +167,14 @@ class Trainer:
             length = Length(epochs=1)
         steps = {}
         for c in clients:
-            schedule = schedule_of(run, group, c, 0, "measurement", length)
+            schedule = schedule_of(
+                run,
+                group,
+                c,
+                0,
+                "measurement",
+                length,
+            )
             per_epoch = schedule.steps_per_epoch(run.data.train_sizes[c])
             steps[c] = length.steps_of(per_epoch)
 
@@ -162,11 +182,26 @@ class Trainer:
             measured = []
             for c, most in steps.items():
                 shortened = Length(steps=min(MEASURED_STEPS, most))
-                schedule = schedule_of(run, group, c, 0, "measurement", shortened)
+                schedule = schedule_of(
+                    run,
+                    group,
+                    c,
+                    0,
+                    "measurement",
+                    shortened,
+                )
                 part = run.data.client(c, run.device, run.dtype).train
                 vector = group.initial.clone()
                 buffers = group.first_buffers()
-                measured.append(LocalJob(vector, buffers, part, schedule, run.learning_rate(1)))
+                measured.append(
+                    LocalJob(
+                        vector,
+                        buffers,
+                        part,
+                        schedule,
+                        run.learning_rate(1),
+                    )
+                )
             return measured
 
         return Contest(group.name, executors, jobs, list(steps.values()))

@@ -120,7 +120,13 @@ class Visit:
         method = run.method
         state = self.parts.pool.state(self.id)
         run.store.acquire(state)
-        client = self.client = Client(run, self.group, self.id, self.t, state)
+        client = self.client = Client(
+            run,
+            self.group,
+            self.id,
+            self.t,
+            state,
+        )
         data = client.data
         payload = self.payload
         if not run.policy.one_download:
@@ -190,12 +196,24 @@ class Visit:
                 yield from self.score(phase.scores)
                 self.stage = "training"
 
-    def count(self, phase: Phase, job: LocalJob, fit: Fit) -> None:
+    def count(
+        self,
+        phase: Phase,
+        job: LocalJob,
+        fit: Fit,
+    ) -> None:
         """Count the operations of a phase."""
         plain = self.trainer.cost
         cost = self.trainer.cost_of(phase.trains)
         if plain is not None and cost is not None:
-            by_column, extra = phase_flops(self.client, phase, job, fit, plain, cost)
+            by_column, extra = phase_flops(
+                self.client,
+                phase,
+                job,
+                fit,
+                plain,
+                cost,
+            )
             self.flops.update(by_column)
             self.client.flops += extra
 

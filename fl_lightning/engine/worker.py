@@ -26,7 +26,12 @@ class Worker(Parts):
     """Carries out visits here."""
 
     def visits(
-        self, t: int, cohort: list[int], downloads: dict[int, Payload], scored: bool, timer: Timer
+        self,
+        t: int,
+        cohort: list[int],
+        downloads: dict[int, Payload],
+        scored: bool,
+        timer: Timer,
     ) -> Results:
         """Visit this rank's clients of `cohort`; returns the result of each, and the failures.
         Writes to `downloads` what transforms have left of them.
@@ -35,10 +40,22 @@ class Worker(Parts):
         same draws: an error that was not its fault then leaves no trace in any number.
         """
         results = Results()
-        begin = partial(Visit, self, t, scored, timer)
+        begin = partial(
+            Visit,
+            self,
+            t,
+            scored,
+            timer,
+        )
         batches = list(self.batches(cohort))
         for batch, coming in zip_longest(batches, batches[1:], fillvalue=NOBODY):
-            self._visit(begin, batch, downloads, results, coming)
+            self._visit(
+                begin,
+                batch,
+                downloads,
+                results,
+                coming,
+            )
         self.run.store.synchronize()
         if not self.run.tolerant:  # all clients at once, to wait for the device once
             self.guard.check_finite(t, list(results.clients.values()))

@@ -62,7 +62,11 @@ class RunFolderWriter(Observer):
         counts = data.class_counts if data.task == "classification" and data.holds_all else None
         resumed = bool(run.resumed_from)
         same = self.folder.write_split(
-            data.train_sizes, data.test_sizes, counts, data.class_names, resumed
+            data.train_sizes,
+            data.test_sizes,
+            counts,
+            data.class_names,
+            resumed,
         )
         requirement = "the clients' samples are not those that the run began with"
         check("data.root", run.config.data.root, same, requirement)
@@ -91,7 +95,11 @@ class RunFolderWriter(Observer):
             self._recorded = True
             if first:  # record nothing if the run failed before its first round
                 provenance.keep(
-                    run.folder, self._code, record.round, self._data, run.data.reading.digest
+                    run.folder,
+                    self._code,
+                    record.round,
+                    self._data,
+                    run.data.reading.digest,
                 )
             self.folder.append(record)
             self.folder.write_columns(run.judge)
@@ -130,7 +138,12 @@ class RunFolderWriter(Observer):
             "version": __version__,
         }
 
-    def _judged(self, rows: list[Row], metric: Metric, judge: str) -> dict[str, Any]:
+    def _judged(
+        self,
+        rows: list[Row],
+        metric: Metric,
+        judge: str,
+    ) -> dict[str, Any]:
         """The summary of the rounds by one metric."""
         summary: dict[str, Any] = {}
         mean = metric.of("mean")

@@ -152,7 +152,10 @@ def intact(folder: Path, round: int) -> Manifest | None:
 
 
 def read_tensors(
-    folder: Path, entry: Mapping[str, Any], expected: dict[str, Tensor], possible: dict[str, Tensor]
+    folder: Path,
+    entry: Mapping[str, Any],
+    expected: dict[str, Tensor],
+    possible: dict[str, Tensor],
 ) -> dict[str, Tensor]:
     """The tensors of a file, on the CPU. All `expected` ones must be there; these, and `possible`
     ones that are there, must have the right shape and type (`fields.*` may have others).

@@ -76,7 +76,11 @@ class VectorStore:
     """
 
     def __init__(
-        self, place: Place, folder: Path, device: torch.device, lane: Lane | None = None
+        self,
+        place: Place,
+        folder: Path,
+        device: torch.device,
+        lane: Lane | None = None,
     ) -> None:
         self.place = place
         self.folder = folder

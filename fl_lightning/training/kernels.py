@@ -38,7 +38,11 @@ class Terms:
     """
 
     def __init__(
-        self, room: Tensor, anchor: Tensor | None, linear: Tensor | None, columns: Sequence[Columns]
+        self,
+        room: Tensor,
+        anchor: Tensor | None,
+        linear: Tensor | None,
+        columns: Sequence[Columns],
     ) -> None:
         self.room = room
         self.anchor = anchor
@@ -152,7 +156,11 @@ def max_pool(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
     return nn.MaxPool2d.forward(pool, x)  # type: ignore[no-any-return]
 
 
-def _shifts(size: int, window: int, step: int) -> list[slice]:
+def _shifts(
+    size: int,
+    window: int,
+    step: int,
+) -> list[slice]:
     """The pixels that lie at each place of the window, along one dimension."""
     return [slice(k, size - window + k + 1, step) for k in range(window)]
 
@@ -162,7 +170,11 @@ class MaxPool(torch.autograd.Function):
     images."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, how: tuple[tuple[int, int], ...]) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        how: tuple[tuple[int, int], ...],
+    ) -> Tensor:
         """Maxima of `x` (b, channels, height, width); `how`: window, step, padding and
         dilation."""
         last = x.contiguous(memory_format=torch.channels_last)
@@ -176,4 +188,10 @@ class MaxPool(torch.autograd.Function):
         """Torch's own backward pass, from the places."""
         x, places = ctx.saved_tensors
         backward = torch.ops.aten.max_pool2d_with_indices_backward
-        return backward(grad_outputs[0], x, *ctx.how, False, places), None
+        return backward(
+            grad_outputs[0],
+            x,
+            *ctx.how,
+            False,
+            places,
+        ), None

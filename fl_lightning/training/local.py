@@ -53,7 +53,17 @@ def train(
         key = order_key(schedule, epoch)
         if draws:  # Python's generator, which goes on from step to step
             random.seed(key ^ OTHER_DRAWS ^ first)
-        for k, batch in enumerate(batches(part, schedule, epoch, first, count, key), first):
+        for k, batch in enumerate(
+            batches(
+                part,
+                schedule,
+                epoch,
+                first,
+                count,
+                key,
+            ),
+            first,
+        ):
             if draws:  # every step: it may be the first of its stretch
                 seed(key ^ OTHER_DRAWS ^ k, device)
             last.coaching = None
@@ -76,7 +86,14 @@ def train(
             samples += len(batch[1])
             if last.coaching is not None:
                 terms.append(last.coaching)
-    return fit_of(optimizer.config, optimizer.lr, losses, terms, samples, device)
+    return fit_of(
+        optimizer.config,
+        optimizer.lr,
+        losses,
+        terms,
+        samples,
+        device,
+    )
 
 
 def train_private(
@@ -125,7 +142,14 @@ def train_private(
             gradients.append(gradient)
         optimizer.step(loss, gradients)
         losses.append(loss)
-    return fit_of(optimizer.config, optimizer.lr, losses, terms, samples, fabric.device)
+    return fit_of(
+        optimizer.config,
+        optimizer.lr,
+        losses,
+        terms,
+        samples,
+        fabric.device,
+    )
 
 
 def fit_of(
@@ -143,10 +167,20 @@ def fit_of(
         mean = torch.stack(losses).mean()
     if terms:
         coaching = torch.stack(terms).sum() / steps
-    return Fit(mean, coaching, steps, samples, step_sizes(config, lr, steps))
+    return Fit(
+        mean,
+        coaching,
+        steps,
+        samples,
+        step_sizes(config, lr, steps),
+    )
 
 
-def _descend(module: ClientModule, optimizer: LocalOptimizer, loss: Tensor) -> Tensor:
+def _descend(
+    module: ClientModule,
+    optimizer: LocalOptimizer,
+    loss: Tensor,
+) -> Tensor:
     """Take a step down `loss` and the objective's terms; returns their sum before it, shape ()."""
     coaching = module.coaching()
     if coaching is None:

@@ -390,7 +390,12 @@ class Passes:
     def __exit__(self, *exception: object) -> None:
         self._hooks.pop(self._place, None)
 
-    def _passed(self, head: nn.Module, inputs: Any, output: Any) -> None:
+    def _passed(
+        self,
+        head: nn.Module,
+        inputs: Any,
+        output: Any,
+    ) -> None:
         scores = output if isinstance(output, Tensor) else output[0]
         samples = len(scores)
         self.forward += samples
@@ -443,7 +448,11 @@ def _stay(norm: nn.Module, mode: bool = True) -> nn.Module:
     return norm
 
 
-def _loss_in(output: Any, model: str, method: str) -> Tensor:
+def _loss_in(
+    output: Any,
+    model: str,
+    method: str,
+) -> Tensor:
     """The loss, shape (), in the output of the user's `training_step`."""
     if output is None:
         requirement = (

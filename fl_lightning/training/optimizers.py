@@ -68,7 +68,12 @@ class FastSGD:
                 reached = list(torch._foreach_mul(reached, factor))
             momenta = [self._momentum(k) for k in places] if config.momentum else []
             step = direction(
-                parameters, reached, momenta, config.weight_decay, config.momentum, config.nesterov
+                parameters,
+                reached,
+                momenta,
+                config.weight_decay,
+                config.momentum,
+                config.nesterov,
             )
             torch._foreach_add_(parameters, step, alpha=-self.lr)
 
@@ -192,7 +197,11 @@ LocalOptimizer = FastSGD | AnyOptimizer
 """Trains a client's parameters; `state` and `load` are for `optimizer.keep_state`."""
 
 
-def step_sizes(config: OptimizerConfig, lr: float, steps: int) -> float:
+def step_sizes(
+    config: OptimizerConfig,
+    lr: float,
+    steps: int,
+) -> float:
     """Sum of the step sizes with which each of so many gradients moves the model, in all: lr each
     without momentum.
 
@@ -206,7 +215,11 @@ def step_sizes(config: OptimizerConfig, lr: float, steps: int) -> float:
     return lr * (steps + m * total if config.nesterov else total)
 
 
-def make_optimizer(fabric: Fabric, module: ClientModule, config: OptimizerConfig) -> LocalOptimizer:
+def make_optimizer(
+    fabric: Fabric,
+    module: ClientModule,
+    config: OptimizerConfig,
+) -> LocalOptimizer:
     """The optimiser that `config` names, over the module's parameters."""
     parameters = [p for p in module.binding.parameters if p.requires_grad]
     requirement = "it must have a parameter that can be trained"

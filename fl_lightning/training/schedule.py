@@ -123,13 +123,27 @@ def batches(
     if part.augmented:
         augment = generator(schedule.seed, schedule.purpose + " augment", schedule.client, epoch)
     chosen = slice(first, first + count)
-    return iter(part.batches(schedule.batch_size, order, augment, schedule.whole_last, chosen))
+    return iter(
+        part.batches(
+            schedule.batch_size,
+            order,
+            augment,
+            schedule.whole_last,
+            chosen,
+        )
+    )
 
 
 def stream(part: Part, schedule: BatchSchedule) -> Iterator[Batch]:
     """All batches of the stretch."""
     for epoch, first, count in schedule.pieces(len(part)):
-        yield from batches(part, schedule, epoch, first, count)
+        yield from batches(
+            part,
+            schedule,
+            epoch,
+            first,
+            count,
+        )
 
 
 @dataclass
@@ -155,7 +169,12 @@ class Last:
     lines: set[str] = field(default_factory=set)
     """Lines that have been printed."""
 
-    def at(self, epoch: int, per_epoch: int, per_round: int) -> None:
+    def at(
+        self,
+        epoch: int,
+        per_epoch: int,
+        per_round: int,
+    ) -> None:
         """Begin local steps of this epoch."""
         self.epoch = epoch
         self.per_epoch = per_epoch

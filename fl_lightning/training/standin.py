@@ -136,7 +136,11 @@ def stand_in(model: nn.Module, last: Last) -> None:
                 setattr(module, name, partial(stand.refuse, call))
 
 
-def place(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+def place(
+    model: nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
     """Set `self.device` and `self.dtype` of every LightningModule in `model`."""
     for module in lightning_modules(model):
         module._device = device

@@ -70,7 +70,11 @@ def make(
     return vmap if together is None else Shared(vmap, together), None
 
 
-def unfit(fabric: Fabric, module: ClientModule, spec: ExecutorSpec) -> str | None:
+def unfit(
+    fabric: Fabric,
+    module: ClientModule,
+    spec: ExecutorSpec,
+) -> str | None:
     """Why `vmap` cannot take this run's steps, as far as its settings tell; None: it can."""
     if module.own_step:
         return "the model has a training_step of its own"
@@ -92,7 +96,9 @@ def unfit(fabric: Fabric, module: ClientModule, spec: ExecutorSpec) -> str | Non
 
 
 def _probed(
-    fabric: Fabric, module: ClientModule, spec: ExecutorSpec
+    fabric: Fabric,
+    module: ClientModule,
+    spec: ExecutorSpec,
 ) -> tuple[Tensor, Tensor, Sequence[Tensor | None], str | None]:
     """A made-up batch x, y, the gradients of a copy of the bound model on it (None: the loss does
     not depend on a parameter), and why its forward pass is unfit (None: it is fit)."""
@@ -106,7 +112,13 @@ def _probed(
     x = inputs(size, shape, spec.text, draws)
     x = x.to(device, spec.dtype if spec.text is None else x.dtype)
     floats = not module.metric.rises
-    y = targets(size, shape, spec.num_classes, spec.text, floats=floats).to(device)
+    y = targets(
+        size,
+        shape,
+        spec.num_classes,
+        spec.text,
+        floats=floats,
+    ).to(device)
     assert binding.vector is not None
     buffers = dict(model.named_buffers())
     copies = [buffers[name].detach().clone() for name in module.layout.own_names]
@@ -166,7 +178,12 @@ class Contest:
     them."""
 
 
-def fastest(group: Group, file: Path, contests: Sequence[Contest], resumed: bool) -> list[Name]:
+def fastest(
+    group: Group,
+    file: Path,
+    contests: Sequence[Contest],
+    resumed: bool,
+) -> list[Name]:
     """The fastest executor for each model, equal on every rank; written to `file`, from which a
     resumed run reads it.
 
@@ -245,7 +262,9 @@ def more_steps(steps: Sequence[int], at_once: int) -> float:
 
 
 def seconds_by_client(
-    executors: Mapping[Name, Executor], jobs: Callable[[], list[LocalJob]], repeats: int = 3
+    executors: Mapping[Name, Executor],
+    jobs: Callable[[], list[LocalJob]],
+    repeats: int = 3,
 ) -> dict[Name, float]:
     """Seconds that each executor takes for one of the `jobs`, which are made anew for every
     measurement.

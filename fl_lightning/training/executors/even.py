@@ -21,7 +21,11 @@ def widened(count: int) -> int:
     return next((width for width in WIDTHS if width >= count), WIDTHS[-1])
 
 
-def unlike_each_other(rows: Tensor, size: float, draws: torch.Generator) -> Tensor:
+def unlike_each_other(
+    rows: Tensor,
+    size: float,
+    draws: torch.Generator,
+) -> Tensor:
     """A copy of `rows` (width, ...) with noise of this size on all but the first."""
     rows = rows.clone()
     noise = torch.randn(rows[1:].shape, generator=draws)
@@ -30,7 +34,10 @@ def unlike_each_other(rows: Tensor, size: float, draws: torch.Generator) -> Tens
 
 
 def even(
-    rows: Tensor, x: Tensor, y: Tensor, run: Callable[[int, Tensor, Tensor], Sequence[Tensor]]
+    rows: Tensor,
+    x: Tensor,
+    y: Tensor,
+    run: Callable[[int, Tensor, Tensor], Sequence[Tensor]],
 ) -> bool:
     """Whether each of several unlike models has results of the same bits at all `WIDTHS`, and in
     all slots.

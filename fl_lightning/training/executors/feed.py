@@ -45,7 +45,13 @@ class Feed:
         """A few of its samples: x and y."""
         return self._tensors or next(iter(self._job.part.batches(1)))
 
-    def fill(self, x: Tensor, y: Tensor, first: int, count: int) -> None:
+    def fill(
+        self,
+        x: Tensor,
+        y: Tensor,
+        first: int,
+        count: int,
+    ) -> None:
         """Write batches `first` to `first + count` to x and y (count * size, ...), as far as there
         are so many.
 
@@ -103,7 +109,11 @@ def fill_up(room: Tensor, batch: Tensor) -> None:
         room[len(batch) :] = batch[:1]
 
 
-def sample_weights(counts: np.ndarray, size: int, dtype: torch.dtype) -> Tensor:
+def sample_weights(
+    counts: np.ndarray,
+    size: int,
+    dtype: torch.dtype,
+) -> Tensor:
     """Weights (..., size) in batches of `counts` (...) samples: 1 / count for each sample, 0 for
     what fills the batch up."""
     counts = counts[..., None]

@@ -93,14 +93,25 @@ class OwnSteps:
             for batch in stream(job.part, job.schedule):
                 losses.append(job.step(batch).detach())
                 samples += len(batch[1])
-            job.outcome = fit_of(self.stack.config, job.lr, losses, [], samples, job.vector.device)
+            job.outcome = fit_of(
+                self.stack.config,
+                job.lr,
+                losses,
+                [],
+                samples,
+                job.vector.device,
+            )
         except Exception as error:  # of this client alone
             job.outcome = error
         finally:
             asker.gradients = None
 
     def _gradient(
-        self, job: LocalJob, vector: Tensor, batch: Batch, training: bool
+        self,
+        job: LocalJob,
+        vector: Tensor,
+        batch: Batch,
+        training: bool,
     ) -> tuple[Tensor, Tensor]:
         """Stop the step that calls this until its gradient has been found."""
         assert job.passes is not None and job.asker is not None

@@ -38,7 +38,11 @@ class _Bound(nn.Module):
         self.module = module
 
     def forward(
-        self, function: Callable[..., Tensor], tensors: dict[str, Tensor], x: Tensor, y: Tensor
+        self,
+        function: Callable[..., Tensor],
+        tensors: dict[str, Tensor],
+        x: Tensor,
+        y: Tensor,
     ) -> Tensor:
         return function(tensors, self.module, (x, y))
 
@@ -63,7 +67,10 @@ class OwnLosses:
     """
 
     def __init__(
-        self, module: ClientModule, stack: Stack, cast: Callable[[], AbstractContextManager[Any]]
+        self,
+        module: ClientModule,
+        stack: Stack,
+        cast: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self.module = module
         self.stack = stack
@@ -100,7 +107,13 @@ class OwnLosses:
         return self._run((key, "stacked", tuple(x.shape)), loss, inputs, vmap)
 
     def single(
-        self, key: Hashable, loss: PureLoss, narrow: Narrow, slot: int, x: Tensor, y: Tensor
+        self,
+        key: Hashable,
+        loss: PureLoss,
+        narrow: Narrow,
+        slot: int,
+        x: Tensor,
+        y: Tensor,
     ) -> list[Tensor]:
         """Gradients and loss () of the model in a slot on one batch x, y (n, ...)."""
         inputs = [view[slot] for view in (*narrow.views, *narrow.fixed.values())]
@@ -109,7 +122,11 @@ class OwnLosses:
         return self._run((key, "single", tuple(x.shape)), loss, inputs, lambda function: function)
 
     def _run(
-        self, key: Hashable, loss: PureLoss, inputs: Sequence[Tensor], over: Callable[[Any], Any]
+        self,
+        key: Hashable,
+        loss: PureLoss,
+        inputs: Sequence[Tensor],
+        over: Callable[[Any], Any],
     ) -> list[Tensor]:
         trained_names = list(self.stack.names)
         kinds = (trained_names, list(self.stack.fixed), list(loss.tensors))
@@ -133,7 +150,12 @@ class OwnLosses:
 
     # ---------------------------------------------------------------- whether it can be stacked
 
-    def _tried(self, key: Hashable, job: LocalJob, loss: PureLoss) -> LossTraits | None:
+    def _tried(
+        self,
+        key: Hashable,
+        job: LocalJob,
+        loss: PureLoss,
+    ) -> LossTraits | None:
         """The traits of a loss; where it cannot be stacked a line in the log says why."""
         module = self.module
         vector = module.binding.vector
@@ -155,7 +177,10 @@ class OwnLosses:
         return None
 
     def _in_loop(
-        self, key: Hashable, job: LocalJob, loss: PureLoss
+        self,
+        key: Hashable,
+        job: LocalJob,
+        loss: PureLoss,
     ) -> tuple[LossTraits, list[Tensor], str | None]:
         """The traits of the loss and its gradients as in the loop, and why it is not pure (None: it
         is)."""
@@ -182,7 +207,11 @@ class OwnLosses:
         return traits, [g for g in by_parameter if g is not None], reason
 
     def _unlike(
-        self, traits: LossTraits, gradients: Sequence[Tensor], job: LocalJob, loss: PureLoss
+        self,
+        traits: LossTraits,
+        gradients: Sequence[Tensor],
+        job: LocalJob,
+        loss: PureLoss,
     ) -> str | None:
         """Why stacked passes have other gradients than the loop, or some that depend on the models
         beside; None: they do not."""
@@ -192,14 +221,31 @@ class OwnLosses:
         stack.choose(traits.reached)
         stack.place([(job.vector, job.buffers)] * stack.width)
 
-        def run(size: int, images: Tensor, labels: Tensor) -> list[Tensor]:
+        def run(
+            size: int,
+            images: Tensor,
+            labels: Tensor,
+        ) -> list[Tensor]:
             tensors = [t.expand(size, *t.shape).contiguous() for t in loss.tensors.values()]
-            return self.stacked(key, loss, stack.narrow(size), tensors, images, labels)
+            return self.stacked(
+                key,
+                loss,
+                stack.narrow(size),
+                tensors,
+                images,
+                labels,
+            )
 
         width = WIDTHS[0]
         stacked = run(width, *(t.expand(width, *t.shape).contiguous() for t in batch))
         first = [gradient[0] for gradient in stacked[:-1]]
-        single = self.single(key, loss, stack.narrow(width), 0, *batch)[:-1]
+        single = self.single(
+            key,
+            loss,
+            stack.narrow(width),
+            0,
+            *batch,
+        )[:-1]
         if not (equal_but_rounding(first, gradients) and equal_but_rounding(single, gradients)):
             return "stacked it comes to other gradients"
         if not even(stack.parameters, *batch, run):
@@ -223,7 +269,13 @@ class OwnPass:
         for name in self._first.tensors:
             self._tensors.append(torch.stack([loss.tensors[name] for loss in filled]))
 
-    def step(self, width: int, x: Tensor, y: Tensor, counts: Sequence[int]) -> None:
+    def step(
+        self,
+        width: int,
+        x: Tensor,
+        y: Tensor,
+        counts: Sequence[int],
+    ) -> None:
         """Take a step of the first `width` models, on so many of the samples x, y (width, whole
         batch, ...) of each."""
         losses = self.losses
@@ -233,14 +285,26 @@ class OwnPass:
         if whole in counts:
             tensors = [tensor[:width] for tensor in self._tensors]
             batch = x.contiguous(), y.contiguous()
-            *gradients, value = losses.stacked(self.key, self._first, narrow, tensors, *batch)
+            *gradients, value = losses.stacked(
+                self.key,
+                self._first,
+                narrow,
+                tensors,
+                *batch,
+            )
             torch._foreach_copy_(narrow.gradient_views, gradients)
             values.copy_(value)
         for slot, count in enumerate(counts):
             if 0 < count < whole:
                 batch = x[slot, :count], y[slot, :count]
                 loss = self._losses[slot]
-                *gradients, value = losses.single(self.key, loss, narrow, slot, *batch)
+                *gradients, value = losses.single(
+                    self.key,
+                    loss,
+                    narrow,
+                    slot,
+                    *batch,
+                )
                 torch._foreach_copy_([view[slot] for view in narrow.gradient_views], gradients)
                 values[slot] = value
         narrow.descend(values)

@@ -61,7 +61,11 @@ class _Writer(TorchDispatchMode):
         return name
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run one operation, and write it down."""
         kwargs = kwargs or {}
@@ -105,7 +109,12 @@ class Recordings:
         self.module = module
         self._functions: dict[Hashable, Function] = {}
 
-    def run(self, key: Hashable, function: Function, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def run(
+        self,
+        key: Hashable,
+        function: Function,
+        inputs: Sequence[Tensor],
+    ) -> list[Tensor]:
         """The results of `function`, whose operations are the same for all inputs of one `key`."""
         if key not in self._functions:
             self._functions[key] = recorded(function, inputs)
@@ -158,7 +167,11 @@ _VIEWS = (
 )
 
 
-def _changes_nothing(func: Any, args: Sequence[Any], result: Any) -> bool:
+def _changes_nothing(
+    func: Any,
+    args: Sequence[Any],
+    result: Any,
+) -> bool:
     """Whether an operation returns its argument: a view of the same form, or 1 times it."""
     if func in _VIEWS:
         return bool(result.shape == args[0].shape and result.stride() == args[0].stride())

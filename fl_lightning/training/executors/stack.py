@@ -33,7 +33,11 @@ class Stack:
     """
 
     def __init__(
-        self, module: ClientModule, config: OptimizerConfig, width: int, dtype: torch.dtype
+        self,
+        module: ClientModule,
+        config: OptimizerConfig,
+        width: int,
+        dtype: torch.dtype,
     ) -> None:
         layout = module.layout
         device = module.device_of_model
@@ -203,7 +207,12 @@ class Stack:
             anchor.masked_fill_(twice == 0, 0)
         self.terms = Terms(self._hold("room", width), anchor, linear, [(0, used, twice)])
 
-    def take(self, jobs: Sequence[LocalJob], steps: int, samples: Sequence[int]) -> list[Trained]:
+    def take(
+        self,
+        jobs: Sequence[LocalJob],
+        steps: int,
+        samples: Sequence[int],
+    ) -> list[Trained]:
         """Copies of the results of `jobs` after so many steps, and samples of each: later steps may
         write over their slots."""
         slots = sent(torch.tensor([job.place for job in jobs]), self.rows.device)
@@ -214,7 +223,13 @@ class Stack:
         trained = []
         for k, job in enumerate(jobs):
             moved = step_sizes(self.config, job.lr, steps)
-            fit = Fit(losses[k], pulls[k], steps, samples[k], moved)
+            fit = Fit(
+                losses[k],
+                pulls[k],
+                steps,
+                samples[k],
+                moved,
+            )
             job_buffers = [bank[k] for bank in buffers]
             trained.append(Trained(rows[k], job_buffers, self._kept(job, steps), fit))
         return trained
@@ -308,6 +323,11 @@ class Narrow:
         momenta = [] if self.momentum is None else [self.momentum]
         decay = stack.decay[: self.width] if isinstance(stack.decay, Tensor) else stack.decay
         [step] = direction(
-            [self.parameters], [gradients], momenta, decay, config.momentum, config.nesterov
+            [self.parameters],
+            [gradients],
+            momenta,
+            decay,
+            config.momentum,
+            config.nesterov,
         )
         self.parameters.addcmul_(step, self.lr, value=-1)

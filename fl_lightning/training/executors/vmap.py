@@ -60,7 +60,11 @@ class Vmap(Executor):
     name = "vmap"
 
     def __init__(
-        self, fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer, spec: ExecutorSpec
+        self,
+        fabric: Fabric,
+        module: ClientModule,
+        optimizer: LocalOptimizer,
+        spec: ExecutorSpec,
     ) -> None:
         super().__init__(fabric, module, optimizer)
         self.sorts = fabric.device.type == "cpu"
@@ -80,7 +84,13 @@ class Vmap(Executor):
         model = module.model
         metric = module.metric
 
-        def loss(trained: Tensors, fixed: Tensors, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        def loss(
+            trained: Tensors,
+            fixed: Tensors,
+            x: Tensor,
+            y: Tensor,
+            weight: Tensor,
+        ) -> Tensor:
             scores = functional_call(model, trained | fixed, (x,))
             return (metric.loss(scores, y, "none") * weight).sum()
 
@@ -89,7 +99,12 @@ class Vmap(Executor):
     # ---------------------------------------------------------------- one step
 
     def gradients(
-        self, width: int, x: Tensor, y: Tensor, weight: Tensor, cast: bool = True
+        self,
+        width: int,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        cast: bool = True,
     ) -> tuple[list[Tensor], Tensor]:
         """Gradients of the first `width` models on their batches, one tensor for each parameter,
         and losses (width,); with `cast` in the precision of the run."""
@@ -110,7 +125,11 @@ class Vmap(Executor):
         return gradients, losses
 
     def unlike(
-        self, x: Tensor, y: Tensor, gradients: Sequence[Tensor | None], module: ClientModule
+        self,
+        x: Tensor,
+        y: Tensor,
+        gradients: Sequence[Tensor | None],
+        module: ClientModule,
     ) -> str | None:
         """Why the model of `module` cannot be stacked; None: it can. The bound model has the
         `gradients` of its trainable parameters on (x, y) (None: the loss does not depend on
@@ -150,7 +169,11 @@ class Vmap(Executor):
         (x, y)."""
         weight = self.stack.losses.new_full((self.stack.width, len(y)), 1 / len(y))
 
-        def run(size: int, images: Tensor, labels: Tensor) -> list[Tensor]:
+        def run(
+            size: int,
+            images: Tensor,
+            labels: Tensor,
+        ) -> list[Tensor]:
             gradients, losses = self.gradients(size, images, labels, weight[:size])
             return [*gradients, losses]
 
@@ -310,7 +333,13 @@ class Vmap(Executor):
             width = widened(len(rest)) if self.sorts else stack.width
             if step % AHEAD == 0:
                 count = min(AHEAD, steps - step)
-                batches = laid_out(rest, width, step, count, self.spec.dtype)
+                batches = laid_out(
+                    rest,
+                    width,
+                    step,
+                    count,
+                    self.spec.dtype,
+                )
             x, y, weight = (tensor[:width, step % AHEAD] for tensor in batches)
             if own is None:
                 self._step(width, x, y, weight)
@@ -321,7 +350,13 @@ class Vmap(Executor):
             own.step(width, x, y, counts)
         return trained
 
-    def _step(self, width: int, x: Tensor, y: Tensor, weight: Tensor) -> None:
+    def _step(
+        self,
+        width: int,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+    ) -> None:
         """Take a step of the first `width` models."""
         narrow = self.stack.narrow(width)
         gradients, losses = self.gradients(width, x, y, weight)
