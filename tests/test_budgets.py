@@ -27,7 +27,7 @@ TOKENS = {
     "core": 17_300,
     "data": 47_400,
     "drawing": 2_700,
-    "engine": 27_800,
+    "engine": 27_900,
     "exporting": 3_700,
     "foundation": 14_600,
     "lab": 98_100,
@@ -38,7 +38,7 @@ TOKENS = {
     "sites": 17_700,
     "storage": 3_300,
     "top": 10_300,
-    "training": 25_100,
+    "training": 24_700,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
 ALL = 415_000
