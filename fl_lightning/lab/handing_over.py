@@ -41,7 +41,7 @@ def export(
     format: str,
     checkpoint: str,
     calibration: Calibration,
-    of_site: Callable[[Path, int, Path], tuple[Any, dict[str, Any]]],
+    of_site: Callable[[Path, int, Path, Calibration], tuple[Any, dict[str, Any]]],
 ) -> Exported:
     """Writes one client's model, and beside it the file that loads it and predicts raw rows.
 
@@ -53,12 +53,10 @@ def export(
     if (run / opening.SITE).is_file():
         allowed = "a site's folder exports safetensors only"
         check("format", format, format == "safetensors", allowed)
-        allowed = "a site's folder exports neither temperature nor threshold"
-        check("threshold", calibration.threshold, not calibration.is_wanted, allowed)
         number = int(client) if client.isdecimal() else -1
         allowed = "for a site's folder give the client's number"
         check("client", client, number >= 0, allowed)
-        _, facts = of_site(run, number, model)
+        _, facts = of_site(run, number, model, calibration)
     else:
         _check_importable(run)
         config = opening.config_of(run)

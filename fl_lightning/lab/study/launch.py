@@ -388,14 +388,14 @@ def fetch(configs: list[Config]) -> None:
     Raises:
         BadInput: none of them is there, nor can be had.
     """
-    from fl_lightning.data.load import OVERRIDES
+    from fl_lightning.data.load import SOURCE_BY_SUFFIX
     from fl_lightning.data.vision import RECIPES
 
     sets = {
         (config.data.source, config.data.root): config
         for config in configs
         if config.data.source in RECIPES
-        and Path(config.data.root or "").suffix.lower() not in OVERRIDES
+        and Path(config.data.root or "").suffix.lower() not in SOURCE_BY_SUFFIX
         and not config.smoke
     }
     absent = [error for config in sets.values() if (error := _absent(config)) is not None]

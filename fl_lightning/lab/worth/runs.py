@@ -183,7 +183,7 @@ def look(config: Config) -> Facts:
     clients = range(data.clients)
     tested = [np.concatenate([part.tested_rows(c) for part in parts]) for c in clients]
     # a silo of 3 tests some of them twice
-    pool = source.train.beside(source.test) if config.data.pooled else source.train
+    pool = source.train.followed_by(source.test) if config.data.pooled else source.train
     rows = pool.read_all()
     if pool.spans is not None:
         copies, kind = pool.numbers, "recordings"
@@ -195,7 +195,7 @@ def look(config: Config) -> Facts:
     counted = pool.units is not None or pool.spans is not None
     plain = rows[0].size <= MOST_FEATURES and not source.vocabulary
     return Facts(
-        rare=imbalance.metric_line(data) if imbalance.metric(data, None) else "",
+        rare=imbalance.metric_line(data) if imbalance.default_metric(data) else "",
         names=data.client_names or [f"silo {c}" for c in clients],
         sizes=[len(np.unique(own)) for own in tested],
         copies=copies,
