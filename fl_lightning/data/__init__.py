@@ -67,7 +67,14 @@ def prepare(
         source,
         data.partition == partition.NATURAL,
     )
-    dealt = _deal(source, data, clients, seed, fold, smoke)
+    dealt = _deal(
+        source,
+        data,
+        clients,
+        seed,
+        fold,
+        smoke,
+    )
     rotated = data.partition == "rotated"
     angles = (
         partition.angles(clients) if rotated else [tasks.angle(g) if tasks else 0.0 for g in groups]
@@ -145,7 +152,14 @@ def _samples(
     if dealt.held_back is not None:
         public_ = dealt.held_back.read_all()
     elif data.public is not None:
-        public_, made_up = public.load(data, unlabelled, train, made_up, seed, smoke)
+        public_, made_up = public.load(
+            data,
+            unlabelled,
+            train,
+            made_up,
+            seed,
+            smoke,
+        )
     if fits is not None:
         absent = [newcomer.number for newcomer in away]
         shared = np.delete(np.arange(len(dealt.names)), absent)
@@ -166,9 +180,20 @@ def _samples(
     ) -> Samples:
         if pool is None:
             raw = raw if fits is None else fits.transformed(0, "all clients", raw)
-            return Samples(torch.from_numpy(raw), torch.from_numpy(labels), mean, std)
+            return Samples(
+                torch.from_numpy(raw),
+                torch.from_numpy(labels),
+                mean,
+                std,
+            )
         numbers = pool.numbers, pool.independent, pool.lines
-        return Samples(torch.from_numpy(raw), torch.from_numpy(labels), mean, std, *numbers)
+        return Samples(
+            torch.from_numpy(raw),
+            torch.from_numpy(labels),
+            mean,
+            std,
+            *numbers,
+        )
 
     tested = samples(test, labels[1], dealt.test)
     common = tested if dealt.common is dealt.test else None
@@ -256,20 +281,48 @@ def _deal(
     groups = _groups(train, test, source.group_names[:clients] if smoke else source.group_names)
     names = client_names(source, data, clients) or [f"client {c}" for c in range(clients)]
     rng = numpy_rng(dealer, "partition")
-    trains, tests = partition.deal(train.strata, test.strata, clients, data, rng, groups)
+    trains, tests = partition.deal(
+        train.strata,
+        test.strata,
+        clients,
+        data,
+        rng,
+        groups,
+    )
     if train.units is not None:
         _check_units(data, train, test, trains, names)
     if data.own_test:  # what was dealt as training data is all that a client has
-        train, test, trains, tests = owntest.as_pools(train, trains, data, seed, fold, names)
+        train, test, trains, tests = owntest.as_pools(
+            train,
+            trains,
+            data,
+            seed,
+            fold,
+            names,
+        )
     trains, validations = _training_parts(train, trains, data, seed)
     if held_back is not None:
         held_back = public.apart(held_back, (train, validations), (test, tests))
     if data.score_on == "validation":
         shares = trains, validations, validations
-        return _Dealt(train, train, shares, names, held_back, None)
+        return _Dealt(
+            train,
+            train,
+            shares,
+            names,
+            held_back,
+            None,
+        )
     least = data.least_test_positives
     owntest.check_positives(test.labels, tests, source.class_names, least, names)
-    return _Dealt(train, test, (trains, validations, tests), names, held_back, common)
+    return _Dealt(
+        train,
+        test,
+        (trains, validations, tests),
+        names,
+        held_back,
+        common,
+    )
 
 
 def _in_use(
@@ -288,7 +341,14 @@ def _in_use(
         train = train.followed_by(test)
     most = SMOKE_TRAIN if smoke else None
     rng = numpy_rng(dealer, "data.train")
-    used = _used(train, data, data.fraction, clients, most, rng)
+    used = _used(
+        train,
+        data,
+        data.fraction,
+        clients,
+        most,
+        rng,
+    )
     held_back = None
     if data.public == public.HELD_BACK:
         used, out = public.hold_back(used, data, dealer, smoke)
@@ -298,7 +358,14 @@ def _in_use(
         return train, train, held_back
     share = data.fraction if data.test_fraction is None else data.test_fraction
     most = SMOKE_TEST if smoke else None
-    used = _used(test, data, share, clients, most, numpy_rng(dealer, "data.test"))
+    used = _used(
+        test,
+        data,
+        share,
+        clients,
+        most,
+        numpy_rng(dealer, "data.test"),
+    )
     return train, test.part(used), held_back
 
 

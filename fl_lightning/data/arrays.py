@@ -13,6 +13,7 @@ from numpy import ndarray
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data.columns import say_merged, say_merged_samples
 from fl_lightning.data.source import Absent, Pool, Setting, Source, source_of
+from fl_lightning.foundation.errors import first_line
 from fl_lightning.foundation.metric import Task
 from fl_lightning.foundation.named import composed
 
@@ -74,7 +75,15 @@ def as_source(
     for part in ("train", "test"):
         if f"x_{part}" in arrays:
             x = arrays[f"x_{part}"]
-            pools[part] = _pool(setting, part, x, arrays[f"y_{part}"], data.task, layout)
+            y = arrays[f"y_{part}"]
+            pools[part] = _pool(
+                setting,
+                part,
+                x,
+                y,
+                data.task,
+                layout,
+            )
     pools, group_names = _grouped(setting, _with_units(setting, pools, arrays), arrays)
     shape, *others = [arrays[f"x_{part}"].shape[1:] for part in pools]
     problem = f"x_train and x_test differ in shape: {shape}, {others}"
@@ -91,7 +100,8 @@ def _class_names(
     arrays: Mapping[str, ndarray],
 ) -> list[str]:
     """Returns `class_names`, different texts and one for each class; else the classes' numbers."""
-    classes = 1 + max(int(pool.labels.max()) for pool in pools.values())
+    labels = np.concatenate([pool.labels for pool in pools.values()])
+    classes = 1 + int(labels.max())
     samples = len(pools["train"].labels)
     problem = f"label {classes - 1} of {samples} training samples: number classes from 0 on"
     setting.check(classes <= samples, problem)
@@ -117,7 +127,10 @@ def _grouped(
     order."""
     if "client_train" not in arrays:
         return pools, []
-    values = sorted(set(_clients(arrays, "train")), key=lambda v: (isinstance(v, str), v))
+    values = sorted(
+        set(_clients(arrays, "train")),
+        key=lambda value: (isinstance(value, str), value),
+    )
     names: list[Any] = [str(value) for value in values]
     if "client_names" in arrays:
         names = arrays["client_names"].ravel().tolist()
@@ -144,7 +157,8 @@ def _clients(
     part: str,
 ) -> list[Any]:
     """The client of each sample of a part: its number, or its name."""
-    values = arrays.get(f"client_{part}", np.zeros(0)).ravel().tolist()
+    column = arrays.get(f"client_{part}", np.zeros(0))
+    values = column.ravel().tolist()
     return [composed(value) if isinstance(value, str) else value for value in values]
 
 
@@ -162,8 +176,11 @@ def _with_units(
         setting.check(len(column) == len(pool.labels), problem)
     numbers = np.unique(np.concatenate(columns), return_inverse=True)[1]
     ends = np.cumsum([len(column) for column in columns])[:-1]
-    units = zip(pools.items(), np.split(numbers, ends), strict=True)
-    return {part: replace(pool, units=numbers) for (part, pool), numbers in units}
+    parts = np.split(numbers, ends)
+    with_units = {}
+    for (part, pool), units in zip(pools.items(), parts, strict=True):
+        with_units[part] = replace(pool, units=units)
+    return with_units
 
 
 def public(key: str, path: str) -> Pool:
@@ -199,8 +216,16 @@ def newcomer(
             x = arrays[f"x_{part}"]
             y = arrays.get(f"y_{part}")
             labels = np.zeros(len(x), np.int64) if y is None else y
-            pool = _pool(setting, part, x, labels, task, layout)
-            parts[part] = (pool.read_all(), None if y is None else pool.labels)
+            pool = _pool(
+                setting,
+                part,
+                x,
+                labels,
+                task,
+                layout,
+            )
+            own_labels = None if y is None else pool.labels
+            parts[part] = pool.read_all(), own_labels
     return parts
 
 
@@ -220,7 +245,14 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[ndarray, ndarray]], nda
         setting.check(has_both, f"it must hold x_{part} and y_{part} together")
         x = content.get(f"x_{part}", ())
         if len(x):
-            pool = _pool(setting, part, x, content[f"y_{part}"], task, layout)
+            pool = _pool(
+                setting,
+                part,
+                x,
+                content[f"y_{part}"],
+                task,
+                layout,
+            )
             parts[part] = pool.read_all(), pool.labels
     setting.check(bool(parts) or public is not None, "it must hold x_train and y_train")
     for x, y in [*parts.values()][:1]:
@@ -228,8 +260,17 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[ndarray, ndarray]], nda
         parts = {part: parts.get(part, nothing) for part in ("train", "validation", "test")}
     if public is None:
         return parts, None
-    labels = np.zeros(len(public), np.float32 if task == "regression" else np.int64)
-    return parts, _pool(setting, "public", public, labels, task, layout).read_all()
+    kind = np.float32 if task == "regression" else np.int64
+    labels = np.zeros(len(public), kind)
+    pool = _pool(
+        setting,
+        "public",
+        public,
+        labels,
+        task,
+        layout,
+    )
+    return parts, pool.read_all()
 
 
 @contextlib.contextmanager
@@ -246,8 +287,8 @@ def _opened(setting: Setting) -> Iterator[Mapping[str, ndarray]]:
             yield archive
     # numpy raises half a dozen types for files that are no archive, are cut short or hold objects.
     except Exception as error:
-        reason = str(error).split("\n")[0]
-        raise setting.error(f"it cannot be read as an .npz archive ({reason})") from error
+        problem = f"it cannot be read as an .npz archive ({first_line(error)})"
+        raise setting.error(problem) from error
 
 
 def _arrays(
@@ -282,8 +323,10 @@ def _pool(
     layout: Layout = "unsaid",
 ) -> Pool:
     """The samples of a part, checked, with their channels first."""
-    setting.check(min(x.ndim, y.ndim, x.size, y.size) > 0, f"x_{part} or y_{part} is empty")
-    y = y.reshape(len(y)) if y.shape == (len(y), 1) else y
+    is_filled = min(x.ndim, y.ndim, x.size, y.size) > 0
+    setting.check(is_filled, f"x_{part} or y_{part} is empty")
+    if y.shape == (len(y), 1):
+        y = y[:, 0]
     problem = f"x_{part} holds {len(x)} samples but y_{part} has the shape {y.shape}"
     setting.check(y.shape == (len(x),), problem)
     if task == "regression":
@@ -298,15 +341,19 @@ def _pool(
         setting.check(y.min() >= 0, problem)
     setting.check(x.dtype.kind in "iufb", f"x_{part} holds {x.dtype} but must hold numbers")
     is_raw = layout == "raw"
-    if x.dtype != np.uint8 and not (is_raw and x.dtype == np.int64):
+    are_tokens = is_raw and x.dtype == np.int64
+    if x.dtype != np.uint8 and not are_tokens:
         stored = x.astype(np.float32)
-        is_finite = np.isfinite(stored).reshape(len(x), -1).all(1)
+        rows = stored.reshape(len(x), -1)
+        is_finite = np.isfinite(rows).all(1)
         first = 1 + is_finite.argmin()
         problem = f"x_{part} holds values that are not finite (sample {first})"
         setting.check(bool(is_finite.all()), problem)
         say_merged_samples(f"x_{part}", x)
         x = stored
-    return Pool.of(x if is_raw else _channels_first(setting, part, x, layout), y)
+    if not is_raw:
+        x = _channels_first(setting, part, x, layout)
+    return Pool.of(x, y)
 
 
 def _channels_first(

@@ -20,7 +20,7 @@ from fl_lightning.configuration.config import FLOAT32, DataConfig, check
 from fl_lightning.configuration.tables import form_of
 from fl_lightning.foundation import log
 from fl_lightning.foundation.cells import is_empty
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.named import some
 
 SCALERS = {
@@ -356,7 +356,7 @@ def _blamed(
             warnings.simplefilter("ignore")
             yield
     except Exception as error:
-        line = (str(error) or type(error).__name__).splitlines()[0]
+        line = first_line(error)
         raise BadInput(key, value, f"it fails on the part of {name}: {line}") from error
 
 
@@ -372,7 +372,7 @@ def _transformer(name: str) -> Any:
     try:
         transformer = Component(path).build()
     except Exception as error:  # a user's function can raise anything
-        line = (str(error) or type(error).__name__).splitlines()[0]
+        line = first_line(error)
         raise BadInput("data.scale", name, f"it cannot be made: {line}; {choices}") from error
     methods = [getattr(transformer, method, None) for method in ("fit", "transform")]
     requirement = f"it has no fit and transform; {choices}"

@@ -9,7 +9,7 @@ from fl_lightning.configuration.components import Component
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import arrays, given, loaders
 from fl_lightning.data.source import Setting, Source
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, first_line
 
 
 def load(data: DataConfig) -> Source:
@@ -39,8 +39,8 @@ def load(data: DataConfig) -> Source:
     except BadInput:
         raise
     except Exception as error:  # whatever a user's class raises
-        line = (str(error) or type(error).__name__).splitlines()[0]
-        raise setting.error(f"its training and test data cannot be read: {line}") from error
+        problem = f"its training and test data cannot be read: {first_line(error)}"
+        raise setting.error(problem) from error
     parts = {"train": train}
     if test is not None and data.reads_test:
         parts["test"] = test

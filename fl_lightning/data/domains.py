@@ -96,7 +96,13 @@ def of_domains(
         for k in range(per_domain):
             names.append(name if per_domain == 1 else f"{name} {k + 1}")
             domains.append(number)
-    return Source(train, test, class_names, names, domains)
+    return Source(
+        train,
+        test,
+        class_names,
+        names,
+        domains,
+    )
 
 
 def _averaged(raw: np.ndarray) -> np.ndarray:

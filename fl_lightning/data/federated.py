@@ -306,7 +306,13 @@ class FederatedData:
         out."""
         parts = []
         for pool, share in ((self._train, who.train), (self._test, who.test)):
-            samples = ClientSamples(pool, share, who.angle, device, dtype)
+            samples = ClientSamples(
+                pool,
+                share,
+                who.angle,
+                device,
+                dtype,
+            )
             parts.append(samples.at(samples.index))
         return parts
 
@@ -341,7 +347,13 @@ class FederatedData:
         CPU."""
         index = self._shares[0][i][:most]
         cpu = torch.device("cpu")
-        samples = ClientSamples(self._train, index, self._angles[i], cpu, torch.float32)
+        samples = ClientSamples(
+            self._train,
+            index,
+            self._angles[i],
+            cpu,
+            torch.float32,
+        )
         return samples.at(samples.index)
 
     def relabel(
@@ -439,7 +451,13 @@ class FederatedData:
         dtype: torch.dtype,
         augmentation: Augmentation | None = None,
     ) -> Part:
-        samples = ClientSamples(pool, index, angle, device, dtype)
+        samples = ClientSamples(
+            pool,
+            index,
+            angle,
+            device,
+            dtype,
+        )
         if self._fits_in_memory(device):
             return ResidentPart(*samples.at(samples.index), augmentation)
         return LoadedPart(samples, augmentation)
@@ -493,7 +511,14 @@ class AsRead:
         is_plain = not any(data._angles) and data._drifting is None
         public = None if data._public is None else data._public.raw
         strides = tuple(train.raw.stride()[1:])
-        return cls(is_plain, train.mean, train.std, strides, parts, public)
+        return cls(
+            is_plain,
+            train.mean,
+            train.std,
+            strides,
+            parts,
+            public,
+        )
 
 
 def _strata(pool: Samples, task: Task) -> ndarray:

@@ -142,13 +142,13 @@ def _columns(
     for number, shape in enumerate(shapes):
         fits = shape == shapes[0] and len(shape) in (2, 3, 4)
         setting.check(fits, f"its sample {number} does not fit the others; {LAYOUT}")
-    return [np.stack([np.asarray(cell) for cell in column]) for column in zip(*rows, strict=True)]
+    return [np.stack(cells) for cells in zip(*rows, strict=True)]
 
 
 def _x(x: ndarray) -> ndarray:
     """Arrays in numpy's layout as torch has them: (n, features), or (n, channels, height,
     width)."""
-    valid = x.ndim in (2, 3, 4) and (np.issubdtype(x.dtype, np.number) or x.dtype == bool)
+    valid = x.ndim in (2, 3, 4) and x.dtype.kind in "iufcb"
     requirement = (
         "x must hold numbers, (n, features), (n, height, width) or (n, height, width, channels)"
     )
@@ -175,7 +175,8 @@ def _text(column: str, values: ndarray) -> ndarray:
         check("data", column, not len(missing), problem)
     is_bytes = values.dtype.kind == "S"
     texts = np.char.decode(values, "utf-8") if is_bytes else values.astype(str)
-    return np.array([composed(text) for text in texts.ravel()], str).reshape(texts.shape)
+    composed_texts = [composed(text) for text in texts.ravel()]
+    return np.array(composed_texts, str).reshape(texts.shape)
 
 
 def _numbered(
@@ -189,18 +190,22 @@ def _numbered(
     if all(y.dtype.kind in "USO" for y in labels.values()):
         texts = np.concatenate([_text("y", y) for y in labels.values()])
         names, numbers = np.unique(texts, return_inverse=True)
-        ends = np.cumsum([len(y) for y in labels.values()])[:-1]
+        lengths = [len(y) for y in labels.values()]
+        ends = np.cumsum(lengths)[:-1]
         parts = np.split(numbers.astype(np.int64), ends)
-        return {**arrays, **dict(zip(labels, parts, strict=True)), "class_names": names}
+        numbered = dict(zip(labels, parts, strict=True))
+        return {**arrays, **numbered, "class_names": names}
     numbered = dict(arrays)
     for part, y in labels.items():
-        y = y.reshape(len(y)) if y.size == len(y) else y
-        are_classes = y.dtype.kind in "iub" and y.ndim == 1 and (len(y) == 0 or y.min() >= 0)
+        if y.size == len(y):
+            y = y.reshape(len(y))
+        are_numbers = y.dtype.kind in "iub" and y.ndim == 1
+        are_classes = are_numbers and int(y.min(initial=0)) >= 0
         requirement = (
             "y must hold class numbers from 0 or class names (for a regression: data.source table "
             "or arrays)"
         )
-        check(setting.key, f"y: {y.dtype}, shape {y.shape}", bool(are_classes), requirement)
+        check(setting.key, f"y: {y.dtype}, shape {y.shape}", are_classes, requirement)
         numbered[part] = y.astype(np.int64)
     if class_names is not None:
         numbered["class_names"] = np.array([str(name) for name in class_names])

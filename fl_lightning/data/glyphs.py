@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data.source import Absent, Pool, Source, source_of
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.named import composed, is_hidden
 from fl_lightning.foundation.rng import numpy_rng
@@ -55,7 +55,12 @@ def load(data: DataConfig) -> Source:
 
     return source_of(
         data,
-        Pool(labels, read, groups, mark=mark),
+        Pool(
+            labels,
+            read,
+            groups,
+            mark=mark,
+        ),
         None,
         list(CLASSES),
         [composed(file.stem) for file in files],
@@ -84,9 +89,8 @@ def _files(root: str | None) -> list[Path]:
         try:
             missing = _missing(path)
         except (RuntimeError, OSError) as error:
-            raise BadInput(
-                "data.root", root, f"{path.name} is no typeface ({str(error).splitlines()[0]})"
-            ) from error
+            problem = f"{path.name} is no typeface ({first_line(error)})"
+            raise BadInput("data.root", root, problem) from error
         check("data.root", root, not missing, f"{path.name} lacks {', '.join(missing[:3])}")
     return files
 

@@ -54,7 +54,8 @@ def measure(data: FederatedData) -> Heterogeneity:
     chance: other label mixes are no shift, other meanings of labels are.
     """
     count = min(data.clients, MOST_CLIENTS)
-    clients = np.linspace(0, data.clients - 1, count).round().astype(int).tolist()
+    places = np.linspace(0, data.clients - 1, count).round()
+    clients = places.astype(int).tolist()
     directions = _directions(data)
     projected = [_projected(data, client, directions) for client in clients]
     unit = np.concatenate([z for z, _ in projected]).std(axis=0)
@@ -63,7 +64,8 @@ def measure(data: FederatedData) -> Heterogeneity:
     pairs = {"feature_shift": _shift([z for z, _ in scaled])}
     if data.task == "classification":
         counts = data.class_counts[clients].astype(np.float64)
-        mixes = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        sizes = counts.sum(axis=1, keepdims=True)
+        mixes = counts / np.maximum(sizes, 1)
         label_mixes = {
             "jensen_shannon": np.stack([_jensen_shannon(mix, mixes) for mix in mixes]),
             "hellinger": np.stack([_hellinger(mix, mixes) for mix in mixes]),
@@ -108,7 +110,8 @@ def _hellinger(
     q: ndarray,
 ) -> ndarray:
     """Distances (n,) of a distribution (C,) from n others."""
-    squares = np.square(np.sqrt(p) - np.sqrt(q)).sum(axis=1)
+    differences = np.sqrt(p) - np.sqrt(q)
+    squares = np.square(differences).sum(axis=1)
     return np.sqrt(squares / 2)
 
 

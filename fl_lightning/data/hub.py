@@ -15,7 +15,7 @@ from fl_lightning.data import text
 from fl_lightning.data.columns import say_merged
 from fl_lightning.data.images import decoder
 from fl_lightning.data.source import Absent, Pool, Source, source_of
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.extras import needs
 from fl_lightning.foundation.named import composed, entries
 
@@ -46,11 +46,17 @@ def load(data: DataConfig) -> Source:
             check("data.root", data.root, name in part.column_names, problem)
     names: list[str] = []
     if data.task == "regression":
-        labels = {name: column[:, 0] for name, column in _numbers(parts, [label]).items()}
+        targets = _numbers(parts, [label])
+        labels = {name: column[:, 0] for name, column in targets.items()}
     else:
         labels, names = _numbered(parts, label, _names(train, label))
-    groups, group_names = _numbered(parts, group) if group is not None else ({}, [])
-    units, _ = _numbered(parts, data.unit_column) if data.unit_column is not None else ({}, [])
+    groups: dict[str, ndarray] = {}
+    group_names: list[str] = []
+    if group is not None:
+        groups, group_names = _numbered(parts, group)
+    units: dict[str, ndarray] = {}
+    if data.unit_column is not None:
+        units, _ = _numbered(parts, data.unit_column)
     pools = {
         name: Pool(labels[name], lambda index: index, groups.get(name), units=units.get(name))
         for name in parts
@@ -60,14 +66,16 @@ def load(data: DataConfig) -> Source:
     if len(columns) == 1 and type(first).__name__ == "Image":
         for name, part in parts.items():
             read = _images(part, name, columns[0], data.root)
-            pools[name] = replace(pools[name], read=read, mark=_marks(part, columns[0]))
+            mark = _marks(part, columns[0])
+            pools[name] = replace(pools[name], read=read, mark=mark)
     elif len(columns) == 1 and getattr(first, "dtype", "") in ("string", "large_string"):
         texts = [text or "" for part in parts.values() for text in part[columns[0]]]
         if "test" in pools:  # samples are places among all texts
             pools["test"] = replace(pools["test"], read=lambda index: index + len(train))
     else:
         for name, numbers in _numbers(parts, columns).items():
-            pools[name] = replace(pools[name], read=Pool.of(numbers, labels[name]).read)
+            read = Pool.of(numbers, labels[name]).read
+            pools[name] = replace(pools[name], read=read)
     test = pools.get("test") if unread_test is None else pools["train"]
     source = source_of(data, pools["train"], test, names, group_names)
     return source if texts is None else text.as_tokens(source, texts, data)
@@ -96,9 +104,11 @@ def _marks(
 
     def mark(indices: ndarray) -> list[bytes]:
         cells = files[indices.tolist()][column]
-        return [
-            b"" if cell is None else cell["bytes"] or str(cell["path"]).encode() for cell in cells
-        ]
+        marks = []
+        for cell in cells:
+            content = {"bytes": b""} if cell is None else cell
+            marks.append(content["bytes"] or str(content.get("path", "")).encode())
+        return marks
 
     return mark
 
@@ -126,13 +136,14 @@ def _parts(root: str | None) -> dict[str, Any]:
             saved = datasets.load_from_disk(str(path))
             parts = dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
     except Exception as error:  # arrow and datasets answer a broken file in a dozen types
-        raise BadInput(
-            "data.root", root, f"it must be {LAYOUT} ({str(error).splitlines()[0]})"
-        ) from error
+        requirement = f"it must be {LAYOUT} ({first_line(error)})"
+        raise BadInput("data.root", root, requirement) from error
     other = parts.get("test", parts.get("validation"))
     if "train" not in parts or not len(parts["train"]):
         raise BadInput("data.root", root, f"it has no part called train, but {', '.join(parts)}")
-    every = {"train": parts["train"]} | ({} if other is None else {"test": other})
+    every = {"train": parts["train"]}
+    if other is not None:
+        every["test"] = other
     return {name: _renamed(part) for name, part in every.items()}
 
 
@@ -154,7 +165,8 @@ def _by_name(files: list[Path]) -> dict[str, list[Path]]:
 
 def _names(part: Any, column: str) -> list[str]:
     """Of the classes of a ClassLabel."""
-    return [composed(name) for name in getattr(part.features[column], "names", None) or []]
+    names = getattr(part.features[column], "names", None)
+    return [composed(name) for name in names or []]
 
 
 def _cells(
@@ -181,9 +193,8 @@ def _numbered(
 ) -> tuple[dict[str, ndarray], list[str]]:
     """The class or group of each cell, int64 [n], and what they are called: `names` of a
     ClassLabel, else the column's values of training, in order."""
-    cells = {
-        name: _cells(part, column, _names(parts["train"], column)) for name, part in parts.items()
-    }
+    class_names = _names(parts["train"], column)
+    cells = {name: _cells(part, column, class_names) for name, part in parts.items()}
     for name, rows in cells.items():
         for row, cell in enumerate(rows, 1):
             where = f"column {column!r} of row {row} of {name}"
@@ -197,9 +208,9 @@ def _numbered(
             where = f"column {column!r} of row {row} of {name}"
             problem = f"{where} holds {cell!r}, which training data do not have"
             check("data.root", column, cell in places, problem)
-    numbers = {
-        name: np.array([places[cell] for cell in rows], np.int64) for name, rows in cells.items()
-    }
+    numbers = {}
+    for name, rows in cells.items():
+        numbers[name] = np.array([places[cell] for cell in rows], np.int64)
     return numbers, names or [str(value) for value in values]
 
 

@@ -16,7 +16,7 @@ from numpy import ndarray
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data.source import Pool, Setting, Source, at_root, source_of
 from fl_lightning.foundation import log
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.named import composed, entries, is_hidden, some
 
 SIZE = 32
@@ -46,10 +46,8 @@ def decoder(
         try:
             resized = _colour(image(index)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
         except Exception as error:  # pillow answers broken files in half a dozen types
-            reason = str(error).split("\n")[0]
-            raise BadInput(
-                "data.root", root, f"an image cannot be read: {where(index)} ({reason})"
-            ) from error
+            problem = f"an image cannot be read: {where(index)} ({first_line(error)})"
+            raise BadInput("data.root", root, problem) from error
         return np.asarray(resized).transpose(2, 0, 1)
 
     def read(indices: ndarray) -> ndarray:

@@ -28,7 +28,7 @@ from fl_lightning.data.source import (
     source_of,
 )
 from fl_lightning.foundation import log
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.named import composed, entries, some
 
 LAYOUT = (
@@ -52,7 +52,9 @@ def load(data: DataConfig) -> Source:
     train = _files(root, folder if whole else folder / "train")
     users = sorted(user for user, (x, _) in train.items() if x)
     first = train[users[0]][0][0]
-    test: Samples = {} if whole or not data.reads_test else _files(root, folder / "test", first)
+    test: Samples = {}
+    if data.reads_test and not whole:
+        test = _files(root, folder / "test", first)
     setting = Setting("data.root", root)
     strangers = sorted(set(test) - set(train))
     problem = f"{some(map(repr, strangers))} have test samples and none for training"
@@ -101,7 +103,7 @@ def _texts(
 
 def _say_empty(train: Samples, test: Samples) -> None:
     """A line on users who have no sample to train on: they are no clients."""
-    empty = sorted(user for user, (x, _) in train.items() if not x)
+    empty = sorted(set(train) - {user for user, (x, _) in train.items() if x})
     unused = sum(len(test[user][0]) for user in empty if user in test)
     if empty:
         problem = f"{len(empty)} of {len(train)} users have no training samples and are left out"
@@ -116,7 +118,8 @@ def _numbered(
     samples = []
     for number, user in enumerate(users):
         x, y = part.get(user, ([], []))
-        samples += [(sample, label, number) for sample, label in zip(x, y, strict=True)]
+        for sample, label in zip(x, y, strict=True):
+            samples.append((sample, label, number))
     return samples
 
 
@@ -153,10 +156,8 @@ def _files(
             content = json.loads(file.read_text(encoding="utf-8"))
             users = {user: content["user_data"].get(user) for user in content["users"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            problem = (
-                f"{file.name} is none of LEAF's: {type(error).__name__}: "
-                f"{str(error).splitlines()[0]}"
-            )
+            kind = type(error).__name__
+            problem = f"{file.name} is none of LEAF's: {kind}: {first_line(error)}"
             raise BadInput("data.root", root, problem) from error
         for user, held in users.items():
             samples = held if isinstance(held, dict) else {}

@@ -65,7 +65,8 @@ def load(
         problem = f"its targets come from the sources {', '.join(TARGETS)}, not {name}"
         raise BadInput("data.task", data.task, problem)
     try:
-        return read(replace(data, source=name, download=data.download and not smoke)), False
+        download = data.download and not smoke
+        return read(replace(data, source=name, download=download)), False
     except Absent:
         if not smoke:
             raise
@@ -146,7 +147,13 @@ def made_up(
     train, test = pools
     names = [str(label) for label in range(classes)]
     group_names = [str(group) for group in range(clients)] if is_grouped else []
-    return Source(train, test, names, group_names, vocabulary=classes if are_texts else 0)
+    return Source(
+        train,
+        test,
+        names,
+        group_names,
+        vocabulary=classes if are_texts else 0,
+    )
 
 
 def shape_of(name: str) -> tuple[tuple[int, ...], int] | None:

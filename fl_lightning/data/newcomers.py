@@ -62,11 +62,25 @@ def with_few_labels(
     """
     (x, y), test = data.held_out_samples(who, device, dtype)
     if not per_class:
-        return _parts(data, x, torch.zeros_like(y), test, validation, seed), False
+        return _parts(
+            data,
+            x,
+            torch.zeros_like(y),
+            test,
+            validation,
+            seed,
+        ), False
     has_classes = data.task == "classification" and y.ndim == 1
     strata = y if has_classes else torch.zeros(len(y), device=y.device)
     index = drawn_per_class(strata, who, per_class, seed)
-    return _parts(data, x[index], y[index], test, validation, seed), True
+    return _parts(
+        data,
+        x[index],
+        y[index],
+        test,
+        validation,
+        seed,
+    ), True
 
 
 def drawn_per_class(
@@ -118,7 +132,14 @@ def from_file(
         x = data.newcomer_inputs(torch.from_numpy(raw), torch.device("cpu"), dtype)
         parts.append((x, targets))
     (x, targets), test = parts
-    return _parts(data, x, targets, test, validation, seed), labels is not None
+    return _parts(
+        data,
+        x,
+        targets,
+        test,
+        validation,
+        seed,
+    ), labels is not None
 
 
 def _parts(

@@ -78,7 +78,14 @@ def as_pools(
 ) -> tuple[Pool, Pool, Shares, Shares]:
     """Returns the training and the test samples that `cut` makes, each as a pool, and each client's
     places in both."""
-    trains, tests = cut(pool, dealt, data, seed, fold, names)
+    trains, tests = cut(
+        pool,
+        dealt,
+        data,
+        seed,
+        fold,
+        names,
+    )
     tested = np.sort(np.concatenate(tests))
     trained = np.setdiff1d(np.arange(len(pool.labels)), tested, assume_unique=True)
     if pool.spans is not None:  # windows that overlap a test's are not in the normalisation either

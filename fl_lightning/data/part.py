@@ -259,7 +259,10 @@ class LoadedPart(Part):
         draws = torch.Generator()
         return iter(
             DataLoader(
-                self._rows, batch_sampler=order.split(sizes), collate_fn=_as_is, generator=draws
+                self._rows,
+                batch_sampler=order.split(sizes),
+                collate_fn=_as_is,
+                generator=draws,
             )
         )
 

@@ -85,8 +85,22 @@ def deal(
         problem = f"it failed: {type(error).__name__}: {error}"
         raise BadInput("data.partition", data.partition, problem) from error
     if data.partition not in BUILT_IN:
-        train = _checked(data.partition, "train", train, train_size, clients, need)
-        test = _checked(data.partition, "test", test, test_size, clients, 1)
+        train = _checked(
+            data.partition,
+            "train",
+            train,
+            train_size,
+            clients,
+            need,
+        )
+        test = _checked(
+            data.partition,
+            "test",
+            test,
+            test_size,
+            clients,
+            1,
+        )
     return train, test
 
 
@@ -205,7 +219,14 @@ def pathological(
     check(key, k, room.sum() >= clients * k, problem)
     holds = holders(room, clients, k, rng)
     train = share_out(holds, np.where(holds.any(0), train_sizes, 0))
-    return _of_held_classes(train, holds, train_labels, test_labels, data, rng)
+    return _of_held_classes(
+        train,
+        holds,
+        train_labels,
+        test_labels,
+        data,
+        rng,
+    )
 
 
 def lognormal(
@@ -238,7 +259,14 @@ def lognormal(
     weights = np.zeros((clients, len(train_sizes)), np.int64)
     weights[client, present[owned]] = 10 + more * (2 if clients <= 20 else 1)
     train = share_out(weights, np.minimum(weights.sum(0), train_sizes))
-    return _of_held_classes(train, weights, train_labels, test_labels, data, rng)
+    return _of_held_classes(
+        train,
+        weights,
+        train_labels,
+        test_labels,
+        data,
+        rng,
+    )
 
 
 def _of_held_classes(

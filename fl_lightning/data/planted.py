@@ -116,7 +116,12 @@ def tasks(
         rng = numpy_rng(seed, "data.planted")
         permuted = [rng.permutation(classes) for _ in range(data.groups - 1)]
         tables = np.stack([classes_in_order, *permuted])
-    return Tasks(data.groups, data.planted == "rotation", tables, data.drift_every)
+    return Tasks(
+        data.groups,
+        data.planted == "rotation",
+        tables,
+        data.drift_every,
+    )
 
 
 def truth(

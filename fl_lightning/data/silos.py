@@ -289,7 +289,16 @@ def _flagged(
     listed = []
     for silo, value in values.items():
         text = words.format(value)
-        listed.append(Finding(name, silo, kind, value, math.nan, text))
+        listed.append(
+            Finding(
+                name,
+                silo,
+                kind,
+                value,
+                math.nan,
+                text,
+            )
+        )
     return listed
 
 
@@ -310,10 +319,24 @@ def _units(
         if abs(middle - _usual(middles, silo)) > usual:
             elsewhere = _others(middles, silo)
             words = f"median {middle:.4g}, {elsewhere:.4g} elsewhere"
-            yield Finding(name, silo, "units", middle, elsewhere, words)
+            yield Finding(
+                name,
+                silo,
+                "units",
+                middle,
+                elsewhere,
+                words,
+            )
         elif max(spread, usual) > WIDER * min(spread, usual) > 0:
             words = f"5 to 95 % span {spread:.4g}, {usual:.4g} elsewhere"
-            yield Finding(name, silo, "units", spread, usual, words)
+            yield Finding(
+                name,
+                silo,
+                "units",
+                spread,
+                usual,
+                words,
+            )
 
 
 def _codings(
@@ -328,7 +351,14 @@ def _codings(
             share = column.word_share
             if share >= WORDS:
                 words = f"{share:.0%} of its cells are no numbers"
-                yield Finding(name, silo, "coding", share, 0.0, words)
+                yield Finding(
+                    name,
+                    silo,
+                    "coding",
+                    share,
+                    0.0,
+                    words,
+                )
         return
     for silo, column in silos.items():
         alone = {}
@@ -343,7 +373,14 @@ def _codings(
         if alone:
             share = sum(alone.values()) / column.filled
             words = f"{some(map(repr, alone))} in {share:.0%} of its rows, not at most others"
-            yield Finding(name, silo, "coding", share, 0.0, words)
+            yield Finding(
+                name,
+                silo,
+                "coding",
+                share,
+                0.0,
+                words,
+            )
 
 
 def _missing(
@@ -359,7 +396,16 @@ def _missing(
     elsewhere = _others(shares, most)
     words = f"{share:.0%} missing"
     words += "" if math.isnan(elsewhere) else f", {elsewhere:.0%} elsewhere"
-    return [Finding(name, most, "missing", share, elsewhere, words)]
+    return [
+        Finding(
+            name,
+            most,
+            "missing",
+            share,
+            elsewhere,
+            words,
+        )
+    ]
 
 
 def _identifiers(
@@ -406,7 +452,14 @@ def _outcome(
         words = f"{count} of {rows} rows are {rarest!r}"
         if are_numbers:
             words = f"median {value:.4g} of {rows} rows"
-        yield Finding(label, silo, "outcome", value, _others(values, silo), words)
+        yield Finding(
+            label,
+            silo,
+            "outcome",
+            value,
+            _others(values, silo),
+            words,
+        )
 
 
 # ---------------------------------------------------------------- a table here
@@ -451,7 +504,16 @@ def checked(data: DataConfig) -> tuple[list[Finding], dict[str, Summary]]:
         person = units.identifier(others, np.unique(silo_of_row, return_inverse=True)[1])
         if person is not None:
             words = "looks like an identifier of persons with several rows: if so, data.unit_column"
-            listed.append(Finding(person, ALL, "identifier", math.inf, math.nan, words))
+            listed.append(
+                Finding(
+                    person,
+                    ALL,
+                    "identifier",
+                    math.inf,
+                    math.nan,
+                    words,
+                )
+            )
     return sorted(listed, key=_rank), summaries
 
 

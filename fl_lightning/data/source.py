@@ -160,7 +160,12 @@ class Pool:
             columns[name] = None if is_absent else np.concatenate(pair)
         labels = np.concatenate([self.labels, other.labels])
         has_marks = first_mark is not None and second_mark is not None
-        return Pool(labels, read, mark=mark if has_marks else None, **columns)
+        return Pool(
+            labels,
+            read,
+            mark=mark if has_marks else None,
+            **columns,
+        )
 
 
 @dataclass(frozen=True)
@@ -244,4 +249,9 @@ def source_of(
         else:
             parts = by_unit(train.units, strata, TEST_SHARE, rng)
         train, test = (replace(train.part(part), rows=None) for part in parts)
-    return Source(train, test, class_names, list(group_names))
+    return Source(
+        train,
+        test,
+        class_names,
+        list(group_names),
+    )

@@ -50,7 +50,12 @@ def load(data: DataConfig) -> Source:
     for name in data.one_hot or []:
         cells[name] = [composed(cell) for cell in cells[name]]
     columns = Columns.of({name: cells[name] for name in chosen}, data)
-    pool = Pool(labels, lambda index: index, groups, units=unit)
+    pool = Pool(
+        labels,
+        lambda index: index,
+        groups,
+        units=unit,
+    )
     first = cells[chosen[0]]
     if data.tokens is not None:
         requirement = "tokens (data.tokens) are of one column of texts: name it"

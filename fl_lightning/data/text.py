@@ -49,9 +49,23 @@ def load(data: DataConfig) -> Source:
     lengths = [len(tokens) for tokens in encoded]
     spans = windows.cut(lengths, length + 1, length)
     train, test = (_next_tokens(encoded, part) for part in spans)
-    reading = Reading(tokens=Tokens(names, length, "first", pieces))
+    reading = Reading(
+        tokens=Tokens(
+            names,
+            length,
+            "first",
+            pieces,
+        )
+    )
     groups = [composed(file.stem) for file in files]
-    return Source(train, test, names, groups, vocabulary=len(names), reading=reading)
+    return Source(
+        train,
+        test,
+        names,
+        groups,
+        vocabulary=len(names),
+        reading=reading,
+    )
 
 
 def learn(
@@ -96,7 +110,12 @@ def as_tokens(
             mark=mark,
         )
 
-    tokens = Tokens(names, data.length, "first", pieces)
+    tokens = Tokens(
+        names,
+        data.length,
+        "first",
+        pieces,
+    )
     reading = replace(source.reading, tokens=tokens)
     train = tokens_of(source.train)
     test = tokens_of(source.test)

@@ -11,6 +11,7 @@ from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import idx
 from fl_lightning.data.images import SIZE, decoder
 from fl_lightning.data.source import Absent, Pool, Source, source_of
+from fl_lightning.foundation.errors import first_line
 from fl_lightning.foundation.extras import require
 
 DEFAULT_ROOT = "data"
@@ -186,7 +187,14 @@ def load(data: DataConfig) -> Source:
             for new in sorted(new_folders, reverse=True):  # those within others first
                 with contextlib.suppress(OSError):  # it holds something, perhaps another run's
                     new.rmdir()
-            remedy = _remedy(name, recipe, part, folder, download, error)
+            remedy = _remedy(
+                name,
+                recipe,
+                part,
+                folder,
+                download,
+                error,
+            )
             raise Absent("data.root", root, remedy) from error
         names = _class_names(dataset, recipe)
     if "whole" in pools:
@@ -212,8 +220,7 @@ def _remedy(
     download: bool,
     error: Exception,
 ) -> str:
-    line = (str(error) or type(error).__name__).split("\n")[0]
-    reason = line.split(". ")[0].rstrip(".")
+    reason = first_line(error).split(". ")[0].rstrip(".")
     problem = (
         f"torchvision cannot load the {part} part of {recipe.dataset} from {folder!r} ({reason})"
     )

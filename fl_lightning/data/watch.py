@@ -65,7 +65,12 @@ def load(data: DataConfig) -> Source:
         STEP,
     )
     train, test = (_pool(series, exercise, groups, spans) for spans in parts)
-    return Source(train, test, names, [f"person {number}" for number in persons])
+    return Source(
+        train,
+        test,
+        names,
+        [f"person {number}" for number in persons],
+    )
 
 
 def _pool(
