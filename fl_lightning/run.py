@@ -33,6 +33,7 @@ from fl_lightning.data.columns import NEWCOMER
 from fl_lightning.data.federated import number_of, samples_digest
 from fl_lightning.data.newcomers import from_file
 from fl_lightning.engine.build import federation
+from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import architecture, rule_of
 from fl_lightning.engine.joining import join as join_client
@@ -266,14 +267,28 @@ def _export(
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(number)
     called = fed.run.data.called(number)
-    fitted = {}
-    if calibration.is_wanted:
-        handle = fed.evaluator.at_rest(number, buffers)
-        handle.ready(kind, vector)
-        scores, labels = network_scores(handle, handle.data.validation)
-        fitted = calibration.fitted(scores, labels, list(fed.run.data.class_names), called)
+    fitted = calibrated(fed.evaluator, number, kind, vector, buffers, calibration)
     facts = written(fed, number, vector, buffers, out, form=form, fitted=fitted)
     return {"kind": kind, "whose": called, **facts}
+
+
+def calibrated(
+    evaluator: Evaluator,
+    client: int,
+    kind: str,
+    vector: torch.Tensor,
+    buffers: list[torch.Tensor],
+    calibration: Calibration,
+) -> dict[str, Any]:
+    """Returns temperature and threshold of a client's model, fitted to its validation data; empty
+    where none is wanted."""
+    if not calibration.is_wanted:
+        return {}
+    bound = evaluator.at_rest(client, buffers)
+    bound.ready(kind, vector)
+    scores, labels = network_scores(bound, bound.data.validation)
+    data = evaluator.run.data
+    return calibration.fitted(scores, labels, list(data.class_names), data.called(client))
 
 
 def _predictor(

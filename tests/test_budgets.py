@@ -25,23 +25,23 @@ TOKENS = {
     "callbacks": 36_600,
     "configuration": 19_100,
     "core": 17_300,
-    "data": 47_400,
+    "data": 46_400,
     "drawing": 2_700,
     "engine": 27_900,
     "exporting": 3_700,
     "foundation": 14_600,
     "lab": 98_100,
     "methods": 46_000,
-    "models": 7_800,
+    "models": 7_700,
     "privacy": 3_600,
     "results": 15_800,
     "sites": 17_700,
     "storage": 3_300,
-    "top": 10_300,
+    "top": 10_400,
     "training": 24_700,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 415_000
+ALL = 414_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

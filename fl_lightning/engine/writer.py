@@ -181,7 +181,7 @@ class RunFolderWriter(Observer):
 def say_what_stands_out(config: Config, data: FederatedData) -> None:
     """Log which metric was chosen, and which classes are rare or untrained."""
     evaluation = config.evaluation
-    is_default = imbalance.metric(data, None) == evaluation.metric is not None
+    is_default = imbalance.default_metric(data) == evaluation.metric is not None
     lines = [
         imbalance.metric_line(data) if is_default else None,
         imbalance.line(data, evaluation.metrics or ()),

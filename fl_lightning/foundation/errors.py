@@ -42,6 +42,11 @@ def check(key: str, value: object, holds: bool, allowed: str) -> None:
         raise BadInput(key, value, allowed)
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message; the name of its class where it has none."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 class Damaged(BadInput, ValueError):
     """A file of the run folder that the user named cannot be read."""
 

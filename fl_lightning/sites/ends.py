@@ -15,6 +15,7 @@ from typing import Any
 from fl_lightning.configuration.config import Config, Start, check
 from fl_lightning.configuration.files import read_config
 from fl_lightning.configuration.resolve import resolve
+from fl_lightning.exporting.calibration import Calibration
 from fl_lightning.foundation.errors import Damaged
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.results import opening as runs
@@ -161,7 +162,9 @@ def _alone(lock: Path) -> Iterator[None]:
         yield
 
 
-def exported(folder: Path, client: int, out: Path) -> tuple[Config, dict[str, Any]]:
+def exported(
+    folder: Path, client: int, out: Path, calibration: Calibration
+) -> tuple[Config, dict[str, Any]]:
     """Write the model of the site whose folder it is to `out`; its configuration, and kind, round
     and arguments.
 
@@ -174,7 +177,7 @@ def exported(folder: Path, client: int, out: Path) -> tuple[Config, dict[str, An
 
     def write(site: Site) -> dict[str, Any]:
         check("run", str(folder), site.round > 0, "it holds no checkpoint yet")
-        return site.export(out)
+        return site.export(out, calibration)
 
     config = config_of(folder)
     return config, _opened(folder, config, known, "", write)

@@ -27,10 +27,11 @@ from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult, Results, Timer, numbers
 from fl_lightning.engine.trainer import choose_executors, count_costs
+from fl_lightning.exporting.calibration import Calibration
 from fl_lightning.foundation.device import digest
 from fl_lightning.foundation.errors import BadClient, redact
 from fl_lightning.foundation.files import write_whole
-from fl_lightning.run import assemble, instantiate, written
+from fl_lightning.run import assemble, calibrated, instantiate, written
 from fl_lightning.sites import wire
 from fl_lightning.sites.data import NotHere, OwnData, Withheld, of_sites, with_loop
 from fl_lightning.storage import manifest as disk
@@ -292,11 +293,13 @@ class Site:
         numbers([scores, scores["further"]])
         return {"scores": scores}
 
-    def export(self, out: Path) -> dict[str, Any]:
+    def export(self, out: Path, calibration: Calibration) -> dict[str, Any]:
         """Write the client's final model, as far as it is known now, to `out`; its kind, round and
-        arguments."""
+        arguments. `calibration` is fitted to the site's validation data."""
         kind, vector, buffers = self.evaluator.final_model(self.client)
-        return {"kind": kind, **written(self.fed, self.client, vector, buffers, out)}
+        fitted = calibrated(self.evaluator, self.client, kind, vector, buffers, calibration)
+        facts = written(self.fed, self.client, vector, buffers, out, fitted=fitted)
+        return {"kind": kind, **facts}
 
     def _bring(self, message: wire.Message) -> None:
         """Take over what the message holds of the server's models for the client."""

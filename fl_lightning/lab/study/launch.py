@@ -387,14 +387,14 @@ def fetch(configs: list[Config]) -> None:
     Raises:
         BadInput: none of them is there, nor can be had.
     """
-    from fl_lightning.data.load import OVERRIDES
+    from fl_lightning.data.load import SOURCE_BY_SUFFIX
     from fl_lightning.data.vision import RECIPES
     from fl_lightning.lab.study.workers import in_a_process
 
     by_place = {(config.data.source, config.data.root): config for config in configs}
     errors: list[BadInput | RunFailed] = []
     for (source, root), config in by_place.items():
-        is_own = Path(root or "").suffix.lower() in OVERRIDES
+        is_own = Path(root or "").suffix.lower() in SOURCE_BY_SUFFIX
         if source not in RECIPES or is_own or config.smoke:
             continue
         try:
