@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fl_lightning.foundation.exits import guarded
 from fl_lightning.sites import ends
-from fl_lightning.sites.exchange import Come
+from fl_lightning.sites.exchange import Reply
 
 PAUSE = 0.2
 """Seconds between two looks for answers: a SuperNode looks for messages every 3 seconds."""
@@ -103,9 +103,9 @@ class GridTransport:
             self.waiting.append(name)
         return name
 
-    def pull(self, most: int) -> list[tuple[str, Come]]:
+    def pull(self, most: int) -> list[tuple[str, Reply]]:
         """Answers that have come, until they have more than `most` bytes together."""
-        answers: list[tuple[str, Come]] = [(name, None) for name in self.unsent]
+        answers: list[tuple[str, Reply]] = [(name, None) for name in self.unsent]
         self.unsent = []
         taken = 0
         for name in list(self.waiting):
@@ -117,7 +117,7 @@ class GridTransport:
                 taken += len(content) if isinstance(content, bytes) else 0
         return answers
 
-    def _replies(self, name: str, most: int) -> list[Come]:
+    def _replies(self, name: str, most: int) -> list[Reply]:
         """The answer to one message, if it has come: its bytes, or its length if it is too long."""
         try:
             # Flower takes in a whole answer before anybody may look at its length

@@ -22,7 +22,7 @@ from fl_lightning.results.folder import RunFolder
 from fl_lightning.run import fit_on_rank, launch
 from fl_lightning.sites.center import federation_of
 from fl_lightning.sites.data import Facts, at_site, of_sites, with_loop, write_sites
-from fl_lightning.sites.exchange import Come, Exchange, Limits
+from fl_lightning.sites.exchange import Exchange, Limits, Reply
 from fl_lightning.sites.site import Site
 
 TABLES = ("metrics", "clients", "final")
@@ -60,7 +60,7 @@ class LocalTransport:
     """Sites in this process."""
 
     sites: Sequence[Callable[[bytes], bytes]]
-    waiting: deque[tuple[str, Come]] = field(default_factory=deque)
+    waiting: deque[tuple[str, Reply]] = field(default_factory=deque)
 
     def addresses(self) -> list[int]:
         """Sites by their place."""
@@ -72,7 +72,7 @@ class LocalTransport:
         self.waiting.append((name, self.sites[address](message)))
         return name
 
-    def pull(self, most: int) -> list[tuple[str, Come]]:
+    def pull(self, most: int) -> list[tuple[str, Reply]]:
         """All answers."""
         come = list(self.waiting)
         self.waiting.clear()
