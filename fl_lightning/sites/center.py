@@ -79,7 +79,7 @@ class RemoteVisits:
         for attempt in range(1, attempts + 1):
             messages: dict[int, bytes] = {}
             for client in pending:
-                message = self.context(client, with_models=False)
+                message = self.server_state_for(client, with_models=False)
                 message |= {"kind": "visit", "round": t, "scored": scored}
                 message["payload"] = wire.of_payload(downloads[client])
                 messages[client] = self.exchange.pack(message, client)
@@ -122,8 +122,8 @@ class RemoteVisits:
         # forms of all answers are counted before the first is checked
         for c, content in answers.items():
             group = self.run.group_of(c)
-            with self.exchange.naming(t, c, "upload", failures):
-                answer = self.exchange.read(t, c, content)
+            with self.exchange.collecting(t, c, "upload", failures):
+                answer = self.exchange.checked(t, c, content)
                 upload = wire.to_payload(answer.get("payload"), group.layout, group.initial)
                 uploads[c] = answer, upload
                 for name, tensor in (upload.statistics | upload.extra).items():
@@ -134,7 +134,7 @@ class RemoteVisits:
         for transform in self.transforms:
             initial_memory |= transform.init_client(self.run)
         for c, (answer, upload) in uploads.items():
-            with self.exchange.naming(t, c, "upload", failures):
+            with self.exchange.collecting(t, c, "upload", failures):
                 self._check(c, upload)
                 memory = wire.check_memory(initial_memory, answer.get("memory"))
                 result = ClientResult(c, wire.values_of(answer))
@@ -172,8 +172,8 @@ class RemoteVisits:
         """Keep an upload as the server's copy."""
         state = self.state(c)
         layout = upload.layout
-        columns = wire.columns(upload.vector, layout, upload.sent)
-        wire.fill(state.received[MODEL], layout, upload.sent, columns)
+        columns = wire.packed(upload.vector, layout, upload.sent)
+        wire.unpack_into(state.received[MODEL], layout, upload.sent, columns)
         for slot, vector in upload.vectors.items():
             state.received[slot].copy_(vector)
         state.memory |= memory
@@ -183,7 +183,7 @@ class RemoteVisits:
 
     # ---------------------------------------------------------------- scores
 
-    def context(self, c: int, with_models: bool) -> wire.Message:
+    def server_state_for(self, c: int, with_models: bool) -> wire.Message:
         """Return the parts of a message that tell a client the server's state; `with_models` adds
         the server's model for it.
 
@@ -201,11 +201,11 @@ class RemoteVisits:
             return message
         model = evaluator.global_model(c)
         if model is not None:
-            message["global"] = _changed_blocks(model, group)
+            message["global"] = _unknown_blocks(model, group)
         elif run.relation.is_global:
             message["shared"] = {
                 "sent": np.flatnonzero(group.down_mask).tolist(),
-                "model": wire.columns(group.vectors[MODEL], group.layout, group.down_mask),
+                "model": wire.packed(group.vectors[MODEL], group.layout, group.down_mask),
             }
         return message
 
@@ -238,19 +238,19 @@ class RemoteVisits:
         """Return the scores that `read` takes from each answer; failures go to `results`."""
         messages = {}
         for client in clients:
-            message = self.context(client, with_models=True) | {"kind": kind, "round": t}
+            message = self.server_state_for(client, with_models=True) | {"kind": kind, "round": t}
             messages[client] = self.exchange.pack(message, client)
         answers = self.exchange.ask(t, kind, messages, 1)
         scores = {}
         failures: list[BadClient] = []
         for client in clients:
-            with self.exchange.naming(t, client, "evaluation", failures):
-                scores[client] = read(self.exchange.read(t, client, answers.get(client)))
+            with self.exchange.collecting(t, client, "evaluation", failures):
+                scores[client] = read(self.exchange.checked(t, client, answers.get(client)))
         self._record(failures, "not judged", results)
         return scores
 
 
-def _changed_blocks(model: Tensor, group: ModelGroup) -> wire.Message:
+def _unknown_blocks(model: Tensor, group: ModelGroup) -> wire.Message:
     """Return the blocks of the server's model for a client that its site cannot know, and the
     places of those that are the client's own (NaN)."""
     sent = group.down_mask.copy()
@@ -263,7 +263,7 @@ def _changed_blocks(model: Tensor, group: ModelGroup) -> wire.Message:
             sent[k] = False
         elif not torch.equal(numbers, initial):
             sent[k] = True
-    columns = wire.columns(model, group.layout, sent)
+    columns = wire.packed(model, group.layout, sent)
     return {"sent": np.flatnonzero(sent).tolist(), "own": own_places, "model": columns}
 
 
@@ -286,7 +286,7 @@ def federation_of(
     """
     check_deployable(config, callbacks)
     exchange.tolerant = config.federation.on_bad_client != "stop"
-    sizes = exchange.gathered(config.clients)
+    sizes = exchange.wait_for_sites(config.clients)
     try:
         data = at_center(facts, config, sizes, public)
         fed = assemble(fabric, config, folder, list(callbacks), data)

@@ -16,7 +16,7 @@ from fl_lightning.run import instantiate
 from fl_lightning.sites import app
 from fl_lightning.sites.center import check_deployable
 from fl_lightning.sites.data import Facts, with_loop, write_sites
-from fl_lightning.sites.rehearsal import differences, rehearse, repeatable, short, simulate
+from fl_lightning.sites.rehearsal import differences, rehearse, simulate, two_rounds_of, with_noise
 
 CHECKPOINT = Component("fl_lightning.callbacks.checkpoint.Checkpoint", {"every": 1, "seconds": 0.0})
 """The centre saves after every round: a resumed centre asks for no round that sites have left
@@ -76,9 +76,9 @@ def deploy(
     config = imbalance.judged(config, data)  # its server will not know the classes' shares
     notes = []
     if rehearse:
-        notes.append(_compared(short(config)))
+        notes.append(_rehearsed(two_rounds_of(config)))
     if "localprivacy" in config.callbacks:
-        config = repeatable(config, False)
+        config = with_noise(config, reproducible=False)
         notes.append(
             "noise: every site draws it from its operating system, since all sites know the seed"
         )
@@ -92,8 +92,8 @@ def deploy(
     return Deployed(folder, files, site_files, notes)
 
 
-def _compared(config: Config) -> str:
-    """Run `config` by messages and in the simulator; a line saying that results are equal.
+def _rehearsed(config: Config) -> str:
+    """Run `config` by messages and in the simulator; return a line saying that results are equal.
 
     Raises:
         BadInput: a hook reads data that does not travel.

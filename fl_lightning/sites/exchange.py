@@ -75,7 +75,7 @@ class Exchange:
     """For messages."""
     bytes_sent: int = 0
     bytes_received: int = 0
-    out: dict[int, str] = field(default_factory=dict)
+    left_out: dict[int, str] = field(default_factory=dict)
     """Clients whose site cannot take part, and why."""
     _address: dict[int, int] = field(default_factory=dict)
     _client_at: dict[int, int] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Exchange:
 
     # ---------------------------------------------------------------- hello
 
-    def gathered(self, clients: int) -> dict[int, list[int]]:
+    def wait_for_sites(self, clients: int) -> dict[int, list[int]]:
         """Wait until every client has a site; return samples for training, validation and test by
         client (0 of one that cannot take part).
 
@@ -108,16 +108,16 @@ class Exchange:
                 not go on so.
         """
         deadline = time.monotonic() + self.limits.gather
-        while missing := [c for c in range(clients) if c not in self._hellos and c not in self.out]:
+        while missing := sorted({*range(clients)} - {*self._hellos, *self.left_out}):
             if time.monotonic() > deadline:
                 names = ", ".join(map(str, missing))
                 why = f"no site for client {names} after {self.limits.gather:.0f} s"
                 self._go_on_without(why, f"{why}; is it started?")
-                self.out |= dict.fromkeys(missing, "it was not there before the first round")
+                self.left_out |= dict.fromkeys(missing, "it was not there before the first round")
             self._greet()
             self._listen(None, {})
             self.transport.pause()
-        if len(self.out) == clients:
+        if len(self.left_out) == clients:
             raise RunFailed("no site can take part")
         absent = {"sizes": [0, 0, 0]}
         return {c: self._hellos.get(c, absent)["sizes"] for c in range(clients)}
@@ -144,7 +144,7 @@ class Exchange:
 
     def _leave_out(self, client: int, why: str) -> None:
         self._go_on_without(f"{self.name(client)} cannot take part: {why}")
-        self.out[client] = why
+        self.left_out[client] = why
 
     def _go_on_without(self, line: str, error: str = "") -> None:
         """Say that the run goes on without a site; raise `RunFailed` with `error`, else `line`,
@@ -201,7 +201,7 @@ class Exchange:
         question = (t, kind, attempt)
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + self.limits.visit
-        present = [c for c in messages if c not in self.out]
+        present = [c for c in messages if c not in self.left_out]
         send_at = dict.fromkeys(present, 0.0)
         wait = dict.fromkeys(present, self.limits.again)
         while len(answers) < len(present) and time.monotonic() < deadline:
@@ -252,7 +252,7 @@ class Exchange:
                 answers.setdefault(client, message)
         return lost_clients
 
-    def read(self, t: int, c: int, answer: wire.Message | None) -> wire.Message:
+    def checked(self, t: int, c: int, answer: wire.Message | None) -> wire.Message:
         """Return `answer` if it answers the message of round `t`.
 
         Raises:
@@ -263,7 +263,7 @@ class Exchange:
         site = self.name(c)
         if answer is None:
             absent = f"it did not answer within {self.limits.visit:.0f} s"
-            raise BadClient(c, t, "download", f"{site}: {self.out.get(c, absent)}")
+            raise BadClient(c, t, "download", f"{site}: {self.left_out.get(c, absent)}")
         if "unreadable" in answer:
             raise wire.Unreadable(answer["unreadable"])
         if "refused" in answer:
@@ -276,7 +276,7 @@ class Exchange:
         return answer
 
     @contextlib.contextmanager
-    def naming(self, t: int, c: int, stage: str, failures: list[BadClient]) -> Iterator[None]:
+    def collecting(self, t: int, c: int, stage: str, failures: list[BadClient]) -> Iterator[None]:
         """Add a failure within the block, where an answer cannot be used, to `failures`."""
         try:
             yield

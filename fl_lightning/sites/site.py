@@ -38,7 +38,7 @@ from fl_lightning.storage.state import MODEL, spent_by
 
 BROUGHT = "received.safetensors"
 """In a site's folder: the last message that brought the server's models, for exports."""
-ABOUT = ("kind", "run", "round", "client")
+HEADER_KEYS = ("kind", "run", "round", "client")
 """Keys of a message's header that the answer repeats."""
 FAILED = "its site could not go on; the traceback is in failure.txt in the site's folder"
 """Sent in place of an error's text, which could hold a label or a path."""
@@ -172,7 +172,7 @@ class Site:
         work = {"visit": self._visit, "score": self._score, "final": self._final}
         try:
             message = wire.unpack(content)
-            about = {key: message[key] for key in ABOUT}
+            about = {key: message[key] for key in HEADER_KEYS}
             kind = message["kind"]
             self._check(message)
             if kind == "hello":
@@ -323,16 +323,17 @@ class Site:
         run.server.uploaded = {self.client} if message["uploaded"] else set()
         if shared := message.get("shared"):
             sent = wire.mask(shared["sent"], size)
-            group.vectors[MODEL] = wire.fill(group.initial.clone(), layout, sent, shared["model"])
+            vector = group.initial.clone()
+            group.vectors[MODEL] = wire.unpack_into(vector, layout, sent, shared["model"])
         if model := message.get("global"):
             sent = wire.mask(model["sent"], size)
             own_blocks = wire.mask(model["own"], size)
             vector = group.initial.clone()
             state = run.states.get(self.client)
             if state is not None:
-                columns = wire.columns(state.vectors[MODEL], layout, own_blocks)
-                wire.fill(vector, layout, own_blocks, columns)
-            self.brought.model = wire.fill(vector, layout, sent, model["model"])
+                columns = wire.packed(state.vectors[MODEL], layout, own_blocks)
+                wire.unpack_into(vector, layout, own_blocks, columns)
+            self.brought.model = wire.unpack_into(vector, layout, sent, model["model"])
 
     # ---------------------------------------------------------------- stored answers
 
@@ -375,7 +376,7 @@ def unable(content: bytes, client: Any, name: str, why: str) -> bytes:
     about: wire.Message = {}
     with contextlib.suppress(wire.Unreadable, KeyError):
         message = wire.unpack(content)
-        about = {key: message[key] for key in ABOUT}
+        about = {key: message[key] for key in HEADER_KEYS}
     return wire.pack(about | {"failed": ["data", why], "site": client, "name": name})
 
 

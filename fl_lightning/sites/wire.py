@@ -91,7 +91,7 @@ def unpack(content: bytes | int, most: int | None = None) -> Message:
 # ---------------------------------------------------------------- vectors
 
 
-def columns(vector: Tensor, layout: Layout, blocks: np.ndarray) -> Tensor:
+def packed(vector: Tensor, layout: Layout, blocks: np.ndarray) -> Tensor:
     """Return the numbers of `blocks` (bool [B]) of a vector (D,), joined."""
     parts = [vector[b.start : b.stop] for b in _chosen(layout, blocks)]
     return torch.cat(parts) if parts else vector[:0]
@@ -105,8 +105,8 @@ def empty(layout: Layout, like: Tensor) -> Tensor:
     return vector
 
 
-def fill(vector: Tensor, layout: Layout, blocks: np.ndarray, numbers: Any) -> Tensor:
-    """Write `numbers`, as `columns` returns them, into the `blocks` of `vector`; returns `vector`.
+def unpack_into(vector: Tensor, layout: Layout, blocks: np.ndarray, numbers: Any) -> Tensor:
+    """Write `numbers`, as `packed` returns them, into the `blocks` of `vector`; returns `vector`.
 
     Raises:
         Unreadable: the numbers are more, fewer, or of another type.
@@ -148,12 +148,12 @@ def of_payload(payload: Payload) -> Message:
     """Return a payload as a part of a message, without `own_weights`, which do not travel."""
     layout = payload.layout
     vectors = {
-        name: columns(vector, layout, layout.is_parameter)
+        name: packed(vector, layout, layout.is_parameter)
         for name, vector in payload.vectors.items()
     }
     return {
         "sent": np.flatnonzero(payload.sent).tolist(),
-        "model": columns(payload.vector, layout, payload.sent),
+        "model": packed(payload.vector, layout, payload.sent),
         "vectors": vectors,
         "statistics": payload.statistics,
         "extra": payload.extra,
@@ -174,10 +174,11 @@ def to_payload(message: Any, layout: Layout, like: Tensor) -> Payload:
     """
     try:
         sent = mask(message["sent"], len(layout.blocks))
-        vector = fill(empty(layout, like), layout, sent, message["model"])
+        vector = unpack_into(empty(layout, like), layout, sent, message["model"])
         payload = Payload(layout, vector, sent)
         for slot, numbers in message["vectors"].items():
-            payload.vectors[slot] = fill(empty(layout, like), layout, layout.is_parameter, numbers)
+            vector = empty(layout, like)
+            payload.vectors[slot] = unpack_into(vector, layout, layout.is_parameter, numbers)
         payload.statistics.update(_tensors(message["statistics"]))
         payload.extra.update(_tensors(message["extra"]))
         for key, inner in message["further"].items():
@@ -298,8 +299,8 @@ def check_beside(
 def check_finite(payload: Payload) -> None:
     """Raise `Unreadable` where a number that was sent is not finite."""
     layout = payload.layout
-    parts = [columns(payload.vector, layout, payload.sent)]
-    parts += [columns(vector, layout, layout.is_parameter) for vector in payload.vectors.values()]
+    parts = [packed(payload.vector, layout, payload.sent)]
+    parts += [packed(vector, layout, layout.is_parameter) for vector in payload.vectors.values()]
     beside = payload.statistics | payload.extra
     parts += [tensor for tensor in beside.values() if tensor.is_floating_point()]
     if not all(bool(part.isfinite().all()) for part in parts):
