@@ -68,10 +68,20 @@ def write(
     for path, content in source.items():
         *parents, file = Path(path).parts
         is_test = file.startswith("test_") or file.endswith("_test.py")
-        check("code", path, not (is_test or set(parents) & set(NOT_SENT)), requirement)
+        check(
+            "code",
+            path,
+            not (is_test or set(parents) & set(NOT_SENT)),
+            requirement,
+        )
         files[f"{PACKAGE}/source/{path}"] = content
     for file, template in (("pyproject.toml", "app_project.toml"), ("README.md", "app_readme.md")):
-        text = _shipped(template).format(name=name, flwr=FLWR, package=PACKAGE, version=__version__)
+        text = _shipped(template).format(
+            name=name,
+            flwr=FLWR,
+            package=PACKAGE,
+            version=__version__,
+        )
         files[file] = text.encode()
     size = sum(map(len, files.values()))
     check("out", str(folder), size <= MOST, f"the app has {size} bytes, and Flower takes {MOST}")

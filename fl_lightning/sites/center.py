@@ -96,12 +96,23 @@ class RemoteVisits:
     def _transform_download(self, t: int, c: int, download: Payload) -> None:
         """Run the transforms' `on_download` on a client's payload."""
         if self.transforms:
-            client = Client(self.run, self.run.group_of(c), c, t, self.state(c))
+            client = Client(
+                self.run,
+                self.run.group_of(c),
+                c,
+                t,
+                self.state(c),
+            )
             client.payload = download
             for transform in self.transforms:
                 transform.on_download(client, download)
 
-    def _record(self, failures: Sequence[BadClient], outcome: str, results: Results) -> None:
+    def _record(
+        self,
+        failures: Sequence[BadClient],
+        outcome: str,
+        results: Results,
+    ) -> None:
         """Add failures to `results`; raise the first where the run tolerates none."""
         for failure in failures:
             if not self.run.tolerant:
@@ -124,7 +135,11 @@ class RemoteVisits:
             group = self.run.group_of(c)
             with self.exchange.collecting(t, c, "upload", failures):
                 answer = self.exchange.checked(t, c, content)
-                upload = wire.to_payload(answer.get("payload"), group.layout, group.initial)
+                upload = wire.to_payload(
+                    answer.get("payload"),
+                    group.layout,
+                    group.initial,
+                )
                 uploads[c] = answer, upload
                 for name, tensor in (upload.statistics | upload.extra).items():
                     if name in entries:
@@ -168,7 +183,12 @@ class RemoteVisits:
         )
         wire.check_finite(upload)
 
-    def _keep(self, c: int, upload: Payload, memory: Mapping[str, Tensor]) -> None:
+    def _keep(
+        self,
+        c: int,
+        upload: Payload,
+        memory: Mapping[str, Tensor],
+    ) -> None:
         """Keep an upload as the server's copy."""
         state = self.state(c)
         layout = upload.layout
@@ -205,7 +225,11 @@ class RemoteVisits:
         elif run.relation.is_global:
             message["shared"] = {
                 "sent": np.flatnonzero(group.down_mask).tolist(),
-                "model": wire.packed(group.vectors[MODEL], group.layout, group.down_mask),
+                "model": wire.packed(
+                    group.vectors[MODEL],
+                    group.layout,
+                    group.down_mask,
+                ),
             }
         return message
 
@@ -216,7 +240,13 @@ class RemoteVisits:
         has_global = evaluator.has_global and evaluator.wants("global")
         if not (has_global or evaluator.wants("finetuned")):
             return
-        scores = self._ask(t, "score", list(results.clients), results, wire.values_of)
+        scores = self._ask(
+            t,
+            "score",
+            list(results.clients),
+            results,
+            wire.values_of,
+        )
         for client, values in scores.items():
             results.clients[client].values |= values
 
@@ -224,7 +254,13 @@ class RemoteVisits:
         """Return kinds and scores of the final models of all clients, by their sites."""
         run = self.run
         results = Results()
-        finals = self._ask(run.server.round, "final", range(run.clients), results, wire.final_of)
+        finals = self._ask(
+            run.server.round,
+            "final",
+            range(run.clients),
+            results,
+            wire.final_of,
+        )
         return finals | {failure.client: unjudged(failure) for failure, _ in results.failures}
 
     def _ask(
@@ -245,7 +281,13 @@ class RemoteVisits:
         failures: list[BadClient] = []
         for client in clients:
             with self.exchange.collecting(t, client, "evaluation", failures):
-                scores[client] = read(self.exchange.checked(t, client, answers.get(client)))
+                scores[client] = read(
+                    self.exchange.checked(
+                        t,
+                        client,
+                        answers.get(client),
+                    )
+                )
         self._record(failures, "not judged", results)
         return scores
 
@@ -264,7 +306,11 @@ def _unknown_blocks(model: Tensor, group: ModelGroup) -> wire.Message:
         elif not torch.equal(numbers, initial):
             sent[k] = True
     columns = wire.packed(model, group.layout, sent)
-    return {"sent": np.flatnonzero(sent).tolist(), "own": own_places, "model": columns}
+    return {
+        "sent": np.flatnonzero(sent).tolist(),
+        "own": own_places,
+        "model": columns,
+    }
 
 
 # ---------------------------------------------------------------- putting it together

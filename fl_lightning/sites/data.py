@@ -96,7 +96,12 @@ class OwnOnly(Sequence[Any]):
         size: number of clients.
     """
 
-    def __init__(self, name: str, values: Mapping[int, Any], size: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        values: Mapping[int, Any],
+        size: int,
+    ) -> None:
         self.name = name
         self.values = dict(values)
         self.size = size
@@ -180,7 +185,11 @@ class Facts:
         columns = None
         if self.columns is not None:
             values = {name: words for name, words in self.columns if words is not None}
-            columns = Columns([name for name, _ in self.columns], values, form_of(data))
+            columns = Columns(
+                [name for name, _ in self.columns],
+                values,
+                form_of(data),
+            )
         steps: Preprocessing | None = None
         if self.fills is not None:
             steps = Declared(data, columns, self)
@@ -201,7 +210,12 @@ class Facts:
 class Declared(Preprocessing):
     """The imputer and scaler with the numbers that the app declares."""
 
-    def __init__(self, data: DataConfig, columns: Columns | None, facts: Facts) -> None:
+    def __init__(
+        self,
+        data: DataConfig,
+        columns: Columns | None,
+        facts: Facts,
+    ) -> None:
         super().__init__(data, columns, facts.input_shape[0])
         self.facts = facts
 
@@ -209,7 +223,12 @@ class Declared(Preprocessing):
         """Return the declared numbers."""
         return self.facts.fills or [], self.facts.scale or []
 
-    def transformed(self, who: int, name: str, raw: np.ndarray) -> np.ndarray:
+    def transformed(
+        self,
+        who: int,
+        name: str,
+        raw: np.ndarray,
+    ) -> np.ndarray:
         """Return samples (n, features), imputed and scaled."""
         fills = None if self.data.impute is None else self.facts.fills
         about = {"input": "table", "empty": fills, "scale": self.facts.scale}
@@ -238,15 +257,30 @@ class OwnData(FederatedData):
             raise NotHere(f"run.data.client({i})")
         return super().client(i, device, dtype)
 
-    def example(self, i: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def example(
+        self,
+        i: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
         """Return a sample, of zeros for another client: operations are counted by shape."""
         if i in self.own:
             return super().example(i, device, dtype)
         label = torch.zeros(1, dtype=torch.float32 if self.task == "regression" else torch.int64)
-        return torch.zeros(1, *self.input_shape, device=device, dtype=dtype), label.to(device)
+        return torch.zeros(
+            1,
+            *self.input_shape,
+            device=device,
+            dtype=dtype,
+        ), label.to(device)
 
 
-def at_site(facts: Facts, config: Config, client: int, file: Path) -> OwnData:
+def at_site(
+    facts: Facts,
+    config: Config,
+    client: int,
+    file: Path,
+) -> OwnData:
     """Return the data of the site of `client`, with the samples in `file`.
 
     Raises:
@@ -299,12 +333,29 @@ def at_center(
     empty = np.zeros((0, *facts.input_shape), np.float32), np.zeros(0, np.int64)
     samples = None if public is None else _read(facts, config.data, public)[1]
     requirement = "the method works on public samples at the centre: a file with x_public"
-    check("public", str(public), samples is not None or not facts.public, requirement)
+    check(
+        "public",
+        str(public),
+        samples is not None or not facts.public,
+        requirement,
+    )
     reading = facts.reading(config.data)
-    return _data(facts, config, reading, dict.fromkeys(PARTS, empty), set(), samples, sizes)
+    return _data(
+        facts,
+        config,
+        reading,
+        dict.fromkeys(PARTS, empty),
+        set(),
+        samples,
+        sizes,
+    )
 
 
-def _read(facts: Facts, data: DataConfig, file: Path) -> tuple[Parts, np.ndarray | None]:
+def _read(
+    facts: Facts,
+    data: DataConfig,
+    file: Path,
+) -> tuple[Parts, np.ndarray | None]:
     """Return raw samples and labels in `file` by part, and raw public samples.
 
     Raises:
@@ -367,7 +418,12 @@ def _data(
         strides = (math.prod(x.shape[1:]), *facts.strides)
         inputs = torch.from_numpy(x)
         laid_out = torch.empty_strided(x.shape, strides, dtype=inputs.dtype)
-        return Samples(laid_out.copy_(inputs), torch.from_numpy(y), mean, std)
+        return Samples(
+            laid_out.copy_(inputs),
+            torch.from_numpy(y),
+            mean,
+            std,
+        )
 
     x, y = parts["train"]
     x_validation, y_validation = parts["validation"]
@@ -410,7 +466,11 @@ def _data(
 # ---------------------------------------------------------------- files to rehearse with
 
 
-def write_sites(config: Config, data: FederatedData, folder: Path) -> list[Path]:
+def write_sites(
+    config: Config,
+    data: FederatedData,
+    folder: Path,
+) -> list[Path]:
     """Write `data` as one file for each client, `site-0.npz` or of a table `site-0.csv`, and the
     public samples.
 
@@ -420,7 +480,13 @@ def write_sites(config: Config, data: FederatedData, folder: Path) -> list[Path]
     facts = Facts.of(data)
     if data.reading.preprocessing is not None:
         clients = config.federation.clients
-        data = prepare(config.data, clients, config.seed, config.smoke, fit=False)
+        data = prepare(
+            config.data,
+            clients,
+            config.seed,
+            config.smoke,
+            fit=False,
+        )
     raw = AsRead.of(data)
     requirement = "a rehearsal needs samples that are not turned"
     check("data.partition", "rotated or planted", raw.plain, requirement)
@@ -500,4 +566,12 @@ def of_sites(config: Config) -> dict[str, Component]:
 
 def with_loop(config: Config) -> Config:
     """Return the configuration as every end runs it: one process, clients one after the other."""
-    return replace(config, fabric=replace(config.fabric, executor="loop", devices=1, num_nodes=1))
+    return replace(
+        config,
+        fabric=replace(
+            config.fabric,
+            executor="loop",
+            devices=1,
+            num_nodes=1,
+        ),
+    )

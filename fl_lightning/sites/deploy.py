@@ -72,7 +72,12 @@ def deploy(
     components = config.callbacks.items()
     check_deployable(config, [instantiate(f"callbacks.{name}", c) for name, c in components])
     config = with_loop(config)
-    data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
+    data = prepare(
+        config.data,
+        config.federation.clients,
+        config.seed,
+        config.smoke,
+    )
     config = imbalance.judged(config, data)  # its server will not know the classes' shares
     notes = []
     if rehearse:
@@ -85,7 +90,13 @@ def deploy(
     source = owncode.read(owncode.paths(config))
     site_files: list[Path] = []
     with whole_folder(folder):
-        files = app.write(folder, folder.name, to_yaml(config), Facts.of(data), source)
+        files = app.write(
+            folder,
+            folder.name,
+            to_yaml(config),
+            Facts.of(data),
+            source,
+        )
         if sites is not None:
             with whole_folder(Path(sites)):
                 site_files = write_sites(config, data, Path(sites))

@@ -42,7 +42,11 @@ def config_of(app: Path) -> Config:
 # ---------------------------------------------------------------- the centre
 
 
-def center(app: Path, settings: Mapping[str, Any], transport: Transport) -> None:
+def center(
+    app: Path,
+    settings: Mapping[str, Any],
+    transport: Transport,
+) -> None:
     """Begin the run of `app`, or go on with it. `settings`: the run config of `flwr run`."""
     config = config_of(app)
     mark = fingerprint(app, config)
@@ -59,7 +63,12 @@ def center(app: Path, settings: Mapping[str, Any], transport: Transport) -> None
     public_file = Path(str(public)) if public else None
     limits = {key: float(settings[key]) for key in ("gather", "visit", "again") if key in settings}
     with opening.opened(start, name, config) as folder:
-        exchange = Exchange(transport, run_id(folder, mark), mark, Limits(**limits))
+        exchange = Exchange(
+            transport,
+            run_id(folder, mark),
+            mark,
+            Limits(**limits),
+        )
         facts = Facts.read(app / "facts.json")
         put_together = partial(federation_of, exchange, facts, public_file)
         launch(config, fit_on_rank, folder, begun, put_together)
@@ -101,7 +110,12 @@ def _read(file: Path, types: Mapping[str, type]) -> dict[str, Any]:
 # ---------------------------------------------------------------- a site
 
 
-def answer(app: Path, run: str, node: Mapping[str, Any], message: bytes) -> bytes:
+def answer(
+    app: Path,
+    run: str,
+    node: Mapping[str, Any],
+    message: bytes,
+) -> bytes:
     """Answer a message of `run` at a site. `node`: the SuperNode's configuration."""
     name = str(node.get("site", ""))
     if Path(run).name != run or not {"client", "data", "folder"} <= node.keys():
@@ -120,7 +134,14 @@ def answer(app: Path, run: str, node: Mapping[str, Any], message: bytes) -> byte
             return unable(message, client, name, why)
 
 
-def _answer(app: Path, folder: Path, client: int, data: str, name: str, message: bytes) -> bytes:
+def _answer(
+    app: Path,
+    folder: Path,
+    client: int,
+    data: str,
+    name: str,
+    message: bytes,
+) -> bytes:
     """Answer a message at the site of `client`, whose state lies in `folder`.
 
     Raises:
@@ -139,7 +160,13 @@ def _answer(app: Path, folder: Path, client: int, data: str, name: str, message:
         for path in (app / "config.yaml", app / "facts.json", *sources):
             write_whole(folder / path.relative_to(app), path.read_bytes())
         write_whole(file, json.dumps(settings))
-    reply: bytes = _at_site(folder, config, settings, name, lambda site: site.answer(message))
+    reply: bytes = _at_site(
+        folder,
+        config,
+        settings,
+        name,
+        lambda site: site.answer(message),
+    )
     return reply
 
 
@@ -153,7 +180,19 @@ def _at_site(
     data = at_site(facts, config, client, Path(settings["data"]))
 
     def run(fabric: Any, config: Config) -> dict[str, Any]:
-        return {"result": use(Site(fabric, config, folder, data, client, mark, name))}
+        return {
+            "result": use(
+                Site(
+                    fabric,
+                    config,
+                    folder,
+                    data,
+                    client,
+                    mark,
+                    name,
+                )
+            )
+        }
 
     return launch(config, run)["result"]
 
@@ -166,7 +205,11 @@ def _locked(lock: Path) -> Iterator[None]:
         yield
 
 
-def exported(folder: Path, client: int, out: Path) -> tuple[Config, dict[str, Any]]:
+def exported(
+    folder: Path,
+    client: int,
+    out: Path,
+) -> tuple[Config, dict[str, Any]]:
     """Write the model of the site in `folder` to `out`; return its configuration, and the model's
     kind, round and arguments.
 

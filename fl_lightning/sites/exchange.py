@@ -161,7 +161,11 @@ class Exchange:
             if address in self._client_at or now < greet_at:
                 continue
             self._greet_at[address] = now + wait, 2 * wait
-            self._push(address, self.pack({"kind": "hello", "round": 0}, None), "hello")
+            self._push(
+                address,
+                self.pack({"kind": "hello", "round": 0}, None),
+                "hello",
+            )
 
     def _welcome(self, address: int, message: wire.Message) -> None:
         """Take in a site's answer to hello."""
@@ -195,7 +199,13 @@ class Exchange:
 
     # ---------------------------------------------------------------- asking
 
-    def ask(self, t: int, kind: str, messages: Mapping[int, bytes], attempt: int) -> dict[int, Any]:
+    def ask(
+        self,
+        t: int,
+        kind: str,
+        messages: Mapping[int, bytes],
+        attempt: int,
+    ) -> dict[int, Any]:
         """Send each client its message, again until it is answered; return answers by client, None
         where there is none in time."""
         question = (t, kind, attempt)
@@ -225,7 +235,11 @@ class Exchange:
         self._open[name] = address, question
         self.bytes_sent += len(message) if question != "hello" else 0
 
-    def _listen(self, question: Any, answers: dict[int, Any]) -> list[int]:
+    def _listen(
+        self,
+        question: Any,
+        answers: dict[int, Any],
+    ) -> list[int]:
         """Put replies to `question` into `answers`; return clients whose message is lost."""
         lost_clients = []
         for name, reply in self.transport.pull(self.most):
@@ -252,7 +266,12 @@ class Exchange:
                 answers.setdefault(client, message)
         return lost_clients
 
-    def checked(self, t: int, c: int, answer: wire.Message | None) -> wire.Message:
+    def checked(
+        self,
+        t: int,
+        c: int,
+        answer: wire.Message | None,
+    ) -> wire.Message:
         """Return `answer` if it answers the message of round `t`.
 
         Raises:
@@ -276,7 +295,13 @@ class Exchange:
         return answer
 
     @contextlib.contextmanager
-    def collecting(self, t: int, c: int, stage: str, failures: list[BadClient]) -> Iterator[None]:
+    def collecting(
+        self,
+        t: int,
+        c: int,
+        stage: str,
+        failures: list[BadClient],
+    ) -> Iterator[None]:
         """Add a failure within the block, where an answer cannot be used, to `failures`."""
         try:
             yield

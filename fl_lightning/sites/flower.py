@@ -73,7 +73,12 @@ def node_of(node: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     client = int(node["partition-id"])
     folder = Path(str(run["sites"])) / f"site-{client}"
     files = [str(file) for file in folder.parent.glob(f"{folder.name}.*")]
-    return {**node, "client": client, "data": "".join(files[:1]), "folder": str(folder)}
+    return {
+        **node,
+        "client": client,
+        "data": "".join(files[:1]),
+        "folder": str(folder),
+    }
 
 
 class GridTransport:

@@ -51,7 +51,14 @@ class LocalSite:
     def __call__(self, message: bytes) -> bytes:
         """Answer a message."""
         data = at_site(self.facts, self.config, self.client, self.file)
-        self.site = Site(self.fabric, self.config, self.folder, data, self.client, self.fingerprint)
+        self.site = Site(
+            self.fabric,
+            self.config,
+            self.folder,
+            data,
+            self.client,
+            self.fingerprint,
+        )
         return self.site.answer(message)
 
 
@@ -92,7 +99,12 @@ def rehearse(
         BadInput: the method, or another setting, cannot be deployed.
     """
     config = with_loop(config)
-    data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
+    data = prepare(
+        config.data,
+        config.federation.clients,
+        config.seed,
+        config.smoke,
+    )
     facts = Facts.of(data)
     files = write_sites(config, data, folder / "data")
     center = folder / "center"
@@ -138,7 +150,13 @@ def unlike(one: Path, other: Path) -> Iterator[tuple[str, int, Row, Row, list[st
     for table in TABLES:
         rows = RunFolder(one).read(table)
         other_rows = RunFolder(other).read(table)
-        for k, (a, b) in enumerate(zip_longest(rows, other_rows, fillvalue=nothing)):
+        for k, (a, b) in enumerate(
+            zip_longest(
+                rows,
+                other_rows,
+                fillvalue=nothing,
+            )
+        ):
             unequal = [name for name in a | b if repr(a.get(name)) != repr(b.get(name))]
             names = [name for name in unequal if not name.startswith(OF_THE_MACHINE)]
             if names:
@@ -150,7 +168,12 @@ def two_rounds_of(config: Config) -> Config:
     see all that travels."""
     config = with_noise(config, reproducible=True)
     federation = replace(config.federation, rounds=min(2, config.federation.rounds))
-    return replace(config, federation=federation, callbacks=of_sites(config), loggers={})
+    return replace(
+        config,
+        federation=federation,
+        callbacks=of_sites(config),
+        loggers={},
+    )
 
 
 def with_noise(config: Config, *, reproducible: bool) -> Config:

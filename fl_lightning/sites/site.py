@@ -169,7 +169,11 @@ class Site:
         about: wire.Message = {}
         stage = "download"
         why = FAILED
-        work = {"visit": self._visit, "score": self._score, "final": self._final}
+        work = {
+            "visit": self._visit,
+            "score": self._score,
+            "final": self._final,
+        }
         try:
             message = wire.unpack(content)
             about = {key: message[key] for key in HEADER_KEYS}
@@ -266,9 +270,19 @@ class Site:
                 f"it is of round {t}, and the site has answered round {self.round}"
             )
         self._take_over(message)
-        payload = wire.to_payload(message["payload"], self.group.layout, self.group.initial)
+        payload = wire.to_payload(
+            message["payload"],
+            self.group.layout,
+            self.group.initial,
+        )
         run.server.round = t - 1
-        results = self.fed.worker.visits(t, [c], {c: payload}, message["scored"], Timer())
+        results = self.fed.worker.visits(
+            t,
+            [c],
+            {c: payload},
+            message["scored"],
+            Timer(),
+        )
         result = self._result(results)
         run.server.round = t
         run.server.uploaded.add(c)
@@ -311,7 +325,10 @@ class Site:
         """Write the client's final model, as far as it is known now, to `out`; return its kind,
         round and arguments."""
         kind, vector, buffers = self.evaluator.final_model(self.client)
-        return {"kind": kind, **written(self.fed, self.client, vector, buffers, out)}
+        return {
+            "kind": kind,
+            **written(self.fed, self.client, vector, buffers, out),
+        }
 
     def _take_over(self, message: wire.Message) -> None:
         """Take over the server's models for the client from a message."""
@@ -324,7 +341,12 @@ class Site:
         if shared := message.get("shared"):
             sent = wire.mask(shared["sent"], size)
             vector = group.initial.clone()
-            group.vectors[MODEL] = wire.unpack_into(vector, layout, sent, shared["model"])
+            group.vectors[MODEL] = wire.unpack_into(
+                vector,
+                layout,
+                sent,
+                shared["model"],
+            )
         if model := message.get("global"):
             sent = wire.mask(model["sent"], size)
             own_blocks = wire.mask(model["own"], size)
@@ -333,7 +355,12 @@ class Site:
             if state is not None:
                 columns = wire.packed(state.vectors[MODEL], layout, own_blocks)
                 wire.unpack_into(vector, layout, own_blocks, columns)
-            self.brought.model = wire.unpack_into(vector, layout, sent, model["model"])
+            self.brought.model = wire.unpack_into(
+                vector,
+                layout,
+                sent,
+                model["model"],
+            )
 
     # ---------------------------------------------------------------- stored answers
 
@@ -357,7 +384,12 @@ class Site:
             raise wire.Unreadable(f"round {self.round} has been answered, to another message")
         return reply
 
-    def _keep(self, message: wire.Message, content: bytes, reply: bytes) -> None:
+    def _keep(
+        self,
+        message: wire.Message,
+        content: bytes,
+        reply: bytes,
+    ) -> None:
         """Write the answer, and then the client's state, to the disk."""
         if message["kind"] != "visit":
             write_whole(self.folder / BROUGHT, content)
@@ -371,13 +403,25 @@ class Site:
                 stored_file.unlink()
 
 
-def unable(content: bytes, client: Any, name: str, why: str) -> bytes:
+def unable(
+    content: bytes,
+    client: Any,
+    name: str,
+    why: str,
+) -> bytes:
     """The answer of a site that cannot take part."""
     about: wire.Message = {}
     with contextlib.suppress(wire.Unreadable, KeyError):
         message = wire.unpack(content)
         about = {key: message[key] for key in HEADER_KEYS}
-    return wire.pack(about | {"failed": ["data", why], "site": client, "name": name})
+    return wire.pack(
+        about
+        | {
+            "failed": ["data", why],
+            "site": client,
+            "name": name,
+        }
+    )
 
 
 def keep_traceback(folder: Path) -> None:

@@ -26,7 +26,12 @@ def launch(executor: object, spec: ExecutionSpec) -> LaunchResult:
         words += ["--insecure"] if spec.insecure else []
         if spec.root_certificates_path is not None:
             words += ["--root-certificates", spec.root_certificates_path]
-        sys.argv = ["flwr-clientapp", *words, "--parent-pid", str(os.getppid())]
+        sys.argv = [
+            "flwr-clientapp",
+            *words,
+            "--parent-pid",
+            str(os.getppid()),
+        ]
         flwr_clientapp()
     return LaunchResult.accepted()
 

@@ -91,7 +91,11 @@ def unpack(content: bytes | int, most: int | None = None) -> Message:
 # ---------------------------------------------------------------- vectors
 
 
-def packed(vector: Tensor, layout: Layout, blocks: np.ndarray) -> Tensor:
+def packed(
+    vector: Tensor,
+    layout: Layout,
+    blocks: np.ndarray,
+) -> Tensor:
     """Return the numbers of `blocks` (bool [B]) of a vector (D,), joined."""
     parts = [vector[b.start : b.stop] for b in _chosen(layout, blocks)]
     return torch.cat(parts) if parts else vector[:0]
@@ -99,13 +103,22 @@ def packed(vector: Tensor, layout: Layout, blocks: np.ndarray) -> Tensor:
 
 def empty(layout: Layout, like: Tensor) -> Tensor:
     """Return a vector (D,) in which nothing has arrived: NaN in every block, 0 in the gaps."""
-    vector = torch.zeros(layout.size, dtype=like.dtype, device=like.device)
+    vector = torch.zeros(
+        layout.size,
+        dtype=like.dtype,
+        device=like.device,
+    )
     for block in layout.blocks:
         vector[block.start : block.stop] = torch.nan
     return vector
 
 
-def unpack_into(vector: Tensor, layout: Layout, blocks: np.ndarray, numbers: Any) -> Tensor:
+def unpack_into(
+    vector: Tensor,
+    layout: Layout,
+    blocks: np.ndarray,
+    numbers: Any,
+) -> Tensor:
     """Write `numbers`, as `packed` returns them, into the `blocks` of `vector`; returns `vector`.
 
     Raises:
@@ -174,7 +187,12 @@ def to_payload(message: Any, layout: Layout, like: Tensor) -> Payload:
     """
     try:
         sent = mask(message["sent"], len(layout.blocks))
-        vector = unpack_into(empty(layout, like), layout, sent, message["model"])
+        vector = unpack_into(
+            empty(layout, like),
+            layout,
+            sent,
+            message["model"],
+        )
         payload = Payload(layout, vector, sent)
         for slot, numbers in message["vectors"].items():
             vector = empty(layout, like)
