@@ -70,10 +70,11 @@ def typed(parser: ArgumentParser, values: dict[str, Any], prefix: str = "") -> N
             key, after `prefix`.
     """
     actions = keys(parser)
-    given = dict(leaves(values, actions, prefix))
+    values_of_keys = dict(leaves(values, actions, prefix))
     for key, action in actions.items():
-        check(prefix + key, None, not action.required or key in given, "it must be given")
-    for key, value in given.items():
+        present = key in values_of_keys or not action.required
+        check(prefix + key, None, present, "it must be given")
+    for key, value in values_of_keys.items():
         kind = hint(actions[key])
         nullable = kind in (None, Any, types.NoneType) or types.NoneType in get_args(kind)
         check(prefix + key, value, value is not None or nullable, f"it must be {words(kind)}")
@@ -84,8 +85,8 @@ def typed(parser: ArgumentParser, values: dict[str, Any], prefix: str = "") -> N
         key = str(error).partition('key "')[2].partition('"')[0]
         if key not in actions:
             raise BadInput(prefix.rstrip("."), values, str(error)) from None
-        allowed = f"it must be {words(hint(actions[key]))}"
-        raise BadInput(prefix + key, given.get(key), allowed) from None
+        requirement = f"it must be {words(hint(actions[key]))}"
+        raise BadInput(prefix + key, values_of_keys.get(key), requirement) from None
 
 
 def leaves(

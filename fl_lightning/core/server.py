@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import allowed
+from fl_lightning.configuration.ranges import bounded_fields
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Gram, Mixer, mean_of
 from fl_lightning.core.payload import Payload
@@ -277,7 +277,7 @@ class GroupServer:
             return
         run.warned.add("initial")
         kind: type = type(run.method)
-        choices = str(allowed(kind).get("sources", ""))
+        choices = str(bounded_fields(kind).get("sources", ""))
         way = "; --method.sources uploaded leaves them out" if "uploaded" in choices else ""
         mixed = f"{int(strange.sum())} of the {len(sources)} models that are mixed"
         if run.is_main:

@@ -173,7 +173,7 @@ def _pool(name: str, data: DataConfig, smoke: bool) -> Pool:
             )
         ).train
     except BadInput as error:  # written for the private data
-        remedy = error.allowed.partition("; or --data.source")[0].replace(
+        remedy = error.requirement.partition("; or --data.source")[0].replace(
             "data.root", "data.public_root"
         )
         raise type(error)("data.public_root", root, remedy) from error

@@ -130,7 +130,7 @@ def answer(
             return _answer(app, folder, client, data, name, message)
         except Exception as error:
             keep_traceback(folder)
-            why = error.allowed if isinstance(error, Unfit) else FAILED
+            why = error.requirement if isinstance(error, Unfit) else FAILED
             return unable(message, client, name, why)
 
 

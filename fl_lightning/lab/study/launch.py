@@ -308,7 +308,7 @@ def _resolved_as_listed(run: Run, base: Config) -> Config:
         head, dot, rest = error.key.partition(".")
         if head != "method":
             raise
-        raise BadInput(f"{run.entry.key}{dot}{rest}", error.value, error.allowed) from None
+        raise BadInput(f"{run.entry.key}{dot}{rest}", error.value, error.requirement) from None
 
 
 def _check_different(listed: list[Run], configs: list[Config]) -> None:
@@ -410,7 +410,7 @@ def _absent(config: Config) -> str | None:
     try:
         in_a_process(_load, config)
     except BadInput as error:
-        return error.allowed
+        return error.requirement
     except RunFailed as error:
         return str(error)
     return None
