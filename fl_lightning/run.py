@@ -47,7 +47,7 @@ from fl_lightning.exporting.formats import Format, write
 from fl_lightning.foundation import device, launcher, log
 from fl_lightning.foundation.docstrings import first_paragraph
 from fl_lightning.foundation.errors import BadInput, MachineFailed, RunFailed
-from fl_lightning.foundation.files import join as join_lock
+from fl_lightning.foundation.files import share_lock
 from fl_lightning.foundation.heap import keep_freed
 from fl_lightning.foundation.parallel import fabric_of
 from fl_lightning.foundation.rng import key
@@ -148,7 +148,8 @@ def fit_on_rank(
     `put_together`: makes the federation of (fabric, config, folder, callbacks); None: `assemble`.
     """
     folder = fabric.broadcast(folder)  # under torchrun or SLURM rank 0 alone has chosen it
-    with log.kept(folder / "log.txt", f"rank {fabric.global_rank}: " if fabric.global_rank else ""):
+    who = f"rank {fabric.global_rank}: " if fabric.global_rank else ""
+    with log.logged_to(folder / "log.txt", who):
         return _logged(fabric, config, folder, resume, put_together or assemble)
 
 
@@ -162,7 +163,7 @@ def _logged(
     callbacks = {name: instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()}
     loggers = [instantiate(f"loggers.{name}", c) for name, c in config.loggers.items()]
     writer = RunFolderWriter(RunFolder(folder))
-    lock = join_lock(folder / "lock") if _note is not None and (folder / "lock").exists() else None
+    lock = share_lock(folder / "lock") if _note is not None and (folder / "lock").exists() else None
     for name, callback in callbacks.items():
         if isinstance(callback, Relation):
             raise BadInput(
@@ -510,7 +511,7 @@ def _guarded(
         if parent is not None and not parent.is_alive():  # killed while this one was starting
             _end(128 + signal.SIGTERM)
     keep_freed()
-    device.deterministic(config.fabric.deterministic)
+    device.set_deterministic(config.fabric.deterministic)
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)

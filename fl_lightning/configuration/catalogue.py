@@ -81,7 +81,11 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
-def nearest_first(word: str, names: Iterable[str], most: int = 20) -> str:
+def nearest_first(
+    word: str,
+    names: Iterable[str],
+    most: int = 20,
+) -> str:
     """Lists names, most similar to `word` first, at most `most` (20: more fill the screen)."""
 
     def likeness(name: str) -> float:

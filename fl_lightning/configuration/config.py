@@ -26,7 +26,13 @@ from fl_lightning.configuration.ranges import (
     check_ranges,
 )
 from fl_lightning.foundation.errors import check as check
-from fl_lightning.foundation.metric import CLASS_SHARE, Chosen, FurtherName, JudgeKind, ModelKind
+from fl_lightning.foundation.metric import (
+    CLASS_SHARE,
+    FurtherName,
+    JudgeKind,
+    JudgeMetric,
+    ModelKind,
+)
 
 FLOAT32 = 1.7e38
 """Half of the largest number of 32 bits: a proximal term's slope is twice its coefficient."""
@@ -289,7 +295,7 @@ class EvaluationConfig:
     models: list[ModelKind] | None = None
     """Models to evaluate; null: all that exist, except finetuned. The model of `judge` is always
     evaluated. distilled: after learning from the teacher, before local training."""
-    metric: Chosen | None = None
+    metric: JudgeMetric | None = None
     """Score that chooses: the best round, tuned arguments, what `compare`, `worth` and reports show
     first. null: accuracy, but auroc where one of two classes has less than 20 % of the training
     samples, which accuracy hides; of a regression mae."""
@@ -506,4 +512,7 @@ def flat(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _short(component: Component) -> dict[str, Any]:
-    return {**component.init_args, "name": component.class_path.rpartition(".")[2].lower()}
+    return {
+        **component.init_args,
+        "name": component.class_path.rpartition(".")[2].lower(),
+    }

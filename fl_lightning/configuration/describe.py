@@ -126,7 +126,12 @@ def _entry(cls: type) -> Entry:
 def _bounds(values: Range) -> Entry:
     """Return the arguments of a `Range`; JSON has no infinity."""
     high = {"high": values.high} if values.high < math.inf else {}
-    return {"low": values.low, **high, "above": values.above, "below": values.below}
+    return {
+        "low": values.low,
+        **high,
+        "above": values.above,
+        "below": values.below,
+    }
 
 
 def _meaning(kind: type, name: str) -> str:

@@ -51,7 +51,11 @@ def page(methods: dict[str, dict[str, Any]]) -> str:
     return HEAD + "".join(_section(name, entry) for name, entry in methods.items())
 
 
-def keys(group: str, title: str, arguments: dict[str, Any]) -> str:
+def keys(
+    group: str,
+    title: str,
+    arguments: dict[str, Any],
+) -> str:
     """A table of the keys of one group of a configuration, in Markdown."""
     rows = []
     for key, argument in arguments.items():

@@ -31,7 +31,11 @@ class _Loader(yaml.SafeLoader):
     is written out, as on the command line, removes all.
     """
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(
+        self,
+        node: yaml.MappingNode,
+        deep: bool = False,
+    ) -> dict[Any, Any]:
         read_keys: set[str] = set()
         node.value = [
             (key, value)
@@ -73,7 +77,12 @@ def _is_empty(value: yaml.Node) -> bool:
     )
 
 
-def read(kind: str, key: str, name: str, folder: Path) -> tuple[Path, Any]:
+def read(
+    kind: str,
+    key: str,
+    name: str,
+    folder: Path,
+) -> tuple[Path, Any]:
     """Find a YAML file and read it; return its path and content.
 
     Args:
@@ -135,7 +144,11 @@ def _check_given_once(content: dict[Any, Any]) -> None:
     """Raise `BadInput` for a key that is given both with dots and nested."""
     settings: Layer = {}
     for key, value in sorted(content.items(), key=lambda item: "." in str(item[0])):
-        update(settings, nested(str(key), value), once=str(key))
+        update(
+            settings,
+            nested(str(key), value),
+            once=str(key),
+        )
 
 
 def layers_of(

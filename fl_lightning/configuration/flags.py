@@ -92,7 +92,12 @@ def read_flags(
     return words, flags
 
 
-def _takes_next(key: str, rest: list[str], actions: dict[str, Action], takes_words: bool) -> bool:
+def _takes_next(
+    key: str,
+    rest: list[str],
+    actions: dict[str, Action],
+    takes_words: bool,
+) -> bool:
     """Whether the next word is the value of `key`. A switch of a command with words takes only true
     or false; `sbatch` also takes flags that the command does not have."""
     if not rest:

@@ -62,7 +62,11 @@ def hint(action: Action) -> Any:
     return getattr(action, "_typehint", action.type)
 
 
-def typed(parser: ArgumentParser, values: dict[str, Any], prefix: str = "") -> Namespace:
+def typed(
+    parser: ArgumentParser,
+    values: dict[str, Any],
+    prefix: str = "",
+) -> Namespace:
     """Returns `values` (nested) checked and converted, with every default.
 
     Raises:
@@ -106,7 +110,12 @@ def leaves(
             raise BadInput(prefix + key, value, f"it is a group of keys: {', '.join(inside)}")
 
 
-def unknown(key: str, value: Any, names: list[str], command: str = "fit") -> BadInput:
+def unknown(
+    key: str,
+    value: Any,
+    names: list[str],
+    command: str = "fit",
+) -> BadInput:
     """Returns the error for a key that does not exist; few keys are listed, many are left to
     `--help`."""
     listed = (", ".join(names) or "none") if len(names) <= 20 else f"see fl-train {command} --help"

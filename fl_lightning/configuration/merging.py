@@ -39,14 +39,22 @@ class Settings:
     loggers: dict[str, Component | None] = field(default_factory=dict)
 
     @classmethod
-    def merged(cls, layers: Iterable[Layer], over: Config | None = None) -> Settings:
+    def merged(
+        cls,
+        layers: Iterable[Layer],
+        over: Config | None = None,
+    ) -> Settings:
         """Merge `layers` into a resolved config, or into the defaults; each goes over those before
         it."""
         if over is None:
             settings = cls()
             settings._add(DEFAULTS)
         else:
-            plain = {"seed": over.seed, "smoke": over.smoke, **over.groups()}
+            plain = {
+                "seed": over.seed,
+                "smoke": over.smoke,
+                **over.groups(),
+            }
             settings = cls(
                 plain, over.method, list(over.models), dict(over.callbacks), dict(over.loggers)
             )
@@ -108,7 +116,13 @@ def _models(value: Any, old: list[ModelConfig]) -> list[ModelConfig]:
     has_name |= isinstance(value, dict) and not {"name", "class_path"}.isdisjoint(value)
     requirement = "the config lists several models: give the whole list, or one name"
     check("model", value, len(old) <= 1 or has_name, requirement)
-    return [_model("model", value, old[0] if len(old) == 1 else None)]
+    return [
+        _model(
+            "model",
+            value,
+            old[0] if len(old) == 1 else None,
+        )
+    ]
 
 
 def _model(key: str, value: Any, old: ModelConfig | None) -> ModelConfig:
@@ -148,7 +162,11 @@ def _network(
     return Network(component.class_path, component.init_args, weights, adapters)
 
 
-def _named(kind: str, value: Any, old: dict[str, Component | None]) -> dict[str, Component | None]:
+def _named(
+    kind: str,
+    value: Any,
+    old: dict[str, Component | None],
+) -> dict[str, Component | None]:
     """Merge callbacks or loggers by name into `old`; null alone removes all."""
     if value is None:
         return dict.fromkeys(old)
@@ -167,5 +185,11 @@ def _named(kind: str, value: Any, old: dict[str, Component | None]) -> dict[str,
         component = merged.get(name)
         if component is None:
             settings = {"class_path": str(word), **settings}
-        merged[name] = _component(kind, key, settings, component, name_keys=("class_path",))
+        merged[name] = _component(
+            kind,
+            key,
+            settings,
+            component,
+            name_keys=("class_path",),
+        )
     return merged

@@ -68,7 +68,11 @@ class Needs:
     says: str
     """The requirement, in words."""
 
-    def check(self, arguments: Mapping[str, Any], key: str) -> None:
+    def check(
+        self,
+        arguments: Mapping[str, Any],
+        key: str,
+    ) -> None:
         """Raise `BadInput`, for `key`.NAME, where `arguments` break the rule."""
         value = arguments[self.argument]
         holds = value == self.free or arguments[self.other] in self.values

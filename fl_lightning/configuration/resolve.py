@@ -38,7 +38,7 @@ from fl_lightning.configuration.keys import COMPONENTS, run_parser, typed
 from fl_lightning.configuration.merging import DEFAULT_CALLBACKS, Settings
 from fl_lightning.configuration.ranges import check_ranges
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.foundation.extras import needs
+from fl_lightning.foundation.extras import install_hint
 
 EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 """A number that PyYAML takes for text where it has no dot or no sign: 1e-3."""
@@ -137,7 +137,12 @@ def method_entry(class_path: str) -> dict[str, Any]:
 
 def to_yaml(config: Config) -> str:
     """Return `config` as YAML that is read back as the same config."""
-    return yaml.dump(to_settings(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(
+        to_settings(config),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+    )
 
 
 def to_settings(config: Config) -> dict[str, Any]:
@@ -288,7 +293,7 @@ def _import(kind: str, key: str, class_path: str) -> Any:
     try:
         cls = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        problem = needs(error.name) or f"there is no module {error.name}"
+        problem = install_hint(error.name) or f"there is no module {error.name}"
         raise BadInput(key, class_path, problem) from None
     except Exception as error:  # a user's module can raise anything while it is imported
         problem = f"it cannot be imported: {type(error).__name__}: {error}"
@@ -336,7 +341,11 @@ def _named(kind: str, component: Component) -> dict[str, Any]:
     return {**name, "init_args": component.init_args}
 
 
-def _arguments(kind: str, name: str, component: Component) -> dict[str, Any]:
+def _arguments(
+    kind: str,
+    name: str,
+    component: Component,
+) -> dict[str, Any]:
     """Return the entry of a config under a callback's name: its arguments, and its class where the
     name does not say it."""
     entry = catalogue.table(kind).get(name)

@@ -43,9 +43,15 @@ def parser_of(function: Callable[..., Any]) -> ArgumentParser:
         text = " ".join(texts[name].split())
         stands_for, colon, rest = text.partition(": ")
         is_metavar = bool(colon) and stands_for.partition(".")[0].isupper()
-        options: dict[str, Any] = {"type": _plain_type(parameter.annotation), "help": text}
+        options: dict[str, Any] = {
+            "type": _plain_type(parameter.annotation),
+            "help": text,
+        }
         if is_metavar:
-            options |= {"metavar": stands_for, "help": rest[:1].upper() + rest[1:]}
+            options |= {
+                "metavar": stands_for,
+                "help": rest[:1].upper() + rest[1:],
+            }
         if parameter.default is inspect.Parameter.empty:
             options["required"] = True
         else:
@@ -75,7 +81,12 @@ def checked(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in signature.parameters:
-                raise unknown(name, kwargs[name], [*signature.parameters], function.__name__)
+                raise unknown(
+                    name,
+                    kwargs[name],
+                    [*signature.parameters],
+                    function.__name__,
+                )
         try:
             arguments = signature.bind_partial(*args, **kwargs).arguments
         except TypeError as error:

@@ -19,7 +19,7 @@ from fl_lightning.configuration.files import Layer, update
 from fl_lightning.configuration.keys import run_parser, typed
 from fl_lightning.foundation.cells import SEPARATORS, is_empty, number
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.foundation.extras import missing
+from fl_lightning.foundation.extras import hint_if_missing
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.named import composed
 
@@ -39,7 +39,10 @@ FIRST = 10
 INDEX = re.compile("|__index_level_[0-9]+__|Unnamed: 0")
 """Columns that pandas makes of a table's index: the order of the rows, which may give classes
 away."""
-DECIMAL = {".": re.compile(r"[-+]?\d*,\d+"), ",": re.compile(r"[-+]?\d*\.\d+")}
+DECIMAL = {
+    ".": re.compile(r"[-+]?\d*,\d+"),
+    ",": re.compile(r"[-+]?\d*\.\d+"),
+}
 """Numbers that are written with the other decimal mark, by `data.decimal`."""
 DATE = re.compile(r"(\d{4}|\d{1,2})([-./])\d{1,2}\2(\d{4}|\d{1,2})([ T].*)?")
 
@@ -114,7 +117,11 @@ def read(data: DataConfig, most: int | None = None) -> dict[str, list[str]]:
     try:
         text = _decoded(data, path) if is_text else _binary_as_csv(data, path)
         separator = SEPARATORS[data.separator] if is_text else ","
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+        rows = csv.reader(
+            io.StringIO(text, newline=""),
+            delimiter=separator,
+            strict=True,
+        )
         stripped = ([cell.strip() for cell in row] for row in rows if row)
         head, *samples = islice(stripped, end)
     except (csv.Error, OSError, ValueError) as error:  # no line at all
@@ -127,7 +134,13 @@ def read(data: DataConfig, most: int | None = None) -> dict[str, list[str]]:
     for place, row in enumerate(samples, 1):
         requirement = f"sample {place} has {len(row)} cells for {len(head)} columns"
         check("data.root", root, len(row) == len(head), requirement)
-    return dict(zip(head, map(list, zip(*samples, strict=True)), strict=True))
+    return dict(
+        zip(
+            head,
+            map(list, zip(*samples, strict=True)),
+            strict=True,
+        )
+    )
 
 
 def _decoded(data: DataConfig, path: Path) -> str:
@@ -171,7 +184,7 @@ def _likely_encoding(content: bytes) -> str:
 def _binary_as_csv(data: DataConfig, path: Path) -> str:
     """Read a table that is no text; return it as CSV."""
     function, engine = PANDAS[path.suffix.lower()]
-    absent = missing("pandas") or missing(engine)
+    absent = hint_if_missing("pandas") or hint_if_missing(engine)
     check("data.root", data.root, not absent, absent)
     for key in TEXT:
         value = getattr(data, key)
@@ -190,7 +203,11 @@ def _binary_as_csv(data: DataConfig, path: Path) -> str:
     return as_csv(frame, header=not is_sheet)
 
 
-def keep(frame: Any, folder: Path, names: Mapping[str, str | None]) -> Layer:
+def keep(
+    frame: Any,
+    folder: Path,
+    names: Mapping[str, str | None],
+) -> Layer:
     """Write a DataFrame to a folder in `folder` that is named by its content; return settings.
 
     Args:
@@ -252,7 +269,12 @@ def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, 
     requirement = (
         "data.columns or data.label_column names it, too; it is no feature: leave it out there"
     )
-    check("data.unit_column", unit, unit is None or unit not in (label, *features), requirement)
+    check(
+        "data.unit_column",
+        unit,
+        unit is None or unit not in (label, *features),
+        requirement,
+    )
     requirement = "it must name columns of features beside the label's"
     check("data.columns", features, bool(features) and label not in features, requirement)
     requirement = "it must name columns of features (data.columns)"
@@ -262,7 +284,11 @@ def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, 
     return label, group, features
 
 
-def numbers(data: DataConfig, column: str, cells: Sequence[str]) -> list[float]:
+def numbers(
+    data: DataConfig,
+    column: str,
+    cells: Sequence[str],
+) -> list[float]:
     """Read the numbers of a column; NaN in an empty cell, where `data.impute` fills it.
 
     Raises:
@@ -286,7 +312,11 @@ def numbers(data: DataConfig, column: str, cells: Sequence[str]) -> list[float]:
     return values
 
 
-def _remedy(column: str, cell: str, form: Mapping[str, Any]) -> str:
+def _remedy(
+    column: str,
+    cell: str,
+    form: Mapping[str, Any],
+) -> str:
     """Say how a cell that is no number can be read."""
     if is_empty(cell):
         return "data.impute fills it"

@@ -7,7 +7,7 @@ import numpy as np
 
 from fl_lightning.configuration.config import Config
 from fl_lightning.data.federated import FederatedData
-from fl_lightning.foundation.metric import FURTHER, Chosen
+from fl_lightning.foundation.metric import FURTHER, JudgeMetric
 
 RARE = 0.05
 """A class with a smaller share of all clients' training samples is named: a model without it is 95
@@ -37,7 +37,7 @@ def shares(data: FederatedData) -> np.ndarray:
     return np.asarray(counts / max(counts.sum(), 1))
 
 
-def metric(data: FederatedData, named: Chosen | None) -> Chosen | None:
+def metric(data: FederatedData, named: JudgeMetric | None) -> JudgeMetric | None:
     """The metric by which a run is judged: `named` (`evaluation.metric`), else AUROC where one of
     two classes is `FEW`; None: the task's own."""
     own = shares(data)

@@ -88,7 +88,14 @@ class BadClient(RunFailed):
         called: the client in words, its name included where it has one.
     """
 
-    def __init__(self, client: int, round: int, stage: str, reason: str, called: str = "") -> None:
+    def __init__(
+        self,
+        client: int,
+        round: int,
+        stage: str,
+        reason: str,
+        called: str = "",
+    ) -> None:
         # a pickled error is made from these again
         super().__init__(client, round, stage, reason, called)
         self.client = client
