@@ -120,7 +120,7 @@ def _with_arguments(config: Config) -> Config:
     for number, model in enumerate(config.models):
         key = "model" if len(config.models) == 1 else f"model[{number}]"
         models.append(dataclasses.replace(model, component=_network(key, model.component)))
-    sections = {}
+    sections: dict[str, Any] = {}
     for kind in ("callbacks", "loggers"):
         components = getattr(config, kind).items()
         sections[kind] = {name: _completed(kind, f"{kind}.{name}", c) for name, c in components}

@@ -115,4 +115,4 @@ def widened(space: Space, value: Any) -> Space | None:
         return None
     if isinstance(space, LogRange) and value <= 0:
         return None
-    return type(space)(min(space.low, value), max(space.high, value))  # type: ignore[arg-type]
+    return type(space)(min(space.low, value), max(space.high, value))

@@ -187,7 +187,7 @@ class Exchange:
         self._client_at[address] = client
         if "failed" in message:
             return self._leave_out(client, _two_texts(message["failed"])[1])
-        sizes = message.get("sizes")
+        sizes: Any = message.get("sizes")
         counted = isinstance(sizes, list) and [type(n) for n in sizes] == [int] * 3
         if not (counted and min(sizes) >= 0 and {"version", "initial"} <= message.keys()):
             why = "it did not tell its version, its first weights and how many samples it has"
