@@ -332,7 +332,10 @@ def at_center(
     """
     empty = np.zeros((0, *facts.input_shape), np.float32), np.zeros(0, np.int64)
     samples = None if public is None else _read(facts, config.data, public)[1]
-    requirement = "the method works on public samples at the centre: a file with x_public"
+    requirement = (
+        "the method works on public samples at the centre: set public, in the run config of flwr "
+        "run, to a file with x_public"
+    )
     check(
         "public",
         str(public),

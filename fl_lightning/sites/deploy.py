@@ -114,7 +114,8 @@ def _rehearsed(config: Config) -> str:
         cells = differences(simulate(config, Path(name)), rehearse(config, Path(name)))
     if cells:
         raise RunFailed(
-            f"the rehearsal differs from the simulator in {len(cells)} cells; the first: {cells[0]}"
+            f"the rehearsal differs from the simulator in {len(cells)} cells (the first: "
+            f"{cells[0]}): own code must draw from the run's seed alone"
         )
     federation = config.federation
     return (

@@ -185,13 +185,16 @@ class Exchange:
                 self._go_on_without(f"{line}; the first is kept while it is there", line)
             return
         self._client_at[address] = client
-        if "failed" in message:
-            return self._leave_out(client, _two_texts(message["failed"])[1])
         sizes: Any = message.get("sizes")
         counted = isinstance(sizes, list) and [type(n) for n in sizes] == [int] * 3
-        if not (counted and min(sizes) >= 0 and {"version", "initial"} <= message.keys()):
+        counted = counted and min(sizes) >= 0 and {"version", "initial"} <= message.keys()
+        if "failed" in message:
+            self._leave_out(client, _two_texts(message["failed"])[1])
+            return
+        if not counted:
             why = "it did not tell its version, its first weights and how many samples it has"
-            return self._leave_out(client, why)
+            self._leave_out(client, why)
+            return
         self._address[client] = address
         self._hellos[client] = message
         train, _, test = sizes

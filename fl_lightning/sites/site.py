@@ -73,7 +73,8 @@ class Outbox(Transform):
 
 
 class Brought:
-    """The server's model for the site's client, as the last message brought it."""
+    """The server's model for the site's client, as the last message brought it, for the
+    `Evaluator`; `whole`: whether the server has one for every client."""
 
     whole = False
     model: Tensor | None = None
@@ -122,6 +123,7 @@ class Site:
             instantiate(f"callbacks.{key}", component)
             for key, component in config.callbacks.items()
         ]
+        # set where the method cannot be deployed: then the site answers nothing but hello
         self.refused: NotHere | None = None
         try:
             # a federation reads all sizes, to deal clients to processes: any number will do
@@ -390,7 +392,8 @@ class Site:
         content: bytes,
         reply: bytes,
     ) -> None:
-        """Write the answer, and then the client's state, to the disk."""
+        """Write the answer to a visit, and then the client's state, to the disk; of other messages
+        write the message, which holds the server's models."""
         if message["kind"] != "visit":
             write_whole(self.folder / BROUGHT, content)
             return

@@ -37,7 +37,7 @@ def launch(executor: object, spec: ExecutionSpec) -> LaunchResult:
 
 
 def reconcile(executor: object) -> None:
-    """Collect the forks that have ended."""
+    """Collect the forks that have ended: this process has no other children."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
