@@ -26,7 +26,7 @@ from fl_lightning.configuration.resolve import start_of
 from fl_lightning.configuration.signatures import checked, plain
 from fl_lightning.foundation import command, signals
 from fl_lightning.foundation.apart import apart
-from fl_lightning.foundation.metric import Chosen
+from fl_lightning.foundation.metric import JudgeMetric
 from fl_lightning.lab.given import ConfigLike, flags_of, handed_over, layers_of
 from fl_lightning.lab.worth.answer import Worth as Worth
 from fl_lightning.results.result import RunResult
@@ -599,7 +599,7 @@ def tune(
     unit: Any = None,
     config: ConfigLike = (),
     trials: PositiveInt = 20,
-    metric: Chosen | None = None,
+    metric: JudgeMetric | None = None,
     workers: PositiveInt | None = None,
     seed: NonNegativeInt = 1000,
     untuned: bool = False,
@@ -662,7 +662,7 @@ def compare(
     *,
     baseline: str | None = None,
     judge: Kind | None = None,
-    metric: Chosen | None = None,
+    metric: JudgeMetric | None = None,
     target: PositiveShare | None = None,
     format: Form = "table",
     out: Place | None = None,

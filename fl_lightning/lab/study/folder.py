@@ -22,7 +22,7 @@ import yaml
 
 from fl_lightning.configuration.config import Config, check, flat
 from fl_lightning.foundation.errors import BadInput, redact
-from fl_lightning.foundation.files import Taken, aside_of, make_folder, take, write_whole
+from fl_lightning.foundation.files import Taken, aside_of, make_folder, take_lock, write_whole
 from fl_lightning.lab.study.grid import Entry, Run, Study
 from fl_lightning.results.folder import UNREADABLE
 from fl_lightning.results.result import RunResult
@@ -182,7 +182,7 @@ class StudyFolder:
         lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         try:
             make_folder(self.path)
-            lock = take(self.path / "lock")
+            lock = take_lock(self.path / "lock")
         except Taken as error:
             requirement = f"a study is going on in it ({error}); wait for it, or end it"
             raise Busy("out", str(self.path), requirement) from None

@@ -316,7 +316,7 @@ def _resolved_as_listed(run: Run, base: Config) -> Config:
         head, dot, rest = error.key.partition(".")
         if head != "method":
             raise
-        raise BadInput(f"{run.entry.key}{dot}{rest}", error.value, error.allowed) from None
+        raise BadInput(f"{run.entry.key}{dot}{rest}", error.value, error.requirement) from None
 
 
 def _check_different(runs: list[Run], configs: list[Config]) -> None:
@@ -402,7 +402,7 @@ def fetch(configs: list[Config]) -> None:
         except (BadInput, RunFailed) as error:
             errors.append(error)
     if errors and len(errors) == len(by_place):
-        reason = getattr(errors[0], "allowed", str(errors[0]))
+        reason = getattr(errors[0], "requirement", str(errors[0]))
         raise BadInput("data.root", configs[0].data.root, reason)
 
 
