@@ -24,6 +24,7 @@ from fl_lightning.methods import (
     PositiveFloat,
     Relation,
     RelationInputs,
+    RelationView,
     Rule,
     RunContext,
     SampleCounts,
@@ -32,9 +33,7 @@ from fl_lightning.methods import (
     Tensors,
     searched,
 )
-from fl_lightning.methods.classmeans import ClassMeans
-from fl_lightning.methods.common.class_means import class_means, distance_to_means
-from fl_lightning.results.record import RelationView
+from fl_lightning.methods.classmeans import ClassMeans, class_means, distance_to_means
 
 
 @dataclass(frozen=True)
@@ -108,8 +107,8 @@ class FedPAC(ClassMeans):
 
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
         """The task loss, and lam times the mean squared distance to the class's mean, shape ();
-        classes that nobody told add 0."""
-        task: Tensor = module.task_loss(batch)
+        classes without a mean add 0."""
+        task = module.task_loss(batch)
         return task + self.lam * distance_to_means(module.features, batch[1], means, "squared")
 
     def beside(self) -> dict[str, Beside]:
@@ -121,14 +120,14 @@ class FedPAC(ClassMeans):
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """Also upload the moments, of the classes that are told."""
+        """Also upload the moments, of the classes whose means are uploaded."""
         sent = super().upload(client, payload)
         sent.extra[MEANS] = client.scratch[MEANS][sent.statistics["classes"].long()]
         sent.statistics[VARIANCE] = client.scratch[VARIANCE]
         return sent
 
     def aggregate(self, server: Server) -> None:
-        """The mean body, and what is known of classes and clients."""
+        """The mean body, and the uploads' class means and moments."""
         super().aggregate(server)
         server["model"] = server.only.mean_by(SampleCounts())
         means = server.memory[MEANS].clone()
@@ -156,9 +155,9 @@ def feature_moments(client: Client) -> Tensors:
         squares.add_(z.to(squares.dtype).square().sum())
         return z
 
-    means, _, counts = class_means(client, bounded=noted)
-    n = counts.sum()
-    H = means * (counts / n)[:, None]
+    means = class_means(client, bounded=noted)
+    n = means["counts"].sum()
+    H = means["features"] * (means["counts"] / n)[:, None]
     variance = (squares.cpu() / n - H.double().square().sum()) / n
     return {MEANS: H, VARIANCE: variance.float()}
 
@@ -186,8 +185,8 @@ class Collaboration(Relation):
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Weights (1, m, n); a client that has uploaded none keeps its own."""
-        H, V = (inputs.memory[name][inputs.sources].double() for name in (MEANS, VARIANCE))
-        H = H.flatten(1)
+        H = inputs.memory[MEANS][inputs.sources].double().flatten(1)
+        V = inputs.memory[VARIANCE][inputs.sources].double()
         rows = torch.eye(len(inputs.sources), dtype=torch.float64)[inputs.places]
         for row, place in zip(rows, inputs.places.tolist(), strict=True):
             if H[place].any():

@@ -26,9 +26,14 @@ def check_plain_loss(model: nn.Module, why: str) -> None:
     check("model", type(model).__name__, plain, f"{why}, and would pass its training_step by")
 
 
+def wide_type(dtype: torch.dtype) -> torch.dtype:
+    """`dtype`, or float32 where that has more bits."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def wide(x: Tensor) -> Tensor:
-    """In 32 bits at least."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    """`x` in 32 bits at least."""
+    return x.to(wide_type(x.dtype))
 
 
 def norms(rows: Tensor) -> Tensor:
