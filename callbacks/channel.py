@@ -176,14 +176,15 @@ class Wireless(_Channel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for f in fields(self) if self.channel == "table4" else ():
-            fits = (
-                f.name in ("fading", "channel")
-                or bool(f.kw_only)
-                or getattr(self, f.name) == f.default
-            )
-            requirement = "channel table4 has its own: leave it out"
-            check(f"{self.config_key}.{f.name}", getattr(self, f.name), fits, requirement)
+        if self.channel == "table4":
+            for f in fields(self):
+                fits = (
+                    f.name in ("fading", "channel")
+                    or bool(f.kw_only)
+                    or getattr(self, f.name) == f.default
+                )
+                requirement = "channel table4 has its own: leave it out"
+                check(f"{self.config_key}.{f.name}", getattr(self, f.name), fits, requirement)
         check(
             f"{self.config_key}.far",
             self.far,

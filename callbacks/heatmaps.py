@@ -140,8 +140,9 @@ class Heatmaps(Observer):
         images: Mapping[str, np.ndarray],
     ) -> None:
         """Write the pictures of a chosen round to files."""
-        for name, image in images.items() if self._due(run, t) else ():
-            self._save(run, f"round-{t:04d}-{name.removeprefix('relation/')}", image)
+        if self._due(run, t):
+            for name, image in images.items():
+                self._save(run, f"round-{t:04d}-{name.removeprefix('relation/')}", image)
 
     def _save(
         self,

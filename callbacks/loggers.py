@@ -297,8 +297,9 @@ class WandB(Observer):
         rows = [row for row in every if row["round"] > self._sent]
         self._so_far = CumulativeCosts(row for row in every if row["round"] <= self._sent)
         clients: dict[int, list[Row]] = {int(row["round"]): [] for row in rows}
-        for row in folder.read("clients") if rows else ():
-            clients.get(int(row["round"]), []).append(row)
+        if rows:
+            for row in folder.read("clients"):
+                clients.get(int(row["round"]), []).append(row)
         for row in rows:
             t = int(row.pop("round"))
             view = folder.read_relation(t) if folder.relation_file(t).exists() else None

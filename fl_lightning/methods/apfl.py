@@ -77,9 +77,8 @@ class APFL(Method):
         v.add_(of_mixture, alpha=-client.lr * alpha)
         v[end:] = mixture[end:]
         if self.adaptive:
-            client.memory["alpha"] = torch.tensor(
-                min(max(alpha - client.lr * slope, 0.0), 1.0), dtype=torch.float64
-            )
+            moved = torch.tensor(alpha - client.lr * slope, dtype=torch.float64)
+            client.memory["alpha"] = moved.clamp(0, 1)
         return loss
 
     def personal(self, client: Client) -> Tensor:
@@ -87,7 +86,6 @@ class APFL(Method):
         passes."""
         mixture = client["personal"].clone()
         columns = client.layout.parameters
-        mixture[columns] = torch.lerp(
-            client["model"][columns], mixture[columns], float(client.memory["alpha"])
-        )
+        w = client["model"][columns]
+        mixture[columns] = torch.lerp(w, mixture[columns], float(client.memory["alpha"]))
         return mixture

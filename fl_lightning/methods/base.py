@@ -35,7 +35,6 @@ Scope = Literal["shared", "personal", "uploaded"]
 MOST = 1000.0
 """Beyond it (ours) no learning rate of Adam's and no multiple of a batch makes sense, nor fits into
 memory."""
-
 TRAITS = {field.name for field in fields(Traits)}
 
 _LIKE = 0.8

@@ -83,8 +83,9 @@ class ClassMeans(Method, ABC):
         sent = super().broadcast(server)
         known = server.memory["means.known"]
         tables = {name: server.memory[f"means.{name}"] for name in self.names}
-        for payload in sent.values() if known.any() else ():
-            add_rows(payload, tables, known)
+        if known.any():
+            for payload in sent.values():
+                add_rows(payload, tables, known)
         return sent
 
     def objective(self, client: Client, payload: Payload) -> Objective:

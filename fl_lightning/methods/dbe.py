@@ -87,8 +87,9 @@ class DBE(Method):
     def broadcast(self, server: Server) -> Payloads:
         """Also send u, once it is known."""
         sent = super().broadcast(server)
-        for payload in sent.values() if server.round > 1 else ():
-            payload.extra["mean"] = server.memory["mean"]
+        if server.round > 1:
+            for payload in sent.values():
+                payload.extra["mean"] = server.memory["mean"]
         return sent
 
     def phases(self, client: Client, payload: Payload) -> Phases:

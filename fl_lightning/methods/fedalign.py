@@ -64,8 +64,9 @@ class FedAlign(Method):
     def check(self, run: RunContext) -> None:
         """Raise `BadInput` where a part of the block's channels cannot do without the rest."""
         super().check(run)
-        for group in run.groups if self.mu else ():
-            self._try_block(run, group.module)
+        if self.mu:
+            for group in run.groups:
+                self._try_block(run, group.module)
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Down the task loss and the term."""

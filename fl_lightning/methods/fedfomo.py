@@ -115,23 +115,20 @@ class FedFomo(Method):
     def receive(self, client: Client, payload: Payload) -> None:
         """Go towards the candidates that do better."""
         start = client["previous"]
-        data = client.data.validation
         models = [*map(client.composed, payload.further.values()), client["model"]]
-        gains = first_order_gains(client, data, start, models, 1 if self.gains == "code" else 2)
-        client.scratch |= {
-            "candidates": torch.tensor([*payload.further, client.id], dtype=torch.int32),
-            "gains": gains,
-        }
+        norm = 1 if self.gains == "code" else 2
+        gains = first_order_gains(client, client.data.validation, start, models, norm)
+        candidates = torch.tensor([*payload.further, client.id], dtype=torch.int32)
+        client.scratch |= {"candidates": candidates, "gains": gains}
         client["model"].copy_(towards(start, models, positive_shares(gains)))
         start.copy_(client["model"])
 
     def beside(self) -> dict[str, Beside]:
         """Declares what `upload` adds to the model."""
+        words = "a relation that the client computes: what each model is worth to it"
         return {
             "candidates": Beside("candidates", "whose models the client has tried", "public"),
-            "gains": Beside(
-                "gains", "a relation that the client computes: what each model is worth to it", None
-            ),
+            "gains": Beside("gains", words, None),
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
@@ -143,8 +140,8 @@ class FedFomo(Method):
     def aggregate(self, server: Server) -> None:
         """Add it up: with `gains code` each client's over |their sum|, so that a round counts as
         much as any other."""
-        everyone = list(range(server.clients))
-        gains = torch.zeros(server.clients, server.clients, dtype=torch.float64)
+        affinity = server.memory["affinity"]
+        gains = torch.zeros_like(affinity)
         for client, upload in server.statistics.items():
             gains[client, upload["candidates"].long()] = upload["gains"]
         if self.gains == "code":
@@ -153,21 +150,21 @@ class FedFomo(Method):
         rows = shares + torch.diag(1 - shares.sum(1))  # no gain: the own model
         group = server.only
         mixed = rows[None, server.answered]
-        group.weighed = Weights(group.group, mixed, server.answered, everyone)
-        server.memory["affinity"] = server.memory["affinity"] + gains.fill_diagonal_(0.0)
+        group.weighed = Weights(group.group, mixed, server.answered, [*range(server.clients)])
+        server.memory["affinity"] = affinity + gains.fill_diagonal_(0.0)
 
 
 def epsilon_greedy(
     scores: Tensor, among: Sequence[int], count: int, epsilon: float, rng: np.random.Generator
 ) -> list[int]:
-    """`count` of `among`, by `scores` (N,): each the best that is left, or with probability
-    `epsilon` any that is."""
-    left = [int(j) for j in rng.permutation(sorted(among))]
-    left.sort(key=lambda j: -float(scores[j]))  # a stable order: ties stay as they were drawn
+    """`count` of `among`, by `scores` (N,): each the best that remains, or with probability
+    `epsilon` any that remains."""
+    remaining = rng.permutation(sorted(among)).tolist()
+    remaining.sort(key=lambda j: -float(scores[j]))  # stable: ties stay as they were drawn
     chosen = []
     for _ in among[:count]:
-        place = int(rng.integers(len(left))) if rng.random() < epsilon else 0
-        chosen.append(left.pop(place))
+        place = rng.integers(len(remaining)) if rng.random() < epsilon else 0
+        chosen.append(remaining.pop(int(place)))
     return chosen
 
 
@@ -184,8 +181,8 @@ def first_order_gains(
     columns = client.layout.parameters
     gains = []
     for model in models:
-        away = float((model - start)[columns].norm(norm))
-        gains.append((base - client.loss(part, model)) / away if away else 0.0)
+        distance = float((model - start)[columns].norm(norm))
+        gains.append((base - client.loss(part, model)) / distance if distance else 0.0)
     client.flops += 3 * client.layout.size * len(models)
     return torch.tensor(gains, dtype=torch.float64).nan_to_num(0.0, 0.0, 0.0)
 

@@ -129,9 +129,10 @@ class FedMD(WithoutModels):
         # a newcomer's teacher is the mean of all
         mean = rows.new_full((1, rows.shape[1]), 1 / max(rows.shape[1], 1))
         rows = torch.cat([rows, mean])
-        for client, payload in sent.items() if len(P) else ():
-            teacher = rows[client].to(P.dtype) @ P.flatten(1)
-            payload.extra["teacher"] = teacher.view(P.shape[1:])
+        if len(P):
+            for client, payload in sent.items():
+                teacher = rows[client].to(P.dtype) @ P.flatten(1)
+                payload.extra["teacher"] = teacher.view(P.shape[1:])
         server.flops += 2 * len(cohort) * P.numel()
         shown = rows[cohort].float() if senders else torch.eye(len(cohort))
         server.view = RelationView(shown[:, None].numpy(), cohort, [LAYER], senders or cohort)

@@ -56,9 +56,10 @@ class FPL(ClassMeans):
         """Also send the prototypes, once there are any."""
         sent = Method.broadcast(self, server)
         memory = server.memory
-        for payload in sent.values() if len(memory["clusters.classes"]) else ():
-            payload.extra["prototypes"] = memory["clusters.prototypes"]
-            payload.statistics["classes"] = memory["clusters.classes"].int()
+        if len(memory["clusters.classes"]):
+            for payload in sent.values():
+                payload.extra["prototypes"] = memory["clusters.prototypes"]
+                payload.statistics["classes"] = memory["clusters.classes"].int()
         return sent
 
     def objective(self, client: Client, payload: Payload) -> Objective:

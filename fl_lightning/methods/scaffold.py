@@ -80,9 +80,10 @@ class SCAFFOLD(PlainMean):
         sent = super().upload(client, payload)
         change = torch.zeros_like(client["control"])
         size = client.fits[-1].step_sizes
-        for s in client.layout.segments(payload.sent & client.layout.is_parameter) if size else ():
-            drift = payload.vector[s.columns] - client["model"][s.columns]
-            change[s.columns] = drift / size - payload.vectors["control"][s.columns]
+        if size:
+            for s in client.layout.segments(payload.sent & client.layout.is_parameter):
+                drift = payload.vector[s.columns] - client["model"][s.columns]
+                change[s.columns] = drift / size - payload.vectors["control"][s.columns]
         client["control"].add_(change)
         sent.vectors["control"] = change
         return sent
