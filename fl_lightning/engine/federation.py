@@ -90,6 +90,9 @@ class Federation:
             if changes and not transform.further_vectors:
                 allowed = "it changes the model alone, and this method exchanges further vectors"
                 raise BadInput(transform.config_key, run.method_name, allowed)
+        if run.method.traits.classes and run.data.task == "regression":
+            requirement = f"{run.method_name} works with classes, and a regression has none"
+            raise BadInput("data.task", run.data.task, requirement)
         run.method.check(run)
         run.relation.on_fit_start(run)
         for callback in callbacks:

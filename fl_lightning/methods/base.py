@@ -32,9 +32,6 @@ from fl_lightning.core.traits import is_shipped, sees_only_the_mean
 Scope = Literal["shared", "personal", "uploaded"]
 """shared: sent both ways. personal: never sent. uploaded: sent to the server only."""
 
-MOST = 1000.0
-"""Beyond it (ours) no learning rate of Adam's and no multiple of a batch makes sense, nor fits into
-memory."""
 TRAITS = {field.name for field in fields(Traits)}
 
 _LIKE = 0.8
@@ -82,12 +79,10 @@ class Method:
             rule.check(vars(self), "method")
 
     def check(self, run: RunContext) -> None:
-        """Raise `BadInput` where the method cannot work on this run."""
-        task = run.data.task
-        requirement = (
-            f"{run.method_name} exchanges what it knows of classes, and a regression has none"
-        )
-        check("data.task", task, task != "regression" or not self.traits.classes, requirement)
+        """Raise `BadInput` where the method cannot work on this run.
+
+        The engine refuses a regression itself where `traits.classes` is set.
+        """
 
     # ---------------------------------------------------------------- the model
 
@@ -130,8 +125,8 @@ class Method:
 
     @sees_only_the_mean
     def aggregate(self, server: Server) -> None:
-        """The cohort has answered: what the relation learns of it, and the new global model, where
-        there is one."""
+        """The relation learns from the round's uploads; then the new global model, where there is
+        one. At least one client has answered: otherwise the engine ends the run."""
         relation = server.run.relation
         relation.learn(server)
         for group in server.groups:
@@ -167,9 +162,13 @@ class Method:
         return {}
 
     def private_phases(self) -> tuple[float | None, ...] | str:
-        """Epochs of each phase of a round (None: the federation's length), where all that is kept
-        and uploaded follows from the optimiser's steps down the task loss on all of the client's
-        samples; else, in words, what else it makes of samples (`optimizer.privacy`)."""
+        """Tell whether noise on steps (`optimizer.privacy`) covers the method.
+
+        Returns:
+            Epochs of each phase of a round (None: the federation's length) where it does: all that
+            is kept and uploaded follows from the optimiser's steps down the task loss on all of the
+            client's samples. Else a string: what else the method makes of samples.
+        """
         if not is_shipped(self):
             return (
                 "is a class of your own whose private_phases does not say what it makes of samples"
@@ -190,8 +189,8 @@ class Method:
     # ---------------------------------------------------------------- scores
 
     def personal(self, client: Client) -> Tensor:
-        """The vector (D,) that is scored before and after local training and exported; fine-tuned,
-        where there is no global model."""
+        """The vector (D,) that is scored before and after local training. It is also the model that
+        is exported, and where there is no global model the one that fine-tuning begins from."""
         return client["model"]
 
     def global_model(self, group: GroupServer, client: int) -> Tensor | None:
@@ -259,8 +258,8 @@ class PlainMean(Method):
 
 
 def move_on(group: GroupServer, old: Tensor, size: float) -> None:
-    """Have the group's new global model be old + size (new - old) on its parameters; exact where
-    size is 0 or 1.
+    """Scale the server's step: the group's new global model becomes old + size (new - old) on its
+    parameters; exact where `size`, the server's learning rate, is 0 or 1.
 
     Running statistics stay what they are: beyond the new ones a variance might be negative.
     """
@@ -297,8 +296,5 @@ def check_no_scaling(run: RunContext) -> None:
     """Raise `BadInput` where losses must be scaled: a method's own gradients are not, and steps may
     be left out."""
     precision = run.config.fabric.precision
-    requirement = (
-        f"{run.method_name} needs steps and gradients without scaled losses, such as with "
-        f"bf16-mixed"
-    )
+    requirement = f"{run.method_name} cannot work with scaled losses: use bf16-mixed or 32-true"
     check("fabric.precision", precision, precision != "16-mixed", requirement)

@@ -95,7 +95,7 @@ class FedALA(Method):
 
         losses: list[float] = []
         batch_losses: list[Tensor] = []
-        passes = self.most if client.rounds == 1 else min(client.rounds, 1)
+        passes = {0: 0, 1: self.most}.get(client.rounds, 1)
         for _ in range(passes):
             yield Phase("blend", epochs=self.share, step=step, by_gradient=True, purpose="blend")
             loss = client.fits[-1].loss

@@ -62,8 +62,7 @@ class FedAlign(Method):
     block: str | None = None
 
     def check(self, run: RunContext) -> None:
-        """Raise `BadInput` where a part of the block's channels cannot do without the rest."""
-        super().check(run)
+        """Raise `BadInput` where a part of the block's channels cannot work without the rest."""
         if self.mu:
             for group in run.groups:
                 self._try_block(run, group.module)

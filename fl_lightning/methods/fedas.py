@@ -73,7 +73,6 @@ class FedAS(OwnClassifier):
         """The network must be able to train on the batches; what is uploaded is a gradient of no
         scaled loss."""
         check_no_scaling(run)
-        super().check(run)
         if self.align_epochs:
             check_batches(run, align_batch_size=self.align_batch_size)
 

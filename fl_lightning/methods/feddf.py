@@ -66,7 +66,6 @@ class FedDF(Method):
     def check(self, run: RunContext) -> None:
         """Classes are needed, and public data; distilling scales no loss."""
         check_no_scaling(run)
-        super().check(run)
         check_public(run, self.samples)
 
     def relation(self) -> Relation:

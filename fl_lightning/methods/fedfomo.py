@@ -92,7 +92,7 @@ class FedFomo(Method):
         return Alone()
 
     def init_server(self, run: RunContext) -> Tensors:
-        """`affinity` (N, N), float64: the identity, and sums of a_j."""
+        """`affinity` (N, N), float64: sums of a_j; a client's own entry is not used."""
         return {"affinity": torch.eye(run.clients, dtype=torch.float64)}
 
     def broadcast(self, server: Server) -> Payloads:
@@ -108,7 +108,7 @@ class FedFomo(Method):
             sources[c] = epsilon_greedy(scores, others, self.models, epsilon, rng)
         sent = group.send(dict.fromkeys(group.here, group.initial))
         for c, models in fetched(group, sources).items():
-            sent[c].sent[:] = False
+            sent[c].sent[:] = False  # no block of it: the candidates alone travel
             sent[c].further = group.send(models)
         return sent
 

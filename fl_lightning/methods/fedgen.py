@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import batch_norm, cross_entropy, kl_div, linear, log_softmax, one_hot
 
-from fl_lightning.foundation.rng import generator
+from fl_lightning.foundation import rng
 from fl_lightning.methods import (
     Batch,
     Beside,
@@ -96,7 +96,7 @@ class FedGen(Method):
 
     def init_server(self, run: RunContext) -> Tensors:
         """The generator."""
-        return self._generator(run).at_first(generator(run.config.seed, "generator"))
+        return self._generator(run).at_first(rng.generator(run.config.seed, "generator"))
 
     def broadcast(self, server: Server) -> Payloads:
         """Also send the generator and how often classes are, once it has been taught."""
@@ -128,9 +128,8 @@ class FedGen(Method):
             size = len(batch[1])
             count = max(1, round(self.ratio * size))
             client.flops += 2 * G.products * (count * (alpha > 0) + size * (beta > 0))
-            return task + learned(
-                G, theta, module, batch[1], prior, (count, self.ratio * alpha), beta
-            )
+            weight = self.ratio * alpha
+            return task + learned(G, theta, module, batch[1], prior, count, weight, beta)
 
         return loss
 
@@ -149,7 +148,7 @@ class FedGen(Method):
         G = self._generator(server.run)
         who = server.answered
         labels = torch.stack([server.statistics[c]["labels"] for c in who])
-        draws = generator(server.run.config.seed, "generator", server.round)
+        draws = rng.generator(server.run.config.seed, "generator", server.round)
         heads = uploaded_heads(server.only, who)
         server.memory |= self.taught(G, server.memory, heads, labels, draws)
         server.flops += 6 * G.products * self.generator_steps * self.generator_batch
@@ -361,7 +360,8 @@ def learned(
     module: Module,
     y: Tensor,
     prior: Tensor,
-    drawn: tuple[int, float],
+    count: int,
+    alpha: float,
     beta: float,
 ) -> Tensor:
     """What the generator adds to a client's loss, shape ().
@@ -372,12 +372,12 @@ def learned(
         module: the client's, after its pass on a batch; its classifier is one linear layer.
         y: the classes of the batch.
         prior: how often each class is drawn, (C,).
-        drawn: how many features, and the weight of the classifier's cross entropy on them.
+        count: how many features are drawn.
+        alpha: weight of the classifier's cross entropy on them.
         beta: weight of KL(classifier on features generated for `y` || model on the batch); the
             first is constant.
     """
     head = module.head
-    count, alpha = drawn
     total = theta.new_zeros(())
     if alpha:
         generated = G.draw(theta, prior, count)

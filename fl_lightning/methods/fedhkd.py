@@ -71,13 +71,12 @@ class FedHKD(ClassMeans):
 
     def check(self, run: RunContext) -> None:
         """Raise `BadInput` for a regression, or where the privacy accounting is not installed."""
-        super().check(run)
         if self.sigma and self.clip:
             require("dp", "method.sigma", self.sigma, "0 adds no noise and needs no accounting")
 
     @property
     def adds(self) -> bool:
-        """Either term."""
+        """Whether one of the two terms counts."""
         return self.lam > 0 or self.gamma > 0
 
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:

@@ -101,7 +101,6 @@ class FedMD(WithoutModels):
 
     def check(self, run: RunContext) -> None:
         """Public data are needed, in batches that the network can train on."""
-        super().check(run)
         check_public(run, self.samples)
         check_batches(run, batch_size=self.batch_size, samples=self.samples)
 

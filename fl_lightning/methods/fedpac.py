@@ -72,7 +72,7 @@ class FedPAC(ClassMeans):
 
     @property
     def adds(self) -> bool:
-        """The alignment."""
+        """Whether class means pull features."""
         return self.lam > 0
 
     def relation(self) -> Relation:

@@ -51,5 +51,5 @@ class FedProto(Prototypes):
 
     @property
     def uniform(self) -> bool:
-        """`weighting`."""
+        """Whether the server's mean weighs clients the same."""
         return self.weighting == "uniform"

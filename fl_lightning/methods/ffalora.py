@@ -33,7 +33,6 @@ class FFALoRA(Method):
 
     def check(self, run: RunContext) -> None:
         """There must be adapters."""
-        super().check(run)
         check_adapters(run)
 
     def scope(self, block: Block) -> Scope:

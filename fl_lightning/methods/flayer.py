@@ -74,7 +74,6 @@ class FLAYER(Method):
 
     def check(self, run: RunContext) -> None:
         """Raise `BadInput` for a regression, or an optimiser with other steps than its own."""
-        super().check(run)
         check_plain_steps(run)
 
     def init_client(self, run: RunContext) -> Tensors:

@@ -62,7 +62,7 @@ class IFCA(KClusters):
         if len(part):
             losses = [client.loss(part, model) for model in models] if len(models) > 1 else [0.0]
             chosen = losses.index(min(losses))
-        else:  # of a deployed client this memory is elsewhere
+        else:  # as `admit` chose; never at a site of a deployment, which has no server's memory
             chosen = int(client.run.server.memory["cluster"][client.id])
         client.scratch["cluster"] = chosen
         client["model"].copy_(models[chosen])

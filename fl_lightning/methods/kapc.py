@@ -47,10 +47,10 @@ class KAPC(Method, CubeSettings):
         needs=(
             Needs(
                 "rho",
-                None,
-                "solver",
-                ("exact",),
-                "the published step has no rho of its own: null, or solver exact",
+                free=None,
+                other="solver",
+                values=("exact",),
+                says="the published step has no rho of its own: null, or solver exact",
             ),
         ),
     )

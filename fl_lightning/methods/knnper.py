@@ -66,7 +66,6 @@ class KNNPer(Method):
 
     def check(self, run: RunContext) -> None:
         """Classes are needed, and validation data where they are to tell lam."""
-        super().check(run)
         valid = self.lam is not None or all(
             run.data.validation_sizes[c] for c in range(run.clients)
         )

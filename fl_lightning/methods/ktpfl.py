@@ -51,17 +51,17 @@ class KTPFL(FedMD):
         needs=(
             Needs(
                 "loss",
-                "kl",
-                "update",
-                ("code",),
-                "the paper's update compares probabilities: kl, or update code",
+                free="kl",
+                other="update",
+                values=("code",),
+                says="the paper's update compares probabilities: kl, or update code",
             ),
             Needs(
                 "divergence",
-                "mean",
-                "update",
-                ("paper",),
-                "the code's update has no KL: mean, or update paper",
+                free="mean",
+                other="update",
+                values=("paper",),
+                says="the code's update has no KL: mean, or update paper",
             ),
         ),
     )

@@ -40,7 +40,7 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
 
     @property
     def adds(self) -> bool:
-        """The pull."""
+        """Whether prototypes pull features."""
         return self.lam > 0
 
     def init_server(self, run: RunContext) -> Tensors:

@@ -2,7 +2,7 @@
 Averaging for Federated Learning. ICML 2020.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -58,7 +58,8 @@ class SCAFFOLD(PlainMean):
         check("callbacks", ", ".join(robust), not robust, requirement)
 
     def slots(self) -> dict[str, Slot]:
-        """The control variate c_i. What the server last received of it is its last change."""
+        """The control variate c_i. Clients upload its change: the server's copy is the last
+        change, not c_i."""
         return {"control": Slot("zeros", exchanged=True)}
 
     def broadcast(self, server: Server) -> Payloads:
@@ -66,10 +67,9 @@ class SCAFFOLD(PlainMean):
         if "control" not in server.only:
             server["control"] = torch.zeros_like(server.only.initial)
         sent = super().broadcast(server)
-        return {
-            c: replace(payload, vectors={"control": server["control"]})
-            for c, payload in sent.items()
-        }
+        for payload in sent.values():
+            payload.vectors["control"] = server["control"]
+        return sent
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Steps down f + <c - c_i, w>."""
@@ -80,7 +80,7 @@ class SCAFFOLD(PlainMean):
         sent = super().upload(client, payload)
         change = torch.zeros_like(client["control"])
         size = client.fits[-1].step_sizes
-        if size:
+        if size:  # else the client has taken no step
             for s in client.layout.segments(payload.sent & client.layout.is_parameter):
                 drift = payload.vector[s.columns] - client["model"][s.columns]
                 change[s.columns] = drift / size - payload.vectors["control"][s.columns]

@@ -70,13 +70,11 @@ class SelfKAPC(OwnStatistics):
 
     def beside(self) -> dict[str, Beside]:
         """Declares what `upload` adds to the model."""
+        step = "squared norms of the client's step by layer"
+        noise = "variance of the client's step by layer"
         return {
-            "step": Beside(
-                "step_norms", "squared norms of the client's step by layer", "nonnegative"
-            ),
-            "noise": Beside(
-                "noise_norms", "variance of the client's step by layer", "nonnegative", once=True
-            ),
+            "step": Beside("step_norms", step, "nonnegative"),
+            "noise": Beside("noise_norms", noise, "nonnegative", once=True),
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
