@@ -28,10 +28,9 @@ class ConFREE(PlainMean):
     client worst off.
 
     Server: w <- w + d + c ||d|| D_v / ||D_v||. d is the mean of the updates D_i, each less its
-        projections on the D_j
-    with <D_i, D_j> < 0; v minimises <d, D_v> + c ||d|| ||D_v|| on the simplex, D_v = sum_j v_j D_j.
-    So of all steps within c ||d|| of d it is the one whose least <step, D_j> is greatest. Running
-    statistics: the plain mean.
+    projections on the D_j with <D_i, D_j> < 0; v minimises <d, D_v> + c ||d|| ||D_v|| on the
+    simplex, D_v = sum_j v_j D_j. So of all steps within c ||d|| of d it is the one whose least
+    <step, D_j> is greatest. Running statistics: the plain mean.
 
     Args:
         c: radius about the guidance vector d. 0.5: our choice, the middle of the paper's (0, 1).

@@ -33,12 +33,10 @@ class CrossKAPC(Method):
     within groups.
 
     Server: groups are read off the cosines of clients' steps in rounds 1 to 3. If they are
-        distinct, rounds 4 to 6 try
-    them: each client begins from FedAvg's model, or with the last or the first layer of its group
-        alone, without its
-    own model, and reports losses on samples that its training has not seen. What wins stays.
-    Scored: the step from what was received, made smaller by the share of noise in it, which two
-    halves of the samples give in round 1.
+    distinct, rounds 4 to 6 try them: each client begins from FedAvg's model, or with the last or
+    the first layer of its group alone, without its own model, and reports losses on samples that
+    its training has not seen. What wins stays. Scored: the step from what was received, made
+    smaller by the share of noise in it, which two halves of the samples give in round 1.
 
     Args:
         guard: groups are tried only if their separation d' exceeds this (one normal sample has

@@ -40,11 +40,10 @@ class DBE(Method):
     to a global mean.
 
     Loss: CE at head(z + m_i) + kappa / 2 mean_d (u_i - u)^2, where u_i <- (1 - momentum) u_i +
-        momentum (mean z of the
-    batch) begins a round at 0; m_i is never sent. u is the clients' mean u_i, by samples, of a
-    first round in which all train the initial model on CE alone and upload nothing else: training
-    begins with the second round. A batch with fewer samples than the others trains on CE alone and
-    leaves u_i as it is.
+    momentum (mean z of the batch) begins a round at 0; m_i is never sent. u is the clients' mean
+    u_i, by samples, of a first round in which all train the initial model on CE alone and upload
+    nothing else: training begins with the second round. A batch with fewer samples than the others
+    trains on CE alone and leaves u_i as it is.
 
     Args:
         kappa: weight of the mean's distance. 50: the authors' run script for a CNN.

@@ -23,8 +23,7 @@ class FedBABU(OwnClassifier):
     fine-tune everything.
 
     Scored: a fine-tuned copy of body and first classifier (`evaluation.finetune_epochs`); as
-        `global`: these unchanged.
-    The mean is by samples, as FedAvg's (the authors' code: plain).
+    `global`: these unchanged. The mean is by samples, as FedAvg's (the authors' code: plain).
     """
 
     traits = Traits(

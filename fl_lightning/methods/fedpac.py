@@ -42,11 +42,10 @@ class FedPAC(ClassMeans):
     client.
 
     Client: the classifier first, then the body on CE + lam MSE(z, mean of the class). Server:
-        bodies by samples; client
-    i's classifier is sum_j a_ij of all that have uploaded, where a_i minimises a^T (diag V + D_i) a
-    on the simplex, D_i[j, l] = <H_i - H_j, H_i - H_l>. H_j (class means times class shares) and V_j
-    (variance) are of the features of j's data under the body that it last received. Who has not
-    uploaded keeps its own.
+    bodies by samples; client i's classifier is sum_j a_ij of all that have uploaded, where a_i
+    minimises a^T (diag V + D_i) a on the simplex, D_i[j, l] = <H_i - H_j, H_i - H_l>. H_j (class
+    means times class shares) and V_j (variance) are of the features of j's data under the body that
+    it last received. Who has not uploaded keeps its own.
 
     Args:
         lam: weight of the alignment. 1: paper.

@@ -34,8 +34,7 @@ class FedRoD(Method):
     added to g's scores.
 
     Loss: CE(g(z) + log n_y) for body and g, CE(g(z) + h(z)) for h alone, with z the features and
-        n_y the client's
-    samples of each class. Scored: g + h; as `global`: g.
+    n_y the client's samples of each class. Scored: g + h; as `global`: g.
     """
 
     traits = Traits(

@@ -39,10 +39,9 @@ class FLAYER(Method):
     is uploaded.
 
     Begin: w = a w_i + (1 - a) w^ in the top layers, w^ below; the top layers alone train for an
-        epoch; the accuracy of
-    that model is the next round's a (0 at first). Then plain steps at rates by layer
-    (`layer_rates`), set anew in each epoch. Server: the mean, number by number, of those who
-    uploaded it (`most_changed`); else it stays.
+    epoch; the accuracy of that model is the next round's a (0 at first). Then plain steps at rates
+    by layer (`layer_rates`), set anew in each epoch. Server: the mean, number by number, of those
+    who uploaded it (`most_changed`); else it stays.
 
     Args:
         layers: top layers that are mixed and trained first. 1: the authors' script (2 tensors).

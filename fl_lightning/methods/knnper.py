@@ -35,9 +35,8 @@ class KNNPer(Method):
     in feature space.
 
     Scored: lam p_kNN(x) + (1 - lam) softmax(h(x)), where the same model gives the features of x and
-        of the k samples;
-    as `global`: that model alone, FedAvg's. (The authors' code mixes logits with probabilities
-    unless it is told not to, and picks lam on test data.)
+    of the k samples; as `global`: that model alone, FedAvg's. (The authors' code mixes logits with
+    probabilities unless it is told not to, and picks lam on test data.)
 
     Args:
         lam: weight of the vote; null: each client's best of 0, 0.1, ..., 1 on its validation data,

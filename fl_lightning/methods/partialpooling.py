@@ -52,11 +52,11 @@ class PartialPooling(WithoutModels):
     model travels, but moments of samples, which the server adds up.
 
     Client: its loss is bounded by a parabola at its last weights v_i (for a regression it is one),
-        and v_i <- argmin of that + (lam/2) ||v - w||^2. Uploaded: what the minimum over v is as a
-        function of w, by Hessian and target.
-    Server: w <- the minimum of the sum, an exact step of the joint fit. Each lam of a grid is
-        fitted on all samples and without each of five parts of every client (units stay together);
-        the lam with the least summed loss on these parts is what clients score. Scored: v_i.
+    and v_i <- argmin of that + (lam/2) ||v - w||^2. Uploaded: what the minimum over v is as a
+    function of w, by Hessian and target. Server: w <- the minimum of the sum, an exact step of the
+    joint fit. Each lam of a grid is fitted on all samples and without each of five parts of every
+    client (units stay together); the lam with the least summed loss on these parts is what clients
+    score. Scored: v_i.
 
     The model that is configured gives way to a linear one.
     """

@@ -33,11 +33,10 @@ class PerFedAvg(PlainMean):
     """A global model that is good once a client has taken a gradient step of its own from it.
 
     Step: w~ = w - alpha grad f(w; D), then w <- w - lr g with g = grad f(w~; D') (`fo`, first
-        order), or with
-    g - alpha (grad f(w + delta g; D'') - grad f(w - delta g; D'')) / (2 delta) (`hf`,
-    Hessian-free), on three batches: D' is FedAvg's, D and D'' are drawn apart from it. The mean is
-    plain. Scored: w - alpha grad f_i(w) over all of the client's training data, in evaluation mode
-    (the authors of pFedMe, in their code for it, step on test data).
+    order), or with g - alpha (grad f(w + delta g; D'') - grad f(w - delta g; D'')) / (2 delta)
+    (`hf`, Hessian-free), on three batches: D' is FedAvg's, D and D'' are drawn apart from it. The
+    mean is plain. Scored: w - alpha grad f_i(w) over all of the client's training data, in
+    evaluation mode (the authors of pFedMe, in their code for it, step on test data).
 
     Args:
         alpha: the client's own step. 0.01: between the 0.005 and 0.03 of pFedMe's runs of it; 0 is

@@ -39,9 +39,8 @@ class PFedGraph(Method):
     its neighbours.
 
     Server: r_i minimises alpha ||r - p||^2 - sum_j r_j cos(w_i - w^0, w_j - w^0) over the simplex,
-        p: sample shares.
-    Client: f(w) - lam <w, u_i> / ||w||, u_i = sum_j r_ij w_j / ||w_j||: lam times the mean cosine
-        with its neighbours.
+    p: sample shares. Client: f(w) - lam <w, u_i> / ||w||, u_i = sum_j r_ij w_j / ||w_j||: lam times
+    the mean cosine with its neighbours.
 
     Args:
         alpha: pull of the graph towards p. 0.8: the authors' code. 0: none, with lam 0 every client

@@ -33,9 +33,8 @@ class PFedMe(PlainMean):
     towards the solution.
 
     Step: theta ~ argmin f(theta) + (lam/2) ||theta - w||^2 on the batch, then w <- w - lr lam (w -
-        theta). Scored: the
-    last theta. For each batch theta starts at w (the paper leaves it open, the authors' code goes
-    on from the last).
+    theta). Scored: the last theta. For each batch theta starts at w (the paper leaves it open, the
+    authors' code goes on from the last).
 
     Args:
         lam: weight of the envelope's distance. 15: the authors' readme.

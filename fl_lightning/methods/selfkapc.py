@@ -27,10 +27,9 @@ class SelfKAPC(OwnStatistics):
     more from others.
 
     Server: row r_i minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i over the simplex (Mallows' Cp
-        for a mix), Sigma the
-    covariance of the uploads' noises. Client: in its first round it trains two models on two random
-    halves of its data, with half batches, and uploads their mean: ||w_A - w_B||^2 / 4 is the
-    variance of the mean. No extra passes over the data.
+    for a mix), Sigma the covariance of the uploads' noises. Client: in its first round it trains
+    two models on two random halves of its data, with half batches, and uploads their mean: ||w_A -
+    w_B||^2 / 4 is the variance of the mean. No extra passes over the data.
 
     Args:
         kappa: factor of the noise; 1 is Mallows'. 1.5: our choice, on validation data
