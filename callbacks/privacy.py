@@ -18,7 +18,6 @@ from fl_lightning.configuration.config import Config, check
 from fl_lightning.configuration.optimizerkeys import check_noise
 from fl_lightning.core import Client, Payload, RoundRecord, RunContext, Tensors
 from fl_lightning.core.run import cohort_of
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.rng import unrepeatable
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, check_delta, epsilon
