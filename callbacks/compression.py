@@ -7,6 +7,7 @@ round did not carry is in the next difference.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -77,15 +78,13 @@ class Quantize(Transform):
         payload: Payload,
         purpose: str,
     ) -> None:
-        last_copy = client.state.received["model"]
         layout = payload.layout
         size = payload.vector.element_size()
         draws = client.generator(purpose)
         coded = payload.sent & layout.is_parameter
         client.flops += 9 * int(layout.numbers[coded].sum())
-        payload.vector = _coded(
-            payload, last_copy, lambda change: quantised(change, self.bits, draws), coded
-        )
+        code = partial(quantised, bits=self.bits, draws=draws)
+        payload.vector = _with_coded_changes(client, payload, coded, code)
         bits = np.where(layout.is_parameter, self.bits, 8 * size)
         payload.block_bytes = layout.numbers * bits // 8 + size * layout.is_parameter
 
@@ -115,34 +114,29 @@ class TopK(Transform):
 
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Keep the largest changes."""
-        last_copy = client.state.received["model"]
         # differences, magnitudes and sums
         client.flops += 3 * int(payload.layout.numbers[payload.sent].sum())
-        payload.vector = _coded(
-            payload,
-            last_copy,
-            lambda difference: largest(difference, self._count(len(difference))),
-            payload.sent,
-        )
+        payload.vector = _with_coded_changes(client, payload, payload.sent, self._largest)
         counts = np.array([self._count(b.size) for b in payload.layout.blocks], dtype=np.int64)
         payload.block_bytes = counts * (payload.vector.element_size() + 4)
 
     def _count(self, size: int) -> int:
         return min(size, max(1, round(self.share * size)))
 
+    def _largest(self, change: Tensor) -> Tensor:
+        return largest(change, self._count(len(change)))
 
-def _coded(
-    payload: Payload, known: Tensor, code: Callable[[Tensor], Tensor], coded: np.ndarray
+
+def _with_coded_changes(
+    client: Client, payload: Payload, blocks: np.ndarray, code: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """The payload's vector (D,), in the blocks `coded` (bool [B]) `known` plus the coded difference
-    from it."""
+    """The payload's vector (D,), in `blocks` (bool [B]) the server's last copy of the client plus
+    the coded difference from it."""
+    last_copy = client.state.received["model"]
     vector = payload.vector.clone()
-    for block, travels in zip(
-        payload.layout.blocks,
-        coded,
-        strict=True,
-    ):
-        if travels and block.size:
+    for block, is_coded in zip(payload.layout.blocks, blocks, strict=True):
+        if is_coded and block.size:
             columns = block.columns
-            vector[columns] = known[columns] + code(vector[columns] - known[columns])
+            reference = last_copy[columns]
+            vector[columns] = reference + code(vector[columns] - reference)
     return vector

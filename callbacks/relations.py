@@ -108,14 +108,7 @@ class Alone(Relation):
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """The identity, (1, m, n)."""
-        rows = torch.zeros(
-            1,
-            len(inputs.receivers),
-            len(inputs.sources),
-            dtype=torch.float64,
-        )
-        rows[0, torch.arange(len(inputs.receivers)), inputs.places] = 1
-        return rows
+        return torch.eye(len(inputs.sources), dtype=torch.float64)[inputs.places][None]
 
 
 class SampleCounts(Relation):
@@ -182,15 +175,12 @@ class Attention(Relation):
         """Raise `BadInput` if own weights could turn negative with as many models as may be
         mixed."""
         n = max(len(g.members) for g in run.groups)
-        n = min(n, run.cohort_size) if self.sources == "cohort" else n
+        if self.sources == "cohort":
+            n = min(n, run.cohort_size)
         if self._step * (n - 1) > 1:
-            requirement = (
-                f"with {n} models alpha (over sigma, where that is set) must be at most "
-                f"{1 / (n - 1):.4g}"
-            )
-            raise BadInput(
-                "method.alpha", self.alpha, f"{requirement}, or own weights turn negative"
-            )
+            most = f"alpha (over sigma, where that is set) must be at most {1 / (n - 1):.4g}"
+            requirement = f"with {n} models {most}, or own weights turn negative"
+            raise BadInput("method.alpha", self.alpha, requirement)
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Attention weights, (1, m, n)."""
@@ -198,11 +188,12 @@ class Attention(Relation):
         step = self._step
         distance = inputs.gram().total().distances[0]
         check_finite(distance)
-        pairs = max(n * (n - 1), 1)
-        sigma = float(distance.sum() / pairs) if self.sigma is None else self.sigma
-        weight = (
-            step * torch.exp(-distance / sigma) if sigma > 0 else torch.full_like(distance, step)
-        )
+        sigma = self.sigma
+        if sigma is None:
+            sigma = float(distance.sum() / max(n * (n - 1), 1))
+        weight = torch.full_like(distance, step)
+        if sigma > 0:
+            weight = step * torch.exp(-distance / sigma)
         weight.fill_diagonal_(0.0)
         weight += torch.diag(1 - weight.sum(1))
         return weight[inputs.places][None]

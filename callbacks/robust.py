@@ -81,19 +81,12 @@ class Krum(Aggregator):
         super().on_fit_start(run)
         # models are aggregated by architecture
         n = min(run.cohort_size, *(len(g.members) for g in run.groups))
+        key = self.config_key
+        attackers = self.attackers
         most = (n - 3) // 2
-        check(
-            "callbacks.krum.attackers",
-            self.attackers,
-            self.attackers <= most,
-            f"of {n} clients at most {most}",
-        )
-        check(
-            "callbacks.krum.keep",
-            self.keep,
-            self.keep <= n - self.attackers,
-            f"at most {n - self.attackers}",
-        )
+        check(f"{key}.attackers", attackers, attackers <= most, f"of {n} clients at most {most}")
+        most = n - attackers
+        check(f"{key}.keep", self.keep, self.keep <= most, f"at most {most}")
 
     def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
         """1 / keep for the chosen models, else 0. Where clients have failed, fewer neighbours are
@@ -141,15 +134,13 @@ class NormBound(Transform):
         segments = payload.layout.segments(payload.sent)
         if not segments:
             return
-        parts = [
-            torch.linalg.vector_norm(payload.vector[s.columns] - reference[s.columns])
-            for s in segments
-        ]
-        change = float(torch.linalg.vector_norm(torch.stack(parts)))
+        change = payload.vector - reference
+        norms = [torch.linalg.vector_norm(change[s.columns]) for s in segments]
+        norm = float(torch.linalg.vector_norm(torch.stack(norms)))
         client.flops += 3 * int(payload.layout.numbers[payload.sent].sum())
-        if change <= self.bound:
+        if norm <= self.bound:
             return
         if self.action == "refuse":
             bound = f"callbacks.normbound.bound = {self.bound:g}"
-            raise ValueError(f"its upload changes by {change:.4g}, more than {bound}")
-        payload.vector = reference + (payload.vector - reference) * (self.bound / change)
+            raise ValueError(f"its upload changes by {norm:.4g}, more than {bound}")
+        payload.vector = reference + change * (self.bound / norm)
