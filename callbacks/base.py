@@ -38,9 +38,11 @@ STAGES = ("observe", "draw", "show", "write", "log", "save", "send")
 def in_order(callbacks: Iterable[Callback], loggers: Iterable[Callback] = ()) -> list[Callback]:
     """Return callbacks by stage, within a stage as given; `loggers` come at stage `log` at the
     earliest."""
+    log_stage = STAGES.index("log")
     placed = [(STAGES.index(callback.stage), callback) for callback in callbacks]
-    placed += [(max(STAGES.index(logger.stage), STAGES.index("log")), logger) for logger in loggers]
-    return [callback for _, callback in sorted(placed, key=lambda one: one[0])]
+    placed += [(max(STAGES.index(logger.stage), log_stage), logger) for logger in loggers]
+    placed.sort(key=lambda place: place[0])
+    return [callback for _, callback in placed]
 
 
 internal = partial(field, init=False, repr=False)
@@ -60,23 +62,19 @@ class Callback:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        name = cls.__name__
         if cls.stage not in STAGES:
-            raise TypeError(
-                f"{cls.__name__}.stage is {cls.stage!r}, which is not one of {', '.join(STAGES)}"
-            )
-        kind = Callback in cls.__bases__  # it may have hooks of its own to give tensors
-        names = [name for name in vars(cls) if cls.__module__ != __name__]
-        hooks = [
-            n
-            for n in names
-            if n.startswith("on_") or (n in ("init_client", "init_server") and not kind)
-        ]
-        for name in hooks:
-            if not any(hasattr(base, name) for base in cls.__bases__):
+            stages = ", ".join(STAGES)
+            raise TypeError(f"{name}.stage is {cls.stage!r}, which is not one of {stages}")
+        if cls.__module__ == __name__:
+            return
+        is_kind = Callback in cls.__bases__  # a new kind may define hooks that give tensors
+        for hook in vars(cls):
+            gives_tensors = hook in ("init_client", "init_server") and not is_kind
+            exists = any(hasattr(base, hook) for base in cls.__bases__)
+            if (hook.startswith("on_") or gives_tensors) and not exists:
                 bases = ", ".join(base.__name__ for base in cls.__bases__)
-                raise TypeError(
-                    f"{cls.__name__}.{name} would never be called: {bases} has no such hook"
-                )
+                raise TypeError(f"{name}.{hook} would never be called: {bases} has no such hook")
 
     def __post_init__(self) -> None:
         """Raise `BadInput` for an argument of a dataclass that its type does not allow
@@ -117,18 +115,13 @@ class Transform(Callback):
     clear."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Say so where it changes the model alone, and the method sends none (but class means, or
-        predictions)."""
+        """Print a line where it changes the model alone, and the method sends none (but class
+        means, or predictions)."""
         alone = (self.changes_upload or self.changes_download) and not self.further_vectors
-        if (
-            alone
-            and run.is_main
-            and not any(group.up_mask.any() or group.down_mask.any() for group in run.groups)
-        ):
-            log.say(
-                f"{self.config_key}: it changes models on their way, and {run.method_name} sends "
-                f"none"
-            )
+        sends = any(group.up_mask.any() or group.down_mask.any() for group in run.groups)
+        if alone and run.is_main and not sends:
+            problem = f"it changes models on their way, and {run.method_name} sends none"
+            log.say(f"{self.config_key}: {problem}")
 
     def init_client(self, run: RunContext) -> Tensors:
         """Tensors (on the CPU) that every client keeps in its memory for this transform, with their
@@ -222,8 +215,8 @@ class Aggregator(Callback):
         group: GroupServer,
         who: Sequence[int],
     ) -> Tensor:
-        """The model (D,) that `mean` becomes, which was made of the uploads of `who`; on every
-        rank."""
+        """Finish the model (D,) that was made of the uploads of `who`, on every rank: it may gain
+        noise."""
         return mean
 
 
