@@ -146,7 +146,7 @@ class MeanPull:
 
     def __call__(self, module: Module, batch: Batch) -> Tensor:
         """Shape (); past batches have no gradient."""
-        task: Tensor = module.task_loss(batch)
+        task = module.task_loss(batch)
         if len(batch[1]) < self.whole:
             return task
         new = self.momentum * module.features.mean(0)

@@ -76,7 +76,7 @@ class FedCP(Method):
         """The task loss in the context `v`, and the distance to features under the `received`
         model, shape ()."""
         with module.head.using(tensors["v"]):
-            task: Tensor = module.task_loss(batch)
+            task = module.task_loss(batch)
         z = module.features
         if not self.lam:
             return task
@@ -88,10 +88,9 @@ class FedCP(Method):
         sent = super().upload(client, payload)
         sent.vector = client["model"].clone()
         blocks = {block.name: block for block in client.layout.blocks}
-        for own in filter(is_personal, client.layout.blocks):
-            both = blocks[f"{client.layout.head}.received.{own.name.rpartition('.')[2]}"]
-            weights = client["model"][own.columns]
-            sent.vector[both.columns].lerp_(weights, 0.5)
+        for personal in filter(is_personal, client.layout.blocks):
+            received = blocks[personal.name.replace(".personal.", ".received.")]
+            sent.vector[received.columns].lerp_(client["model"][personal.columns], 0.5)
         return sent
 
 

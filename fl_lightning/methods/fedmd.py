@@ -128,13 +128,13 @@ class FedMD(WithoutModels):
         # a newcomer's teacher is the mean of all
         mean = rows.new_full((1, rows.shape[1]), 1 / max(rows.shape[1], 1))
         rows = torch.cat([rows, mean])
-        if len(P):
-            for client, payload in sent.items():
+        for client, payload in sent.items():
+            if senders:
                 teacher = rows[client].to(P.dtype) @ P.flatten(1)
                 payload.extra["teacher"] = teacher.view(P.shape[1:])
         server.flops += 2 * len(cohort) * P.numel()
-        shown = rows[cohort].float() if senders else torch.eye(len(cohort))
-        server.view = RelationView(shown[:, None].numpy(), cohort, [LAYER], senders or cohort)
+        view = rows[cohort].float() if senders else torch.eye(len(cohort))
+        server.view = RelationView(view[:, None].numpy(), cohort, [LAYER], senders or cohort)
         return sent
 
     def phases(self, client: Client, payload: Payload) -> Phases:
@@ -184,11 +184,11 @@ class FedMD(WithoutModels):
         for client, tensors in server.statistics.items():
             if "predictions" in tensors:
                 uploads[client] = tensors["predictions"]
-        senders = list(uploads)
+        senders = [*uploads]
         P = torch.zeros(0, 0, server.run.data.num_classes)
         rows = torch.empty(server.clients, 0)
         if senders:
-            P = torch.stack(list(uploads.values()))
+            P = torch.stack([*uploads.values()])
             rows = self.weigh(server, P.double(), senders)
         everyone = range(server.clients)
         rows = server.run.relation.as_mixed(rows[None], everyone, senders, server.round)[0]
@@ -196,9 +196,8 @@ class FedMD(WithoutModels):
         if valid and self.loss == "kl" and (rows < 0).any():
             valid = bool((rows @ P.double().flatten(1) >= 0).all())
         if not valid:
-            raise RunFailed(
-                "the coefficients have left the simplex too far; use method.projection simplex"
-            )
+            problem = "the coefficients have left the simplex too far"
+            raise RunFailed(f"{problem}; use method.projection simplex")
         server.memory |= {
             "public.predictions": P,
             "public.told": torch.tensor(senders, dtype=torch.int64),

@@ -68,8 +68,8 @@ class FedRoD(Method):
         # outputs beyond the classes: as of absent ones
         rest = prior.min().expand(scores.shape[-1] - len(prior))
         balanced = cross_entropy(scores + torch.cat([prior, rest]), y)
-        own = scores.detach() + module.model.personal(module.features.detach())
-        return balanced + cross_entropy(own, y)
+        personal = scores.detach() + module.model.personal(module.features.detach())
+        return balanced + cross_entropy(personal, y)
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
         """The scores g(z) of the global model, g(z) + h(z) of a client's own."""

@@ -48,11 +48,12 @@ class IFCA(KClusters):
         group = server.only
         seed = server.run.config.seed
         sent = group.send(dict.fromkeys(group.here, group["model"]))
-        for k in range(1, self.clusters):
+        others = range(1, self.clusters)
+        for k in others:
             if name_of(k) not in group:
                 group[name_of(k)] = group.group.another(key(seed, "model", k))
         for payload in sent.values():
-            payload.further = group.send({k: group[name_of(k)] for k in range(1, self.clusters)})
+            payload.further = group.send({k: group[name_of(k)] for k in others})
         return sent
 
     def receive(self, client: Client, payload: Payload) -> None:

@@ -65,25 +65,20 @@ class KNNPer(Method):
 
     def check(self, run: RunContext) -> None:
         """Classes are needed, and validation data where they are to tell lam."""
-        valid = self.lam is not None or all(
-            run.data.validation_sizes[c] for c in range(run.clients)
-        )
-        requirement = (
-            "knnper chooses lam on validation data: above 0, and enough for every client; or give "
-            "method.lam"
-        )
-        check("data.validation", run.config.data.validation, valid, requirement)
+        sizes = run.data.validation_sizes
+        can_choose = all(sizes[c] for c in range(run.clients))
+        problem = "knnper chooses lam on validation data"
+        requirement = f"{problem}: above 0, and enough for every client; or give method.lam"
+        share = run.config.data.validation
+        check("data.validation", share, self.lam is not None or can_choose, requirement)
 
     def prepare(self, client: Client, vector: Tensor, kind: str) -> Tensors:
         """Features and labels of the client's training samples, and its `lam`; nothing where there
         are none."""
         if kind == "global" or self.lam == 0 or not len(client.data.train):
             return {}
-        passes = [(wide(z), y) for z, _, y in client.passes(client.data.train, vector)]
-        store = {
-            "features": torch.cat([z for z, _ in passes]),
-            "labels": torch.cat([y for _, y in passes]),
-        }
+        features, _, labels = zip(*client.passes(client.data.train, vector), strict=True)
+        store = {"features": wide(torch.cat(features)), "labels": torch.cat(labels)}
         lam = self._best(client, vector, store) if self.lam is None else torch.tensor(self.lam)
         return store | {"lam": lam}
 
@@ -100,11 +95,11 @@ class KNNPer(Method):
 
     def _mixed(self, z: Tensor, scores: Tensor, store: Tensors) -> Tensor:
         """The mixture's probabilities (batch, C) at features z (batch, d)."""
-        own = wide(scores).softmax(1)
-        near = vote(
-            z, store["features"], store["labels"], own.shape[1], self.k, self.scale, self.kernel
-        )
-        return torch.lerp(own, near.to(own), store["lam"].to(own))
+        p = wide(scores).softmax(1)
+        classes = p.shape[1]
+        stored = store["features"], store["labels"]
+        near = vote(z, *stored, classes, self.k, self.scale, self.kernel)
+        return torch.lerp(p, near.to(p), store["lam"].to(p))
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
         """The model's scores, or the mixture's log probabilities."""
@@ -120,13 +115,13 @@ Kernel = Literal["gaussian", "exponential"]
 
 
 def vote(
-    z: Tensor, known: Tensor, labels: Tensor, classes: int, k: int, scale: float, kernel: Kernel
+    z: Tensor, stored: Tensor, labels: Tensor, classes: int, k: int, scale: float, kernel: Kernel
 ) -> Tensor:
-    """Shares of classes among the k known samples nearest to each feature, weighted by the kernel.
+    """Shares of classes among the k stored samples nearest to each feature, weighted by the kernel.
 
     Args:
         z: features (m, d).
-        known: features (n, d) of the samples that vote, n at least 1.
+        stored: features (n, d) of the samples that vote, n at least 1.
         labels: theirs (n,).
         classes: C.
         k: how many vote; all, where there are fewer.
@@ -137,8 +132,8 @@ def vote(
         Shape (m, C), rows summing to 1, also where all weights would underflow.
     """
     # the other way is off by rounding where distances are 0
-    distances = torch.cdist(wide(z), wide(known), compute_mode="donot_use_mm_for_euclid_dist")
-    near = distances.topk(min(k, len(known)), largest=False)
+    distances = torch.cdist(wide(z), wide(stored), compute_mode="donot_use_mm_for_euclid_dist")
+    near = distances.topk(min(k, len(stored)), largest=False)
     energy = near.values / scale
     if kernel == "gaussian":
         energy = near.values.square() / (z.shape[1] * scale)

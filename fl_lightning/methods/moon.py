@@ -1,6 +1,7 @@
 """MOON: Li, He, Song: Model-Contrastive Federated Learning. CVPR 2021."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -60,11 +61,9 @@ class MOON(Method):
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """With a projection head, where one is asked for."""
         width = self.projection
-        return (
-            model
-            if width is None
-            else NewClassifier(model, lambda own: Projected(own, width), "moon", inner="out")
-        )
+        if width is None:
+            return model
+        return NewClassifier(model, partial(Projected, width=width), "moon", inner="out")
 
     def slots(self) -> dict[str, Slot]:
         """The client's last model."""
@@ -86,7 +85,7 @@ class MOON(Method):
     def loss(self, models: Tensors, module: Module, batch: Batch) -> Tensor:
         """The task loss and the contrast with features under the `received` and the `last` model,
         shape ()."""
-        task: Tensor = module.task_loss(batch)
+        task = module.task_loss(batch)
         near, _ = module.under(models["received"], batch[0])
         far, _ = module.under(models["last"], batch[0])
         return task + self.mu * contrast(module.features, near, far, self.tau)

@@ -67,9 +67,8 @@ class PerFedAvg(PlainMean):
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """A step on each batch."""
-        return [
-            Phase(step=partial(self.step, client.generator("further batches")), by_gradient=True)
-        ]
+        draws = client.generator("further batches")
+        return [Phase(step=partial(self.step, draws), by_gradient=True)]
 
     def step(self, draws: torch.Generator, client: Client, batch: Batch) -> Tensor:
         """One step of w; returns the task loss at w~. Running statistics follow the passes at w and

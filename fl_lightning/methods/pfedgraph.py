@@ -95,8 +95,7 @@ class PFedGraph(Method):
 
     def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
         """The task loss less lam times the cosine with the `direction` u_i, shape ()."""
-        task: Tensor = module.task_loss(batch)
-        return task - self.lam * alignment(module, tensors["direction"])
+        return module.task_loss(batch) - self.lam * alignment(module, tensors["direction"])
 
 
 def mean_directions(group: GroupServer) -> dict[int, Tensor]:
@@ -119,12 +118,12 @@ def mean_directions(group: GroupServer) -> dict[int, Tensor]:
 def alignment(module: Module, direction: Tensor) -> Tensor:
     """<w, direction> / ||w|| over the parameters w of the bound model, shape ()."""
     parameters = dict(module.model.named_parameters())
-    blocks = [block for block in module.layout.blocks if block.kind == "parameter"]
     products = []
     squares = []
-    for block in blocks:
-        parameter = parameters[block.name]
-        products.append((parameter.flatten() * direction[block.columns]).sum())
-        squares.append(parameter.square().sum())
+    for block in module.layout.blocks:
+        if block.kind == "parameter":
+            parameter = parameters[block.name]
+            products.append((parameter.flatten() * direction[block.columns]).sum())
+            squares.append(parameter.square().sum())
     norm = torch.stack(squares).sum().clamp_min(1e-30).sqrt()
     return torch.stack(products).sum() / norm
