@@ -195,8 +195,10 @@ class Method:
 
     def global_model(self, group: GroupServer, client: int) -> Tensor | None:
         """The vector (D,) that is scored as the client's global model, after aggregation; None:
-        there is none."""
-        whole = group.group.down_mask[group.layout.is_parameter].all()
+        there is none. Parts that are not sent are no hindrance where they never train: everybody
+        has them."""
+        is_sent = group.group.down_mask[group.layout.is_parameter].all()
+        whole = is_sent or self.traits.still
         return group["model"] if group.server.run.relation.is_global and whole else None
 
     def prepare(self, client: Client, vector: Tensor, kind: str) -> Tensors:

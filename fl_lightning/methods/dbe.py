@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from fl_lightning.methods import (
     Batch,
     Beside,
-    Block,
     Client,
     LogRange,
-    Method,
     Module,
     NonNegativeFloat,
     Objective,
@@ -25,17 +23,16 @@ from fl_lightning.methods import (
     PositiveShare,
     Range,
     RunContext,
-    Scope,
     Server,
     Tensors,
     Traits,
     searched,
 )
-from fl_lightning.methods.common.classifiers import NewClassifier, is_personal
+from fl_lightning.methods.common.classifiers import NewClassifier, PersonalPart, is_personal
 
 
 @dataclass(frozen=True)
-class DBE(Method):
+class DBE(PersonalPart):
     """FedAvg whose clients each add a personal vector to the features, and draw the features' mean
     to a global mean.
 
@@ -73,10 +70,6 @@ class DBE(Method):
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """With the vector m_i."""
         return NewClassifier(model, Shifted, "dbe")
-
-    def scope(self, block: Block) -> Scope:
-        """The vector is never sent."""
-        return "personal" if is_personal(block) else "shared"
 
     def init_server(self, run: RunContext) -> Tensors:
         """`mean` u, (d,)."""

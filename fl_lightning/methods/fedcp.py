@@ -11,10 +11,8 @@ from torch.nn.functional import gumbel_softmax, normalize, softmax
 
 from fl_lightning.methods import (
     Batch,
-    Block,
     Client,
     LogRange,
-    Method,
     Module,
     NonNegativeFloat,
     Objective,
@@ -22,16 +20,20 @@ from fl_lightning.methods import (
     Phase,
     Phases,
     PureLoss,
-    Scope,
     Tensors,
     Traits,
     searched,
 )
-from fl_lightning.methods.common.classifiers import InContext, NewClassifier, is_personal
+from fl_lightning.methods.common.classifiers import (
+    InContext,
+    NewClassifier,
+    PersonalPart,
+    is_personal,
+)
 
 
 @dataclass(frozen=True)
-class FedCP(Method):
+class FedCP(PersonalPart):
     """A gate divides each sample's features between a classifier of the client's own and a frozen
     global one.
 
@@ -62,10 +64,6 @@ class FedCP(Method):
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """With two classifiers and a gate."""
         return NewClassifier(model, lambda own: Separated(own, self.gumbel), "fedcp")
-
-    def scope(self, block: Block) -> Scope:
-        """The own classifier is never sent."""
-        return "personal" if is_personal(block) else "shared"
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Everything but the global classifier, which is frozen."""

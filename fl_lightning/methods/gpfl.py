@@ -12,10 +12,8 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fl_lightning.methods import (
     Batch,
-    Block,
     Client,
     LogRange,
-    Method,
     Module,
     NonNegativeFloat,
     Objective,
@@ -23,17 +21,21 @@ from fl_lightning.methods import (
     Phase,
     Phases,
     PureLoss,
-    Scope,
     Tensors,
     Traits,
     searched,
 )
 from fl_lightning.methods.common.basics import norms
-from fl_lightning.methods.common.classifiers import InContext, NewClassifier, is_personal
+from fl_lightning.methods.common.classifiers import (
+    InContext,
+    NewClassifier,
+    PersonalPart,
+    is_personal,
+)
 
 
 @dataclass(frozen=True)
-class GPFL(Method):
+class GPFL(PersonalPart):
     """A personal classifier on features conditioned by client; class embeddings guide globally
     conditioned features.
 
@@ -67,10 +69,6 @@ class GPFL(Method):
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """With conditions and class embeddings."""
         return NewClassifier(model, Conditioned, "gpfl")
-
-    def scope(self, block: Block) -> Scope:
-        """The own classifier is never sent."""
-        return "personal" if is_personal(block) else "shared"
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """All losses at once, under the conditions of the round's beginning."""

@@ -8,8 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core import Client, Phase, Phases, RunContext, Tensors
-from fl_lightning.foundation.rng import key
+from fl_lightning.core import Tensors
 
 
 class Hypernetwork(nn.Sequential):
@@ -100,44 +99,3 @@ class Hypernetwork(nn.Sequential):
         output.backward(gradient.to(output))
         nn.utils.clip_grad_norm_(self.parameters(), clip)
         optimizer.step()
-
-
-def first_hypernetwork(
-    run: RunContext, embedding: int | None, hidden: int, layers: int, *, last_relu: bool
-) -> Tensors:
-    """The server's first parameters and momenta of one for all clients, drawn from the seed.
-
-    Embeddings have `embedding` numbers, None: int(1 + N / 4) (pFedHN's authors' code). Where a
-    client comes to those that the server has already, its embedding is the mean of theirs.
-    """
-    embeddings = run.server.memory.get("hypernetwork.0.weight")
-    width = embedding or int(1 + run.clients / 4)
-    if embeddings is not None:
-        width = embeddings.shape[1]
-    numbers = run.groups[0].layout.parameters.stop
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(run.config.seed, "hypernetwork"))
-        network = Hypernetwork(run.clients, numbers, width, hidden, layers, last_relu=last_relu)
-    if embeddings is not None:
-        network.get_parameter("0.weight").data[len(embeddings) :] = embeddings.mean(0)
-    return network.tensors() | network.momenta()
-
-
-def fit_embedding(client: Client, lr: float, momentum: float, decay: float, clip: float) -> Phases:
-    """The client's embedding steps down J^T (output - trained), as often as the run had rounds; all
-    else stays.
-
-    Its model is then the network's output.
-    """
-    network = Hypernetwork.of(client.run.server.memory).requires_grad_(False)
-    embeddings = network.get_parameter("0.weight").requires_grad_()
-    optimizer = torch.optim.SGD([embeddings], lr, momentum, weight_decay=decay)
-    model = client["model"]
-    columns = client.layout.parameters
-    for step in range(client.run.server.round):
-        output = network(torch.tensor(client.id))
-        model[columns] = output.detach().to(model)
-        yield Phase(purpose=f"newcomer {step}")  # other batches in each
-        trained = model[columns].to(output)
-        network.descend(output, output.detach() - trained, optimizer, clip)
-    network.write(client.id, model)
