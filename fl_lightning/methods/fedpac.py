@@ -93,8 +93,8 @@ class FedPAC(ClassMeans):
             copy_columns(payload.vector, group["model"], body)
         if (mixed := group.weighed) is not None:
             rows = mixed.weights.transpose(0, 1).float().numpy()
-            layers = [group.layout.head]
-            server.view = RelationView(rows, mixed.receivers, layers, mixed.sources)
+            head = [group.layout.head]
+            server.view = RelationView(rows, mixed.receivers, head, mixed.sources)
         return sent
 
     def phases(self, client: Client, payload: Payload) -> Phases:
@@ -129,13 +129,14 @@ class FedPAC(ClassMeans):
         """The mean body, and the uploads' class means and moments."""
         super().aggregate(server)
         server["model"] = server.only.mean_by(SampleCounts())
-        means = server.memory[MEANS].clone()
-        variance = server.memory[VARIANCE].clone()
+        memory = server.memory
+        means = memory[MEANS].clone()
+        memory[VARIANCE] = memory[VARIANCE].clone()
         for client, upload in server.statistics.items():
             means[client] = 0
             means[client, upload["classes"].long()] = upload[MEANS].to(means)
-            variance[client] = upload[VARIANCE]
-        server.memory |= {MEANS: means, VARIANCE: variance}
+            memory[VARIANCE][client] = upload[VARIANCE]
+        memory[MEANS] = means
 
 
 MEANS, VARIANCE = "moments.means", "moments.V"
@@ -190,6 +191,7 @@ class Collaboration(Relation):
         for row, place in zip(rows, inputs.places.tolist(), strict=True):
             if H[place].any():
                 weights = collaborators(H, V, place)
-                weights = weights * (weights >= min(self.least, float(weights.max())))
+                least = weights.max().clamp_max(self.least)
+                weights = torch.where(weights >= least, weights, 0.0)
                 row.copy_(weights / weights.sum())
         return rows[None]
