@@ -135,11 +135,12 @@ class Canaries(Transform, Observer):
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
         """The guesses, how many were right, and the epsilon that they refute."""
-        here = {}
+        scores_here = {}
         for c, state in run.states.items():
             if c in self._canaries and state.memory[ROUNDS]:
-                here[c] = float(state.memory[SCORE])
-        scored = sorted((score, c) for c, score in run.processes.gather_by_client(here).items())
+                scores_here[c] = float(state.memory[SCORE])
+        scores = run.processes.gather_by_client(scores_here)
+        scored = sorted((score, c) for c, score in scores.items())
         count = len(scored)
         half = min(max(1, round(self.guesses * count / 2)), count // 2)
         if not half or self._privacy is None:

@@ -118,8 +118,8 @@ class Checkpoint(Observer):
         """The round that `--checkpoint best` stands for."""
         if not run.is_main or not self.best:
             return {}
-        kept = self._kept or disk.manifests(run.folder / "checkpoints")
-        greatest = disk.best(kept.values())
+        manifests = self._kept or disk.manifests(run.folder / "checkpoints")
+        greatest = disk.best(manifests.values())
         return {} if greatest is None else {"best_checkpoint_round": greatest}
 
     def may_be_none(self, rows: Sequence[Mapping[str, float]]) -> bool:
@@ -129,9 +129,9 @@ class Checkpoint(Observer):
         Of the last row's round nothing is known; of those before, all that were due would have been
         saved. A run that is resumed with fewer `seconds` may have begun with the default.
         """
-        due = len(rows) - 1 - (len(rows) - 1) % self.every
+        last_due = len(rows) - 1 - (len(rows) - 1) % self.every
         longest = max(self.seconds, Checkpoint.seconds)
-        return due <= 0 or sum(row["seconds"] for row in rows[:due]) < longest
+        return last_due <= 0 or sum(row["seconds"] for row in rows[:last_due]) < longest
 
     def _due(
         self,
@@ -148,16 +148,16 @@ class Checkpoint(Observer):
             return True
         waited = math.inf if self._saved_at is None else time.monotonic() - self._saved_at
         cheap = waited >= CHEAP * self._took * max(1, len(_SAVING))
-        due = waited >= self.seconds or (cheap and self._is_best(score))
-        return bool(run.processes.gather_objects(due)[0])
+        is_due = waited >= self.seconds or (cheap and self._is_best(score))
+        return bool(run.processes.gather_objects(is_due)[0])
 
     def _is_best(self, score: float | None) -> bool:
         """Return whether `score` is greater than those of all checkpoints that are kept."""
         if not self.best or score is None or math.isnan(score):
             return False
-        kept = self._kept or {}
-        greatest = disk.best(kept.values())
-        return greatest is None or score > kept[greatest]["score"]
+        manifests = self._kept or {}
+        greatest = disk.best(manifests.values())
+        return greatest is None or score > manifests[greatest]["score"]
 
     def _save(
         self,

@@ -41,8 +41,8 @@ def quantised(
 
 def largest(x: Tensor, count: int) -> Tensor:
     """`x` with all but its `count` entries of largest magnitude set to 0."""
-    kept = x.abs().topk(count).indices
-    return torch.zeros_like(x).index_copy_(0, kept, x[kept])
+    places = x.abs().topk(count).indices
+    return torch.zeros_like(x).index_copy_(0, places, x[places])
 
 
 @dataclass

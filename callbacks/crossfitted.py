@@ -202,7 +202,8 @@ class CrossFittedCube(Relation):
         payloads = server.only.mix_by(self) if self.own_mixes(server) else self._one_for_all(server)
         for c, payload in payloads.items():
             if server.run.server.uploaded and not memory["cross.told"][c]:
-                shares = noise_shares(*memory["cross.noise"], server.samples([c])[:, None])
+                sums, count = memory["cross.noise"]
+                shares = noise_shares(sums, count, server.samples([c])[:, None])
                 payload.statistics["share"] = shares[0].float()
             if int(memory["cross.state"][STAGE]) == TRIES:
                 payload.statistics[TRIAL] = torch.ones(())
@@ -272,9 +273,10 @@ class CrossFittedCube(Relation):
         if not first:
             memory["cross.told"][server.answered] = 1
         measured = [c for c in server.answered if "noise" in server.statistics[c]]
+        sums, count = memory["cross.noise"]
         for c, n in zip(measured, server.samples(measured), strict=True):
             upload = server.statistics[c]
-            add_noise(*memory["cross.noise"], n, upload["step"].double(), upload["noise"])
+            add_noise(sums, count, n, upload["step"].double(), upload["noise"])
         if first and not measured:
             problem = "no client has enough samples to measure its noise"
             _say(server.run, f"{problem}: all of a step counts as noise")
@@ -371,7 +373,8 @@ class CrossFittedCube(Relation):
         memory = server.memory
         run = server.run
         samples = server.samples(server.answered)[:, None]
-        shares = noise_shares(*memory["cross.noise"], samples).mean(0).tolist()
+        sums, count = memory["cross.noise"]
+        shares = noise_shares(sums, count, samples).mean(0).tolist()
         self._measured = {}
         for name, share in zip(run.layer_names, shares, strict=True):
             self._measured[f"noise_share_{name}"] = share
@@ -411,6 +414,6 @@ def _named(run: RunContext, near: Tensor) -> str:
     return " | ".join(", ".join(f"{names[c]}" for c in group) for group in groups)
 
 
-def _say(run: RunContext, what: str) -> None:
+def _say(run: RunContext, line: str) -> None:
     if run.is_main:
-        log.say(f"{run.method_name}: {what}")
+        log.say(f"{run.method_name}: {line}")

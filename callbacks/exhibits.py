@@ -31,7 +31,7 @@ _BY_ALPHA = ("dirichlet", "hsu")
 _PLACES = ("root", "public_root", "download", "resident")
 
 
-Table = dict[str, list[Any]]
+Table = dict[str, Any]
 """A table as `wandb.Table` takes it: the names of its `columns`, and its rows, the `data`."""
 
 
@@ -140,10 +140,11 @@ def scores_alone(folder: str, run: RunContext) -> dict[int, float]:
         raise BadInput(key, folder, requirement) from None
     check(key, folder, method == "local", f"it must be a run of local; it is one of {method}")
     settings = _without(run.config.by_key()["data"], _PLACES)
-    same = all(data.get(name, value) == value for name, value in settings.items())
-    same = same and saved.get("seed") == run.config.seed and scores.keys() == {*range(run.clients)}
+    is_same = all(data.get(name, value) == value for name, value in settings.items())
+    is_same = is_same and saved.get("seed") == run.config.seed
+    is_same = is_same and scores.keys() == {*range(run.clients)}
     requirement = "it must have the same seed, clients and data settings: other clients, else"
-    check(key, folder, same, requirement)
+    check(key, folder, is_same, requirement)
     return scores
 
 

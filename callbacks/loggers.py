@@ -252,7 +252,9 @@ class WandB(Observer):
         if run.resumed_from and id_file.exists():
             former_id = id_file.read_text(encoding="utf-8").strip()
         defaults = {"group": exhibits.group_of(config), "job_type": f"seed {config.seed}"}
-        named = {key: value or defaults.get(key) for key, value in self._named.items()}
+        named: dict[str, Any] = dict(self._named)
+        for key, default in defaults.items():
+            named[key] = named[key] or default
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -347,10 +349,10 @@ class WandB(Observer):
         over the run."""
         further = {name: image for name, image in images.items() if name != OVERVIEW}
         most = MOST_FURTHER // max(len(further), 1)
-        chosen = spread(run.rounds, most)
+        rounds = spread(run.rounds, most)
         if most >= 2 * DRAWN:
-            chosen = chosen + spread(run.rounds, DRAWN)
-        pictures = further if t in chosen else {}
+            rounds = rounds + spread(run.rounds, DRAWN)
+        pictures = further if t in rounds else {}
         if OVERVIEW in images and t in spread(run.rounds, MOST_OVERVIEWS):
             pictures[OVERVIEW] = images[OVERVIEW]
         return pictures
@@ -371,12 +373,12 @@ class WandB(Observer):
         scores = summary["final_accuracies"]
         table = exhibits.clients(run, scores, summary["final_models"], last)
         self._run.summary["clients/final"] = wandb.Table(**table)
-        kept = wandb.Artifact(
+        artifact = wandb.Artifact(
             f"run-{self._run.id}", type="run", description="configuration, tables, relation cube"
         )
         for path in exhibits.tables_to_keep(folder, run.rounds):
-            kept.add_file(str(path), name=str(path.relative_to(run.folder)))
-        self._run.log_artifact(kept)
+            artifact.add_file(str(path), name=str(path.relative_to(run.folder)))
+        self._run.log_artifact(artifact)
         with tempfile.TemporaryDirectory() as aside:
             packed = None
             if self.checkpoint:

@@ -86,9 +86,11 @@ class LocalPrivacy(Transform, Observer):
         samples = sum(run.data.train_sizes)
         self._noises = self.noises(run.config, run.method, kinds_of(run), samples)
         now = [noise.multiplier for noise in self._noises.values()]
-        here = [s.memory[NOISE].tolist() for s in run.states.values() if s.memory[UPLOADS].any()]
+        of_this_rank = [
+            s.memory[NOISE].tolist() for s in run.states.values() if s.memory[UPLOADS].any()
+        ]
         key = f"{self.config_key}.epsilon_target"
-        for of_rank in run.processes.gather_objects(here):
+        for of_rank in run.processes.gather_objects(of_this_rank):
             for before in of_rank:
                 check_noise_stays(key, self.epsilon_target, before, now)
 
@@ -185,8 +187,8 @@ class LocalPrivacy(Transform, Observer):
                 return client.generator(f"privacy {kind}")
             return unrepeatable()
 
-        sent = protect(client, payload, self._noises, draws)
-        counted = torch.tensor([kind in sent for kind in self._noises], dtype=torch.int64)
+        sent_kinds = protect(client, payload, self._noises, draws)
+        counted = torch.tensor([kind in sent_kinds for kind in self._noises], dtype=torch.int64)
         client.memory[UPLOADS] = client.memory[UPLOADS] + counted
         noise = [noise.multiplier for noise in self._noises.values()]
         client.memory[NOISE] = torch.tensor(noise, dtype=torch.float64)
@@ -202,8 +204,8 @@ class LocalPrivacy(Transform, Observer):
 
     def _counts(self, run: RunContext) -> dict[int, tuple[int, ...]]:
         """How many uploads of each kind have left each client."""
-        here = {c: tuple(s.memory[UPLOADS].tolist()) for c, s in run.states.items()}
-        return run.processes.gather_by_client(here)
+        of_rank = {c: tuple(s.memory[UPLOADS].tolist()) for c, s in run.states.items()}
+        return run.processes.gather_by_client(of_rank)
 
     def _epsilon(self, times: Sequence[int], *, replace_one: bool = False) -> float:
         """Epsilon of so many uploads of each kind."""
@@ -263,9 +265,9 @@ def check_noise_stays(
     now: Sequence[float],
 ) -> None:
     """Raise `BadInput`, for `key`, unless a resumed run has the noise that it began with."""
-    same = all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(before, now, strict=True))
+    is_same = all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(before, now, strict=True))
     requirement = f"the run began with noise {before}, and now it would be {now}: begin a new run"
-    check(key, value, same, requirement)
+    check(key, value, is_same, requirement)
 
 
 def uploads(

@@ -182,7 +182,7 @@ def _closing_lines(
     """What travelled, how long it took, and where everything is."""
     total: Counter[str] = Counter()
     for row in rows:
-        total.update(row)  # type: ignore[arg-type]  # it adds floats as well
+        total.update(row)  # it adds floats, too
     lines = [f"{_travelled(total, 'upload', 'up')}, {_travelled(total, 'download', 'down')}"]
     if "channel_s" in total:
         parts = ", ".join(

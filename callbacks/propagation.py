@@ -38,24 +38,23 @@ def basis(
     """
     columns = []
     for x, y in part.batches(4096):
-        flat = x.flatten(1).cpu().double()
-        y = y.cpu()
+        flat = x.flatten(1)
         if classes:
             label = y[:, None] if y.is_floating_point() else one_hot(y, classes)
-            flat = torch.cat([flat, label.double()], 1)
-        columns.append(flat)
+            flat = torch.cat([flat.double(), label.double()], 1)
+        columns.append(flat.cpu().double())
     matrix = torch.cat(columns).T
     # The small side's eigenvectors: far cheaper than a whole decomposition of images by samples.
     if matrix.shape[0] > matrix.shape[1]:
         values, right = torch.linalg.eigh(matrix.T @ matrix)
-        left = matrix @ right.flip(1)[:, :directions]
+        candidates = matrix @ right.flip(1)[:, :directions]
     else:
         values, vectors = torch.linalg.eigh(matrix @ matrix.T)
-        left = vectors.flip(1)[:, :directions]
+        candidates = vectors.flip(1)[:, :directions]
     vectors = matrix.new_zeros(len(matrix), directions)
-    rank = min(left.shape[1], int((values > 1e-12 * values.max()).sum()))
+    rank = min(candidates.shape[1], int((values > 1e-12 * values.max()).sum()))
     if rank:
-        vectors[:, :rank] = torch.linalg.qr(left[:, :rank])[0]
+        vectors[:, :rank] = torch.linalg.qr(candidates[:, :rank])[0]
         # a direction has no sign: the same on every machine
         vectors *= torch.where(vectors.sum(0) < 0, -1.0, 1.0)
     return vectors
@@ -211,7 +210,7 @@ class Propagation(Relation):
         return weights / weights.sum()
 
 
-def _stacked(run: RunContext, here: dict[int, Tensor]) -> Tensor:
+def _stacked(run: RunContext, of_rank: dict[int, Tensor]) -> Tensor:
     """The tensors of all ranks' clients, stacked in the order of clients."""
-    by_client = run.processes.gather_by_client(here)
+    by_client = run.processes.gather_by_client(of_rank)
     return torch.stack([by_client[c] for c in range(run.clients)])

@@ -27,8 +27,8 @@ def trimmed_mean(W: Tensor, cut: int) -> Tensor:
     Taken around the smallest number that is left: equal numbers stay equal bit for bit, and the
     order of rows does not matter. `cut` is below n / 2.
     """
-    kept = W.sort(0).values[cut : len(W) - cut]
-    return kept[0] + (kept - kept[0]).mean(0)
+    middle = W.sort(0).values[cut : len(W) - cut]
+    return middle[0] + (middle - middle[0]).mean(0)
 
 
 @dataclass

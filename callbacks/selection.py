@@ -55,10 +55,10 @@ def holds(
         classes: classes present on the client, c.
     """
     L = len(B)
-    left = math.log(L) + math.log(sizes.outputs[omega - 1]) + _log_m(omega, B_now, tau_now, sizes)
-    left -= math.log(omega) + math.log(classes) + (L - omega) * math.log(2)
-    left += float(np.log(B_now).sum() - np.log(B).sum())
-    return left <= _log_m(L, B, tau, sizes)
+    bound = math.log(L) + math.log(sizes.outputs[omega - 1]) + _log_m(omega, B_now, tau_now, sizes)
+    bound -= math.log(omega) + math.log(classes) + (L - omega) * math.log(2)
+    bound += float(np.log(B_now).sum() - np.log(B).sum())
+    return bound <= _log_m(L, B, tau, sizes)
 
 
 def _log_m(

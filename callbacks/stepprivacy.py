@@ -232,12 +232,12 @@ def refusal(method: Any) -> str | None:
     return f"uploads {kinds[0]}" if kinds else None
 
 
-def largest(taken: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
+def largest(lengths: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
     """Of (sampling rate, steps) those that no other exceeds in both: the largest epsilon is one of
     theirs."""
     clients: list[tuple[float, int]] = []
     most = 0
-    for rate, steps in sorted(taken, reverse=True):
+    for rate, steps in sorted(lengths, reverse=True):
         if steps > most:
             most = steps
             clients.append((rate, steps))

@@ -115,13 +115,13 @@ class Method:
         """What each client of the cohort is sent (this rank's): the global model, or its own mix by
         the relation."""
         relation = server.run.relation
-        sent: Payloads = {}
+        payloads: Payloads = {}
         for group in server.groups:
             if relation.is_global:
-                sent |= group.send(dict.fromkeys(group.here, group["model"]))
+                payloads |= group.send(dict.fromkeys(group.here, group["model"]))
             elif group.cohort:
-                sent |= group.mix_by(relation)
-        return sent
+                payloads |= group.mix_by(relation)
+        return payloads
 
     @sees_only_the_mean
     def aggregate(self, server: Server) -> None:

@@ -80,13 +80,13 @@ class ClassMeans(Method, ABC):
 
     def broadcast(self, server: Server) -> Payloads:
         """Also send the class means that are known."""
-        sent = super().broadcast(server)
+        payloads = super().broadcast(server)
         known = server.memory["means.known"]
         tables = {name: server.memory[f"means.{name}"] for name in self.names}
         if known.any():
-            for payload in sent.values():
+            for payload in payloads.values():
                 add_rows(payload, tables, known)
-        return sent
+        return payloads
 
     def objective(self, client: Client, payload: Payload) -> Objective:
         """`loss` with the received means, if there are any; else the task loss."""
@@ -109,12 +109,12 @@ class ClassMeans(Method, ABC):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Also upload the means of the client's classes, and how many samples they come from."""
-        sent = super().upload(client, payload)
+        upload = super().upload(client, payload)
         means = self.means(client)
         counts = means["counts"]
-        add_rows(sent, {name: means[name] for name in self.names}, counts > 0)
-        sent.statistics["counts"] = counts[counts > 0].int()
-        return sent
+        add_rows(upload, {name: means[name] for name in self.names}, counts > 0)
+        upload.statistics["counts"] = counts[counts > 0].int()
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """Weighted means over the clients that uploaded a class; a line says where none did."""

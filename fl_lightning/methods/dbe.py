@@ -78,11 +78,11 @@ class DBE(PersonalPart):
 
     def broadcast(self, server: Server) -> Payloads:
         """Also send u, once it is known."""
-        sent = super().broadcast(server)
+        payloads = super().broadcast(server)
         if server.round > 1:
-            for payload in sent.values():
+            for payload in payloads.values():
                 payload.extra["mean"] = server.memory["mean"]
-        return sent
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """In the first round without m_i, and without u, which is not known yet."""
@@ -101,11 +101,11 @@ class DBE(PersonalPart):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model; in the first round u_i in its place."""
-        sent = super().upload(client, payload)
+        upload = super().upload(client, payload)
         if client.round == 1:
-            sent.sent[:] = False
-            sent.extra["mean"] = client.scratch["mean"]
-        return sent
+            upload.sent[:] = False
+            upload.extra["mean"] = client.scratch["mean"]
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """Also average u, after the first round (in which nobody has uploaded a model: the mean is
@@ -124,23 +124,23 @@ class MeanPull:
         kappa: weight of the distance.
         momentum: mu of u_i <- (1 - mu) u_i + mu (mean feature of the batch), which begins at 0.
         u: (d,); None: u_i runs, and nothing is added to the loss.
-        whole: samples of a complete batch. A smaller one neither moves u_i nor adds to the loss:
+        complete: samples of a complete batch. A smaller one neither moves u_i nor adds to the loss:
             with mu = 1 a round's u_i would be the mean of its remainder, which may be a single
             sample (the authors drop such batches).
     """
 
-    def __init__(self, kappa: float, momentum: float, u: Tensor | None, whole: int) -> None:
+    def __init__(self, kappa: float, momentum: float, u: Tensor | None, complete: int) -> None:
         self.kappa = kappa
         self.momentum = momentum
         self.u = u
-        self.whole = whole
+        self.complete = complete
         self.running = torch.zeros(())
         """u_i."""
 
     def __call__(self, module: Module, batch: Batch) -> Tensor:
         """Shape (); past batches have no gradient."""
         task = module.task_loss(batch)
-        if len(batch[1]) < self.whole:
+        if len(batch[1]) < self.complete:
             return task
         new = self.momentum * module.features.mean(0)
         mean = (1 - self.momentum) * self.running + new
@@ -153,10 +153,10 @@ class MeanPull:
 class Shifted(nn.Module):
     """A classifier of features to which a vector `personal` (d,) is added, 0 at first (DBE)."""
 
-    def __init__(self, own: nn.Linear) -> None:
+    def __init__(self, classifier: nn.Linear) -> None:
         super().__init__()
-        self.generic = own
-        self.personal = nn.Parameter(torch.zeros(own.in_features))
+        self.generic = classifier
+        self.personal = nn.Parameter(torch.zeros(classifier.in_features))
 
     def forward(self, z: Tensor) -> Tensor:
         """Features (batch, d) to scores."""

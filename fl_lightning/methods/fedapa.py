@@ -71,12 +71,12 @@ class FedAPA(Method):
     def broadcast(self, server: Server) -> Payloads:
         """The mix; the models of the cohort that are mixed are kept until the weights have learned
         of it."""
-        sent = super().broadcast(server)
+        payloads = super().broadcast(server)
         group = server.only
         server.scratch |= {
             c: model.clone() for c, model in last_received(group, group.here).items()
         }
-        return sent
+        return payloads
 
 
 @dataclass

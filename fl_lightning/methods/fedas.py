@@ -99,9 +99,9 @@ class FedAS(OwnClassifier):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body and t_i."""
-        sent = super().upload(client, payload)
-        sent.statistics["fisher"] = fisher(client, whole=self.batches == "whole")
-        return sent
+        upload = super().upload(client, payload)
+        upload.statistics["fisher"] = fisher(client, whole=self.batches == "whole")
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """The mean of bodies by `weighting`; plain where nobody's loss has any slope."""

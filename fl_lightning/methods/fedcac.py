@@ -118,11 +118,11 @@ class FedCAC(Method):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model, and which of its numbers are critical, a bit each."""
-        sent = super().upload(client, payload)
+        upload = super().upload(client, payload)
         w = client["model"]
         importance = ((w - client.reference) * w).abs()
-        sent.extra["critical"] = packed(critical(client.layout, importance, self.tau))
-        return sent
+        upload.extra["critical"] = packed(critical(client.layout, importance, self.tau))
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """Note who has answered, and their masks."""

@@ -83,13 +83,13 @@ class FedCP(PersonalPart):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Upload the mean of both classifiers in place of the global one."""
-        sent = super().upload(client, payload)
-        sent.vector = client["model"].clone()
+        upload = super().upload(client, payload)
+        upload.vector = client["model"].clone()
         blocks = {block.name: block for block in client.layout.blocks}
         for personal in filter(is_personal, client.layout.blocks):
             received = blocks[personal.name.replace(".personal.", ".received.")]
-            sent.vector[received.columns].lerp_(client["model"][personal.columns], 0.5)
-        return sent
+            upload.vector[received.columns].lerp_(client["model"][personal.columns], 0.5)
+        return upload
 
 
 class Separated(InContext):
@@ -104,12 +104,12 @@ class Separated(InContext):
         gumbel: in training the softmax has Gumbel noise.
     """
 
-    def __init__(self, own: nn.Linear, gumbel: bool = False) -> None:
+    def __init__(self, classifier: nn.Linear, gumbel: bool = False) -> None:
         super().__init__()
-        d = own.in_features
+        d = classifier.in_features
         self.gumbel = gumbel
-        self.personal = own
-        self.received = copy.deepcopy(own).requires_grad_(False)
+        self.personal = classifier
+        self.received = copy.deepcopy(classifier).requires_grad_(False)
         self.gate = nn.Sequential(nn.Linear(d, 2 * d), nn.LayerNorm(2 * d), nn.ReLU())
 
     def own_context(self) -> Tensor:

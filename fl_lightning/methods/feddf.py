@@ -163,8 +163,8 @@ def distilled(
         optimizer.zero_grad()
     samples = steps * min(size, len(x))
     _count(group, forward=samples, backward=samples)
-    sent = student.cpu() if run.is_main and run.world_size > 1 else None
-    gathered = run.processes.gather_objects(sent)
+    trained_model = student.cpu() if run.is_main and run.world_size > 1 else None
+    gathered = run.processes.gather_objects(trained_model)
     return student if run.is_main else gathered[0].to(run.device)
 
 

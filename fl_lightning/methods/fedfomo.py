@@ -106,11 +106,11 @@ class FedFomo(Method):
             others = sorted(run.server.uploaded - {c})
             scores = server.memory["affinity"][c]
             sources[c] = epsilon_greedy(scores, others, self.models, epsilon, rng)
-        sent = group.send(dict.fromkeys(group.here, group.initial))
+        payloads = group.send(dict.fromkeys(group.here, group.initial))
         for c, models in fetched(group, sources).items():
-            sent[c].sent[:] = False  # no block of it: the candidates alone travel
-            sent[c].further = group.send(models)
-        return sent
+            payloads[c].sent[:] = False  # no block of it: the candidates alone travel
+            payloads[c].further = group.send(models)
+        return payloads
 
     def receive(self, client: Client, payload: Payload) -> None:
         """Go towards the candidates that do better."""
@@ -133,9 +133,9 @@ class FedFomo(Method):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Also upload what each candidate was worth."""
-        sent = super().upload(client, payload)
-        sent.statistics |= client.scratch
-        return sent
+        upload = super().upload(client, payload)
+        upload.statistics |= client.scratch
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """Add it up: with `gains code` each client's over |their sum|, so that a round counts as

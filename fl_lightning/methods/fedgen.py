@@ -100,13 +100,13 @@ class FedGen(Method):
 
     def broadcast(self, server: Server) -> Payloads:
         """Also send the generator and how often classes are, once it has been taught."""
-        sent = super().broadcast(server)
+        payloads = super().broadcast(server)
         memory = server.memory
         if memory["labels"].any():
-            for payload in sent.values():
+            for payload in payloads.values():
                 payload.extra["generator"] = memory["generator"]
                 payload.statistics["labels"] = memory["labels"]
-        return sent
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """With what the generator adds to the loss, if it does."""
@@ -139,9 +139,9 @@ class FedGen(Method):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Also upload how many samples the client has of each class."""
-        sent = super().upload(client, payload)
-        sent.statistics["labels"] = client.class_counts.int()
-        return sent
+        upload = super().upload(client, payload)
+        upload.statistics["labels"] = client.class_counts.int()
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """The classifiers of those who have answered teach the generator; then FedAvg's mean."""

@@ -119,7 +119,7 @@ class FedMD(WithoutModels):
 
     def broadcast(self, server: Server) -> Payloads:
         """Every client its teacher (|D_r|, C), once a client has uploaded predictions."""
-        sent = super().broadcast(server)
+        payloads = super().broadcast(server)
         memory = server.memory
         cohort = server.cohort
         P = memory["public.predictions"]
@@ -128,14 +128,14 @@ class FedMD(WithoutModels):
         # a newcomer's teacher is the mean of all
         mean = rows.new_full((1, rows.shape[1]), 1 / max(rows.shape[1], 1))
         rows = torch.cat([rows, mean])
-        for client, payload in sent.items():
+        for client, payload in payloads.items():
             if senders:
                 teacher = rows[client].to(P.dtype) @ P.flatten(1)
                 payload.extra["teacher"] = teacher.view(P.shape[1:])
         server.flops += 2 * len(cohort) * P.numel()
         view = rows[cohort].float() if senders else torch.eye(len(cohort))
         server.view = RelationView(view[:, None].numpy(), cohort, [LAYER], senders or cohort)
-        return sent
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Towards the teacher on the inputs that it has seen, those of the round before; then local
@@ -165,12 +165,12 @@ class FedMD(WithoutModels):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Predictions on the round's public subset."""
-        sent = super().upload(client, payload)
+        upload = super().upload(client, payload)
         run = client.run
         x = public_subset(run, client.round, self.samples)
         z = predicted(client.bind(), x, run.config.evaluation.batch_size)
-        sent.extra["predictions"] = (z / self.temperature).softmax(1) if self.loss == "kl" else z
-        return sent
+        upload.extra["predictions"] = (z / self.temperature).softmax(1) if self.loss == "kl" else z
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """Keep the predictions that were uploaded (a transform may have dropped some), and the rows

@@ -76,10 +76,10 @@ class FedNova(Method):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With the model a_i, one number."""
-        sent = super().upload(client, payload)
+        upload = super().upload(client, payload)
         moved = sum(fit.step_sizes for fit in client.fits)
-        sent.statistics["steps"] = torch.tensor([moved / (client.lr or 1.0)])
-        return sent
+        upload.statistics["steps"] = torch.tensor([moved / (client.lr or 1.0)])
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """The normalised mean change, times the effective number of steps."""

@@ -121,7 +121,7 @@ class FEDORA(OwnStatistics):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """A client tells the basis of its data once, with its first upload."""
-        sent = super().upload(client, payload)
+        upload = super().upload(client, payload)
         if client.rounds == 0 and self.similarity == "subspace":
-            sent.extra["basis"] = told_basis(client)
-        return sent
+            upload.extra["basis"] = told_basis(client)
+        return upload

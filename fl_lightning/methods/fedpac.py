@@ -86,16 +86,16 @@ class FedPAC(ClassMeans):
 
     def broadcast(self, server: Server) -> Payloads:
         """The mean body under the client's mix of classifiers."""
-        sent = super().broadcast(server)
+        payloads = super().broadcast(server)
         group = server.only
         body = group.layout.segments(group.layout.mask(lambda b: not b.head))
-        for payload in sent.values():
+        for payload in payloads.values():
             copy_columns(payload.vector, group["model"], body)
         if (mixed := group.weighed) is not None:
             rows = mixed.weights.transpose(0, 1).float().numpy()
             head = [group.layout.head]
             server.view = RelationView(rows, mixed.receivers, head, mixed.sources)
-        return sent
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Moments of what has been received, then the classifier, then the body."""
@@ -120,10 +120,10 @@ class FedPAC(ClassMeans):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Also upload the moments, of the classes whose means are uploaded."""
-        sent = super().upload(client, payload)
-        sent.extra[MEANS] = client.scratch[MEANS][sent.statistics["classes"].long()]
-        sent.statistics[VARIANCE] = client.scratch[VARIANCE]
-        return sent
+        upload = super().upload(client, payload)
+        upload.extra[MEANS] = client.scratch[MEANS][upload.statistics["classes"].long()]
+        upload.statistics[VARIANCE] = client.scratch[VARIANCE]
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """The mean body, and the uploads' class means and moments."""
@@ -168,8 +168,8 @@ def collaborators(H: Tensor, V: Tensor, i: int) -> Tensor:
 
     `H` (n, C d) and `V` (n,) in float64.
     """
-    apart = H[i] - H
-    return simplex_minimum(torch.diag(V.clamp_min(0)) + apart @ apart.T)
+    differences = H[i] - H
+    return simplex_minimum(torch.diag(V.clamp_min(0)) + differences @ differences.T)
 
 
 @dataclass

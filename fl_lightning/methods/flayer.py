@@ -104,11 +104,11 @@ class FLAYER(Method):
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The numbers that have changed most, elsewhere those received; and which these are, a bit
         each."""
-        sent = super().upload(client, payload)
+        upload = super().upload(client, payload)
         uploaded = client.scratch["uploaded"]
-        sent.vector = torch.where(uploaded, client["model"], client.scratch["received"])
-        sent.extra["kept"] = packed(uploaded)
-        return sent
+        upload.vector = torch.where(uploaded, client["model"], client.scratch["received"])
+        upload.extra["kept"] = packed(uploaded)
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """The mean of those who uploaded a number."""

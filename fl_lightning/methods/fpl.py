@@ -54,13 +54,13 @@ class FPL(ClassMeans):
 
     def broadcast(self, server: Server) -> Payloads:
         """Also send the prototypes, once there are any."""
-        sent = Method.broadcast(self, server)
+        payloads = Method.broadcast(self, server)
         memory = server.memory
         if len(memory["clusters.classes"]):
-            for payload in sent.values():
+            for payload in payloads.values():
                 payload.extra["prototypes"] = memory["clusters.prototypes"]
                 payload.statistics["classes"] = memory["clusters.classes"].int()
-        return sent
+        return payloads
 
     def objective(self, client: Client, payload: Payload) -> Objective:
         """The task loss, and with prototypes both losses on them."""

@@ -111,11 +111,11 @@ class Conditioned(InContext):
     The context is the condition; without one, the mean embedding.
     """
 
-    def __init__(self, own: nn.Linear) -> None:
+    def __init__(self, classifier: nn.Linear) -> None:
         super().__init__()
-        d = own.in_features
-        self.personal = own
-        self.embedding = nn.Embedding(own.out_features, d)
+        d = classifier.in_features
+        self.personal = classifier
+        self.embedding = nn.Embedding(classifier.out_features, d)
         self.gamma, self.beta = (
             nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.LayerNorm(d)) for _ in range(2)
         )

@@ -98,8 +98,8 @@ class KNNPer(Method):
         p = wide(scores).softmax(1)
         classes = p.shape[1]
         stored = store["features"], store["labels"]
-        near = vote(z, *stored, classes, self.k, self.scale, self.kernel)
-        return torch.lerp(p, near.to(p), store["lam"].to(p))
+        votes = vote(z, *stored, classes, self.k, self.scale, self.kernel)
+        return torch.lerp(p, votes.to(p), store["lam"].to(p))
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
         """The model's scores, or the mixture's log probabilities."""
@@ -133,9 +133,9 @@ def vote(
     """
     # the other way is off by rounding where distances are 0
     distances = torch.cdist(wide(z), wide(stored), compute_mode="donot_use_mm_for_euclid_dist")
-    near = distances.topk(min(k, len(stored)), largest=False)
-    energy = near.values / scale
+    nearest = distances.topk(min(k, len(stored)), largest=False)
+    energy = nearest.values / scale
     if kernel == "gaussian":
-        energy = near.values.square() / (z.shape[1] * scale)
+        energy = nearest.values.square() / (z.shape[1] * scale)
     shares = energy.new_zeros(len(z), classes)
-    return shares.scatter_add_(1, labels[near.indices], (-energy).softmax(1))
+    return shares.scatter_add_(1, labels[nearest.indices], (-energy).softmax(1))

@@ -95,12 +95,12 @@ class Projected(nn.Sequential):
     """A projection of features to `width` numbers, linear, ReLU and linear, and a new classifier of
     them, `out`."""
 
-    def __init__(self, own: nn.Linear, width: int) -> None:
+    def __init__(self, classifier: nn.Linear, width: int) -> None:
         super().__init__()
-        self.first = nn.Linear(own.in_features, own.in_features)
+        self.first = nn.Linear(classifier.in_features, classifier.in_features)
         self.relu = nn.ReLU()
-        self.second = nn.Linear(own.in_features, width)
-        self.out = nn.Linear(width, own.out_features)
+        self.second = nn.Linear(classifier.in_features, width)
+        self.out = nn.Linear(width, classifier.out_features)
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:

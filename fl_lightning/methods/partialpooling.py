@@ -104,10 +104,10 @@ class PartialPooling(WithoutModels):
 
     def broadcast(self, server: Server) -> Payloads:
         """The shared weights, and which candidate is the best."""
-        sent = super().broadcast(server)
-        for payload in sent.values():
+        payloads = super().broadcast(server)
+        for payload in payloads.values():
             payload.extra |= {name: server.memory[f"pooling.{name}"] for name in ("shared", "best")}
-        return sent
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """A step of the joint fit, which leaves the model that is scored."""
@@ -132,9 +132,9 @@ class PartialPooling(WithoutModels):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Moments and held-out losses."""
-        sent = super().upload(client, payload)
-        sent.extra |= client.scratch
-        return sent
+        upload = super().upload(client, payload)
+        upload.extra |= client.scratch
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """The shared weights that minimise the sum over clients."""
@@ -182,7 +182,7 @@ class Fits:
         """Of each candidate and feature, (candidates, 1, 1, features)."""
         self.penalties = torch.diag_embed(penalty)[:, None]
         """The same as diagonal matrices."""
-        self.inverse = torch.linalg.inv(self.curvature + self.penalties)
+        self.inverse: Tensor = torch.linalg.inv(self.curvature + self.penalties)
 
     def _residuals(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions less targets (candidates, fits, n, outputs), and the loss of each sample."""

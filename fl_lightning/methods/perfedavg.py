@@ -81,9 +81,9 @@ class PerFedAvg(PlainMean):
             inner.add_(slope, alpha=-self.alpha)
         loss, g = client.gradient(inner, batch)
         if self.alpha and self.variant == "hf":
-            apart = client.batch(draws)
-            _, ahead = client.gradient(w + self.delta * g, apart)
-            _, behind = client.gradient(w - self.delta * g, apart)
+            other_batch = client.batch(draws)
+            _, ahead = client.gradient(w + self.delta * g, other_batch)
+            _, behind = client.gradient(w - self.delta * g, other_batch)
             g = g - self.alpha * (ahead - behind) / (2 * self.delta)
         w.add_(g, alpha=-client.lr)
         w[buffers] = inner[buffers]

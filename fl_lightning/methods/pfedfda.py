@@ -95,11 +95,11 @@ class PFedFDA(OwnClassifier):
 
     def broadcast(self, server: Server) -> Payloads:
         """Also send the Gaussians; the first ones follow from the seed, and are not sent."""
-        sent = super().broadcast(server)
+        payloads = super().broadcast(server)
         if server.run.server.uploaded:
-            for payload in sent.values():
+            for payload in payloads.values():
                 payload.extra |= {name: server.memory[f"gaussian.{name}"] for name in NAMES}
-        return sent
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """The body, under the classifier of the received Gaussians."""
@@ -115,11 +115,11 @@ class PFedFDA(OwnClassifier):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body, and the mixed Gaussians of its features."""
-        sent = super().upload(client, payload)
+        upload = super().upload(client, payload)
         gaussians = self.adapted(client, client["model"])
-        sent.extra["means"] = gaussians.means.float()
-        sent.extra["covariance"] = gaussians.covariance.float()
-        return sent
+        upload.extra["means"] = gaussians.means.float()
+        upload.extra["covariance"] = gaussians.covariance.float()
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """Means by samples of both."""

@@ -74,13 +74,13 @@ class PFedGraph(Method):
 
     def broadcast(self, server: Server) -> Payloads:
         """The mix, and from the second round on the direction u_i."""
-        sent = super().broadcast(server)
+        payloads = super().broadcast(server)
         group = server.only
         if self.lam and server.run.server.uploaded:
             for client, u in mean_directions(group).items():
                 direction = Payload(group.layout, u, group.layout.is_parameter.copy())
-                sent[client].further = {0: direction}
-        return sent
+                payloads[client].further = {0: direction}
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Drawn to u_i, where there is one."""

@@ -73,15 +73,15 @@ class PFedLA(OwnStatistics):
 
     def broadcast(self, server: Server) -> Payloads:
         """The mix; what is mixed is kept until the networks have learned of it."""
-        sent = super().broadcast(server)
+        payloads = super().broadcast(server)
         group = server.only
         server.scratch |= {
             c: model.clone() for c, model in last_received(group, group.here).items()
         }
-        for payload in sent.values():
+        for payload in payloads.values():
             assert payload.own_weights is not None
             payload.sent &= payload.own_weights[group.layout.layer_of] < 1
-        return sent
+        return payloads
 
 
 @dataclass

@@ -66,10 +66,10 @@ class SCAFFOLD(PlainMean):
         """The global model and c."""
         if "control" not in server.only:
             server["control"] = torch.zeros_like(server.only.initial)
-        sent = super().broadcast(server)
-        for payload in sent.values():
+        payloads = super().broadcast(server)
+        for payload in payloads.values():
             payload.vectors["control"] = server["control"]
-        return sent
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Steps down f + <c - c_i, w>."""
@@ -77,7 +77,7 @@ class SCAFFOLD(PlainMean):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model, and the change of c_i (on what was received)."""
-        sent = super().upload(client, payload)
+        upload = super().upload(client, payload)
         change = torch.zeros_like(client["control"])
         size = client.fits[-1].step_sizes
         if size:  # else the client has taken no step
@@ -85,8 +85,8 @@ class SCAFFOLD(PlainMean):
                 drift = payload.vector[s.columns] - client["model"][s.columns]
                 change[s.columns] = drift / size - payload.vectors["control"][s.columns]
         client["control"].add_(change)
-        sent.vectors["control"] = change
-        return sent
+        upload.vectors["control"] = change
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """w <- w + eta_g mean change; c <- c + |S| / N mean change of c_i."""

@@ -78,6 +78,6 @@ class SelfKAPC(OwnStatistics):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Also upload squared norms by layer: of the step, and in the first round of the noise."""
-        sent = super().upload(client, payload)
-        sent.statistics |= client.scratch
-        return sent
+        upload = super().upload(client, payload)
+        upload.statistics |= client.scratch
+        return upload

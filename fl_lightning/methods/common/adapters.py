@@ -26,8 +26,8 @@ def check_adapters(run: RunContext) -> None:
     """Raise `BadInput` unless every client's network has adapters."""
     for group, model in zip(run.groups, run.config.models, strict=True):
         adapters = getattr(model.component, "adapters", None)
-        need = f"{run.method_name} needs low-rank adapters in {group.name}"
-        requirement = f"{need}, such as --model.adapters.rank 8"
+        problem = f"{run.method_name} needs low-rank adapters in {group.name}"
+        requirement = f"{problem}, such as --model.adapters.rank 8"
         check("model.adapters", adapters, any(map(is_a, group.layout.blocks)), requirement)
 
 
