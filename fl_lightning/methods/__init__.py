@@ -44,6 +44,7 @@ from fl_lightning.methods.base import (
     OwnClassifier,
     OwnStatistics,
     PlainMean,
+    PlainSteps,
     Scope,
     WithoutModels,
     check_no_scaling,

@@ -8,23 +8,22 @@ from torch import Tensor
 from fl_lightning.methods import (
     Batch,
     Client,
-    Method,
     Payload,
     Phase,
     Phases,
+    PlainSteps,
     Range,
     RunContext,
     Slot,
     Tensors,
     Traits,
     UnitInterval,
-    check_plain_steps,
     searched,
 )
 
 
 @dataclass(frozen=True)
-class APFL(Method):
+class APFL(PlainSteps):
     """FedAvg, and a personal model v of which a mixture alpha v + (1 - alpha) w with the local
     model w is scored.
 
@@ -46,10 +45,6 @@ class APFL(Method):
         0.5, Range(0.1, 0.9), "from nearly the local model to nearly the personal one alone"
     )
     adaptive: bool = True
-
-    def check(self, run: RunContext) -> None:
-        """Raise `BadInput` for an optimiser with other steps than its own."""
-        check_plain_steps(run)
 
     def slots(self) -> dict[str, Slot]:
         """The personal model v."""

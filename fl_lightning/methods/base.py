@@ -259,6 +259,16 @@ class PlainMean(Method):
         return Uniform()
 
 
+@dataclass(frozen=True)
+class PlainSteps(Method):
+    """Base: clients take steps w - lr g of the method's own, so the optimiser's steps must be
+    such."""
+
+    def check(self, run: RunContext) -> None:
+        """Raise `BadInput` for an optimiser with other steps."""
+        check_plain_steps(run)
+
+
 def move_on(group: GroupServer, old: Tensor, size: float) -> None:
     """Scale the server's step: the group's new global model becomes old + size (new - old) on its
     parameters; exact where `size`, the server's learning rate, is 0 or 1.

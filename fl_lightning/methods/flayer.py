@@ -16,25 +16,24 @@ from fl_lightning.methods import (
     Client,
     Layout,
     LogRange,
-    Method,
     NonNegativeFloat,
     Payload,
     Phase,
     Phases,
+    PlainSteps,
     PositiveInt,
     Rule,
     RunContext,
     Server,
     Tensors,
     Traits,
-    check_plain_steps,
     searched,
 )
 from fl_lightning.methods.common.basics import packed, unpacked
 
 
 @dataclass(frozen=True)
-class FLAYER(Method):
+class FLAYER(PlainSteps):
     """FedAvg by layers: own top layers count by their accuracy, rates differ, and what changes most
     is uploaded.
 
@@ -70,10 +69,6 @@ class FLAYER(Method):
     layers: PositiveInt = 1
     top_rate: NonNegativeFloat = searched(0.2, LogRange(0.02, 2), "a decade around the authors'")
     middle_rate: NonNegativeFloat = 1.0
-
-    def check(self, run: RunContext) -> None:
-        """Raise `BadInput` for a regression, or an optimiser with other steps than its own."""
-        check_plain_steps(run)
 
     def init_client(self, run: RunContext) -> Tensors:
         """The accuracy a."""

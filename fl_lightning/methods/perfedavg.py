@@ -19,17 +19,16 @@ from fl_lightning.methods import (
     Phase,
     Phases,
     PlainMean,
+    PlainSteps,
     PositiveFloat,
     Rule,
-    RunContext,
     Traits,
-    check_plain_steps,
     searched,
 )
 
 
 @dataclass(frozen=True)
-class PerFedAvg(PlainMean):
+class PerFedAvg(PlainSteps, PlainMean):
     """A global model that is good once a client has taken a gradient step of its own from it.
 
     Step: w~ = w - alpha grad f(w; D), then w <- w - lr g with g = grad f(w~; D') (`fo`, first
@@ -60,10 +59,6 @@ class PerFedAvg(PlainMean):
     variant: Literal["fo", "hf"] = "fo"
     delta: PositiveFloat = 1e-3
     adapt_steps: NonNegativeInt = 1
-
-    def check(self, run: RunContext) -> None:
-        """Raise `BadInput` for an optimiser with other steps than its own."""
-        check_plain_steps(run)
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """A step on each batch."""
