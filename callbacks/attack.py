@@ -41,8 +41,18 @@ class Attack(Transform):
         super().__post_init__()
         key = f"{self.config_key}.clients"
         given_once = (self.clients is None) != (self.share is None)
-        check(key, self.clients, given_once, "either clients or share says who attacks")
-        check(key, self.clients, are_numbers(self.clients), "it must be a list of client numbers")
+        check(
+            key,
+            self.clients,
+            given_once,
+            "either clients or share says who attacks",
+        )
+        check(
+            key,
+            self.clients,
+            are_numbers(self.clients),
+            "it must be a list of client numbers",
+        )
 
     def on_fit_start(self, run: RunContext) -> None:
         """Choose the attackers; with `label_flip`, turn their training labels."""
@@ -58,7 +68,12 @@ class Attack(Transform):
                 raise BadInput(key, self.kind, requirement)
         self.attackers = self._drawn(run) if self.clients is None else frozenset(self.clients)
         exist = all(0 <= c < run.clients for c in self.attackers)
-        check(f"{key}.clients", self.clients, exist, f"they must lie in [0, {run.clients - 1}]")
+        check(
+            f"{key}.clients",
+            self.clients,
+            exist,
+            f"they must lie in [0, {run.clients - 1}]",
+        )
         if flips:
             has_classes = run.data.task == "classification"
             requirement = "it flips classes, and a regression has none"
@@ -77,7 +92,11 @@ class Attack(Transform):
         draws = numpy_rng(run.config.seed, "attackers")
         return frozenset(draws.choice(run.clients, count, replace=False).tolist())
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Upload something else."""
         if client.id not in self.attackers or self.kind == "label_flip":
             return

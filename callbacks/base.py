@@ -128,16 +128,28 @@ class Transform(Callback):
         first values."""
         return {}
 
-    def on_download(self, client: Client, payload: Payload) -> None:
+    def on_download(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """`payload` is about to reach `client`. To change its numbers, give it a new `vector`
         (`changes_download`)."""
 
-    def on_phase(self, client: Client, phase: Phase) -> Private | None:
+    def on_phase(
+        self,
+        client: Client,
+        phase: Phase,
+    ) -> Private | None:
         """`client` is about to train `phase`; returns how its steps are protected (None: they are
         not)."""
         return None
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """`payload` is about to leave `client`. To change its numbers, give it a new `vector`
         (`changes_upload`)."""
 
@@ -154,14 +166,26 @@ class Observer(Callback):
     ) -> None:
         """The cohort is drawn; nothing has been sent."""
 
-    def on_client_end(self, run: RunContext, client: int) -> None:
+    def on_client_end(
+        self,
+        run: RunContext,
+        client: int,
+    ) -> None:
         """`client` has uploaded in this round (home rank only)."""
 
-    def on_aggregate(self, run: RunContext, server: Server) -> None:
+    def on_aggregate(
+        self,
+        run: RunContext,
+        server: Server,
+    ) -> None:
         """The method has aggregated what clients of the round have uploaded; what is added to
         `server.metrics` becomes part of the record."""
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """The round is complete and scored."""
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
@@ -196,11 +220,19 @@ class Aggregator(Callback):
         requirement = f"one way to aggregate, and {type(first).__name__.lower()} is one already"
         check(self.config_key, "", first is self, requirement)
 
-    def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
+    def weights(
+        self,
+        p: Tensor,
+        inputs: RelationInputs,
+    ) -> Tensor:
         """The sources' weights, (L, n) summing to 1, from those of the relation, `p`."""
         return p
 
-    def combine(self, W: Tensor, p: Tensor) -> Tensor:
+    def combine(
+        self,
+        W: Tensor,
+        p: Tensor,
+    ) -> Tensor:
         """One vector (columns,) from a tile of all sources' vectors `W` (n, columns) and their
         weights `p` (n,).
 
@@ -223,6 +255,10 @@ class Aggregator(Callback):
 class Unweighted(Aggregator):
     """Every client counts once, however many samples it has."""
 
-    def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
+    def weights(
+        self,
+        p: Tensor,
+        inputs: RelationInputs,
+    ) -> Tensor:
         """1 / n each."""
         return torch.full_like(p, 1 / p.shape[-1])

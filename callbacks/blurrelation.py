@@ -17,7 +17,11 @@ from fl_lightning.foundation.rng import generator
 
 
 def blurred(
-    rows: Tensor, own: Tensor, decimals: int | None, noise: Tensor | None, top: int | None
+    rows: Tensor,
+    own: Tensor,
+    decimals: int | None,
+    noise: Tensor | None,
+    top: int | None,
 ) -> Tensor:
     """Rows with the own weight and the sum that they had, and others' weights noised, then thinned
     out, then rounded.
@@ -93,7 +97,12 @@ class BlurRelation(Transform, Observer):
         requirement = f"it changes a relation, and {why}; choose another --method, such as kapc"
         check(key, run.method_name, not why, requirement)
         count = sum(isinstance(callback, BlurRelation) for callback in run.callbacks)
-        check(key, f"{count} times", count == 1, "only one callback may change the relation")
+        check(
+            key,
+            f"{count} times",
+            count == 1,
+            "only one callback may change the relation",
+        )
         share = run.config.data.held_out_clients
         requirement = f"{key} does not cover clients that join: set it to 0"
         check("data.held_out_clients", share, not share, requirement)
@@ -101,7 +110,11 @@ class BlurRelation(Transform, Observer):
         self._seed = run.config.seed
 
     def _changed(
-        self, rows: Tensor, receivers: Sequence[int], sources: Sequence[int], round: int
+        self,
+        rows: Tensor,
+        receivers: Sequence[int],
+        sources: Sequence[int],
+        round: int,
     ) -> Tensor:
         """The rows (L, m, n) of `receivers` by `sources`, as they are mixed by in `round`."""
         self._used = True
@@ -113,9 +126,19 @@ class BlurRelation(Transform, Observer):
                 draws = generator(self._seed, "noise of the relation", round, client)
                 drawn.append(torch.randn(rows[:, 0].shape, generator=draws, dtype=rows.dtype))
             noise = self.noise * torch.stack(drawn, 1)
-        return blurred(rows, is_own, self.decimals, noise, self.top)
+        return blurred(
+            rows,
+            is_own,
+            self.decimals,
+            noise,
+            self.top,
+        )
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Raise `BadInput` where the method has passed the changed rows by."""
         requirement = "its server mixes by rows of its own, past its relation's (`mix_by`)"
         check(self.config_key, run.method_name, self._used, requirement)

@@ -85,7 +85,11 @@ class Canaries(Transform, Observer):
         """Keep the global models."""
         self._before = {g.index: g.vectors[MODEL].clone() for g in run.groups}
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """A canary's change is its direction, or nothing."""
         if client.id not in self._canaries or not payload.sent.any():
             return
@@ -99,13 +103,30 @@ class Canaries(Transform, Observer):
             along = self._along(run, client.group, client.id, base)
             client.memory[SCORE] = client.memory[SCORE] - along
 
-    def on_client_end(self, run: RunContext, client: int) -> None:
+    def on_client_end(
+        self,
+        run: RunContext,
+        client: int,
+    ) -> None:
         """Of local privacy: the upload as the server has received it."""
         if client in self._canaries and isinstance(self._privacy, LocalPrivacy):
             received = run.states[client].received[MODEL]
-            self._add(run, client, self._along(run, run.group_of(client), client, received))
+            self._add(
+                run,
+                client,
+                self._along(
+                    run,
+                    run.group_of(client),
+                    client,
+                    received,
+                ),
+            )
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Of central privacy: the change of the global model."""
         if isinstance(self._privacy, LocalPrivacy):
             return
@@ -117,13 +138,24 @@ class Canaries(Transform, Observer):
                 along = self._along(run, group, client, change)
                 self._add(run, client, len(record.clients) * along)
 
-    def _add(self, run: RunContext, client: int, score: float) -> None:
+    def _add(
+        self,
+        run: RunContext,
+        client: int,
+        score: float,
+    ) -> None:
         """Count a round of a canary, with its score."""
         memory = run.states[client].memory
         memory[SCORE] = memory[SCORE] + score
         memory[ROUNDS] = memory[ROUNDS] + 1
 
-    def _along(self, run: RunContext, group: ModelGroup, client: int, vector: Tensor) -> float:
+    def _along(
+        self,
+        run: RunContext,
+        group: ModelGroup,
+        client: int,
+        vector: Tensor,
+    ) -> float:
         """How far `vector` (D,) goes in the canary's direction, in clips."""
         unit = direction(run, group, client).double()
         return float(vector.to(unit.device).double() @ unit) / self._clip(run)
@@ -156,7 +188,12 @@ class Canaries(Transform, Observer):
             "privacy_canary_right": right,
             "privacy_canary_right_low": low,
             "privacy_canary_right_high": high,
-            "privacy_epsilon_bound": lower_bound(count, 2 * half, right, self._privacy.delta),
+            "privacy_epsilon_bound": lower_bound(
+                count,
+                2 * half,
+                right,
+                self._privacy.delta,
+            ),
         }
 
 
@@ -165,7 +202,11 @@ def coin(run: RunContext, client: int) -> bool:
     return bool(numpy_rng(run.config.seed, "canary coin", client).integers(2))
 
 
-def direction(run: RunContext, group: ModelGroup, client: int) -> Tensor:
+def direction(
+    run: RunContext,
+    group: ModelGroup,
+    client: int,
+) -> Tensor:
     """A canary's direction (D,), of length 1 over what its group sends."""
     draws = generator(run.config.seed, "canary direction", client)
     vector = torch.zeros_like(group.initial)

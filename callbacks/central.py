@@ -153,7 +153,12 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         self._noise = self._multiplier(run.config, run.method)
         Unweighted.on_fit_start(self, run)
         names = [g.name for g in run.groups]
-        check("model", names, len(names) == 1, f"{key} takes clients of one architecture")
+        check(
+            "model",
+            names,
+            len(names) == 1,
+            f"{key} takes clients of one architecture",
+        )
         last = [c for c in run.callbacks if isinstance(c, Transform)][-1]
         requirement = f"it must be named before {key.removeprefix('callbacks.')}"
         requirement = f"{requirement}, which bounds what is sent in the end"
@@ -161,11 +166,20 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         memory = run.server.memory
         noise = memory.setdefault(NOISE, torch.tensor(self._noise, dtype=torch.float64))
         target = self.epsilon_target
-        check_noise_stays(f"{key}.epsilon_target", target, [float(noise)], [self._noise])
+        check_noise_stays(
+            f"{key}.epsilon_target",
+            target,
+            [float(noise)],
+            [self._noise],
+        )
         memory.setdefault(CLIP, torch.tensor(self.clip, dtype=torch.float64))
         memory.setdefault(TAKEN, torch.zeros(run.clients, dtype=torch.int64))
 
-    def _multiplier(self, config: Config, method: Any) -> float:
+    def _multiplier(
+        self,
+        config: Config,
+        method: Any,
+    ) -> float:
         """The noise of the run.
 
         Raises:
@@ -186,7 +200,11 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         check(f"{key}.quantile", self.quantile, enough, requirement)
         return noise
 
-    def _calibrated(self, config: Config, method: Any) -> float:
+    def _calibrated(
+        self,
+        config: Config,
+        method: Any,
+    ) -> float:
         key = f"{self.config_key}.epsilon_target"
         target = float(self.epsilon_target or 0)
         times = _rounds(config, method)
@@ -202,18 +220,31 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         return min(enough)
 
     def planned(
-        self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]
+        self,
+        config: Config,
+        method: Any,
+        sends_model: bool,
+        sizes: Sequence[int],
     ) -> dict[str, Any]:
         """What the summary will have, before the run."""
         callbacks = [part.load() for part in config.callbacks.values()]
         self._stateful = keeps_state(config, method, callbacks)
         self._noise = self._multiplier(config, method)
         times = _rounds(config, method)
-        return self._report(config, times, config.federation.rounds, float(self.clip or 0))
+        return self._report(
+            config,
+            times,
+            config.federation.rounds,
+            float(self.clip or 0),
+        )
 
     # ---------------------------------------------------------------- in a round
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Bound the change from the global model."""
         same_blocks = bool((payload.sent == client.group.up_mask).all())
         problem = "it sends other blocks than its scope says, and which they are may tell of data"
@@ -261,14 +292,22 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         self._within.clear()
         return repaired(group.layout, group.group.down_mask, mean)
 
-    def _draws(self, run: RunContext, round: int) -> torch.Generator:
+    def _draws(
+        self,
+        run: RunContext,
+        round: int,
+    ) -> torch.Generator:
         if self.reproducible:
             return generator(run.config.seed, "central privacy", round)
         return unrepeatable(run.processes.gather_objects(os.urandom(ENTROPY))[0])
 
     # ---------------------------------------------------------------- epsilon
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Epsilon so far: the largest client's, and each client's; with `quantile`, the clip of the
         next round."""
         rounds = run.server.memory[TAKEN].tolist()
@@ -281,7 +320,12 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             record.metrics["privacy_clip"] = float(run.server.memory[CLIP])
 
     def _epsilon(
-        self, config: Config, times: int, rounds: int, *, replace_one: bool = False
+        self,
+        config: Config,
+        times: int,
+        rounds: int,
+        *,
+        replace_one: bool = False,
     ) -> float:
         """The smaller of two that both hold: of the rounds with the client; of all rounds, if
         nobody knows who was in them and clients keep no state."""
@@ -326,7 +370,12 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             )
         return {
             "privacy_epsilon": least,
-            "privacy_epsilon_replace_one": self._epsilon(config, times, rounds, replace_one=True),
+            "privacy_epsilon_replace_one": self._epsilon(
+                config,
+                times,
+                rounds,
+                replace_one=True,
+            ),
             "privacy_epsilon_known_cohorts": of_known_cohorts,
             "privacy_delta": self.delta,
             "privacy_unit": "client",

@@ -32,7 +32,11 @@ class _Channel(Observer):
     latency_ms: NonNegativeFloat = field(default=0.0, kw_only=True)
 
     def rates(
-        self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray
+        self,
+        run: RunContext,
+        round: int,
+        clients: list[int],
+        sizes: np.ndarray,
     ) -> np.ndarray:
         """Bits a second of each client, down and up, shape (n, 2), when they exchange `sizes` bytes
         (n, 2)."""
@@ -48,9 +52,18 @@ class _Channel(Observer):
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where there are two channels: a round has one length."""
         channels = [type(c).__name__.lower() for c in run.callbacks if isinstance(c, _Channel)]
-        check("callbacks", ", ".join(channels), len(channels) == 1, "one channel at a time")
+        check(
+            "callbacks",
+            ", ".join(channels),
+            len(channels) == 1,
+            "one channel at a time",
+        )
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Add each client's seconds, and those of the slowest: the round's."""
         rows = record.clients
         clients = [int(row["client"]) for row in rows]
@@ -94,7 +107,11 @@ class FixedRate(_Channel):
     download_mbit: PositiveFloat = 49.97
 
     def rates(
-        self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray
+        self,
+        run: RunContext,
+        round: int,
+        clients: list[int],
+        sizes: np.ndarray,
     ) -> np.ndarray:
         """The given ones."""
         return np.broadcast_to(np.array([self.download_mbit, self.upload_mbit]) * 1e6, sizes.shape)
@@ -159,11 +176,20 @@ class Wireless(_Channel):
                 value = getattr(self, f.name)
                 heeded = f.name in ("fading", "channel") or bool(f.kw_only)
                 requirement = "channel table4 has its own: leave it out"
-                check(f"{key}.{f.name}", value, heeded or value == f.default, requirement)
+                check(
+                    f"{key}.{f.name}",
+                    value,
+                    heeded or value == f.default,
+                    requirement,
+                )
         requirement = f"it must be at least near = {self.near:g}"
         check(f"{key}.far", self.far, self.far >= self.near, requirement)
 
-    def distance(self, seed: int, client: int) -> float:
+    def distance(
+        self,
+        seed: int,
+        client: int,
+    ) -> float:
         """Metres to the server: the same in every round, drawn evenly over the ring's area."""
         inner = self.near**2
         share = numpy_rng(seed, "channel distance", client).random()
@@ -194,13 +220,23 @@ class Wireless(_Channel):
         return numpy_rng(seed, "channel fading", client, round).exponential(size=2)
 
     def rates(
-        self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray
+        self,
+        run: RunContext,
+        round: int,
+        clients: list[int],
+        sizes: np.ndarray,
     ) -> np.ndarray:
         """Shannon's: band times log2(1 + signal over noise and interference)."""
         seed = run.config.seed
         if self.channel == "table4":
             fading = np.array([self.faded(seed, round, client) for client in clients])
-            return Table4().rates(seed, round, clients, sizes, fading)
+            return Table4().rates(
+                seed,
+                round,
+                clients,
+                sizes,
+                fading,
+            )
         gain = np.array([self.gains(seed, round, client) for client in clients])
         weights = (sizes > 0).astype(float)
         if self.shares == "bytes":
@@ -260,7 +296,12 @@ class Table4:
         return np.asarray(10 ** (draws.normal(mean, np.sqrt(variance)) / 10))
 
     def rates(
-        self, seed: int, round: int, clients: list[int], sizes: np.ndarray, fading: np.ndarray
+        self,
+        seed: int,
+        round: int,
+        clients: list[int],
+        sizes: np.ndarray,
+        fading: np.ndarray,
     ) -> np.ndarray:
         """As `Wireless.rates`; `fading` (n, 2) is what it leaves of the power."""
         hertz, watts, metres = np.array([self.client(seed, client) for client in clients]).T

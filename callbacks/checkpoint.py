@@ -88,7 +88,11 @@ class Checkpoint(Observer):
         if run.resumed_from:
             self._last = disk.read_manifest(run.folder / "checkpoints", run.resumed_from)
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Save when it is time. Ctrl-C and SIGTERM wait until it is done."""
         metric = run.metric
         score = record.metrics.get(metric.of("validation"), record.metrics.get(metric.of("mean")))
@@ -207,7 +211,11 @@ class Checkpoint(Observer):
         run.processes.barrier()
         return manifest
 
-    def _prune(self, folder: Path, newest: Manifest) -> None:
+    def _prune(
+        self,
+        folder: Path,
+        newest: Manifest,
+    ) -> None:
         """Delete all but the last few checkpoints and the best, and files that none of these names.
 
         The first call looks through the folder, later ones at what this run has written.
@@ -302,7 +310,11 @@ class _Loaded(NamedTuple):
     states: dict[int, ClientState]
 
 
-def _load(run: RunContext, folder: Path, round: int) -> _Loaded:
+def _load(
+    run: RunContext,
+    folder: Path,
+    round: int,
+) -> _Loaded:
     """Return manifest, initial model, server and this rank's clients; `run` is not touched."""
     manifest = disk.read_manifest(folder, round)
     place = str(folder.parent)
@@ -310,7 +322,12 @@ def _load(run: RunContext, folder: Path, round: int) -> _Loaded:
     fits = max(manifest["heard"] + clients, default=0) < run.clients
     check("run", place, fits, "its checkpoint was saved with more clients")
     fits = manifest["blocks"] == _blocks(run) and manifest["dtype"] == str(run.dtype)
-    check("run", place, fits, "its checkpoint was saved with another model or precision")
+    check(
+        "run",
+        place,
+        fits,
+        "its checkpoint was saved with another model or precision",
+    )
     initial = disk.read_tensors(folder, manifest["initial"], _initial(run), {})
     models = {f"{k}.shared": group.initial for k, group in enumerate(run.groups)}
     fields = _flat(fields=run.server.memory) | _vectors(run)
@@ -359,14 +376,24 @@ def _of_client(state: ClientState) -> Tensors:
     """Return a client's tensors; the server's last copy only where it is another tensor."""
     vectors = dict(state.vectors)
     row = vectors.pop(MODEL)
-    tensors = _flat(row=row, vectors=vectors, buffers=state.buffers, fields=state.memory)
+    tensors = _flat(
+        row=row,
+        vectors=vectors,
+        buffers=state.buffers,
+        fields=state.memory,
+    )
     for slot, vector in state.received.items():
         if vector is not state.vectors.get(slot):
             tensors[_received_name(slot)] = vector
     return tensors
 
 
-def _state(run: RunContext, client: int, rounds: int, saved: Mapping[str, Tensor]) -> ClientState:
+def _state(
+    run: RunContext,
+    client: int,
+    rounds: int,
+    saved: Mapping[str, Tensor],
+) -> ClientState:
     """Return what `_of_client` gave, in the store."""
     slots = run.method.slots()
     vectors = {MODEL: run.store.allocate(saved["row"])}
@@ -380,7 +407,14 @@ def _state(run: RunContext, client: int, rounds: int, saved: Mapping[str, Tensor
     for name, value in memory.items():
         if name.startswith("optimizer.") and value.ndim:
             memory[name] = run.store.stow(value.to(run.device))
-    return ClientState(client, vectors, _buffers(saved, run.device), received, rounds, memory)
+    return ClientState(
+        client,
+        vectors,
+        _buffers(saved, run.device),
+        received,
+        rounds,
+        memory,
+    )
 
 
 def _received_name(slot: str) -> str:

@@ -62,12 +62,20 @@ class Quantize(Transform):
     bits: Literal[8, 16] = 8
     direction: Literal["both", "upload", "download"] = "both"
 
-    def on_download(self, client: Client, payload: Payload) -> None:
+    def on_download(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Quantise what the client receives."""
         if self.direction != "upload":
             self._quantise(client, payload, "quantize download")
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Quantise what the server receives."""
         if self.direction != "download":
             self._quantise(client, payload, "quantize upload")
@@ -112,11 +120,20 @@ class TopK(Transform):
         if any(isinstance(c, Quantize) for c in run.callbacks):
             raise BadInput("callbacks.topk", self.share, "it excludes quantize: choose one")
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Keep the largest changes."""
         # differences, magnitudes and sums
         client.flops += 3 * int(payload.layout.numbers[payload.sent].sum())
-        payload.vector = _with_coded_changes(client, payload, payload.sent, self._largest)
+        payload.vector = _with_coded_changes(
+            client,
+            payload,
+            payload.sent,
+            self._largest,
+        )
         counts = np.array([self._count(b.size) for b in payload.layout.blocks], dtype=np.int64)
         payload.block_bytes = counts * (payload.vector.element_size() + 4)
 
@@ -128,7 +145,10 @@ class TopK(Transform):
 
 
 def _with_coded_changes(
-    client: Client, payload: Payload, blocks: np.ndarray, code: Callable[[Tensor], Tensor]
+    client: Client,
+    payload: Payload,
+    blocks: np.ndarray,
+    code: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """The payload's vector (D,), in `blocks` (bool [B]) the server's last copy of the client plus
     the coded difference from it."""

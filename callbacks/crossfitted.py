@@ -268,7 +268,11 @@ class CrossFittedCube(Relation):
             self._group(server)
         self._record(server)
 
-    def _learn_noise(self, server: Server, first: bool) -> None:
+    def _learn_noise(
+        self,
+        server: Server,
+        first: bool,
+    ) -> None:
         memory = server.memory
         if not first:
             memory["cross.told"][server.answered] = 1
@@ -276,7 +280,13 @@ class CrossFittedCube(Relation):
         sums, count = memory["cross.noise"]
         for c, n in zip(measured, server.samples(measured), strict=True):
             upload = server.statistics[c]
-            add_noise(sums, count, n, upload["step"].double(), upload["noise"])
+            add_noise(
+                sums,
+                count,
+                n,
+                upload["step"].double(),
+                upload["noise"],
+            )
         if first and not measured:
             problem = "no client has enough samples to measure its noise"
             _say(server.run, f"{problem}: all of a step counts as noise")
@@ -293,7 +303,11 @@ class CrossFittedCube(Relation):
         sums[pairs] += products / lengths[:, None] / lengths
         count[pairs] += 1
 
-    def _cannot(self, run: RunContext, t: int) -> str:
+    def _cannot(
+        self,
+        run: RunContext,
+        t: int,
+    ) -> str:
         """Why there are no groups to be tried after round t, in words; empty: there may be."""
         if run.clients < FEWEST:
             return f"{run.clients} clients, fewer than {FEWEST}"

@@ -27,7 +27,12 @@ from fl_lightning.foundation.rng import numpy_rng
 
 
 def gradient(
-    R: Tensor, gram: Gram, prior: Tensor, lam: float, beta: float | Tensor, places: Tensor
+    R: Tensor,
+    gram: Gram,
+    prior: Tensor,
+    lam: float,
+    beta: float | Tensor,
+    places: Tensor,
 ) -> Tensor:
     """Gradient of the rows' problem, 2 lam (r G - G_i) + beta (r - p), from centred parts (KAPC,
     AAAI, Eq. 12).
@@ -225,14 +230,28 @@ class LearnedCube(Relation):
         gram = self._gram(inputs)
         check_finite(gram.centred)
         beta = self._beta(gram)
-        step = gradient(R, gram, prior, settings.lam, beta, inputs.places)
+        step = gradient(
+            R,
+            gram,
+            prior,
+            settings.lam,
+            beta,
+            inputs.places,
+        )
         squares = step.square().sum((0, 2))
         if settings.solver == "exact":
             R = exact(gram.centred, prior, self._rho(gram), inputs.places)
         else:
             for k in range(settings.relation_steps):
                 if k > 0:
-                    step = gradient(R, gram, prior, settings.lam, beta, inputs.places)
+                    step = gradient(
+                        R,
+                        gram,
+                        prior,
+                        settings.lam,
+                        beta,
+                        inputs.places,
+                    )
                 R = normalised(R - settings.eta_r * step, settings.projection)
         if not R.isfinite().all():
             step_words = f"eta_r = {settings.eta_r} with projection = {settings.projection!r}"
@@ -240,7 +259,13 @@ class LearnedCube(Relation):
                 f"the relation left the finite numbers: a step of {step_words} is unstable; use "
                 f"projection simplex, or a smaller eta_r"
             )
-        self._write_back(cube, R, mass, receivers, sources)
+        self._write_back(
+            cube,
+            R,
+            mass,
+            receivers,
+            sources,
+        )
         terms = (beta / 2 * (R - prior).square()).sum((0, 2))
         for client, term, square in zip(inputs.receivers, terms, squares, strict=True):
             self._terms[client] = float(term), float(square)
@@ -303,13 +328,22 @@ class LearnedCube(Relation):
             return layers * (8 * n**3 // 3 + 3 * n * n)
         return self.settings.relation_steps * layers * receivers * (2 * n * n + 10 * n)
 
-    def _unbound(self, sources: int, cube: Tensor) -> bool:
+    def _unbound(
+        self,
+        sources: int,
+        cube: Tensor,
+    ) -> bool:
         """Whether rows keep the sum that the steps gave them: without a projection, where everybody
         takes part."""
         return not self.sums_to_one and sources == cube.shape[0]
 
     def _write_back(
-        self, cube: Tensor, R: Tensor, mass: Tensor, receivers: Tensor, sources: Tensor
+        self,
+        cube: Tensor,
+        R: Tensor,
+        mass: Tensor,
+        receivers: Tensor,
+        sources: Tensor,
     ) -> None:
         rows = cube[receivers]
         if self.settings.partial == "literal":

@@ -97,7 +97,10 @@ def cube(view: RelationView, names: Sequence[str] = ()) -> Table:
 
 
 def clients(
-    run: RunContext, scores: list[float], kinds: list[str], last: Mapping[int, Row]
+    run: RunContext,
+    scores: list[float],
+    kinds: list[str],
+    last: Mapping[int, Row],
 ) -> Table:
     """Return a row for each client: its data, final score, and the entries of its `last` round."""
     data = run.data
@@ -138,7 +141,12 @@ def scores_alone(folder: str, run: RunContext) -> dict[int, float]:
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
         requirement = "it must be a run folder; its config.yaml cannot be read"
         raise BadInput(key, folder, requirement) from None
-    check(key, folder, method == "local", f"it must be a run of local; it is one of {method}")
+    check(
+        key,
+        folder,
+        method == "local",
+        f"it must be a run of local; it is one of {method}",
+    )
     settings = _without(run.config.by_key()["data"], _PLACES)
     is_same = all(data.get(name, value) == value for name, value in settings.items())
     is_same = is_same and saved.get("seed") == run.config.seed
@@ -149,7 +157,9 @@ def scores_alone(folder: str, run: RunContext) -> dict[int, float]:
 
 
 def gain(
-    scores: Mapping[int, float], alone: Mapping[int, float], metric: Metric
+    scores: Mapping[int, float],
+    alone: Mapping[int, float],
+    metric: Metric,
 ) -> dict[str, float]:
     """Return `gain/over_local` (mean over clients) and `gain/share_harmed` of these scores."""
     gains = np.array([metric.merit(score - alone[client]) for client, score in scores.items()])

@@ -37,7 +37,10 @@ class Heatmaps(Observer):
     stage = "draw"
 
     def __init__(
-        self, every: int | None = None, clients: list[int] | None = None, png: bool = True
+        self,
+        every: int | None = None,
+        clients: list[int] | None = None,
+        png: bool = True,
     ) -> None:
         """`every`: rounds between chosen ones (the last round always is); None: six spread over the
         run. `clients`: whose rows to draw; None: 0, 1 and 2 where they take part, else the first
@@ -47,7 +50,12 @@ class Heatmaps(Observer):
         valid = every is None or every >= 1
         check(f"{key}.every", every, valid, "it must be at least 1, or null")
         numbers = are_numbers(clients)
-        check(f"{key}.clients", clients, numbers, "it must be a list of client numbers")
+        check(
+            f"{key}.clients",
+            clients,
+            numbers,
+            "it must be a list of client numbers",
+        )
         self.every = every
         self.clients = clients
         self.png = png
@@ -72,7 +80,11 @@ class Heatmaps(Observer):
             if self._is_chosen(run, t) and not drawn and folder.relation_file(t).exists():
                 self._write(run, t, self.pictures(run, folder.read_relation(t), t))
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Draw the pictures into `record.images`."""
         if not run.is_main or self._absent:
             return
@@ -111,7 +123,12 @@ class Heatmaps(Observer):
         names = run.data.client_names
         if self._is_chosen(run, t):
             for client in self._chosen_clients(view.receivers):
-                images[f"relation/client-{client:03d}"] = draw_client(view, client, t, names)
+                images[f"relation/client-{client:03d}"] = draw_client(
+                    view,
+                    client,
+                    t,
+                    names,
+                )
         images[OVERVIEW] = draw_overview(view, t, names)
         return images
 
@@ -141,12 +158,20 @@ class Heatmaps(Observer):
                 log.say(f"callbacks.heatmaps: {problem}; the run goes on")
             self._warned = True
 
-    def _is_chosen(self, run: RunContext, round: int) -> bool:
+    def _is_chosen(
+        self,
+        run: RunContext,
+        round: int,
+    ) -> bool:
         if self.every is None:
             return round in spread(run.rounds, DRAWN)
         return round % self.every == 0 or round == run.rounds
 
-    def _file(self, run: RunContext, name: str) -> Path:
+    def _file(
+        self,
+        run: RunContext,
+        name: str,
+    ) -> Path:
         return run.folder / "figures" / f"{name}.png"
 
     def _chosen_clients(self, receivers: list[int]) -> list[int]:

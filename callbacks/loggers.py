@@ -80,7 +80,11 @@ class TensorBoard(Observer):
             for part in hparams(texts, dict.fromkeys(map(shown, scores), 0)):
                 self._writer._get_file_writer().add_summary(part)
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Write the round, and see to it that a reader finds it."""
         if self._writer is None:
             return
@@ -130,8 +134,18 @@ class WandB(Observer):
         `gain/share_harmed`. Variables that name one run (`connection.OF_ONE_RUN`) are not heeded.
         """
         modes = ("auto", "online", "offline", "disabled")
-        check("loggers.wandb.mode", mode, mode in modes, f"it must be one of {', '.join(modes)}")
-        require("wandb", "loggers.wandb", "wandb", "to log without it: --loggers.wandb null")
+        check(
+            "loggers.wandb.mode",
+            mode,
+            mode in modes,
+            f"it must be one of {', '.join(modes)}",
+        )
+        require(
+            "wandb",
+            "loggers.wandb",
+            "wandb",
+            "to log without it: --loggers.wandb null",
+        )
         self.mode = mode
         self.checkpoint = checkpoint
         self.local = local
@@ -171,7 +185,12 @@ class WandB(Observer):
         if self.mode != "offline":
             mode, reason = connection.possible_mode()
         possible = self.mode in ("auto", mode)
-        check("loggers.wandb.mode", self.mode, possible, f"{reason}; use auto or offline")
+        check(
+            "loggers.wandb.mode",
+            self.mode,
+            possible,
+            f"{reason}; use auto or offline",
+        )
         if mode == "disabled":
             return
         for attempt in dict.fromkeys((mode, "offline")):
@@ -197,7 +216,11 @@ class WandB(Observer):
             self._say(f"{fewer}: {advice}")
         self._send_again(run)
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Send the round as one row."""
         self._send(
             run, record.round, record.metrics, record.clients, record.images, record.relation
@@ -299,7 +322,14 @@ class WandB(Observer):
             for callback in run.callbacks:
                 if view is not None and isinstance(callback, Heatmaps):
                     images |= callback.pictures(run, view, t)
-            self._send(run, t, row, clients[t], images, view)
+            self._send(
+                run,
+                t,
+                row,
+                clients[t],
+                images,
+                view,
+            )
 
     def _send(
         self,
@@ -343,7 +373,10 @@ class WandB(Observer):
             connection.let_go()
 
     def _with_room(
-        self, run: RunContext, t: int, images: Mapping[str, np.ndarray]
+        self,
+        run: RunContext,
+        t: int,
+        images: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
         """The pictures of this round that are sent: of long runs those of rounds that are spread
         over the run."""

@@ -193,7 +193,13 @@ class MeasuredCube(Relation):
         sums, count = memory["noise.measured"]
         for c, n, step in zip(answered, samples, steps, strict=True):
             if (noise := server.statistics[c].get("noise")) is not None:
-                add_noise(sums, count, n, step, noise)
+                add_noise(
+                    sums,
+                    count,
+                    n,
+                    step,
+                    noise,
+                )
         shares = noise_shares(sums, count, samples)
         if run.is_main and "noise" not in run.warned and not count.any() and steps.any():
             problem = "no client has enough samples to measure its noise"

@@ -74,7 +74,13 @@ class LocalPrivacy(Transform, Observer):
     _noises: dict[str, Noise] = internal(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_noise(self.config_key, self.clip, self.noise, self.epsilon_target, self.delta)
+        check_noise(
+            self.config_key,
+            self.clip,
+            self.noise,
+            self.epsilon_target,
+            self.delta,
+        )
 
     # ---------------------------------------------------------------- before the first round
 
@@ -115,13 +121,22 @@ class LocalPrivacy(Transform, Observer):
                 must_be_behind = isinstance(callback, BEHIND)
                 where = "behind" if must_be_behind else "before"
                 requirement = f"it must be named {where} {key.removeprefix('callbacks.')}"
-                check(callback.config_key, "", is_behind == must_be_behind, requirement)
+                check(
+                    callback.config_key,
+                    "",
+                    is_behind == must_be_behind,
+                    requirement,
+                )
                 chooses = getattr(callback, "client", False) is True
                 requirement = f"which layers a client sends tells of its data: false beside {key}"
                 check(f"{callback.config_key}.client", True, not chooses, requirement)
 
     def noises(
-        self, config: Config, method: Any, named: Sequence[str], samples: int
+        self,
+        config: Config,
+        method: Any,
+        named: Sequence[str],
+        samples: int,
     ) -> dict[str, Noise]:
         """Clip and noise of each of the kinds `named`.
 
@@ -138,7 +153,15 @@ class LocalPrivacy(Transform, Observer):
             target = float(self.epsilon_target or 0)
             times = uploads(config, method, named)
             mechanisms = partial(_mechanisms, times)
-            noise = dict.fromkeys(named, calibrated(mechanisms, target, self.delta, key))
+            noise = dict.fromkeys(
+                named,
+                calibrated(
+                    mechanisms,
+                    target,
+                    self.delta,
+                    key,
+                ),
+            )
         return {kind: Noise(clips[kind], noise[kind]) for kind in named}
 
     def _of_kinds(
@@ -155,14 +178,23 @@ class LocalPrivacy(Transform, Observer):
             problem = "scores are computed on clients' own test data and published as they are"
             requirement = f"{problem}: no noise covers them; kinds are {listed}"
             check(key, name, name not in SCORES, requirement)
-            check(key, name, name in named, f"clients upload no such kind; they upload {listed}")
+            check(
+                key,
+                name,
+                name in named,
+                f"clients upload no such kind; they upload {listed}",
+            )
         for name in named:
             requirement = f"clients also upload {name}, which would be unprotected: {listed}"
             check(key, value, name in value, requirement)
         return {name: float(value[name]) for name in named}
 
     def planned(
-        self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]
+        self,
+        config: Config,
+        method: Any,
+        sends_model: bool,
+        sizes: Sequence[int],
     ) -> dict[str, Any]:
         """What the summary will have at most, before the run."""
         named = kinds(method, sends_model=sends_model)
@@ -179,7 +211,11 @@ class LocalPrivacy(Transform, Observer):
             NOISE: torch.zeros(count, dtype=torch.float64),
         }
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Bound, add noise, and count."""
 
         def draws(kind: str) -> torch.Generator:
@@ -193,7 +229,11 @@ class LocalPrivacy(Transform, Observer):
         noise = [noise.multiplier for noise in self._noises.values()]
         client.memory[NOISE] = torch.tensor(noise, dtype=torch.float64)
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Epsilon so far: the largest client's, each client's, and that of this round's upload
         alone."""
         counts = self._counts(run)
@@ -207,7 +247,12 @@ class LocalPrivacy(Transform, Observer):
         of_rank = {c: tuple(s.memory[UPLOADS].tolist()) for c, s in run.states.items()}
         return run.processes.gather_by_client(of_rank)
 
-    def _epsilon(self, times: Sequence[int], *, replace_one: bool = False) -> float:
+    def _epsilon(
+        self,
+        times: Sequence[int],
+        *,
+        replace_one: bool = False,
+    ) -> float:
         """Epsilon of so many uploads of each kind."""
         kinds = zip(self._noises.values(), times, strict=True)
         mechanisms = [Mechanism(noise.multiplier, n) for noise, n in kinds]

@@ -55,7 +55,12 @@ class Progress(Observer):
             )
             note = _so_far(self._judged)
             start = run.resumed_from
-            self._task = self._bar.add_task("", total=run.rounds, completed=start, note=note)
+            self._task = self._bar.add_task(
+                "",
+                total=run.rounds,
+                completed=start,
+                note=note,
+            )
             self._bar.start()
 
     def on_round_start(
@@ -71,13 +76,21 @@ class Progress(Observer):
             description = f"round {round}/{run.rounds}"
             self._bar.update(self._task, description=description, completed=round - 1)
 
-    def on_client_end(self, run: RunContext, client: int) -> None:
+    def on_client_end(
+        self,
+        run: RunContext,
+        client: int,
+    ) -> None:
         """Move on within the round, as far as rank 0 can tell."""
         self._done += 1
         if self._bar is not None and self._done <= self._share:
             self._bar.advance(self._task, 1 / self._share)
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Show what the round brought."""
         if not run.is_main:
             return
@@ -122,7 +135,13 @@ class Progress(Observer):
             out.print(_table(run, self._rows, self._summary))
             lines = _closing_lines(run, self._rows, self._summary)
             # not wrapped: paths can be copied
-            out.print(*lines, sep="\n", soft_wrap=True, markup=False, highlight=False)
+            out.print(
+                *lines,
+                sep="\n",
+                soft_wrap=True,
+                markup=False,
+                highlight=False,
+            )
 
 
 def _table(
@@ -156,14 +175,25 @@ def _table(
             ("* worst 10 % of clients", metric.of("worst")),
             ("* spread over clients (std)", metric.of("std")),
         ):
-            table.add_row(label, f"{best_row[column]:.4f}", f"{round}", f"{last_row[column]:.4f}")
+            table.add_row(
+                label,
+                f"{best_row[column]:.4f}",
+                f"{round}",
+                f"{last_row[column]:.4f}",
+            )
     if metric.of("mean_best") in summary:
         score = summary[metric.of("mean_best")]
         table.add_row("* mean of each client's best round", f"{score:.4f}")
     final_models, _, other_models = final_words(summary).partition("; ")
     if f"final_{mean}" in summary:
         label = f"all clients at the end ({final_models})"
-        table.add_row(label, "", "", f"{summary[f'final_{mean}']:.4f}", end_section=True)
+        table.add_row(
+            label,
+            "",
+            "",
+            f"{summary[f'final_{mean}']:.4f}",
+            end_section=True,
+        )
     if "validation_round" in summary:
         label = "* in the round chosen on validation data"
         score = summary[f"validation_{mean}"]
@@ -220,7 +250,11 @@ def _closing_lines(
     return lines
 
 
-def _travelled(total: Mapping[str, float], way: str, word: str) -> str:
+def _travelled(
+    total: Mapping[str, float],
+    way: str,
+    word: str,
+) -> str:
     """Bytes that went one way, in words."""
     size = total[f"{way}_bytes"]
     parameters = in_bytes(total[f"{way}_parameter_bytes"], like=size).split()[0]

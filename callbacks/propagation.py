@@ -151,7 +151,12 @@ class Propagation(Relation):
             return {"fedora.rows": self._matrix(graph + oneself)}
         problem = "numbers of tokens span no subspace that would tell clients apart"
         requirement = f"{problem}: use similarity random"
-        check("method.similarity", self.similarity, not run.data.vocabulary, requirement)
+        check(
+            "method.similarity",
+            self.similarity,
+            not run.data.vocabulary,
+            requirement,
+        )
         bases_here = {}
         features_here = {}
         for client in run.at_home(range(run.clients)):

@@ -52,7 +52,11 @@ class Relation(Callback):
         raise NotImplementedError
 
     def as_mixed(
-        self, rows: Tensor, receivers: Sequence[int], sources: Sequence[int], round: int
+        self,
+        rows: Tensor,
+        receivers: Sequence[int],
+        sources: Sequence[int],
+        round: int,
     ) -> Tensor:
         """Return the weights by which the server mixes, and which it logs, from the method's."""
         return rows if self.blur is None else self.blur(rows, receivers, sources, round)

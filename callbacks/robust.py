@@ -43,7 +43,11 @@ class TrimmedMean(Unweighted):
 
     share: Annotated[float, Range(0, 0.5, below=True)]
 
-    def combine(self, W: Tensor, p: Tensor) -> Tensor:
+    def combine(
+        self,
+        W: Tensor,
+        p: Tensor,
+    ) -> Tensor:
         """The trimmed mean of each column; of few models at least the middle ones are kept."""
         n = len(W)
         return trimmed_mean(W, min(math.ceil(self.share * n - 1e-9), (n - 1) // 2))
@@ -54,7 +58,11 @@ class Median(Unweighted):
     """The median of each number over the clients (Yin et al., ICML 2018); for an even n, the mean
     of the middle two."""
 
-    def combine(self, W: Tensor, p: Tensor) -> Tensor:
+    def combine(
+        self,
+        W: Tensor,
+        p: Tensor,
+    ) -> Tensor:
         """The median of each column."""
         return trimmed_mean(W, (len(W) - 1) // 2)
 
@@ -84,11 +92,20 @@ class Krum(Aggregator):
         key = self.config_key
         attackers = self.attackers
         most = (n - 3) // 2
-        check(f"{key}.attackers", attackers, attackers <= most, f"of {n} clients at most {most}")
+        check(
+            f"{key}.attackers",
+            attackers,
+            attackers <= most,
+            f"of {n} clients at most {most}",
+        )
         most = n - attackers
         check(f"{key}.keep", self.keep, self.keep <= most, f"at most {most}")
 
-    def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
+    def weights(
+        self,
+        p: Tensor,
+        inputs: RelationInputs,
+    ) -> Tensor:
         """1 / keep for the chosen models, else 0. Where clients have failed, fewer neighbours are
         looked at."""
         n = p.shape[-1]
@@ -102,7 +119,11 @@ class Krum(Aggregator):
         weights[chosen] = 1 / len(chosen)
         return weights.expand(p.shape)
 
-    def combine(self, W: Tensor, p: Tensor) -> Tensor:
+    def combine(
+        self,
+        W: Tensor,
+        p: Tensor,
+    ) -> Tensor:
         """The mean of the chosen models; the others do not come in, however large they are."""
         chosen = p > 0
         return mean_of(W[chosen], p[chosen])
@@ -128,7 +149,11 @@ class NormBound(Transform):
     bound: PositiveFloat
     action: Literal["clip", "refuse"] = "clip"
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Measure, and clip or refuse."""
         reference = client.reference
         segments = payload.layout.segments(payload.sent)

@@ -55,7 +55,16 @@ def holds(
         classes: classes present on the client, c.
     """
     L = len(B)
-    bound = math.log(L) + math.log(sizes.outputs[omega - 1]) + _log_m(omega, B_now, tau_now, sizes)
+    bound = (
+        math.log(L)
+        + math.log(sizes.outputs[omega - 1])
+        + _log_m(
+            omega,
+            B_now,
+            tau_now,
+            sizes,
+        )
+    )
     bound -= math.log(omega) + math.log(classes) + (L - omega) * math.log(2)
     bound += float(np.log(B_now).sum() - np.log(B).sum())
     return bound <= _log_m(L, B, tau, sizes)
@@ -135,7 +144,12 @@ class LayerSelection(Transform):
     def on_fit_start(self, run: RunContext) -> None:
         """Layer selection needs a relation for each layer."""
         requirement = "it needs a method whose relation tells layers apart, such as kapc"
-        check("callbacks.layerselection", run.method_name, run.relation.per_layer, requirement)
+        check(
+            "callbacks.layerselection",
+            run.method_name,
+            run.relation.per_layer,
+            requirement,
+        )
 
     def init_client(self, run: RunContext) -> Tensors:
         """Bounds B and tau, the last Omega (L: all layers), and which layers the server has ever
@@ -149,7 +163,11 @@ class LayerSelection(Transform):
             "selection.received": torch.zeros(L, dtype=torch.bool),
         }
 
-    def on_download(self, client: Client, payload: Payload) -> None:
+    def on_download(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Withhold layers in which the client's weight on itself is great, and those that it has
         never uploaded."""
         send = np.ones(len(client.layout.layers), dtype=bool)
@@ -163,7 +181,11 @@ class LayerSelection(Transform):
             send &= client.memory["selection.received"].numpy()
         payload.sent &= send[[b.layer for b in client.layout.blocks]]
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Choose Omega and keep the layers behind it back. Normalisation always travels: the
         papers' bytes say so."""
         memory = client.memory
@@ -189,8 +211,25 @@ class LayerSelection(Transform):
         sizes = _sizes(client.layout)
         if self.width == "numbers":
             sizes = replace(sizes, outputs=_numbers(client, sizes.outputs))
-        fits = [holds(o, B, tau, B_now, tau_now, sizes, classes) for o in range(1, L + 1)]
-        return search(omega, fits, self.search, self.step_back, self.largest)
+        fits = [
+            holds(
+                o,
+                B,
+                tau,
+                B_now,
+                tau_now,
+                sizes,
+                classes,
+            )
+            for o in range(1, L + 1)
+        ]
+        return search(
+            omega,
+            fits,
+            self.search,
+            self.step_back,
+            self.largest,
+        )
 
     def _norms(self, client: Client) -> tuple[np.ndarray, np.ndarray]:
         """||w^l|| and ||w^l - s^l|| of the client's current model; the latter 0 for layers that
@@ -235,7 +274,12 @@ def _numbers(client: Client, outputs: np.ndarray) -> np.ndarray:
     network = client.bind().model
     widths = dict(zip(client.layout.layers, outputs, strict=True))
 
-    def note(name: str, _: nn.Module, __: Any, output: Any) -> None:
+    def note(
+        name: str,
+        _: nn.Module,
+        __: Any,
+        output: Any,
+    ) -> None:
         if isinstance(output, Tensor):
             widths[name] = float(output[0].numel())
 

@@ -84,12 +84,22 @@ class StepPrivacy(Transform, Observer):
         check("evaluation.judge", run.judge, "finetuned" not in judged, requirement)
         precision = run.config.fabric.precision
         requirement = f"{KEY} bounds gradients in 32 bits or more: use 32-true or 64-true"
-        check("fabric.precision", precision, precision in ("32-true", "64-true"), requirement)
+        check(
+            "fabric.precision",
+            precision,
+            precision in ("32-true", "64-true"),
+            requirement,
+        )
         names = ", ".join(kind.__name__.lower() for kind in BEHIND)
         requirement = f"beside {KEY} nothing else may look at samples: only {names} can run with it"
         for callback in run.callbacks:
             if isinstance(callback, Transform) and callback is not self:
-                check(callback.config_key, "", isinstance(callback, BEHIND), requirement)
+                check(
+                    callback.config_key,
+                    "",
+                    isinstance(callback, BEHIND),
+                    requirement,
+                )
 
     def _multiplier(
         self,
@@ -123,11 +133,20 @@ class StepPrivacy(Transform, Observer):
         noise = 0.0
         for rate, steps in clients:
             if not noise or epsilon([Mechanism(noise, steps, rate)], delta) > target:
-                noise = calibrated(partial(_one_mechanism, steps, rate), target, delta, key)
+                noise = calibrated(
+                    partial(_one_mechanism, steps, rate),
+                    target,
+                    delta,
+                    key,
+                )
         return noise
 
     def planned(
-        self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]
+        self,
+        config: Config,
+        method: Any,
+        sends_model: bool,
+        sizes: Sequence[int],
     ) -> dict[str, Any]:
         """What the summary will have at most, before the run."""
         self._noise = self._multiplier(config, method, sizes)
@@ -139,7 +158,11 @@ class StepPrivacy(Transform, Observer):
         """How many steps the client has taken."""
         return {STEPS: torch.zeros((), dtype=torch.int64)}
 
-    def on_phase(self, client: Client, phase: Phase) -> Private:
+    def on_phase(
+        self,
+        client: Client,
+        phase: Phase,
+    ) -> Private:
         """How the next phase of `client` is protected.
 
         Raises:
@@ -161,9 +184,18 @@ class StepPrivacy(Transform, Observer):
             return unrepeatable()
 
         steps = sum(fit.steps for fit in client.fits)
-        return Private(float(privacy.clip or 0), float(run.server.memory[NOISE]), steps, draws)
+        return Private(
+            float(privacy.clip or 0),
+            float(run.server.memory[NOISE]),
+            steps,
+            draws,
+        )
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Count the steps.
 
         Raises:
@@ -176,10 +208,19 @@ class StepPrivacy(Transform, Observer):
         if not isinstance(phases, str):
             most = steps_of(client.run.config, phases, len(client.data.train))
         requirement = f"its private_phases say {most} steps in a round, and it took {steps}"
-        check(f"{type(method).__name__}.private_phases", phases, steps <= most, requirement)
+        check(
+            f"{type(method).__name__}.private_phases",
+            phases,
+            steps <= most,
+            requirement,
+        )
         client.memory[STEPS] = client.memory[STEPS] + steps
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Epsilon so far, of the client with the largest."""
         record.metrics["privacy_epsilon"] = self._epsilon(run.config, _taken(run))
 
@@ -296,7 +337,12 @@ def _check_model(run: RunContext, group: ModelGroup) -> None:
         tracks = isinstance(part, _NormBase) and part.track_running_stats
         problem = f"its {name} ({type(part).__name__}) keeps statistics of samples"
         requirement = f"{problem}, and no noise covers them: use a model with GroupNorm"
-        check("model", group.name, not tracks or name in group.layout.still, requirement)
+        check(
+            "model",
+            group.name,
+            not tracks or name in group.layout.still,
+            requirement,
+        )
     requirement = f"{KEY} bounds samples in the task loss, and would pass its training_step by"
     check("model", group.name, not has_own_step(model), requirement)
     for client in run.at_home(group.members)[:1]:

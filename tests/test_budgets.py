@@ -22,7 +22,7 @@ LAYOUT = {
 }
 TOKENS = {
     "benchmarks": 18_900,
-    "callbacks": 36_600,
+    "callbacks": 36_200,
     "configuration": 19_100,
     "core": 17_300,
     "data": 47_400,
@@ -31,7 +31,7 @@ TOKENS = {
     "exporting": 3_700,
     "foundation": 14_600,
     "lab": 99_000,
-    "methods": 46_000,
+    "methods": 45_000,
     "models": 7_800,
     "privacy": 3_600,
     "results": 15_800,

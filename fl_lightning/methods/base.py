@@ -201,12 +201,22 @@ class Method:
         whole = is_sent or self.traits.still
         return group["model"] if group.server.run.relation.is_global and whole else None
 
-    def prepare(self, client: Client, vector: Tensor, kind: str) -> Tensors:
+    def prepare(
+        self,
+        client: Client,
+        vector: Tensor,
+        kind: str,
+    ) -> Tensors:
         """What `outputs` needs beside the model `vector` (D,), which is about to be scored as
         `kind`: made once, it is kept in `client.prepared`."""
         return {}
 
-    def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
+    def outputs(
+        self,
+        client: Client,
+        x: Tensor,
+        kind: str,
+    ) -> Tensor:
         """Class scores (batch, classes) of the bound model, which is scored as `kind` (before,
         after, global, ...)."""
         scores: Tensor = client.module.model(x)

@@ -66,7 +66,12 @@ class ClassMeans(Method, ABC):
         return True
 
     @abstractmethod
-    def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        means: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss and what the received `means` (`features`, ... (C, ...), `known` (C,)) add
         to it, shape ()."""
 

@@ -58,7 +58,12 @@ class Clustered(Method, ABC):
             losses = {k: client.loss(part, centre(server.only, k)) for k in sizes}
         server.memory["cluster"][client.id] = min(losses, key=lambda k: losses[k])
 
-    def average(self, server: Server, cluster: Tensor, who: Sequence[int]) -> None:
+    def average(
+        self,
+        server: Server,
+        cluster: Tensor,
+        who: Sequence[int],
+    ) -> None:
         """Put clients into the clusters `cluster` (N,), int64, and make the model of each the mean
         of the last uploads of its clients among `who`; without any it stays."""
         group = server.only

@@ -129,7 +129,13 @@ class MeanPull:
             sample (the authors drop such batches).
     """
 
-    def __init__(self, kappa: float, momentum: float, u: Tensor | None, complete: int) -> None:
+    def __init__(
+        self,
+        kappa: float,
+        momentum: float,
+        u: Tensor | None,
+        complete: int,
+    ) -> None:
         self.kappa = kappa
         self.momentum = momentum
         self.u = u

@@ -76,7 +76,12 @@ class FedAlign(Method):
             forward = self._try_block(client.run, client.module)
         return [Phase(objective=Objective(loss=PureLoss(self.loss, flops=3 * forward)))]
 
-    def loss(self, _: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        _: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss and the term, shape ()."""
         name = self._block(module)
         block = module.model.get_submodule(name)
@@ -116,7 +121,12 @@ def last_block(model: nn.Module, head: str) -> str:
 
 
 @torch.no_grad()
-def check_block(model: nn.Module, name: str, x: Tensor, width: float) -> float:
+def check_block(
+    model: nn.Module,
+    name: str,
+    x: Tensor,
+    width: float,
+) -> float:
     """Operations of `stretch_gap` for a sample, forward.
 
     Raises:
@@ -163,7 +173,13 @@ def _ended_by(block: nn.Module) -> Iterator[None]:
         yield
 
 
-def stretch_gap(block: nn.Module, a: Tensor, b: Tensor, width: float, name: str = "") -> Tensor:
+def stretch_gap(
+    block: nn.Module,
+    a: Tensor,
+    b: Tensor,
+    width: float,
+    name: str = "",
+) -> Tensor:
     """Mean squared difference, shape (), of `stretch` of the slimmed block, on its part of `a`, and
     of the whole."""
     if a.ndim != b.ndim:
@@ -173,7 +189,12 @@ def stretch_gap(block: nn.Module, a: Tensor, b: Tensor, width: float, name: str 
     return mse_loss(slim, stretch(a, b))
 
 
-def slimmed(block: nn.Module, x: Tensor, width: float, name: str = "") -> Tensor:
+def slimmed(
+    block: nn.Module,
+    x: Tensor,
+    width: float,
+    name: str = "",
+) -> Tensor:
     """What `block` makes of `x`, the first channels of its input, with the first inputs and outputs
     of all its layers, a share `width` of them. Running statistics are left as they are.
 

@@ -70,7 +70,12 @@ class FedCP(PersonalPart):
         tensors = {"received": client["model"].clone(), "v": client.bind().head.own_context()}
         return [Phase(objective=Objective(loss=PureLoss(self.loss, tensors)))]
 
-    def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        tensors: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss in the context `v`, and the distance to features under the `received`
         model, shape ()."""
         with module.head.using(tensors["v"]):

@@ -168,7 +168,12 @@ def distilled(
     return student if run.is_main else gathered[0].to(run.device)
 
 
-def _batches(count: int, size: int, steps: int, draws: torch.Generator) -> list[Tensor]:
+def _batches(
+    count: int,
+    size: int,
+    steps: int,
+    draws: torch.Generator,
+) -> list[Tensor]:
     """Indices of `steps` batches."""
     batches: list[Tensor] = []
     while len(batches) < steps:

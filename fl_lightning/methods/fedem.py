@@ -75,14 +75,24 @@ class FedEM(Method):
         client.memory["pi"] = fitted_weights(client)
         return []
 
-    def loss(self, _: Tensors, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(
+        self,
+        _: Tensors,
+        module: Module,
+        batch: tuple[Tensor, Tensor],
+    ) -> Tensor:
         """sum_k mean q_k CE_k of weighted labels (batch, K, C), shape (): no component's reaches
         another."""
         x, target = batch
         logs: Tensor = module.model.log_probabilities(x)
         return -(target * logs).sum() / len(target)
 
-    def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
+    def outputs(
+        self,
+        client: Client,
+        x: Tensor,
+        kind: str,
+    ) -> Tensor:
         """Log probabilities of the client's mixture."""
         pi = client.memory["pi"]
         if kind == "global":

@@ -155,7 +155,11 @@ class FedFomo(Method):
 
 
 def epsilon_greedy(
-    scores: Tensor, among: Sequence[int], count: int, epsilon: float, rng: np.random.Generator
+    scores: Tensor,
+    among: Sequence[int],
+    count: int,
+    epsilon: float,
+    rng: np.random.Generator,
 ) -> list[int]:
     """`count` of `among`, by `scores` (N,): each the best that remains, or with probability
     `epsilon` any that remains."""
@@ -169,7 +173,11 @@ def epsilon_greedy(
 
 
 def first_order_gains(
-    client: Client, part: Part, start: Tensor, models: Sequence[Tensor], norm: int = 2
+    client: Client,
+    part: Part,
+    start: Tensor,
+    models: Sequence[Tensor],
+    norm: int = 2,
 ) -> Tensor:
     """(L(start) - L(model)) / ||model - start|| of each of the `models` (D,) on `part`, float64
     (models,).

@@ -254,7 +254,11 @@ class Generator:
         return [(h, self.noise + self.classes), (h, 1), (d, h), (d, 1)]
 
     def __call__(
-        self, theta: Tensor, y: Tensor, eps: Tensor, moving: Tensor | None = None
+        self,
+        theta: Tensor,
+        y: Tensor,
+        eps: Tensor,
+        moving: Tensor | None = None,
     ) -> Tensor:
         """Features (batch, d) of classes `y` (batch,) and noise `eps` (batch, noise).
 

@@ -79,7 +79,12 @@ class FedHKD(ClassMeans):
         """Whether one of the two terms counts."""
         return self.lam > 0 or self.gamma > 0
 
-    def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        means: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss and both terms (Eq. 11), shape ()."""
         task = module.task_loss(batch)
         terms = []
@@ -144,7 +149,12 @@ class FedHKD(ClassMeans):
         return report
 
 
-def classifier_gap(module: Module, means: Tensors, temperature: float, lam: float) -> Tensor:
+def classifier_gap(
+    module: Module,
+    means: Tensors,
+    temperature: float,
+    lam: float,
+) -> Tensor:
     """lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over known classes, shape () (FedHKD, Eq. 11).
 
     G is the classifier.
@@ -159,7 +169,11 @@ def classifier_gap(module: Module, means: Tensors, temperature: float, lam: floa
 
 
 def noisy(
-    features: Tensor, counts: Tensor, sigma: float, zeta: float, draws: torch.Generator
+    features: Tensor,
+    counts: Tensor,
+    sigma: float,
+    zeta: float,
+    draws: torch.Generator,
 ) -> Tensor:
     """Mean `features` (C, d) with Gaussian noise of sigma times the class's sensitivity 2 zeta / N
     on each number."""

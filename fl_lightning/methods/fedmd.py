@@ -204,7 +204,12 @@ class FedMD(WithoutModels):
             "public.rows": rows,
         }
 
-    def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
+    def weigh(
+        self,
+        server: Server,
+        P: Tensor,
+        uploaders: list[int],
+    ) -> Tensor:
         """Rows (N, m), float64, sums 1: every client's weights of the predictions P (m, |D_r|, C)
         of `uploaders`; equal ones."""
         shape = (server.clients, len(uploaders))

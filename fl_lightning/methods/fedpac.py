@@ -104,7 +104,12 @@ class FedPAC(ClassMeans):
         yield Phase(trains=head, epochs=self.head_epochs, lr=self.head_lr, purpose="head")
         yield Phase(trains=~head, objective=self.objective(client, payload))
 
-    def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        means: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss, and lam times the mean squared distance to the class's mean, shape ();
         classes without a mean add 0."""
         task = module.task_loss(batch)

@@ -60,7 +60,12 @@ class FedRoD(Method):
         prior = (counts / counts.max()).clamp_min(torch.finfo(torch.float32).tiny).log()
         return [Phase(objective=Objective(loss=PureLoss(self.loss, {"prior": prior})))]
 
-    def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        tensors: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """Both, with the client's `prior` (C,), shape ()."""
         x, y = batch
         prior = tensors["prior"]

@@ -125,7 +125,12 @@ def adaptive_margin(uploaded: Tensor, classes: Tensor, most: float) -> float:
     return min(float(distances.min(1).values.max()), most)
 
 
-def margin_loss(centres: Tensor, uploaded: Tensor, classes: Tensor, margin: float) -> Tensor:
+def margin_loss(
+    centres: Tensor,
+    uploaded: Tensor,
+    classes: Tensor,
+    margin: float,
+) -> Tensor:
     """Cross entropy of minus the distances of `uploaded` (n, d), of `classes` (n,), to the
     prototypes `centres` (C, d), of which the own class's counts as longer by `margin`, shape ()."""
     distance = torch.cdist(uploaded, centres, compute_mode="donot_use_mm_for_euclid_dist")

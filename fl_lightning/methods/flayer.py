@@ -112,7 +112,12 @@ class FLAYER(PlainSteps):
         server["model"] = mean_of_uploaders(server, old)
 
 
-def layer_rates(layout: Layout, gradient: Tensor, top: float, middle: float = 1.0) -> Tensor:
+def layer_rates(
+    layout: Layout,
+    gradient: Tensor,
+    top: float,
+    middle: float = 1.0,
+) -> Tensor:
     """What the learning rate of each parameter is multiplied by, (D,), for a `gradient` (D,).
 
     Layer l of L: 1 + l / (L - 1) times the mean over its tensors of ln(1 + 1 / ||gradient||), from

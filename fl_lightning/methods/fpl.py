@@ -77,7 +77,12 @@ class FPL(ClassMeans):
 
         return Objective(loss=loss)
 
-    def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        means: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss and the losses on prototypes, shape ()."""
         task = module.task_loss(batch)
         prototypes = means["prototypes"]
@@ -148,7 +153,11 @@ def cluster_prototypes(uploads: Iterable[Tensors], like: Tensor) -> Tensors:
 
 
 def cluster_losses(
-    features: Tensor, labels: Tensor, prototypes: Tensor, classes: Tensor, tau: float
+    features: Tensor,
+    labels: Tensor,
+    prototypes: Tensor,
+    classes: Tensor,
+    tau: float,
 ) -> Tensor:
     """-log of the share of the sample's class in e^(cos(z, p) / tau) over all prototypes p, + the
     mean squared distance of z to the mean prototype of its class; the sum over a batch's samples

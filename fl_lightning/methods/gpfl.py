@@ -79,7 +79,12 @@ class GPFL(PersonalPart):
         decay = np.where(decays & in_head, self.mu / 2, 0.0)
         return [Phase(objective=Objective(torch.zeros_like(client["model"]), decay, loss=loss))]
 
-    def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        tensors: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """All losses, with e, g and q as received, shape ()."""
         e = tensors["e"]
         head = module.head

@@ -72,7 +72,12 @@ class KNNPer(Method):
         share = run.config.data.validation
         check("data.validation", share, self.lam is not None or can_choose, requirement)
 
-    def prepare(self, client: Client, vector: Tensor, kind: str) -> Tensors:
+    def prepare(
+        self,
+        client: Client,
+        vector: Tensor,
+        kind: str,
+    ) -> Tensors:
         """Features and labels of the client's training samples, and its `lam`; nothing where there
         are none."""
         if kind == "global" or self.lam == 0 or not len(client.data.train):
@@ -82,7 +87,12 @@ class KNNPer(Method):
         lam = self._best(client, vector, store) if self.lam is None else torch.tensor(self.lam)
         return store | {"lam": lam}
 
-    def _best(self, client: Client, vector: Tensor, store: Tensors) -> Tensor:
+    def _best(
+        self,
+        client: Client,
+        vector: Tensor,
+        store: Tensors,
+    ) -> Tensor:
         """The lam of the grid, shape (), by which most validation samples are right; the least of
         several."""
         right = torch.zeros(len(GRID))
@@ -93,7 +103,12 @@ class KNNPer(Method):
                 right[place] += float((mixture.argmax(1) == y).sum())
         return GRID[right.argmax()]
 
-    def _mixed(self, z: Tensor, scores: Tensor, store: Tensors) -> Tensor:
+    def _mixed(
+        self,
+        z: Tensor,
+        scores: Tensor,
+        store: Tensors,
+    ) -> Tensor:
         """The mixture's probabilities (batch, C) at features z (batch, d)."""
         p = wide(scores).softmax(1)
         classes = p.shape[1]
@@ -115,7 +130,13 @@ Kernel = Literal["gaussian", "exponential"]
 
 
 def vote(
-    z: Tensor, stored: Tensor, labels: Tensor, classes: int, k: int, scale: float, kernel: Kernel
+    z: Tensor,
+    stored: Tensor,
+    labels: Tensor,
+    classes: int,
+    k: int,
+    scale: float,
+    kernel: Kernel,
 ) -> Tensor:
     """Shares of classes among the k stored samples nearest to each feature, weighted by the kernel.
 

@@ -80,7 +80,12 @@ class KTPFL(FedMD):
         uniform = torch.full((run.clients, run.clients), 1.0 / run.clients, dtype=torch.float64)
         return super().init_server(run) | {"coefficients": uniform}
 
-    def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
+    def weigh(
+        self,
+        server: Server,
+        P: Tensor,
+        uploaders: list[int],
+    ) -> Tensor:
         """Step rows and columns of those who uploaded; their part of a row keeps the mass it
         had."""
         c = server.memory["coefficients"].clone()
@@ -117,7 +122,13 @@ def kl_gradient(c: Tensor, P: Tensor) -> Tensor:
 
 
 def paper_step(
-    c: Tensor, P: Tensor, shares: Tensor, lam: float, rho: float, step: float, prior: float
+    c: Tensor,
+    P: Tensor,
+    shares: Tensor,
+    lam: float,
+    rho: float,
+    step: float,
+    prior: float,
 ) -> Tensor:
     """KT-pFL Eq. 7: c - step lam (D_n / D) grad_n KL - 2 step rho (c - prior), (m, m); `shares` D_n
     / D (m,)."""
@@ -125,7 +136,12 @@ def paper_step(
     return c - step * (lam * shares[:, None] * kl_gradient(c, P) + pull)
 
 
-def code_step(c: Tensor, P: Tensor, rho: float, size: float) -> Tensor:
+def code_step(
+    c: Tensor,
+    P: Tensor,
+    rho: float,
+    size: float,
+) -> Tensor:
     """The authors' code: a scaled step down MSE(P_n, sum_j c_nj P_j) + rho MSE(c_n, 1/m), then
     softmax(5 row), (m, m).
 
@@ -143,7 +159,12 @@ def code_step(c: Tensor, P: Tensor, rho: float, size: float) -> Tensor:
     return torch.softmax(5 * (c - scale * gradient), dim=1)
 
 
-def put_back(c: Tensor, places: Tensor, part: Tensor, mass: Tensor) -> Tensor:
+def put_back(
+    c: Tensor,
+    places: Tensor,
+    part: Tensor,
+    mass: Tensor,
+) -> Tensor:
     """`c` (N, N) with the rows `part` (m, m), which sum to 1, of the clients `places` (m,) scaled
     to the `mass` they had.
 

@@ -82,7 +82,12 @@ class MOON(Method):
         models = {"received": client["model"].clone(), "last": client["last"]}
         return [Phase(objective=Objective(loss=PureLoss(self.loss, models)))]
 
-    def loss(self, models: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        models: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss and the contrast with features under the `received` and the `last` model,
         shape ()."""
         task = module.task_loss(batch)
@@ -103,7 +108,12 @@ class Projected(nn.Sequential):
         self.out = nn.Linear(width, classifier.out_features)
 
 
-def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
+def contrast(
+    z: Tensor,
+    near: Tensor,
+    far: Tensor,
+    tau: float,
+) -> Tensor:
     """Mean -log(e^(cos(z, near) / tau) / (e^(cos(z, near) / tau) + e^(cos(z, far) / tau))) of
     features (n, d), shape () (MOON).
     """

@@ -65,7 +65,12 @@ class PerFedAvg(PlainSteps, PlainMean):
         draws = client.generator("further batches")
         return [Phase(step=partial(self.step, draws), by_gradient=True)]
 
-    def step(self, draws: torch.Generator, client: Client, batch: Batch) -> Tensor:
+    def step(
+        self,
+        draws: torch.Generator,
+        client: Client,
+        batch: Batch,
+    ) -> Tensor:
         """One step of w; returns the task loss at w~. Running statistics follow the passes at w and
         w~."""
         w = client["model"]

@@ -134,7 +134,12 @@ class PFedFDA(OwnClassifier):
         vector = client["model"].clone()
         return headed(client, vector, self.adapted(client, vector, LEAST))
 
-    def adapted(self, client: Client, vector: Tensor, least: int = 1) -> Gaussians:
+    def adapted(
+        self,
+        client: Client,
+        vector: Tensor,
+        least: int = 1,
+    ) -> Gaussians:
         """The server's Gaussians, moved by `beta` towards those of the features of the client's
         training data under `vector` (D,); without any they stay as they are.
 
@@ -221,7 +226,12 @@ def headed(client: Client, vector: Tensor, gaussians: Gaussians) -> Tensor:
     return vector
 
 
-def estimated(z: Tensor, y: Tensor, received: Gaussians, ridge: float) -> Gaussians:
+def estimated(
+    z: Tensor,
+    y: Tensor,
+    received: Gaussians,
+    ridge: float,
+) -> Gaussians:
     """Of features z (n, d) with labels y (n,): class means and pooled covariance, scatter / (n - 1)
     + ridge I.
 
@@ -236,7 +246,13 @@ def estimated(z: Tensor, y: Tensor, received: Gaussians, ridge: float) -> Gaussi
     return Gaussians(means, scatter / max(len(z) - 1, 1) + ridge * eye)
 
 
-def trusted(z: Tensor, y: Tensor, received: Gaussians, prior: Tensor, ridge: float) -> Tensor:
+def trusted(
+    z: Tensor,
+    y: Tensor,
+    received: Gaussians,
+    prior: Tensor,
+    ridge: float,
+) -> Tensor:
     """How far a client's estimates are trusted, beta (2,) in [0, 1]: by L-BFGS from 1/2 on the
     cross entropy of two folds.
 

@@ -93,7 +93,12 @@ class PFedGraph(Method):
         numbers = int(layout.numbers[layout.is_parameter].sum())
         client.flops += 8 * numbers * client.fits[-1].steps
 
-    def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        tensors: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss less lam times the cosine with the `direction` u_i, shape ()."""
         return module.task_loss(batch) - self.lam * alignment(module, tensors["direction"])
 

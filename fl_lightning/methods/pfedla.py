@@ -134,7 +134,11 @@ class LayerRows(Relation):
         return Hypernetwork.of(memory, f"rows.{client}")
 
     def rows(
-        self, network: Hypernetwork, clients: int, client: int, sources: Sequence[int]
+        self,
+        network: Hypernetwork,
+        clients: int,
+        client: int,
+        sources: Sequence[int],
     ) -> Tensor:
         """Weights (L, n) of `sources` in what a client receives, as functions of its network's
         parameters."""

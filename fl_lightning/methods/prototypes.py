@@ -48,7 +48,12 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
         memory = super().init_server(run)
         return memory if run.config.federation.participation == 1 else memory | no_uploads(run)
 
-    def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        means: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss, and lam times the distance of features to their class's prototype, shape
         (); classes without one add 0."""
         task = module.task_loss(batch)

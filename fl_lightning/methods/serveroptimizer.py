@@ -43,7 +43,12 @@ class ServerOptimizer(Method, ABC):
         server.flops += 4 * len(change)
 
     def average(
-        self, server: Server, name: str, share: float, value: Tensor, first: float = 0.0
+        self,
+        server: Server,
+        name: str,
+        share: float,
+        value: Tensor,
+        first: float = 0.0,
     ) -> Tensor:
         """The server's running vector `name` (P,), a decayed sum: share * itself + `value`. It
         begins as `first` everywhere."""

@@ -31,7 +31,11 @@ class NewClassifier(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, make: Callable[[nn.Linear], nn.Module], method: str, inner: str = ""
+        self,
+        model: nn.Module,
+        make: Callable[[nn.Linear], nn.Module],
+        method: str,
+        inner: str = "",
     ) -> None:
         super().__init__()
         path = head_of(model)

@@ -66,7 +66,12 @@ def step_of(client: Client, start: Tensor) -> Tensor:
     return client.layout.squared_norms(client["model"] - start).float()
 
 
-def shrunk(client: Client, start: Tensor, model: Tensor, factors: Tensor) -> Tensor:
+def shrunk(
+    client: Client,
+    start: Tensor,
+    model: Tensor,
+    factors: Tensor,
+) -> Tensor:
     """start + factor (model - start) by layer, (D,); running statistics are the model's. `factors`:
     (L,)."""
     if (factors == 1).all():

@@ -69,7 +69,11 @@ class Hypernetwork(nn.Sequential):
         return network
 
     def optimizer(
-        self, memory: Tensors, lr: float, momentum: float, decay: float
+        self,
+        memory: Tensors,
+        lr: float,
+        momentum: float,
+        decay: float,
     ) -> torch.optim.SGD:
         """SGD that goes on with the momenta in `memory`, in place."""
         optimizer = torch.optim.SGD(self.parameters(), lr, momentum, weight_decay=decay)

@@ -61,7 +61,10 @@ def class_scores(module: Module, x: Tensor) -> Tensor:
 
 
 def gap(
-    scores: Tensor, teacher: Tensor, loss: Literal["mae", "mse", "kl"], temperature: float
+    scores: Tensor,
+    teacher: Tensor,
+    loss: Literal["mae", "mse", "kl"],
+    temperature: float,
 ) -> Tensor:
     """Between class scores (n, C) and the teacher's predictions, shape ().
 
