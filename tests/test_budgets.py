@@ -27,7 +27,7 @@ TOKENS = {
     "core": 17_300,
     "data": 47_400,
     "drawing": 2_700,
-    "engine": 27_800,
+    "engine": 27_850,
     "exporting": 3_700,
     "foundation": 14_600,
     "lab": 99_000,

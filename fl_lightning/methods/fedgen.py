@@ -128,8 +128,8 @@ class FedGen(Method):
             size = len(batch[1])
             count = max(1, round(self.ratio * size))
             client.flops += 2 * G.products * (count * (alpha > 0) + size * (beta > 0))
-            weight = self.ratio * alpha
-            return task + learned(G, theta, module, batch[1], prior, count, weight, beta)
+            weights = {"alpha": self.ratio * alpha, "beta": beta}
+            return task + learned(G, theta, module, batch[1], prior, count=count, **weights)
 
         return loss
 
@@ -364,6 +364,7 @@ def learned(
     module: Module,
     y: Tensor,
     prior: Tensor,
+    *,
     count: int,
     alpha: float,
     beta: float,

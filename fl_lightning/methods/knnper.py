@@ -113,7 +113,7 @@ class KNNPer(Method):
         p = wide(scores).softmax(1)
         classes = p.shape[1]
         stored = store["features"], store["labels"]
-        votes = vote(z, *stored, classes, self.k, self.scale, self.kernel)
+        votes = vote(z, *stored, classes, k=self.k, scale=self.scale, kernel=self.kernel)
         return torch.lerp(p, votes.to(p), store["lam"].to(p))
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
@@ -134,6 +134,7 @@ def vote(
     stored: Tensor,
     labels: Tensor,
     classes: int,
+    *,
     k: int,
     scale: float,
     kernel: Kernel,

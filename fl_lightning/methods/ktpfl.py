@@ -122,13 +122,7 @@ def kl_gradient(c: Tensor, P: Tensor) -> Tensor:
 
 
 def paper_step(
-    c: Tensor,
-    P: Tensor,
-    shares: Tensor,
-    lam: float,
-    rho: float,
-    step: float,
-    prior: float,
+    c: Tensor, P: Tensor, shares: Tensor, lam: float, rho: float, step: float, prior: float
 ) -> Tensor:
     """KT-pFL Eq. 7: c - step lam (D_n / D) grad_n KL - 2 step rho (c - prior), (m, m); `shares` D_n
     / D (m,)."""

@@ -178,11 +178,11 @@ class Fits:
         slopes, ratios = torch.tensor(CANDIDATES, dtype=torch.float64).T
         penalty = slopes[:, None].repeat(1, self.x.shape[1])
         penalty[:, -1] *= ratios
-        self.penalty = penalty[:, None, None]
+        self.penalty: Tensor = penalty[:, None, None]
         """Of each candidate and feature, (candidates, 1, 1, features)."""
         self.penalties = torch.diag_embed(penalty)[:, None]
         """The same as diagonal matrices."""
-        self.inverse: Tensor = torch.linalg.inv(self.curvature + self.penalties)
+        self.inverse = torch.linalg.inv(self.curvature + self.penalties)
 
     def _residuals(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions less targets (candidates, fits, n, outputs), and the loss of each sample."""
