@@ -130,14 +130,7 @@ Kernel = Literal["gaussian", "exponential"]
 
 
 def vote(
-    z: Tensor,
-    stored: Tensor,
-    labels: Tensor,
-    classes: int,
-    *,
-    k: int,
-    scale: float,
-    kernel: Kernel,
+    z: Tensor, stored: Tensor, labels: Tensor, classes: int, *, k: int, scale: float, kernel: Kernel
 ) -> Tensor:
     """Shares of classes among the k stored samples nearest to each feature, weighted by the kernel.
 
