@@ -49,6 +49,7 @@ class CosineAttention(Relation):
     """
 
     several = True
+    pair_flops = 9
 
     own: float
     sigma: float
@@ -63,15 +64,6 @@ class CosineAttention(Relation):
         others = torch.softmax(scores.fill_diagonal_(-torch.inf), 1)
         rows = (1 - self.own) * others + self.own * identity
         return rows[inputs.places][None]
-
-    def flops(
-        self,
-        layers: int,
-        receivers: int,
-        sources: int,
-    ) -> int:
-        """Sums over layers, cosines, exponentials (counted as one each) and shares."""
-        return (layers + 8) * sources * sources
 
 
 @dataclass
@@ -90,6 +82,7 @@ class CollaborationGraph(Relation):
     """
 
     several = True
+    pair_flops = 10
 
     alpha: float
     near: float
@@ -102,15 +95,6 @@ class CollaborationGraph(Relation):
         shares = inputs.samples / inputs.samples.sum()
         weight = 2 * max(self.alpha, WEAKEST)
         return simplex_rows(weight, weight * shares + similarity)[inputs.places][None]
-
-    def flops(
-        self,
-        layers: int,
-        receivers: int,
-        sources: int,
-    ) -> int:
-        """Sums over layers, cosines and the projection (sorting aside)."""
-        return (layers + 9) * sources * sources
 
 
 def random_graph(clients: int, seed: int) -> Tensor:
@@ -133,6 +117,7 @@ class Laplacian(Relation):
     """
 
     several = True
+    pair_flops = 2
 
     gamma: float
     graph: Literal["random", "complete"]
@@ -156,12 +141,3 @@ class Laplacian(Relation):
         """I - gamma (D - a), (1, m, n)."""
         rows = self.gamma * inputs.memory["graph"][inputs.sources][:, inputs.sources]
         return (rows + torch.diag(1 - rows.sum(1)))[inputs.places][None]
-
-    def flops(
-        self,
-        layers: int,
-        receivers: int,
-        sources: int,
-    ) -> int:
-        """Products and sums."""
-        return 2 * sources * sources

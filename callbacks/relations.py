@@ -31,6 +31,8 @@ class Relation(Callback):
     """Whether its rows sum to 1."""
     measures: ClassVar[bool] = False
     """It has an objective of its own, which `measured` reports."""
+    pair_flops: ClassVar[int] = 0
+    """Operations of `weights` for each pair of sources, an exponential counted as one."""
     sources: Literal["cohort", "known", "uploaded", "all"] = "cohort"
     """Whose last-received models are mixed: the cohort's, those of all clients that have uploaded
     so far and the cohort's, of those that have uploaded only, or everybody's. Of a client that has
@@ -95,7 +97,7 @@ class Relation(Callback):
         sources: int,
     ) -> int:
         """Floating-point operations of `weights`, Gram matrices left aside."""
-        return 0
+        return self.pair_flops * sources**2
 
 
 def check_finite(numbers: Tensor) -> None:
@@ -166,6 +168,7 @@ class Attention(Relation):
     """
 
     several = True
+    pair_flops = 8
 
     alpha: float
     sigma: float | None
@@ -201,13 +204,3 @@ class Attention(Relation):
         weight.fill_diagonal_(0.0)
         weight += torch.diag(1 - weight.sum(1))
         return weight[inputs.places][None]
-
-    def flops(
-        self,
-        layers: int,
-        receivers: int,
-        sources: int,
-    ) -> int:
-        """Sums over layers, distances, exponentials (counted as one each) and what is left for
-        oneself."""
-        return (layers + 7) * sources * sources
