@@ -46,7 +46,7 @@ def in_order(callbacks: Iterable[Callback], loggers: Iterable[Callback] = ()) ->
 
 
 internal = partial(field, init=False, repr=False)
-"""A field of a callback that is no argument: what it keeps while a run goes on."""
+"""A dataclass field that is no argument of the callback: it holds a value while a run goes on."""
 
 
 class Callback:

@@ -2,7 +2,10 @@
 that names them.
 
 How that lies there, and why nothing on the disk is trusted, is explained in
-`fl_lightning.storage.manifest`.
+`fl_lightning.storage.manifest`. Names of tensors on the disk: `row` is a model, `vectors.SLOT` a
+further vector, `buffers.K` a buffer, `fields.NAME` an entry of memory, `received` the server's last
+copy of a client's model (`received.SLOT`: of a slot), `K.shared` the global model of group K. In
+the manifest `turns` are a client's rounds, and `heard` the clients that have uploaded.
 """
 
 from __future__ import annotations

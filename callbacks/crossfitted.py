@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fl_lightning.callbacks.base import internal
-from fl_lightning.callbacks.measured import add_noise, noise_shares
+from fl_lightning.callbacks.measured import add_noise_ratio, noise_shares
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.callbacks.selection import LayerSelection
 from fl_lightning.core import Payload, RelationInputs, RunContext, Server, Tensors
@@ -30,15 +30,15 @@ from fl_lightning.core.relation import Weights
 from fl_lightning.foundation import log
 
 COMPARED = 3
-"""Rounds whose steps are compared. After 3, 12 of 12 seeds had the planted groups (ours, validation
+"""Number of rounds whose steps are compared. After 3, 12 of 12 seeds had the planted groups (ours, validation
 data)."""
 TRIED = 3
-"""Rounds of trial: in each, a third of the clients tries a candidate, and every client tries every
+"""Number of rounds of trial: in each, a third of the clients tries a candidate, and every client tries every
 one."""
 LAST = COMPARED + TRIED
 """Rounds before groups are settled, where the run has more."""
 FEWEST = 4
-"""Clients. With fewer there are three pairs at most, of which nothing splits (ours)."""
+"""The least number of clients. With fewer there are three pairs at most, of which nothing splits (ours)."""
 CLEAR, CLEARER = 2.0, 3.0
 """Standard errors by which a candidate must be better than FedAvg's rows: some 95 %. The first
 layer must beat the last by the second: it has more numbers, and of candidates alike in validation
@@ -170,7 +170,7 @@ class CrossFittedCube(Relation):
         self._layers = {HEAD: sorted(head), FIRST: sorted(body - head)[:1]}
 
     def init_server(self, run: RunContext) -> Tensors:
-        """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise`; `averaged` (N,),
+        """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise_ratio`; `averaged` (N,),
         who is in FedAvg's model; `told` (N,), who has its share; `cosines` (2, N, N), sums and
         counts; `near` (N, N), who is of one group; `losses` (2, TRIED, N), before and after
         training; `state` (4,): the last round, stage, choice, the last round before the trial;
@@ -280,7 +280,7 @@ class CrossFittedCube(Relation):
         sums, count = memory["cross.noise"]
         for c, n in zip(measured, server.samples(measured), strict=True):
             upload = server.statistics[c]
-            add_noise(
+            add_noise_ratio(
                 sums,
                 count,
                 n,

@@ -67,14 +67,15 @@ def _definite(H: Tensor) -> Tensor:
     return (vectors * values.clamp_min(RIDGE)) @ vectors.T
 
 
-def add_noise(
+def add_noise_ratio(
     sums: Tensor,
     count: Tensor,
     samples: Tensor,
     step: Tensor,
     noise: Tensor,
 ) -> None:
-    """Add to `sums` (L,) a client's n v / ||step||^2, and 1 to `count` (L,) where it has moved.
+    """Add a client's ratio of noise, n v / ||step||^2, to the running `sums` (L,) in place, and 1 to
+    `count` (L,) where it has moved.
 
     Args:
         sums: over clients.
@@ -193,7 +194,7 @@ class MeasuredCube(Relation):
         sums, count = memory["noise.measured"]
         for c, n, step in zip(answered, samples, steps, strict=True):
             if (noise := server.statistics[c].get("noise")) is not None:
-                add_noise(
+                add_noise_ratio(
                     sums,
                     count,
                     n,

@@ -30,7 +30,7 @@ class Relation(Callback):
     sums_to_one: bool = True
     """Whether its rows sum to 1."""
     measures: ClassVar[bool] = False
-    """It has an objective of its own, which `measured` reports."""
+    """It has an objective of its own, which `measured` reports as metrics of the round."""
     pair_flops: ClassVar[int] = 0
     """Operations of `weights` for each pair of sources, an exponential counted as one."""
     sources: Literal["cohort", "known", "uploaded", "all"] = "cohort"
@@ -50,7 +50,10 @@ class Relation(Callback):
         return {}
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """Return weights (layers or 1, m, n), float64; m is 1 for a global model."""
+        """Return weights (layers or 1, m, n), float64; m is 1 for a global model.
+
+        Called once a round: a relation that learns may update its tensors in `inputs.memory`.
+        """
         raise NotImplementedError
 
     def as_mixed(
@@ -60,7 +63,8 @@ class Relation(Callback):
         sources: Sequence[int],
         round: int,
     ) -> Tensor:
-        """Return the weights by which the server mixes, and which it logs, from the method's."""
+        """Return the rows by which the server mixes, and which it logs: `rows` (L, m, n), changed by
+        `blur` if it is set."""
         return rows if self.blur is None else self.blur(rows, receivers, sources, round)
 
     def learn(self, server: Server) -> None:
@@ -69,10 +73,11 @@ class Relation(Callback):
         `gram(..., since="sent")`, their steps."""
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
-        """Return further metrics of the round, from its clients' results (the same on every rank).
+        """Return further metrics of the round, from `clients`, the rows of clients.csv (the same on
+        every rank).
 
-        With `measures` these have `gradient_norm`, the norm of the change of the client's
-        parameters over lr times steps; it may be taken out.
+        With `measures` rows have `gradient_norm`, the norm of the change of the client's parameters
+        over lr times steps; an entry that is to be no column is removed from the rows here.
         """
         return {}
 

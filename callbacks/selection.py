@@ -40,7 +40,7 @@ def holds(
     sizes: LayerSizes,
     classes: int,
 ) -> bool:
-    """Whether sending only layers 1..omega satisfies the bound (Eq. 29), worked out in logarithms.
+    """Whether sending only layers 1..omega satisfies the bound (Eq. 29), computed in logarithms.
 
     L d_omega M^(omega) / (omega c 2^(L - omega)) prod_j B^_j / B_j  <=  M(L), where M(l) = tau_l /
     (2 B_l) + sqrt(n_l) M(l - 1) and hats mark this round's norms. The products reach e^65 and more.
