@@ -30,15 +30,16 @@ from fl_lightning.core.relation import Weights
 from fl_lightning.foundation import log
 
 COMPARED = 3
-"""Number of rounds whose steps are compared. After 3, 12 of 12 seeds had the planted groups (ours, validation
-data)."""
+"""Number of rounds whose steps are compared. After 3, 12 of 12 seeds had the planted groups (ours,
+validation data)."""
 TRIED = 3
-"""Number of rounds of trial: in each, a third of the clients tries a candidate, and every client tries every
-one."""
+"""Number of rounds of trial: in each, a third of the clients tries a candidate, and every client
+tries every one."""
 LAST = COMPARED + TRIED
 """Rounds before groups are settled, where the run has more."""
 FEWEST = 4
-"""The least number of clients. With fewer there are three pairs at most, of which nothing splits (ours)."""
+"""The least number of clients. With fewer there are three pairs at most, of which nothing splits
+(ours)."""
 CLEAR, CLEARER = 2.0, 3.0
 """Standard errors by which a candidate must be better than FedAvg's rows: some 95 %. The first
 layer must beat the last by the second: it has more numbers, and of candidates alike in validation
@@ -170,9 +171,9 @@ class CrossFittedCube(Relation):
         self._layers = {HEAD: sorted(head), FIRST: sorted(body - head)[:1]}
 
     def init_server(self, run: RunContext) -> Tensors:
-        """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise_ratio`; `averaged` (N,),
-        who is in FedAvg's model; `told` (N,), who has its share; `cosines` (2, N, N), sums and
-        counts; `near` (N, N), who is of one group; `losses` (2, TRIED, N), before and after
+        """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise_ratio`; `averaged`
+        (N,), who is in FedAvg's model; `told` (N,), who has its share; `cosines` (2, N, N), sums
+        and counts; `near` (N, N), who is of one group; `losses` (2, TRIED, N), before and after
         training; `state` (4,): the last round, stage, choice, the last round before the trial;
         `evidence`, by `EVIDENCE`. Infinite: none yet."""
         n = run.clients

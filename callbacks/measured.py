@@ -4,7 +4,8 @@ of themselves.
 An upload is w_j = theta_j + noise; Sigma[i, j] is the covariance (trace) of the noises of uploads i
 and j in a layer. For a row r that was fixed beforehand
 
-    E ||r W - theta_i||^2  =  E ||r W - w_i||^2 + 2 (r Sigma)_i - Sigma_ii        (Mallows, Technometrics 1973)
+E ||r W - theta_i||^2  =  E ||r W - w_i||^2 + 2 (r Sigma)_i - Sigma_ii        (Mallows,
+Technometrics 1973)
 
 So the row that minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i needs no prior: without noise it is
 the client's own model, with much noise a mix of the nearest clients.
@@ -74,8 +75,8 @@ def add_noise_ratio(
     step: Tensor,
     noise: Tensor,
 ) -> None:
-    """Add a client's ratio of noise, n v / ||step||^2, to the running `sums` (L,) in place, and 1 to
-    `count` (L,) where it has moved.
+    """Add a client's ratio of noise, n v / ||step||^2, to the running `sums` (L,) in place, and 1
+    to `count` (L,) where it has moved.
 
     Args:
         sums: over clients.

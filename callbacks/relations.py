@@ -63,8 +63,8 @@ class Relation(Callback):
         sources: Sequence[int],
         round: int,
     ) -> Tensor:
-        """Return the rows by which the server mixes, and which it logs: `rows` (L, m, n), changed by
-        `blur` if it is set."""
+        """Return the rows by which the server mixes, and which it logs: `rows` (L, m, n), changed
+        by `blur` if it is set."""
         return rows if self.blur is None else self.blur(rows, receivers, sources, round)
 
     def learn(self, server: Server) -> None:
