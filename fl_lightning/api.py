@@ -925,7 +925,7 @@ def _folders(runs: Any) -> list[str]:
     return [str(run.folder) if isinstance(run, RunResult) else os.fspath(run) for run in several]
 
 
-def _resolved(config: Config) -> Any:
+def _resolved(config: ConfigLike) -> Any:
     """Returns the complete configuration of a run, which is refused before torch is imported if it
     could not read its table; the table may be absent."""
     from fl_lightning.configuration.resolve import resolve

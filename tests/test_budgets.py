@@ -22,7 +22,7 @@ LAYOUT = {
 }
 TOKENS = {
     "benchmarks": 18_500,
-    "callbacks": 36_600,
+    "callbacks": 36_100,
     "configuration": 19_200,
     "core": 17_300,
     "data": 46_400,
@@ -31,8 +31,8 @@ TOKENS = {
     "exporting": 3_700,
     "foundation": 14_700,
     "lab": 98_100,
-    "methods": 46_000,
-    "models": 7_700,
+    "methods": 45_000,
+    "models": 7_800,
     "privacy": 3_600,
     "results": 15_800,
     "sites": 17_500,
@@ -41,7 +41,7 @@ TOKENS = {
     "training": 24_700,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 414_000
+ALL = 412_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 
