@@ -87,7 +87,7 @@ def read_flags(
             flags.append(Flag(key, rest[0], (f"--{key}", rest.pop(0))))
         else:
             is_switch = key in actions and hint(actions[key]) is bool
-            check(key, "", is_switch, NO_VALUE)
+            check(key, ..., is_switch, NO_VALUE)
             flags.append(Flag(key, "true", (f"--{key}",)))
     return words, flags
 

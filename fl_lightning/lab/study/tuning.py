@@ -271,7 +271,7 @@ def _write_request(
         before = _request(file)
         for key in ("trials", "seed", "base", "grid"):
             requirement = f"the search in {out} began otherwise: give this one an --out of its own"
-            check(key, "another one", before[key] == now[key], requirement)
+            check(key, ..., before[key] == now[key], requirement)
         now["methods"] = now["methods"] | before["methods"]
         for search in searches:
             label = search.entry.label
