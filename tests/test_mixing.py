@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fl_lightning.core.layout import Segment
-from fl_lightning.core.mixing import TILE, Mixer, mean_of
+from fl_lightning.core.mixing import TILE, Gram, Mixer, mean_of
 from fl_lightning.foundation.parallel import Group, assign_homes
 from tests.mixes import mixed
 
@@ -193,3 +193,21 @@ def test_a_single_process_exchanges_nothing():
     group = Group(fabric)  # type: ignore[arg-type]
     assert group.gather_objects(3) == [3]
     group.barrier()
+
+
+def gram_of(models):
+    """The inner products of `models` (n, D) of one layer, centred about their mean."""
+    mean = models.mean(0)
+    centred = models - mean
+    return Gram((centred @ centred.T)[None], (centred @ mean)[None], (mean @ mean)[None])
+
+
+def test_products_among_some_models_are_those_of_them_alone():
+    """Closed form: products of the chosen models, centred about the chosen ones' own mean."""
+    models = torch.randn(6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    chosen = torch.tensor([4, 0, 3])
+    some = gram_of(models).among(chosen)
+    alone = gram_of(models[chosen])
+    torch.testing.assert_close(some.centred, alone.centred)
+    torch.testing.assert_close(some.full[0], models[chosen] @ models[chosen].T)
+    torch.testing.assert_close(some.distances[0], torch.cdist(models[chosen], models[chosen]) ** 2)
