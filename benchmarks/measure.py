@@ -76,9 +76,9 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[dropped], ordered[-1 - dropped]
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
+def ratio(seconds: Sequence[float], other_seconds: Sequence[float]) -> tuple[float, float, float]:
     """Return the median of the paired ratios, and its interval."""
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    ratios = [a / b for a, b in zip(seconds, other_seconds, strict=True)]
     return median(ratios), *interval(ratios)
 
 

@@ -168,7 +168,9 @@ def ranks(pairs: int) -> list[Row]:
             times[name].append(side())
     rows = []
     for column, unit in enumerate(("clock", "CPU of the busiest rank")):
-        seconds = {side: [float(t[column]) for t in taken] for side, taken in times.items()}
+        seconds = {
+            side: [float(t[column]) for t in side_times] for side, side_times in times.items()
+        }
         note = f"{unit}; load {os.getloadavg()[0]:.1f}"
         for side, other, goal in comparisons:
             rows.append(

@@ -56,10 +56,10 @@ class Metric:
         """Return `value`, or its negative where lower is better."""
         return value if self.rises else -value
 
-    def gain(self, ours: float, alone: float) -> float:
-        """Return the relative improvement of `ours` on `alone`, positive where ours is better
+    def gain(self, score: float, alone: float) -> float:
+        """Return the relative improvement of `score` on `alone`, positive where it is better
         (FEDORA's R-Acc and R-MAE)."""
-        return self.merit(ours - alone) / alone
+        return self.merit(score - alone) / alone
 
     def shown(self, value: float) -> str:
         """Return `value` for readers: accuracies in percent, errors in the target's unit."""

@@ -195,7 +195,7 @@ class Site:
             self._keep(message, content, reply)
             return reply
         except NotHere as error:
-            return wire.pack(about | {"refused": [error.what, error.hook]})
+            return wire.pack(about | {"refused": [error.attribute, error.hook]})
         except BadClient as failure:
             stage = failure.stage
             if failure.reason.endswith(NOT_FINITE):
