@@ -96,7 +96,7 @@ Line = dict[str, Any]
 
 @dataclass
 class Day:
-    """Where lines are written, and what is measured how."""
+    """The folder of lines, and the settings of an item."""
 
     out: Path
     device: str

@@ -46,7 +46,7 @@ KEPT = "a round with run folder, checkpoint, pictures and progress"
 LENGTH = 200
 """Rounds of a run with callbacks, of which some are drawn."""
 GOALS = ("<= 1.10", "<= 1.15", "")
-"""Of a default round of FedAvg, of KAPC, and of KAPC solved exactly."""
+"""Goals of a default round of FedAvg, of KAPC, and of KAPC solved exactly."""
 SERVER_PAIRS = {10: 10, 30: 6, 100: 3}
 Benchmarks = Mapping[str, Callable[[int], list[Row]]]
 """Functions of the number of pairs, by the name that `--only` takes."""

@@ -64,12 +64,12 @@ TESTS = 2000
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Features (n, p) with an intercept, targets (n,), and the number of each row's person."""
 Weights = dict[str, np.ndarray]
-"""Of linear models, by kind."""
+"""Weights of linear models, by kind."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Of a training set: eigenvalues and eigenvectors of X'X, and X'y."""
+    """Moments of a training set: eigenvalues and eigenvectors of X'X, and X'y."""
 
     values: np.ndarray
     directions: np.ndarray

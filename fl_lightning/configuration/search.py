@@ -1,4 +1,4 @@
-"""Where `fl-train tune` looks for the value of an argument: stated beside the argument, with the
+"""Spaces that `fl-train tune` searches for an argument: stated beside the argument, with the
 reason.
 
     lam: float = searched(1.0, LogRange(0.1, 2), "the authors' grid: 0.1, 1 and 2")

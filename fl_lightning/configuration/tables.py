@@ -76,7 +76,7 @@ def spelled(data: DataConfig) -> DataConfig:
 
 
 def form_of(data: DataConfig) -> dict[str, Any]:
-    """How the table is written, as `cells.number` takes it."""
+    """Return the keys of how the table is written, as `cells.number` takes them."""
     return {key: getattr(data, key) for key in FORM} | {"dates": data.dates or []}
 
 

@@ -302,7 +302,7 @@ class Calibration(Further):
 
 @dataclass(frozen=True)
 class ClassShareAccuracy(Further):
-    """Of `by_shares`, on the test set of all."""
+    """Accuracy by the client's class shares (`by_shares`), on the test set of all clients."""
 
     name: str = "class_share_accuracy"
     words: str = "accuracy by the client's class shares"
@@ -311,7 +311,7 @@ class ClassShareAccuracy(Further):
 
 _further: list[Further] = [kind() for kind in Further.__subclasses__()]  # type: ignore[call-arg]
 FURTHER = {metric.name: metric for metric in _further}
-"""What `evaluation.metrics` may name, beside accuracy."""
+"""Metrics that `evaluation.metrics` may name, beside accuracy."""
 CLASS_SHARE = FURTHER[ClassShareAccuracy.name]
 
 ACCURACY = Accuracy("accuracy", "accuracy", True)
@@ -329,7 +329,7 @@ def of_rows(rows: Iterable[Mapping[str, object]]) -> Metric:
 
 
 JudgeMetric = Literal["accuracy", "balanced_accuracy", "f1", "auroc"]
-"""What a classification may be judged by."""
+"""Metrics that may judge a classification."""
 
 if TYPE_CHECKING:
     FurtherName = str

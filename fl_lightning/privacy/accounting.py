@@ -54,7 +54,7 @@ class Mechanism:
 
 
 def sampling_rate(samples: int, batch_size: int) -> float:
-    """With which probability a sample is in a batch, each for itself (Poisson sampling)."""
+    """Return the probability that a sample is in a batch (Poisson sampling)."""
     return min(1.0, batch_size / samples) if samples else 0.0
 
 
