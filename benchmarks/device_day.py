@@ -96,7 +96,7 @@ Line = dict[str, Any]
 
 @dataclass
 class Day:
-    """Where lines are written, and what is measured how."""
+    """The folder of lines, and the settings of an item."""
 
     out: Path
     device: str
@@ -189,11 +189,11 @@ def suite(day: Day) -> None:
 
 def workload_of(day: Day) -> Workload:
     """Return the workload of an item: clients alike, so that noise and data take equal steps."""
-    known = workloads()
-    mnist, resnet = known["mnist-cnn-b10"], known["resnet18"]
+    all_workloads = workloads()
+    mnist, resnet = all_workloads["mnist-cnn-b10"], all_workloads["resnet18"]
     _, count, kind, *precision = day.item.split("-")
     base, samples, source, words = {
-        "mlps": (known["100-mlps-all"], 14, 1437, "MLPs (64-32-10), 14 digits, 5 epochs"),
+        "mlps": (all_workloads["100-mlps-all"], 14, 1437, "MLPs (64-32-10), 14 digits, 5 epochs"),
         "mnist": (mnist, 120, 60_000, "MNIST CNNs, 120 images, batches of 10"),
         "cifar": (
             replace(resnet, model=mnist.model, batch_size=10),
@@ -235,11 +235,11 @@ def rounds(day: Day) -> None:
     day.note(workload=workload.name, data=source)
 
     def federation(name: Any, hub: Together | None = None) -> Federation:
-        made = workload.federation(FedAvg(), data, executor=name, together=hub)
-        trainer = made.worker.trainers[0]
+        federation = workload.federation(FedAvg(), data, executor=name, together=hub)
+        trainer = federation.worker.trainers[0]
         if trainer.executor.name != name:
             raise RuntimeError(trainer.made(name)[1])
-        return made
+        return federation
 
     def beside() -> Callable[[], object]:
         hub = Together()
@@ -450,13 +450,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the item's `finally` ends it
         start = time.monotonic()
         for item in args.only:
-            left = 60 * args.minutes - (time.monotonic() - start)
-            outcome = f"not begun: {max(0.0, left):.0f} s left"
-            if left >= LEAST:
+            remaining = 60 * args.minutes - (time.monotonic() - start)
+            outcome = f"not begun: {max(0.0, remaining):.0f} s left"
+            if remaining >= LEAST:
                 day = Day(out.resolve(), args.device, args.tiny, item)
                 outcome = run(
                     day,
-                    left if args.tiny else min(BOUNDS[item], left),
+                    remaining if args.tiny else min(BOUNDS[item], remaining),
                 )
             print(f"{time.monotonic() - start:5.0f} s  {item}: {outcome}", file=sys.stderr)
     folders = args.table or [args.out]

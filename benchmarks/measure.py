@@ -20,6 +20,7 @@ import torch
 from scipy.stats import binom
 
 from fl_lightning.callbacks.base import Observer
+from fl_lightning.configuration.explain import table
 from fl_lightning.core import RoundRecord, RunContext
 from fl_lightning.foundation.device import module_of, peak_bytes, synchronize
 
@@ -76,9 +77,9 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[dropped], ordered[-1 - dropped]
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
+def ratio(seconds: Sequence[float], other_seconds: Sequence[float]) -> tuple[float, float, float]:
     """Return the median of the paired ratios, and its interval."""
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    ratios = [a / b for a, b in zip(seconds, other_seconds, strict=True)]
     return median(ratios), *interval(ratios)
 
 
@@ -111,9 +112,8 @@ def markdown(rows: Iterable[Mapping[str, object]]) -> str:
     """Return a table with a column for each key of the rows."""
     rows = list(rows)
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    lines = [columns, ["---"] * len(columns)]
-    lines += [[str(row.get(column, "")) for column in columns] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    cells = [[str(row.get(column, "")) for column in columns] for row in rows]
+    return table(columns, cells)
 
 
 class PeakMemory:

@@ -227,10 +227,10 @@ def references(table: pd.DataFrame, metric: str) -> pd.DataFrame:
                 tested = test[silo[test] == name]
                 if not len(tested):
                     continue
-                own = x[trained], y[trained], unit[trained]
+                own_data = x[trained], y[trained], unit[trained]
                 predictions = {
-                    "own linear": predict(linear(*own), x[tested]),
-                    "own boosting": predict(boosting(*own), x[tested]),
+                    "own linear": predict(linear(*own_data), x[tested]),
+                    "own boosting": predict(boosting(*own_data), x[tested]),
                     "pooled": predict(pooled, x[tested]),
                     "partial pooling": partial(x[tested], silo[tested]),
                 }

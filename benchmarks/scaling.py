@@ -1,4 +1,4 @@
-"""How a round grows with ranks and with idle clients.
+"""Growth of a round with ranks and with idle clients.
 
     uv run python benchmarks/scaling.py --out runs/scaling.json
 
@@ -33,7 +33,7 @@ from fl_lightning.run import fit
 FEDERATIONS = (100, 10, 1_000, 10_000)
 COHORT = 10
 ROUNDS = 12
-"""Of a run over ranks; the first two do not count."""
+"""Rounds of a run over ranks; the first two do not count."""
 
 
 def idle(pairs: int) -> list[Row]:
@@ -168,7 +168,9 @@ def ranks(pairs: int) -> list[Row]:
             times[name].append(side())
     rows = []
     for column, unit in enumerate(("clock", "CPU of the busiest rank")):
-        seconds = {side: [float(t[column]) for t in taken] for side, taken in times.items()}
+        seconds = {
+            side: [float(t[column]) for t in side_times] for side, side_times in times.items()
+        }
         note = f"{unit}; load {os.getloadavg()[0]:.1f}"
         for side, other, goal in comparisons:
             rows.append(

@@ -46,7 +46,7 @@ KEPT = "a round with run folder, checkpoint, pictures and progress"
 LENGTH = 200
 """Rounds of a run with callbacks, of which some are drawn."""
 GOALS = ("<= 1.10", "<= 1.15", "")
-"""Of a default round of FedAvg, of KAPC, and of KAPC solved exactly."""
+"""Goals of a default round of FedAvg, of KAPC, and of KAPC solved exactly."""
 SERVER_PAIRS = {10: 10, 30: 6, 100: 3}
 Benchmarks = Mapping[str, Callable[[int], list[Row]]]
 """Functions of the number of pairs, by the name that `--only` takes."""
@@ -68,14 +68,14 @@ def rounds(workload: Workload, pairs: int) -> list[Row]:
     difference = same_weights(workload)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        kept = workload.federation(FedAvg(), data, folder, callbacks(folder))
-        kept.run.config.federation.rounds = LENGTH
+        with_callbacks = workload.federation(FedAvg(), data, folder, callbacks(folder))
+        with_callbacks.run.config.federation.rounds = LENGTH
         with contextlib.redirect_stderr(io.StringIO()):
-            kept.prepare()
+            with_callbacks.prepare()
         plain = workload.federation(FedAvg(), data)
         sides = {
             "a round": plain,
-            KEPT: kept,
+            KEPT: with_callbacks,
             HAND: workload.bare(data),
         }
         seconds = workload.seconds(sides, pairs)
@@ -121,11 +121,11 @@ def largest_difference(federation: Federation, bare: BareFedAvg) -> float:
     """Return the largest difference of a tensor, relative to the tensor's largest number."""
     [group], [trainer] = federation.run.groups, federation.worker.trainers
     trainer.module.binding.bind(group.vectors["model"], group.initial_buffers)
-    ours = trainer.module.model.state_dict()
+    tensors = trainer.module.model.state_dict()
     differences = []
-    for name, theirs in bare.weights().items():
-        largest = theirs.abs().max().clamp_min(1e-6)
-        differences.append(float((ours[name] - theirs).abs().max() / largest))
+    for name, bare_tensor in bare.weights().items():
+        largest = bare_tensor.abs().max().clamp_min(1e-6)
+        differences.append(float((tensors[name] - bare_tensor).abs().max() / largest))
     return max(differences)
 
 
@@ -219,14 +219,14 @@ def start_up(pairs: int) -> list[Row]:
 
 def benchmarks() -> dict[str, Callable[[int], list[Row]]]:
     """Return everything that can be measured here, by the name that `--only` takes."""
-    known = workloads()
+    by_name = workloads()
     wide = Component("fl_lightning.models.mlp.MLP", {"hidden": (200,)})
-    mlp = replace(known["mnist-cnn-b10"], name="mnist-mlp", model=wide)
+    mlp = replace(by_name["mnist-cnn-b10"], name="mnist-mlp", model=wide)
     chosen: dict[str, Callable[[int], list[Row]]] = {"start": start_up}
-    for name, workload in known.items():
+    for name, workload in by_name.items():
         chosen[name] = partial(rounds, workload)
         chosen[f"default-{name}"] = partial(default_rounds, workload)
-    for workload in (known["mnist-cnn-b10"], known["100-mlps-10-a-round"], mlp):
+    for workload in (by_name["mnist-cnn-b10"], by_name["100-mlps-10-a-round"], mlp):
         chosen[f"executors-{workload.name}"] = partial(executors, workload)
     for clients in SERVER_PAIRS:
         chosen[f"server-{clients}"] = partial(server_step, clients)

@@ -44,7 +44,7 @@ from fl_lightning.training.executors.together import Together
 SEED = 0
 CPU = torch.device("cpu")
 DATA = Path(os.environ.get("FL_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
-"""Where real data are looked for: FL_DATA, or `shared/data` beside the repository."""
+"""Folder of real data: FL_DATA, or `shared/data` beside the repository."""
 
 
 class Rounds:

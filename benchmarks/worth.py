@@ -64,12 +64,12 @@ TESTS = 2000
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Features (n, p) with an intercept, targets (n,), and the number of each row's person."""
 Weights = dict[str, np.ndarray]
-"""Of linear models, by kind."""
+"""Weights of linear models, by kind."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Of a training set: eigenvalues and eigenvectors of X'X, and X'y."""
+    """Moments of a training set: eigenvalues and eigenvectors of X'X, and X'y."""
 
     values: np.ndarray
     directions: np.ndarray
@@ -124,8 +124,8 @@ class World:
         self.teachers = []
         for shares_nothing in self.rng.random(len(SIZES)) < 1 / 7:
             scale = 1.0 if shares_nothing else own_part
-            own = scale * self.rng.normal(size=features)
-            self.teachers.append((common * (not shares_nothing) + own) / features**0.5)
+            own_teacher = scale * self.rng.normal(size=features)
+            self.teachers.append((common * (not shares_nothing) + own_teacher) / features**0.5)
         self.offsets = self.rng.normal(0, 0.5, len(SIZES))
 
     def draw(

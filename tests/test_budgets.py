@@ -29,7 +29,7 @@ TOKENS = {
     "drawing": 2_700,
     "engine": 27_900,
     "exporting": 3_700,
-    "foundation": 14_700,
+    "foundation": 14_600,
     "lab": 98_100,
     "methods": 45_000,
     "models": 7_800,

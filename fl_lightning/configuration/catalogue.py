@@ -1,5 +1,5 @@
-"""What can be chosen by name: methods, models, callbacks, loggers, data sources, partitions,
-configs.
+"""Names that a configuration may choose: methods, models, callbacks, loggers, data sources,
+partitions, configs.
 
 Classes are those of `configuration/index.json`, never imported, so that a wrong name is answered at
 once.

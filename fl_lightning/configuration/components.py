@@ -1,4 +1,4 @@
-"""What a configuration names by import path: classes of components, and networks with weights and
+"""Parts of a configuration with an import path: components, and networks with weights and
 adapters.
 
 Plain data: nothing here imports torch.

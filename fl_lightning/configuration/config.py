@@ -1,4 +1,4 @@
-"""What a run is asked to do, as plain data. Nothing here imports torch: `fl-train --help` answers
+"""The configuration of a run, as plain data. Nothing here imports torch: `fl-train --help` answers
 at once.
 
 Every default says where it comes from. KAPC stands for Zhi et al., AAAI 2024 and its journal

@@ -21,7 +21,7 @@ searched for every method; what changes how much a client trains, such as epochs
 
 
 def explained(name: str, entry: dict[str, Any]) -> str:
-    """What a method does, and each of its arguments: key, type, bounds, default, where it is
+    """Describe a method and each of its arguments: key, type, bounds, default, where it is
     searched, meaning.
 
     `entry`: of `index.json`, or `describe.described` of a class.

@@ -53,7 +53,7 @@ def run_keys() -> dict[str, Action]:
 def keys(parser: ArgumentParser) -> dict[str, Action]:
     """Every key that takes a value, with its parser action."""
     actions = {action.dest: action for action in parser._actions if action.dest != "help"}
-    groups = {dest for dest in actions if any(other.startswith(f"{dest}.") for other in actions)}
+    groups = {dest for dest in actions if any(key.startswith(f"{dest}.") for key in actions)}
     return {dest: action for dest, action in actions.items() if dest not in groups}
 
 
@@ -99,11 +99,11 @@ def leaves(
     """Yields dotted keys and values of a nested dict; `BadInput` for a key that does not exist."""
     for name, value in values.items():
         key = f"{path}{name}"
-        inside = [other for other in actions if other.startswith(f"{key}.")]
+        inside = [action_key for action_key in actions if action_key.startswith(f"{key}.")]
         if key in actions:
             yield key, value
         elif not inside:
-            raise unknown(prefix + key, value, [prefix + other for other in actions])
+            raise unknown(prefix + key, value, [prefix + action_key for action_key in actions])
         elif isinstance(value, dict):
             yield from leaves(value, actions, prefix, f"{key}.")
         else:

@@ -1,5 +1,5 @@
-"""What `fl-train list sources` and `list partitions` name, as plain data: nothing heavy is imported
-to read it."""
+"""The names of `fl-train list sources` and `list partitions`, as plain data: nothing heavy is
+imported to read it."""
 
 from __future__ import annotations
 

@@ -55,23 +55,23 @@ def check_noise(
 ) -> None:
     """Raise `BadInput` for what no mechanism can have; `clip` and `noise`: a number, or one for
     each kind."""
-    check(
-        f"{key}.clip",
-        None,
-        clip is not None,
-        "it must be given: noise without a bound protects nothing",
-    )
-    one = (noise is None) != (target is None)
-    check(f"{key}.noise", noise, one, "either noise or epsilon_target says how much noise there is")
-    above = "it must be above 0"
-    without = f"{above}: without noise there is no epsilon (callbacks.normbound bounds alone)"
-    for name, value, says in (
-        ("clip", clip, above),
-        ("noise", noise, without),
-        ("epsilon_target", target, above),
+    requirement = "it must be given: noise without a bound protects nothing"
+    check(f"{key}.clip", None, clip is not None, requirement)
+    requirement = "either noise or epsilon_target says how much noise there is"
+    check(f"{key}.noise", noise, (noise is None) != (target is None), requirement)
+    positive = "it must be above 0"
+    for name, value, requirement in (
+        ("clip", clip, positive),
+        (
+            "noise",
+            noise,
+            f"{positive}: without noise there is no epsilon (callbacks.normbound bounds alone)",
+        ),
+        ("epsilon_target", target, positive),
     ):
         for number in value.values() if isinstance(value, dict) else [value]:
-            check(f"{key}.{name}", value, number is None or 0 < number < math.inf, says)
+            is_positive = number is None or 0 < number < math.inf
+            check(f"{key}.{name}", value, is_positive, requirement)
     check(f"{key}.delta", delta, 0 < delta < 1, "it must lie in (0, 1)")
 
 
@@ -111,20 +111,13 @@ class OptimizerConfig:
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
         check_ranges(self, "optimizer")
-        sgd, momentum = self.name == "sgd", self.momentum
-        check(
-            "optimizer.momentum",
-            momentum,
-            sgd or not momentum,
-            f"{self.name} takes none; it belongs to sgd",
-        )
-        fine = not self.nesterov or momentum > 0
-        check("optimizer.nesterov", self.nesterov, fine, "it needs optimizer.momentum above 0")
+        is_sgd = self.name == "sgd"
+        momentum = self.momentum
+        requirement = f"{self.name} takes none; it belongs to sgd"
+        check("optimizer.momentum", momentum, is_sgd or not momentum, requirement)
+        requirement = "it needs optimizer.momentum above 0"
+        check("optimizer.nesterov", self.nesterov, not self.nesterov or momentum > 0, requirement)
         if self.privacy.on:
             self.privacy.validate()
-            check(
-                "optimizer.name",
-                self.name,
-                sgd,
-                "optimizer.privacy clips and noises steps of sgd alone",
-            )
+            requirement = "optimizer.privacy clips and noises steps of sgd alone"
+            check("optimizer.name", self.name, is_sgd, requirement)

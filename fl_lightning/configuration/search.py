@@ -1,4 +1,4 @@
-"""Where `fl-train tune` looks for the value of an argument: stated beside the argument, with the
+"""Spaces that `fl-train tune` searches for an argument: stated beside the argument, with the
 reason.
 
     lam: float = searched(1.0, LogRange(0.1, 2), "the authors' grid: 0.1, 1 and 2")
@@ -45,10 +45,10 @@ Space = LogRange | Range | Whole | Choice
 
 
 def searched(default: T, space: Space, why: str) -> T:
-    """A dataclass field with this default, searched in `space`; `why` says where that comes
-    from."""
-    made: T = field(default=default, metadata={"search": space, "why": why})
-    return made
+    """Return a dataclass field with this default, searched in `space`; `why`: the source of
+    `space`."""
+    argument: T = field(default=default, metadata={"search": space, "why": why})
+    return argument
 
 
 EDGE = 0.05
@@ -93,9 +93,9 @@ def refusal(space: Any) -> str | None:
     return None if space.low <= space.high else "its low end must not be above its high end"
 
 
-def _is_number(value: Any, whole: bool) -> bool:
+def _is_number(value: Any, is_whole: bool) -> bool:
     """Whether `value` is a finite number."""
-    kinds = int if whole else (int, float)
+    kinds = int if is_whole else (int, float)
     return isinstance(value, kinds) and type(value) is not bool and math.isfinite(value)
 
 

@@ -91,11 +91,11 @@ def checked(function: F) -> F:
             arguments = signature.bind_partial(*args, **kwargs).arguments
         except TypeError as error:
             raise BadInput(function.__name__, args, f"{error}: give it by its name") from None
-        given = {name: plain(arguments[name]) for name in keys(parser()) if name in arguments}
-        for name, value in given.items():
+        settings = {name: plain(arguments[name]) for name in keys(parser()) if name in arguments}
+        for name, value in settings.items():
             if isinstance(value, list):  # names one by one
-                given[name] = ",".join(map(str, value))
-        values = typed(parser(), given).as_dict()
+                settings[name] = ",".join(map(str, value))
+        values = typed(parser(), settings).as_dict()
         for name, value in values.items():
             check_finite(name, value)
             check_limit(name, value, signature.parameters[name].annotation)

@@ -52,13 +52,13 @@ class Absent(BadInput):
 
 
 def at_root(
-    data: DataConfig, layout: str, there: Callable[[Path], bool] = Path.is_dir
+    data: DataConfig, layout: str, is_there: Callable[[Path], bool] = Path.is_dir
 ) -> tuple[str, Path]:
     """Return `data.root` as text and as a path; raise `Absent`, with the `layout`, where it is not
-    `there` (a folder)."""
+    there (`is_there`: a folder)."""
     root = data.root
     path = Path(data.root or "").expanduser()
-    if root is None or not there(path):
+    if root is None or not is_there(path):
         raise Absent("data.root", root, f"the source {data.source} wants {layout}")
     return root, path
 
@@ -76,7 +76,7 @@ def spelled(data: DataConfig) -> DataConfig:
 
 
 def form_of(data: DataConfig) -> dict[str, Any]:
-    """How the table is written, as `cells.number` takes it."""
+    """Return the keys of how the table is written, as `cells.number` takes them."""
     return {key: getattr(data, key) for key in FORM} | {"dates": data.dates or []}
 
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 EMPTY = ("", "na", "nan", "null")
-"""What an empty cell may hold, in small letters."""
+"""Contents of an empty cell, in small letters."""
 SEPARATORS = {",": ",", ";": ";", "tab": "\t", "|": "|"}
 """`data.separator` by name."""
 SWAPPED = str.maketrans(",.", ".,")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 words: list[str] = []
-"""What was typed behind `fl-train`; empty where a script runs."""
+"""Words typed behind `fl-train`; empty where a script runs."""
 
 
 def line(*default: str) -> str:

@@ -68,10 +68,10 @@ class CsvTable:
             return
         try:
             column = header.index("round")
-            kept = [line for line in lines if int(line[column]) <= round]
+            remaining = [line for line in lines if int(line[column]) <= round]
         except ValueError:
             raise self._damaged() from None
-        self._rewrite(header, kept)
+        self._rewrite(header, remaining)
 
     def read(
         self,

@@ -112,7 +112,7 @@ def wide(device: torch.device) -> torch.dtype:
 
 
 def digest(tensors: Iterable[Tensor]) -> bytes:
-    """Of the bytes of tensors, wherever they lie."""
+    """Return a digest of the bytes of tensors, on whatever device they are."""
     state = xxhash.xxh3_128()
     for tensor in tensors:
         state.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)

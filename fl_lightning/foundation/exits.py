@@ -1,4 +1,4 @@
-"""How a process of ours ends: exit codes, and one line on what is wrong."""
+"""Exit codes of our processes, and the one line on an error."""
 
 from __future__ import annotations
 

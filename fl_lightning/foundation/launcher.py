@@ -16,9 +16,9 @@ from typing import Literal
 from fl_lightning.foundation.errors import BadInput, check
 
 TORCHRUN = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun sets for each of its processes (torch.distributed.elastic)."""
+"""Variables that torchrun sets for each of its processes (torch.distributed.elastic)."""
 SRUN = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
-"""What srun sets for each of its tasks. A shell of `salloc` and an `sbatch` script have
+"""Variables that srun sets for each of its tasks. A shell of `salloc` and an `sbatch` script have
 SLURM_NTASKS, but no step."""
 RANKS = (
     "RANK",
@@ -62,7 +62,7 @@ processes."""
 PATIENCE = 10.0
 """Seconds for torchrun to answer there. It answers at once: ours, for a busy network."""
 OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", AGENT)
-"""What torch itself reads when processes meet."""
+"""Variables that torch reads when processes meet."""
 OF_LIGHTNING = (
     "LT_CLI_USED",
     "LT_ACCELERATOR",
@@ -71,7 +71,7 @@ OF_LIGHTNING = (
     "LT_NUM_NODES",
     "LT_PRECISION",
 )
-"""What Lightning's own command sets, and Fabric takes instead of its arguments."""
+"""Variables of Lightning's own command, which Fabric takes instead of its arguments."""
 
 
 @dataclass(frozen=True)

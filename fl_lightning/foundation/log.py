@@ -113,7 +113,7 @@ class Log:
 
 
 _log: ContextVar[Log | None] = ContextVar("log", default=None)
-"""Of the run that is going on: runs that train together each have a context of their own."""
+"""The log of the run that is going on: runs that train together have a context each."""
 
 
 def print_anything() -> None:

@@ -56,10 +56,10 @@ class Metric:
         """Return `value`, or its negative where lower is better."""
         return value if self.rises else -value
 
-    def gain(self, ours: float, alone: float) -> float:
-        """Return the relative improvement of `ours` on `alone`, positive where ours is better
+    def gain(self, score: float, alone: float) -> float:
+        """Return the relative improvement of `score` on `alone`, positive where it is better
         (FEDORA's R-Acc and R-MAE)."""
-        return self.merit(ours - alone) / alone
+        return self.merit(score - alone) / alone
 
     def shown(self, value: float) -> str:
         """Return `value` for readers: accuracies in percent, errors in the target's unit."""
@@ -302,7 +302,7 @@ class Calibration(Further):
 
 @dataclass(frozen=True)
 class ClassShareAccuracy(Further):
-    """Of `by_shares`, on the test set of all."""
+    """Accuracy by the client's class shares (`by_shares`), on the test set of all clients."""
 
     name: str = "class_share_accuracy"
     words: str = "accuracy by the client's class shares"
@@ -311,7 +311,7 @@ class ClassShareAccuracy(Further):
 
 _further: list[Further] = [kind() for kind in Further.__subclasses__()]  # type: ignore[call-arg]
 FURTHER = {metric.name: metric for metric in _further}
-"""What `evaluation.metrics` may name, beside accuracy."""
+"""Metrics that `evaluation.metrics` may name, beside accuracy."""
 CLASS_SHARE = FURTHER[ClassShareAccuracy.name]
 
 ACCURACY = Accuracy("accuracy", "accuracy", True)
@@ -329,7 +329,7 @@ def of_rows(rows: Iterable[Mapping[str, object]]) -> Metric:
 
 
 JudgeMetric = Literal["accuracy", "balanced_accuracy", "f1", "auroc"]
-"""What a classification may be judged by."""
+"""Metrics that may judge a classification."""
 
 if TYPE_CHECKING:
     FurtherName = str

@@ -4,9 +4,6 @@ are data."""
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
-
-T = TypeVar("T")
 
 SYSTEM = {
     "__MACOSX",
@@ -27,11 +24,6 @@ def composed(name: str) -> str:
     """Return `name` in composed Unicode (NFC): macOS writes ü in file names as u and a mark, others
     as one character."""
     return unicodedata.normalize("NFC", name)
-
-
-def composed_keys(values: dict[str, T]) -> dict[str, T]:
-    """Return `values` by composed names."""
-    return {composed(name): value for name, value in values.items()}
 
 
 def is_hidden(path: Path) -> bool:

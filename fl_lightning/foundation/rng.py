@@ -59,7 +59,7 @@ def keys(entropy: Sequence[tuple[int, str, int, int]]) -> list[int]:
         return [key(seed, purpose, *ids) for seed, purpose, *ids in entropy]
     pool = _hashed(words.T.astype(np.uint32), _A[:5])
     for k in range(_POOL_SIZE):
-        others = [other for other in range(_POOL_SIZE) if other != k]
+        others = [place for place in range(_POOL_SIZE) if place != k]
         hashed = _hashed(pool[k], _A[4 + 3 * k : 8 + 3 * k])
         mixed = _MIX_MULT_L * pool[others] - _MIX_MULT_R * hashed
         pool[others] = mixed ^ mixed >> 16

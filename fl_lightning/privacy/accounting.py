@@ -54,7 +54,7 @@ class Mechanism:
 
 
 def sampling_rate(samples: int, batch_size: int) -> float:
-    """With which probability a sample is in a batch, each for itself (Poisson sampling)."""
+    """Return the probability that a sample is in a batch (Poisson sampling)."""
     return min(1.0, batch_size / samples) if samples else 0.0
 
 
@@ -97,10 +97,10 @@ def _epsilon(
     relation = dp_accounting.NeighboringRelation
     drawn = any(m.cohort[0] for m in mechanisms)
     half = 0.5 if replace_one or drawn else 1.0
-    whole = 1 / math.sqrt(sum(m.times / (half * m.noise) ** 2 for m in mechanisms))
+    multiplier = 1 / math.sqrt(sum(m.times / (half * m.noise) ** 2 for m in mechanisms))
     with np.errstate(all="ignore"):  # next to no loss: its logarithm is of 0
         # without sampling, which lessens it
-        about = float(dp_accounting.get_epsilon_gaussian(whole, delta))
+        about = float(dp_accounting.get_epsilon_gaussian(multiplier, delta))
     if about > LARGE:
         return about
     if drawn:

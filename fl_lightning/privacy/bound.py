@@ -9,7 +9,7 @@ e^epsilon to 1, but for a share of delta (their Theorem 5.2).
 import math
 
 CONFIDENCE = 0.95
-"""Of bounds and intervals: the field's habit."""
+"""Confidence of bounds and intervals: the field's habit."""
 LARGEST = 50.0
 """Beyond it (ours) no number of guesses reaches."""
 

@@ -21,13 +21,13 @@ from fl_lightning.foundation.errors import BadInput
 
 MODEL = "model"
 LEAST = 1e-6
-"""Of a share, and of an eigenvalue of a covariance, after noise (ours): logarithms and inverses
+"""Least share, and eigenvalue of a covariance, after noise (ours): logarithms and inverses
 exist."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Of one kind: the greatest norm, and the standard deviation of noise in units of it."""
+    """The greatest norm of a kind, and the standard deviation of its noise in units of it."""
 
     clip: float
     multiplier: float

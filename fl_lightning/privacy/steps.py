@@ -19,7 +19,7 @@ from fl_lightning.privacy.accounting import sampling_rate
 
 @dataclass(frozen=True)
 class Private:
-    """How the steps of a client's phase are protected.
+    """Protection of the steps of a client's phase.
 
     Args:
         clip: the greatest norm of a sample's gradient.

@@ -48,18 +48,20 @@ class NotHere(RunFailed):
     """A hook of the method or relation reads data that do not travel.
 
     Args:
-        what: the attribute or call.
+        attribute: of the run, or a call.
         hook: `Class.function`; empty: the one that is running now.
     """
 
-    def __init__(self, what: str, hook: str = "") -> None:
-        super().__init__(f"{what} does not travel")
-        self.what = what
+    def __init__(self, attribute: str, hook: str = "") -> None:
+        super().__init__(f"{attribute} does not travel")
+        self.attribute = attribute
         self.hook = hook or _running_hook()
 
     def refusal(self, method: str) -> BadInput:
         """The error for the user."""
-        requirement = f"{self.hook} reads {self.what}, which does not travel: it cannot be deployed"
+        requirement = (
+            f"{self.hook} reads {self.attribute}, which does not travel: it cannot be deployed"
+        )
         return BadInput("method", method, requirement)
 
 
@@ -246,14 +248,14 @@ class OwnData(FederatedData):
     """The data of one site, or of the centre, which has none."""
 
     holds_all = False
-    own: frozenset[int] = frozenset()
+    own_clients: frozenset[int] = frozenset()
     """The clients whose samples are here."""
 
     def client(
         self, i: int, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
     ) -> Any:
         """Return the site's own data; raise `NotHere` for another client."""
-        if i not in self.own:
+        if i not in self.own_clients:
             raise NotHere(f"run.data.client({i})")
         return super().client(i, device, dtype)
 
@@ -264,7 +266,7 @@ class OwnData(FederatedData):
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """Return a sample, of zeros for another client: operations are counted by shape."""
-        if i in self.own:
+        if i in self.own_clients:
             return super().example(i, device, dtype)
         label = torch.zeros(1, dtype=torch.float32 if self.task == "regression" else torch.int64)
         return torch.zeros(
@@ -399,18 +401,18 @@ def _data(
     config: Config,
     reading: Reading,
     parts: Parts,
-    own: set[int],
+    own_clients: set[int],
     public: np.ndarray | None,
     sizes: Mapping[int, Sequence[int]],
 ) -> OwnData:
-    """Return the data of an end: samples of the clients `own`, and errors for others'.
+    """Return the data of an end: samples of `own_clients`, and errors for others'.
 
     Args:
         facts: of the data.
         config: of the app.
         reading: of raw samples.
         parts: samples, imputed and scaled.
-        own: none, or the site's client.
+        own_clients: none, or the site's client.
         public: raw samples.
         sizes: samples of `PARTS` by client; other clients' are unknown.
     """
@@ -436,7 +438,7 @@ def _data(
     shares = []
     for begin, end in ((0, len(y)), (len(y), len(trained.labels)), (0, len(tested.labels))):
         index = np.arange(begin, end)
-        shares.append([index if client in own else index[:0] for client in clients])
+        shares.append([index if client in own_clients else index[:0] for client in clients])
     pool = None
     if public is not None:
         if reading.preprocessing is not None:
@@ -454,8 +456,8 @@ def _data(
         public=pool,
         reading=reading,
     )
-    data.own = frozenset(own)
-    class_counts = {client: data.class_counts[client] for client in own}
+    data.own_clients = frozenset(own_clients)
+    class_counts = {client: data.class_counts[client] for client in own_clients}
     data.class_counts = OwnOnly(  # type: ignore[assignment]
         "class_counts", class_counts, len(clients)
     )

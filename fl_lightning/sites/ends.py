@@ -100,10 +100,10 @@ def _read(file: Path, types: Mapping[str, type]) -> dict[str, Any]:
     """Read `CENTER` or `SITE`; `Damaged` where a key of `types` is missing or of another type."""
     try:
         content = dict(json.loads(file.read_text(encoding="utf-8")))
-        whole = all(isinstance(content[key], kind) for key, kind in types.items())
+        is_valid = all(isinstance(content[key], kind) for key, kind in types.items())
     except (ValueError, TypeError, KeyError):
-        whole = False
-    if not whole:
+        is_valid = False
+    if not is_valid:
         raise Damaged("run", str(file.parent), f"its {file.name} is damaged")
     return content
 

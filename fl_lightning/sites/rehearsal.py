@@ -134,22 +134,22 @@ def simulate(config: Config, folder: Path) -> Path:
     return out
 
 
-def differences(one: Path, other: Path) -> list[str]:
+def differences(run: Path, other_run: Path) -> list[str]:
     """Name the cells in which two run folders' tables differ, but for seconds and memory."""
     return [
         f"{table} row {k}, {name}: {a.get(name)} and {b.get(name)}"
-        for table, k, a, b, names in unlike(one, other)
+        for table, k, a, b, names in unlike(run, other_run)
         for name in names
     ]
 
 
-def unlike(one: Path, other: Path) -> Iterator[tuple[str, int, Row, Row, list[str]]]:
+def unlike(run: Path, other_run: Path) -> Iterator[tuple[str, int, Row, Row, list[str]]]:
     """Yield the rows in which two run folders' tables differ, but for seconds and memory: table,
     row number, both rows (empty: missing), and the names of unequal columns."""
     nothing: Row = {}
     for table in TABLES:
-        rows = RunFolder(one).read(table)
-        other_rows = RunFolder(other).read(table)
+        rows = RunFolder(run).read(table)
+        other_rows = RunFolder(other_run).read(table)
         for k, (a, b) in enumerate(
             zip_longest(
                 rows,

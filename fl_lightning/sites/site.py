@@ -195,7 +195,7 @@ class Site:
             self._keep(message, content, reply)
             return reply
         except NotHere as error:
-            return wire.pack(about | {"refused": [error.what, error.hook]})
+            return wire.pack(about | {"refused": [error.attribute, error.hook]})
         except BadClient as failure:
             stage = failure.stage
             if failure.reason.endswith(NOT_FINITE):
@@ -218,15 +218,13 @@ class Site:
             raise wire.Unreadable(f"it is for client {message['client']}")
 
     def _hello(self) -> wire.Message:
-        begins = self.refused is None
         return {
             "site": self.client,
             "name": self.name,
             "sizes": self.sizes,
             "version": __version__,
             "fingerprint": self.fingerprint,
-            "initial": digest_of(self.fed) if begins else "",
-            "at": self.round if begins else 0,
+            "initial": "" if self.refused else digest_of(self.fed),
         }
 
     def _agree(self, message: wire.Message) -> None:

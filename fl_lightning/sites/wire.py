@@ -30,9 +30,9 @@ HEADER = "fl_lightning"
 TENSOR = "tensor"
 """Key of a tensor's number in the JSON."""
 BY_CLASS = ("classes", "rows", "class_counts")
-"""Of `Beside.values`: a row for each class that the client has."""
+"""Values of `Beside.values` with a row for each class that the client has."""
 ROWS_VARY = (*BY_CLASS, "public", None)
-"""Of `Beside.values`: clients have different numbers of rows."""
+"""Values of `Beside.values` whose number of rows differs between clients."""
 
 Message = dict[str, Any]
 Form = tuple[int, tuple[int, ...], torch.dtype]
