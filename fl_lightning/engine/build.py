@@ -32,7 +32,7 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.parallel import Group, assign_homes
 from fl_lightning.foundation.rng import key
 from fl_lightning.methods.base import Method
-from fl_lightning.models import another, frozen_in, frozen_when_built, head_of
+from fl_lightning.models import freshly_drawn, frozen_in, frozen_when_built, head_of
 from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import MODEL
 from fl_lightning.storage.store import VectorStore
@@ -238,7 +238,7 @@ def _another(
 ) -> Tensor:
     """A model (D,) like `model`, drawn anew for `number`."""
     with seeded(number):
-        return layout.read(another(model), dtype)[0].to(device)
+        return layout.read(freshly_drawn(model), dtype)[0].to(device)
 
 
 def members_of(counts: Sequence[int | None], clients: int) -> list[list[int]]:
