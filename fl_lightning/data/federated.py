@@ -68,11 +68,24 @@ class FederatedData:
         drifting: Tasks | None = None,
         reading: Reading | None = None,
     ) -> None:
-        """`shares`: each client's indices for training and validation (into `train`) and for test
-        (into `test`).
-
-        `common`: what `global_test` gives; it may be `test`. `held_out`: clients that take no part,
-        beside these.
+        """
+        Args:
+            train, test: the samples of all clients.
+            shares: each client's indices for training and validation (into `train`) and for test
+                (into `test`).
+            class_names: of the classes; of a regression none.
+            angles: degrees by which each client's images are turned.
+            augment: of training images.
+            resident: whether tensors lie on the device (`data.resident`).
+            made_up: whether the samples were made up.
+            task: what the labels are.
+            public: samples without labels, for all.
+            common: what `global_test` gives; it may be `test`.
+            groups: true group of each client.
+            held_out: clients that take no part, beside these.
+            vocabulary: different tokens of texts.
+            drifting: tasks that change as rounds go by.
+            reading: how raw samples become inputs.
         """
         self.input_shape: tuple[int, ...] = tuple(train.raw.shape[1:])
         self.class_names = class_names

@@ -159,8 +159,8 @@ def _files(
             kind = type(error).__name__
             problem = f"{file.name} is none of LEAF's: {kind}: {first_line(error)}"
             raise BadInput("data.root", root, problem) from error
-        for user, held in users.items():
-            samples = held if isinstance(held, dict) else {}
+        for user, content_of_user in users.items():
+            samples = content_of_user if isinstance(content_of_user, dict) else {}
             x = samples.get("x")
             y = samples.get("y")
             are_lists = isinstance(x, list) and isinstance(y, list)
