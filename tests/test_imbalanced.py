@@ -19,7 +19,7 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.given import layers_of
 from fl_lightning.lab.study.grid import Entry
 from fl_lightning.lab.study.tuning import Search
-from fl_lightning.lab.worth.runs import look
+from fl_lightning.lab.worth.runs import facts_of
 
 CLIENTS, EACH = 3, 60
 SMALL = {
@@ -103,13 +103,13 @@ def test_tune_goes_by_the_metric_of_its_trials(tmp_path: Path) -> None:
     fitted(tmp_path, "trial", **{"federation.rounds": 1})
     given = config(tmp_path)
     search = Search(Entry("fedavg", "fedavg", {}, "methods[0]"), tmp_path, 1, 0, given, [{}])
-    assert search.metric.name == "auroc"
+    assert search.metric().name == "auroc"
 
 
 def test_worth_goes_by_it(tmp_path: Path) -> None:
-    facts = look(config(tmp_path, **{"data.folds": 5, "data.validation": 0.0}))
+    facts = facts_of(config(tmp_path, **{"data.folds": 5, "data.validation": 0.0}))
     assert facts.rare.startswith("metric: auroc")
-    assert not look(config(tmp_path, 0.3, **{"data.folds": 5, "data.validation": 0.0})).rare
+    assert not facts_of(config(tmp_path, 0.3, **{"data.folds": 5, "data.validation": 0.0})).rare
 
 
 # ---------------------------------------------------------------- classes that count alike

@@ -16,7 +16,7 @@ from fl_lightning.data.columns import say_merged
 from fl_lightning.data.images import decoder
 from fl_lightning.data.source import Absent, Pool, Source, source_of
 from fl_lightning.foundation.errors import BadInput, first_line
-from fl_lightning.foundation.extras import needs
+from fl_lightning.foundation.extras import install_hint
 from fl_lightning.foundation.named import composed, entries
 
 LAYOUT = (
@@ -119,7 +119,7 @@ def _parts(root: str | None) -> dict[str, Any]:
         import datasets
         import pyarrow.parquet as parquet
     except ImportError:
-        raise Absent("data.source", "hf", needs("datasets")) from None
+        raise Absent("data.source", "hf", install_hint("datasets")) from None
     path = Path(root or "").expanduser()
     if root is None or not path.exists():
         raise Absent("data.root", root, f"the source hf wants {LAYOUT}")

@@ -8,7 +8,7 @@ import numpy as np
 
 from fl_lightning.configuration.config import Config
 from fl_lightning.data.federated import FederatedData
-from fl_lightning.foundation.metric import FURTHER, Chosen
+from fl_lightning.foundation.metric import FURTHER, JudgeMetric
 
 RARE = 0.05
 """A class with a smaller share of all clients' training samples is named: a model without it is 95
@@ -40,7 +40,7 @@ def shares(data: FederatedData) -> np.ndarray:
     return np.asarray(counts / max(counts.sum(), 1))
 
 
-def default_metric(data: FederatedData) -> Chosen | None:
+def default_metric(data: FederatedData) -> JudgeMetric | None:
     """Returns the metric of a run for which none is named: AUROC where one of two classes has a
     smaller share than `AUROC_BELOW`; None: the task's own."""
     class_shares = shares(data)

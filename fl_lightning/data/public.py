@@ -161,7 +161,7 @@ def _pool(
         download = data.download and not smoke
         return read(replace(data, source=name, root=root, download=download)).train
     except BadInput as error:  # written for the private data
-        remedy = error.allowed.partition("; or --data.source")[0].replace(
+        remedy = error.requirement.partition("; or --data.source")[0].replace(
             "data.root", "data.public_root"
         )
         raise type(error)("data.public_root", root, remedy) from error

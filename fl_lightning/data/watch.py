@@ -16,7 +16,7 @@ from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import windows
 from fl_lightning.data.source import Absent, Pool, Source
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.foundation.extras import needs
+from fl_lightning.foundation.extras import install_hint
 
 WINDOW, STEP = 100, 50
 """Samples in a window, and from one to the next. 2 s: about one repetition; half of a window is
@@ -37,7 +37,7 @@ def load(data: DataConfig) -> Source:
     """
     spec = find_spec("seglearn")  # its file alone is read: importing it takes a second
     if spec is None or spec.origin is None:
-        raise Absent("data.source", "watch", needs("seglearn"))
+        raise Absent("data.source", "watch", install_hint("seglearn"))
     file = Path(spec.origin).parent / "data" / "watch_dataset.npy"
     try:
         content = np.load(file, allow_pickle=True).item()

@@ -135,6 +135,12 @@ def arguments_of(
     return arguments | component.init_args
 
 
+def has_own_step(model: nn.Module) -> bool:
+    """Whether the model is a LightningModule with a `training_step` of its own."""
+    step = getattr(type(model), "training_step", None)
+    return step not in (None, LightningModule.training_step)
+
+
 def head_of(model: nn.Module) -> str:
     """Dotted name of the classifier: the string `model.head` if there is one, else what the scores
     come from.
@@ -221,7 +227,7 @@ def _try_out(
             module.training = mode
     if (other := _misfit(output, shape)) is not None:
         raise BadInput("model", class_path, f"{data}, but for two samples it gives {other}")
-    if getattr(type(model), "training_step", None) not in (None, LightningModule.training_step):
+    if has_own_step(model):
         return
     try:
         with torch.no_grad(), no_draws(torch.device("cpu")):
