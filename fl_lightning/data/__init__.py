@@ -53,24 +53,13 @@ def prepare(
     keeps_digest = identity.keeps_digest(data)
     data = replace(data, test_seed=seed if data.test_seed is None else data.test_seed)
     source, made_up = load(data, clients, smoke)
-    tasks = planted.tasks(
-        data,
-        clients,
-        len(source.class_names),
-        _dealer(data, seed),
-    )
-    groups = planted.truth(
-        data,
-        clients,
-        tasks,
-        source,
-        data.partition == partition.NATURAL,
-    )
+    tasks = planted.tasks(data, clients, len(source.class_names), _dealer(data, seed))
+    is_natural = data.partition == partition.NATURAL
+    groups = planted.truth(data, clients, tasks, source, is_natural)
     dealt = _deal(source, data, clients, seed, fold, smoke)
-    rotated = data.partition == "rotated"
-    angles = (
-        partition.angles(clients) if rotated else [tasks.angle(g) if tasks else 0.0 for g in groups]
-    )
+    angles = [0.0 if tasks is None else tasks.angle(group) for group in groups]
+    if data.partition == "rotated":
+        angles = partition.angles(clients)
     if any(angles):
         require("vision", "data.partition", data.partition)
     count = held_out(data.held_out_clients, clients, smoke)
@@ -137,35 +126,25 @@ def _samples(
 
     def samples(
         raw: ndarray,
-        labels: ndarray,
+        targets: ndarray,
         pool: Pool | None = None,
     ) -> Samples:
-        if pool is None:
-            raw = raw if fits is None else fits.transformed(0, "all clients", raw)
-            return Samples(
-                torch.from_numpy(raw),
-                torch.from_numpy(labels),
-                mean,
-                std,
-            )
-        numbers = pool.numbers, pool.independent, pool.lines
-        return Samples(
-            torch.from_numpy(raw),
-            torch.from_numpy(labels),
-            mean,
-            std,
-            *numbers,
-        )
+        numbers = () if pool is None else (pool.numbers, pool.independent, pool.lines)
+        return Samples(torch.from_numpy(raw), torch.from_numpy(targets), mean, std, *numbers)
+
+    def of_nobody(raw: ndarray, targets: ndarray) -> Samples:
+        values = raw if fits is None else fits.transformed(0, "all clients", raw)
+        return samples(values, targets)
 
     tested = samples(test, labels[1], dealt.test)
     common = tested if dealt.common is dealt.test else None
     if common is None and dealt.common is not None:
-        common = samples(dealt.common.read_all(), dealt.common.labels)
+        common = of_nobody(dealt.common.read_all(), dealt.common.labels)
     named = client_names(source, data, len(dealt.names))
     return {
         "train": samples(train, labels[0], dealt.train),
         "test": tested,
-        "public": None if public_ is None else samples(public_, np.zeros(0, np.int64)),
+        "public": None if public_ is None else of_nobody(public_, np.zeros(0, np.int64)),
         "common": common,
         "reading": replace(source.reading, client_names=named, columns=columns, preprocessing=fits),
         "made_up": made_up,

@@ -229,7 +229,7 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[ndarray, ndarray]], nda
     for part in ("train", "validation", "test"):
         has_both = (f"x_{part}" in content) == (f"y_{part}" in content)
         setting.check(has_both, f"it must hold x_{part} and y_{part} together")
-        x = content.get(f"x_{part}", ())
+        x = content.get(f"x_{part}", np.zeros(0))
         if len(x):
             pool = _pool(
                 setting,

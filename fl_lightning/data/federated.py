@@ -147,7 +147,10 @@ class FederatedData:
         """What every process keeps of the samples as they were read."""
         common = None if self._common is self._test else self._common
         pools = [self._train, self._test, self._public, common]
-        tensors = [t for pool in pools if pool is not None for t in (pool.raw, pool.labels)]
+        tensors: list[Tensor] = []
+        for pool in pools:
+            if pool is not None:
+                tensors += [pool.raw, pool.labels]
         return sum(t.numel() * t.element_size() for t in tensors)
 
     @property
@@ -564,7 +567,9 @@ def samples_digest(data: FederatedData) -> str:
     have another one."""
     state = xxhash.xxh3_128()
     tensors = [t for pool in (data._train, data._test) for t in (pool.raw, pool.labels)]
-    shares = [np.asarray(index, np.int64) for indices in data._shares for index in indices]
+    shares = []
+    for indices in data._shares:
+        shares += [np.asarray(index, np.int64) for index in indices]
     for array in [*(tensor.numpy() for tensor in tensors), *shares]:
         state.update(str(array.shape).encode())
         state.update(np.ascontiguousarray(array).data)
