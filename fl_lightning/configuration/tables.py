@@ -18,7 +18,7 @@ from fl_lightning.configuration.config import FLOAT32, DataConfig, check
 from fl_lightning.configuration.files import Layer, update
 from fl_lightning.configuration.keys import run_parser, typed
 from fl_lightning.foundation.cells import SEPARATORS, is_empty, number
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.extras import hint_if_missing
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.named import composed
@@ -198,8 +198,8 @@ def _binary_as_csv(data: DataConfig, path: Path) -> str:
     try:
         frame = getattr(pandas, function)(path, **options)
     except Exception as error:  # the engines raise a dozen kinds
-        line = (str(error) or type(error).__name__).splitlines()[0]
-        raise BadInput("data.root", data.root, f"it cannot be read: {line}") from None
+        problem = f"it cannot be read: {first_line(error)}"
+        raise BadInput("data.root", data.root, problem) from None
     return as_csv(frame, header=not is_sheet)
 
 
