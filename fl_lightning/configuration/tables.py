@@ -125,7 +125,7 @@ def read(data: DataConfig, most: int | None = None) -> dict[str, list[str]]:
         stripped = ([cell.strip() for cell in row] for row in rows if row)
         head, *samples = islice(stripped, end)
     except (csv.Error, OSError, ValueError) as error:  # no line at all
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise BadInput("data.root", root, f"it must be {LAYOUT} ({reason})") from error
     head = [composed(name) for name in head]
     for name, count in Counter(head).items():
