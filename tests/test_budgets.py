@@ -32,7 +32,7 @@ TOKENS = {
     "foundation": 14_600,
     "lab": 98_100,
     "methods": 45_000,
-    "models": 7_800,
+    "models": 7_700,
     "privacy": 3_600,
     "results": 15_800,
     "sites": 17_500,

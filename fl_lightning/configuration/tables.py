@@ -18,7 +18,7 @@ from fl_lightning.configuration.config import FLOAT32, DataConfig, check
 from fl_lightning.configuration.files import Layer, update
 from fl_lightning.configuration.keys import run_parser, typed
 from fl_lightning.foundation.cells import SEPARATORS, is_empty, number
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.extras import hint_if_missing
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.named import composed
@@ -125,7 +125,7 @@ def read(data: DataConfig, most: int | None = None) -> dict[str, list[str]]:
         stripped = ([cell.strip() for cell in row] for row in rows if row)
         head, *samples = islice(stripped, end)
     except (csv.Error, OSError, ValueError) as error:  # no line at all
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise BadInput("data.root", root, f"it must be {LAYOUT} ({reason})") from error
     head = [composed(name) for name in head]
     for name, count in Counter(head).items():
@@ -198,8 +198,8 @@ def _binary_as_csv(data: DataConfig, path: Path) -> str:
     try:
         frame = getattr(pandas, function)(path, **options)
     except Exception as error:  # the engines raise a dozen kinds
-        line = (str(error) or type(error).__name__).splitlines()[0]
-        raise BadInput("data.root", data.root, f"it cannot be read: {line}") from None
+        problem = f"it cannot be read: {first_line(error)}"
+        raise BadInput("data.root", data.root, problem) from None
     return as_csv(frame, header=not is_sheet)
 
 

@@ -19,7 +19,6 @@ from fl_lightning.data.load import SMOKE_TEST, SMOKE_TRAIN, load, per_class
 from fl_lightning.data.part import Part, ResidentPart, Samples
 from fl_lightning.data.sampling import stratified
 from fl_lightning.data.source import HeldOut, Pool, Source
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.named import composed
 from fl_lightning.foundation.rng import numpy_rng
@@ -54,59 +53,24 @@ def prepare(
     keeps_digest = identity.keeps_digest(data)
     data = replace(data, test_seed=seed if data.test_seed is None else data.test_seed)
     source, made_up = load(data, clients, smoke)
-    tasks = planted.tasks(
-        data,
-        clients,
-        len(source.class_names),
-        _dealer(data, seed),
-    )
-    groups = planted.truth(
-        data,
-        clients,
-        tasks,
-        source,
-        data.partition == partition.NATURAL,
-    )
-    dealt = _deal(
-        source,
-        data,
-        clients,
-        seed,
-        fold,
-        smoke,
-    )
-    rotated = data.partition == "rotated"
-    angles = (
-        partition.angles(clients) if rotated else [tasks.angle(g) if tasks else 0.0 for g in groups]
-    )
+    tasks = planted.tasks(data, clients, len(source.class_names), _dealer(data, seed))
+    is_natural = data.partition == partition.NATURAL
+    groups = planted.truth(data, clients, tasks, source, is_natural)
+    dealt = _deal(source, data, clients, seed, fold, smoke)
+    angles = [0.0 if tasks is None else tasks.angle(group) for group in groups]
+    if data.partition == "rotated":
+        angles = partition.angles(clients)
     if any(angles):
         require("vision", "data.partition", data.partition)
     count = held_out(data.held_out_clients, clients, smoke)
-    here, away = newcomers.apart(
-        dealt.shares,
-        angles,
-        count,
-        seed,
-        data.held_out,
-    )
+    here, away = newcomers.apart(dealt.shares, angles, count, seed, data.held_out)
     trains, validations, tests = dealt.shares
     labels_train = planted.relabelled(
         dealt.train.labels, [*trains, *validations], [*groups, *groups], tasks
     )
     labels = labels_train, planted.relabelled(dealt.test.labels, tests, groups, tasks)
     unlabelled = public.pool(data, smoke)
-    samples = _samples(
-        source,
-        dealt,
-        labels,
-        away,
-        data,
-        unlabelled,
-        made_up,
-        seed,
-        smoke,
-        fit,
-    )
+    samples = _samples(source, dealt, labels, away, data, unlabelled, made_up, seed, smoke, fit)
     if keeps_digest:
         digest = identity.of(source, None if made_up else unlabelled, data.reads_test)
         samples["reading"] = replace(samples["reading"], digest=digest)
@@ -152,58 +116,35 @@ def _samples(
     if dealt.held_back is not None:
         public_ = dealt.held_back.read_all()
     elif data.public is not None:
-        public_, made_up = public.load(
-            data,
-            unlabelled,
-            train,
-            made_up,
-            seed,
-            smoke,
-        )
+        public_, made_up = public.load(data, unlabelled, train, made_up, seed, smoke)
     if fits is not None:
         absent = [newcomer.number for newcomer in away]
         shared = np.delete(np.arange(len(dealt.names)), absent)
-        seen = np.concatenate([dealt.shares[0][c] for c in shared])
-        train, test = fits.all_of(
-            train,
-            test,
-            dealt.shares,
-            seen,
-            dealt.names,
-        )
+        shared_samples = np.concatenate([dealt.shares[0][c] for c in shared])
+        train, test = fits.all_of(train, test, dealt.shares, shared_samples, dealt.names)
     mean, std = _normalisation(data, train, dealt.shares, away)
 
     def samples(
         raw: ndarray,
-        labels: ndarray,
+        targets: ndarray,
         pool: Pool | None = None,
     ) -> Samples:
-        if pool is None:
-            raw = raw if fits is None else fits.transformed(0, "all clients", raw)
-            return Samples(
-                torch.from_numpy(raw),
-                torch.from_numpy(labels),
-                mean,
-                std,
-            )
-        numbers = pool.numbers, pool.independent, pool.lines
-        return Samples(
-            torch.from_numpy(raw),
-            torch.from_numpy(labels),
-            mean,
-            std,
-            *numbers,
-        )
+        numbers = () if pool is None else (pool.numbers, pool.independent, pool.lines)
+        return Samples(torch.from_numpy(raw), torch.from_numpy(targets), mean, std, *numbers)
+
+    def of_nobody(raw: ndarray, targets: ndarray) -> Samples:
+        values = raw if fits is None else fits.transformed(0, "all clients", raw)
+        return samples(values, targets)
 
     tested = samples(test, labels[1], dealt.test)
     common = tested if dealt.common is dealt.test else None
     if common is None and dealt.common is not None:
-        common = samples(dealt.common.read_all(), dealt.common.labels)
+        common = of_nobody(dealt.common.read_all(), dealt.common.labels)
     named = client_names(source, data, len(dealt.names))
     return {
         "train": samples(train, labels[0], dealt.train),
         "test": tested,
-        "public": None if public_ is None else samples(public_, np.zeros(0, np.int64)),
+        "public": None if public_ is None else of_nobody(public_, np.zeros(0, np.int64)),
         "common": common,
         "reading": replace(source.reading, client_names=named, columns=columns, preprocessing=fits),
         "made_up": made_up,
@@ -236,14 +177,16 @@ def _normalisation(
 def _check_images(data: DataConfig, axes: int) -> None:
     """Raise `BadInput` for what only images have, where samples have so many `axes`, their number
     among them."""
-    rotated = data.partition == "rotated"
-    turned = data.planted == "rotation"
-    augmented = data.augment != "none"
-    needy = {"data.partition": rotated, "data.planted": turned, "data.augment": augmented}
-    for key in (key for key, needs in needy.items() if needs and axes != 4):
+    is_needy = {
+        "data.partition": data.partition == "rotated",
+        "data.planted": data.planted == "rotation",
+        "data.augment": data.augment != "none",
+    }
+    kind = "plain vectors" if axes == 2 else "series"
+    problem = f"it needs images, but the samples are {kind}: choose another"
+    for key, needs_images in is_needy.items():
         value = getattr(data, key.removeprefix("data."))
-        are = "plain vectors" if axes == 2 else "series"
-        raise BadInput(key, value, f"it needs images, but the samples are {are}")
+        check(key, value, axes == 4 or not needs_images, problem)
 
 
 @dataclass(frozen=True)
@@ -281,38 +224,17 @@ def _deal(
     groups = _groups(train, test, source.group_names[:clients] if smoke else source.group_names)
     names = client_names(source, data, clients) or [f"client {c}" for c in range(clients)]
     rng = numpy_rng(dealer, "partition")
-    trains, tests = partition.deal(
-        train.strata,
-        test.strata,
-        clients,
-        data,
-        rng,
-        groups,
-    )
+    trains, tests = partition.deal(train.strata, test.strata, clients, data, rng, groups)
     if train.units is not None:
         _check_units(data, train, test, trains, names)
     if data.own_test:  # what was dealt as training data is all that a client has
-        train, test, trains, tests = owntest.as_pools(
-            train,
-            trains,
-            data,
-            seed,
-            fold,
-            names,
-        )
+        train, test, trains, tests = owntest.as_pools(train, trains, data, seed, fold, names)
     trains, validations = _training_parts(train, trains, data, seed)
     if held_back is not None:
         held_back = public.apart(held_back, (train, validations), (test, tests))
     if data.score_on == "validation":
         shares = trains, validations, validations
-        return _Dealt(
-            train,
-            train,
-            shares,
-            names,
-            held_back,
-            None,
-        )
+        return _Dealt(train, train, shares, names, held_back, None)
     least = data.least_test_positives
     owntest.check_positives(test.labels, tests, source.class_names, least, names)
     return _Dealt(
@@ -341,14 +263,7 @@ def _in_use(
         train = train.followed_by(test)
     most = SMOKE_TRAIN if smoke else None
     rng = numpy_rng(dealer, "data.train")
-    used = _used(
-        train,
-        data,
-        data.fraction,
-        clients,
-        most,
-        rng,
-    )
+    used = _used(train, data, data.fraction, clients, most, rng)
     held_back = None
     if data.public == public.HELD_BACK:
         used, out = public.hold_back(used, data, dealer, smoke)

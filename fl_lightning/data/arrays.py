@@ -22,7 +22,7 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 SHAPED = ("channels", "raw")
 """What a file may hold to say how its samples lie: `channels` (first, last), or `raw`: as clients
 train on them."""
-FEW = 4
+MOST_CHANNELS = 4
 """Channels of a picture, at most: with fewer on one side it is clear where they are."""
 LAYOUT = (
     "x_train and x_test of shape (n, height, width), (n, height, width, channels) or (n, "
@@ -76,14 +76,7 @@ def as_source(
         if f"x_{part}" in arrays:
             x = arrays[f"x_{part}"]
             y = arrays[f"y_{part}"]
-            pools[part] = _pool(
-                setting,
-                part,
-                x,
-                y,
-                data.task,
-                layout,
-            )
+            pools[part] = _pool(setting, part, x, y, data.task, layout)
     pools, group_names = _grouped(setting, _with_units(setting, pools, arrays), arrays)
     shape, *others = [arrays[f"x_{part}"].shape[1:] for part in pools]
     problem = f"x_train and x_test differ in shape: {shape}, {others}"
@@ -216,14 +209,7 @@ def newcomer(
             x = arrays[f"x_{part}"]
             y = arrays.get(f"y_{part}")
             labels = np.zeros(len(x), np.int64) if y is None else y
-            pool = _pool(
-                setting,
-                part,
-                x,
-                labels,
-                task,
-                layout,
-            )
+            pool = _pool(setting, part, x, labels, task, layout)
             own_labels = None if y is None else pool.labels
             parts[part] = pool.read_all(), own_labels
     return parts
@@ -243,7 +229,7 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[ndarray, ndarray]], nda
     for part in ("train", "validation", "test"):
         has_both = (f"x_{part}" in content) == (f"y_{part}" in content)
         setting.check(has_both, f"it must hold x_{part} and y_{part} together")
-        x = content.get(f"x_{part}", ())
+        x = content.get(f"x_{part}", np.zeros(0))
         if len(x):
             pool = _pool(
                 setting,
@@ -262,14 +248,7 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[ndarray, ndarray]], nda
         return parts, None
     kind = np.float32 if task == "regression" else np.int64
     labels = np.zeros(len(public), kind)
-    pool = _pool(
-        setting,
-        "public",
-        public,
-        labels,
-        task,
-        layout,
-    )
+    pool = _pool(setting, "public", public, labels, task, layout)
     return parts, pool.read_all()
 
 
@@ -381,9 +360,9 @@ def channels_of(shape: tuple[int, ...]) -> Layout:
     """Where images (n, a, b, c) have their channels, as far as their shape tells: on the side with
     at most four, else where one side of a square is not."""
     _, a, b, c = shape
-    if (a <= FEW) != (c <= FEW):
-        return "first" if a <= FEW else "last"
-    if c <= FEW:
+    if (a <= MOST_CHANNELS) != (c <= MOST_CHANNELS):
+        return "first" if a <= MOST_CHANNELS else "last"
+    if c <= MOST_CHANNELS:
         return "last"
     if (a == b) != (b == c):
         return "last" if a == b else "first"

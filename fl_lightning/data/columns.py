@@ -303,7 +303,7 @@ class Preprocessing:
             with _blamed(key, value, name):
                 values = np.asarray(step.transform(numbers), np.float64)
             shapes = f"features of shape {values.shape[1:]} of {numbers.shape[1:]}"
-            problem = f"it makes {shapes} on the part of {name}"
+            problem = f"it makes {shapes} on the part of {name}: choose a scaler that keeps them"
             check(key, value, values.shape == numbers.shape, problem)
             with np.errstate(invalid="ignore"):
                 is_finite = bool((np.abs(values) < FLOAT32).all())
@@ -322,25 +322,25 @@ def _affine(step: Any, width: int) -> ndarray | None:
     """
     probes = np.random.default_rng(0).normal(0, 100, (PROBES, width))
     outputs = np.asarray(step.transform(probes), np.float64)
-    zero = np.zeros(width)
-    one = np.ones(width)
+    zeros = np.zeros(width)
+    ones = np.ones(width)
     if type(step).__module__.startswith("sklearn.preprocessing."):
         spread = getattr(step, "scale_", None)
-        spread = one if spread is None else spread
+        spread = ones if spread is None else spread
         centre = getattr(step, "mean_", getattr(step, "center_", None))
-        rule = (zero if centre is None else centre, spread, one, zero)
+        rule = (zeros if centre is None else centre, spread, ones, zeros)
         if hasattr(step, "min_"):
-            rule = (zero, one, spread, step.min_)
+            rule = (zeros, ones, spread, step.min_)
         scaled = (probes - rule[0]) / rule[1]
         if np.array_equal(outputs, scaled * rule[2] + rule[3]):
             return np.array(rule)
-    shift = np.asarray(step.transform(zero[None]), np.float64)[0]
+    shift = np.asarray(step.transform(zeros[None]), np.float64)[0]
     far = np.asarray(step.transform(np.full((1, width), FAR)), np.float64)[0]
 
     slope = (far - shift) / FAR
     if not np.allclose(outputs, probes * slope + shift, 1e-5, 1e-5):
         return None
-    return np.array([zero, one, slope, shift])
+    return np.array([zeros, ones, slope, shift])
 
 
 @contextlib.contextmanager

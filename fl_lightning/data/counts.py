@@ -35,16 +35,16 @@ def fill_in_turn(
     """Counts [N, C] with equal row sums: each client takes by its row of `mass` from the classes
     not yet used up."""
     size = int(class_sizes.sum()) // len(mass)
-    left = class_sizes.copy()
+    remaining = class_sizes.copy()
     counts = np.zeros(mass.shape, np.int64)
     for client, row in enumerate(mass):
         short = size
         while short:
-            weights = np.where(left > 0, row, 0)
-            shares = apportion(weights if weights.any() else left, short)
-            take = np.minimum(shares, left)
+            weights = np.where(remaining > 0, row, 0)
+            shares = apportion(weights if weights.any() else remaining, short)
+            take = np.minimum(shares, remaining)
             counts[client] += take
-            left -= take
+            remaining -= take
             short -= int(take.sum())
     return counts
 

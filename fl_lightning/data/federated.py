@@ -68,11 +68,24 @@ class FederatedData:
         drifting: Tasks | None = None,
         reading: Reading | None = None,
     ) -> None:
-        """`shares`: each client's indices for training and validation (into `train`) and for test
-        (into `test`).
-
-        `common`: what `global_test` gives; it may be `test`. `held_out`: clients that take no part,
-        beside these.
+        """
+        Args:
+            train, test: the samples of all clients.
+            shares: each client's indices for training and validation (into `train`) and for test
+                (into `test`).
+            class_names: of the classes; of a regression none.
+            angles: degrees by which each client's images are turned.
+            augment: of training images.
+            resident: whether tensors lie on the device (`data.resident`).
+            made_up: whether the samples were made up.
+            task: what the labels are.
+            public: samples without labels, for all.
+            common: what `global_test` gives; it may be `test`.
+            groups: true group of each client.
+            held_out: clients that take no part, beside these.
+            vocabulary: different tokens of texts.
+            drifting: tasks that change as rounds go by.
+            reading: how raw samples become inputs.
         """
         self.input_shape: tuple[int, ...] = tuple(train.raw.shape[1:])
         self.class_names = class_names
@@ -134,7 +147,10 @@ class FederatedData:
         """What every process keeps of the samples as they were read."""
         common = None if self._common is self._test else self._common
         pools = [self._train, self._test, self._public, common]
-        tensors = [t for pool in pools if pool is not None for t in (pool.raw, pool.labels)]
+        tensors: list[Tensor] = []
+        for pool in pools:
+            if pool is not None:
+                tensors += [pool.raw, pool.labels]
         return sum(t.numel() * t.element_size() for t in tensors)
 
     @property
@@ -551,7 +567,9 @@ def samples_digest(data: FederatedData) -> str:
     have another one."""
     state = xxhash.xxh3_128()
     tensors = [t for pool in (data._train, data._test) for t in (pool.raw, pool.labels)]
-    shares = [np.asarray(index, np.int64) for indices in data._shares for index in indices]
+    shares = []
+    for indices in data._shares:
+        shares += [np.asarray(index, np.int64) for index in indices]
     for array in [*(tensor.numpy() for tensor in tensors), *shares]:
         state.update(str(array.shape).encode())
         state.update(np.ascontiguousarray(array).data)

@@ -128,9 +128,9 @@ def _parts(root: str | None) -> dict[str, Any]:
             by_part = {"train": [path]} if path.is_file() else _by_name(files)
             parts = {
                 name: datasets.concatenate_datasets(
-                    [datasets.Dataset(parquet.read_table(file)) for file in own]
+                    [datasets.Dataset(parquet.read_table(file)) for file in files_of_part]
                 )
-                for name, own in by_part.items()
+                for name, files_of_part in by_part.items()
             }
         else:
             saved = datasets.load_from_disk(str(path))
@@ -138,12 +138,12 @@ def _parts(root: str | None) -> dict[str, Any]:
     except Exception as error:  # arrow and datasets answer a broken file in a dozen types
         requirement = f"it must be {LAYOUT} ({first_line(error)})"
         raise BadInput("data.root", root, requirement) from error
-    other = parts.get("test", parts.get("validation"))
+    test = parts.get("test", parts.get("validation"))
     if "train" not in parts or not len(parts["train"]):
         raise BadInput("data.root", root, f"it has no part called train, but {', '.join(parts)}")
     every = {"train": parts["train"]}
-    if other is not None:
-        every["test"] = other
+    if test is not None:
+        every["test"] = test
     return {name: _renamed(part) for name, part in every.items()}
 
 

@@ -53,7 +53,8 @@ def load(
         "data.root",
         root,
         valid,
-        f"its files are of another data set: labels begin {first}, not {list(begins)}",
+        f"its files are of another data set: labels begin {first}, not {list(begins)}; "
+        f"name that set in data.source",
     )
     return Source(pools[0], pools[1], class_names)
 

@@ -176,10 +176,9 @@ def _say_left_out(
             f"{len(others)} files that are no pictures of a class ({kinds}; the first: {first})"
         )
     if hidden:
-        names = Counter(path.name for path in hidden)
         counts = Counter(path.name for path in hidden)
-        names = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
-        parts.append(f"hidden: {some(names)}")
+        shown = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
+        parts.append(f"hidden: {some(shown)}")
     if parts:
         log.say(f"data: left out in {folder.name}/: {'; '.join(parts)}")
 

@@ -13,7 +13,7 @@ from fl_lightning.foundation.metric import FURTHER, JudgeMetric
 RARE = 0.05
 """A class with a smaller share of all clients' training samples is named: a model without it is 95
 % right."""
-FEW = 0.2
+AUROC_BELOW = 0.2
 """One of two classes with a smaller share has the run judged by AUROC, unless a metric is named: a
 model without it is 80 % right. Ours."""
 MOST_NAMED = 5
@@ -41,10 +41,10 @@ def shares(data: FederatedData) -> np.ndarray:
 
 
 def default_metric(data: FederatedData) -> JudgeMetric | None:
-    """Returns the metric of a run for which none is named: AUROC where one of two classes is `FEW`;
-    None: the task's own."""
+    """Returns the metric of a run for which none is named: AUROC where one of two classes has a
+    smaller share than `AUROC_BELOW`; None: the task's own."""
     class_shares = shares(data)
-    return "auroc" if len(class_shares) == 2 and class_shares.min() < FEW else None
+    return "auroc" if len(class_shares) == 2 and class_shares.min() < AUROC_BELOW else None
 
 
 def judged(config: Config, data: FederatedData) -> Config:

@@ -159,14 +159,13 @@ def _files(
             kind = type(error).__name__
             problem = f"{file.name} is none of LEAF's: {kind}: {first_line(error)}"
             raise BadInput("data.root", root, problem) from error
-        for user, held in users.items():
-            samples = held if isinstance(held, dict) else {}
-            x = samples.get("x")
-            y = samples.get("y")
+        for user, content_of_user in users.items():
+            samples = content_of_user if isinstance(content_of_user, dict) else {}
+            x: Any = samples.get("x")
+            y: Any = samples.get("y")
             are_lists = isinstance(x, list) and isinstance(y, list)
-            if not are_lists or len(x) != len(y):
-                problem = f"{file.name}: the user {user!r} must have lists x and y of one length"
-                raise BadInput("data.root", root, problem)
+            problem = f"{file.name}: the user {user!r} must have lists x and y of one length"
+            check("data.root", root, are_lists and len(x) == len(y), problem)
             like = x[0] if like is None and x else like
             wrong = _wrong(str(user), x, y, like)
             check("data.root", root, wrong is None, f"{file.name}: {wrong}")

@@ -132,14 +132,7 @@ def from_file(
         x = data.newcomer_inputs(torch.from_numpy(raw), torch.device("cpu"), dtype)
         parts.append((x, targets))
     (x, targets), test = parts
-    return _parts(
-        data,
-        x,
-        targets,
-        test,
-        validation,
-        seed,
-    ), labels is not None
+    return _parts(data, x, targets, test, validation, seed), labels is not None
 
 
 def _parts(

@@ -78,14 +78,7 @@ def as_pools(
 ) -> tuple[Pool, Pool, Shares, Shares]:
     """Returns the training and the test samples that `cut` makes, each as a pool, and each client's
     places in both."""
-    trains, tests = cut(
-        pool,
-        dealt,
-        data,
-        seed,
-        fold,
-        names,
-    )
+    trains, tests = cut(pool, dealt, data, seed, fold, names)
     tested = np.sort(np.concatenate(tests))
     trained = np.setdiff1d(np.arange(len(pool.labels)), tested, assume_unique=True)
     if pool.spans is not None:  # windows that overlap a test's are not in the normalisation either
@@ -155,9 +148,9 @@ def cut_off(
     rest = []
     cut = []
     for index in shares:
-        kept, out = units.by_unit(pool.units[index], pool.strata[index], share, rng)
-        rest.append(index[kept])
-        cut.append(index[out])
+        rest_places, cut_places = units.by_unit(pool.units[index], pool.strata[index], share, rng)
+        rest.append(index[rest_places])
+        cut.append(index[cut_places])
     return rest, cut
 
 

@@ -85,22 +85,8 @@ def deal(
         problem = f"it failed: {type(error).__name__}: {error}"
         raise BadInput("data.partition", data.partition, problem) from error
     if data.partition not in BUILT_IN:
-        train = _checked(
-            data.partition,
-            "train",
-            train,
-            train_size,
-            clients,
-            need,
-        )
-        test = _checked(
-            data.partition,
-            "test",
-            test,
-            test_size,
-            clients,
-            1,
-        )
+        train = _checked(data.partition, "train", train, train_size, clients, need)
+        test = _checked(data.partition, "test", test, test_size, clients, 1)
     return train, test
 
 
@@ -219,14 +205,7 @@ def pathological(
     check(key, k, room.sum() >= clients * k, problem)
     holds = holders(room, clients, k, rng)
     train = share_out(holds, np.where(holds.any(0), train_sizes, 0))
-    return _of_held_classes(
-        train,
-        holds,
-        train_labels,
-        test_labels,
-        data,
-        rng,
-    )
+    return _of_held_classes(train, holds, train_labels, test_labels, data, rng)
 
 
 def lognormal(
@@ -259,14 +238,7 @@ def lognormal(
     weights = np.zeros((clients, len(train_sizes)), np.int64)
     weights[client, present[owned]] = 10 + more * (2 if clients <= 20 else 1)
     train = share_out(weights, np.minimum(weights.sum(0), train_sizes))
-    return _of_held_classes(
-        train,
-        weights,
-        train_labels,
-        test_labels,
-        data,
-        rng,
-    )
+    return _of_held_classes(train, weights, train_labels, test_labels, data, rng)
 
 
 def _of_held_classes(
@@ -361,19 +333,21 @@ def keep(
         f"data.validation)"
     )
     check("data.samples_per_client", size, size >= need, requirement)
-    kept = []
+    capped_shares = []
     for share in train:
         is_small = len(share) <= size
-        kept.append(share if is_small else share[stratified(labels[share], size, rng)])
+        capped_shares.append(share if is_small else share[stratified(labels[share], size, rng)])
     heir = data.rest_to
     if heir is not None:
         requirement = f"clients are numbered 0 to {len(train) - 1}"
         check("data.rest_to", heir, heir < len(train), requirement)
         nothing = train[0][:0]
-        others = [share for client, share in enumerate(kept) if client != heir]
+        others = [share for client, share in enumerate(capped_shares) if client != heir]
         others_samples = np.concatenate([nothing, *others])
-        kept[heir] = np.setdiff1d(np.concatenate(train), others_samples, assume_unique=True)
-    return kept
+        capped_shares[heir] = np.setdiff1d(
+            np.concatenate(train), others_samples, assume_unique=True
+        )
+    return capped_shares
 
 
 def iid(

@@ -65,14 +65,14 @@ def apart(held_back: Pool, *judged: tuple[Pool, Sequence[ndarray]]) -> Pool:
         pool.spans[np.concatenate(shares)] for pool, shares in judged if pool.spans is not None
     ]
     is_overlapping = windows.overlapping(held_back.spans, np.concatenate(spans))
-    left = np.flatnonzero(~is_overlapping)
+    index = np.flatnonzero(~is_overlapping)
     check(
         "data.public",
         HELD_BACK,
-        len(left) > 0,
+        len(index) > 0,
         "all of its windows overlap one that clients are judged by",
     )
-    return held_back.part(left)
+    return held_back.part(index)
 
 
 def pool(data: DataConfig, smoke: bool) -> Pool | None:

@@ -31,11 +31,11 @@ ALL = "all"
 LEAST = 5
 """Rows of a value that a silo names: fewer may point to a person. A usual threshold of
 statistical offices."""
-MOST = 50
+MOST_VALUES = 50
 """Values of a column that a silo names, at most. Ours."""
 CODES = 10
 """Different numbers of a column up to which they are taken for codes. Ours."""
-FEW = 10
+FEWEST_ROWS = 10
 """Rows below which a silo's quantiles, constants and rankings say little. Ours."""
 RANKED = 0.95
 """AUROC of one column for the label from which on it may give it away. Ours: single laboratory
@@ -65,7 +65,7 @@ class Column:
     numbers: int
     """Cells that hold numbers."""
     quantiles: list[float]
-    """5, 50 and 95 % of the numbers; none of fewer than `FEW`."""
+    """5, 50 and 95 % of the numbers; none of fewer than `FEWEST_ROWS`."""
     predicts: float
     """AUROC of the column alone for the label, mean over classes (of a number: for whether it is
     above its median); NaN: too few rows."""
@@ -108,11 +108,12 @@ class Finding(NamedTuple):
     column: str
     silo: str
     finding: str
+    """Its kind, of `KINDS`."""
     here: float
     elsewhere: float
     """The median of the other silos; NaN: it is not compared."""
     numbers: str
-    """Both, in words."""
+    """Both values, in words."""
 
 
 # ---------------------------------------------------------------- one silo
@@ -131,9 +132,9 @@ def summary(rows: Cells, data: DataConfig) -> Summary:
         values = _values(name, cells, data)
         numbers = values[np.isfinite(values)]
         counts = Counter(cell for cell in cells if not is_empty(cell))
-        named = [(cell, count) for cell, count in counts.most_common(MOST) if count >= LEAST]
+        named = [(cell, count) for cell, count in counts.most_common(MOST_VALUES) if count >= LEAST]
         quantiles = []
-        if len(numbers) >= FEW:
+        if len(numbers) >= FEWEST_ROWS:
             quantiles = np.quantile(numbers, [0.05, 0.5, 0.95]).tolist()
         is_date = name in (data.dates or [])
         columns[name] = Column(
@@ -178,7 +179,7 @@ def _predicts(
     else:
         label_array = np.array(labels, object)
         truths = [label_array == label for label in sorted(set(labels))]
-    truths = [truth for truth in truths if FEW <= truth.sum() <= len(truth) - FEW]
+    truths = [truth for truth in truths if FEWEST_ROWS <= truth.sum() <= len(truth) - FEWEST_ROWS]
     if np.isinf(values).mean() < WORDS:
         is_number = np.isfinite(values)
         areas = [
@@ -198,7 +199,7 @@ def _areas_of_words(
     one row."""
     words = np.array(cells, object)
     _, place, counts = np.unique(words, return_inverse=True, return_counts=True)
-    if len(counts) * FEW > len(cells):
+    if len(counts) * FEWEST_ROWS > len(cells):
         return []
     areas = []
     for truth in truths:
@@ -212,7 +213,7 @@ def _auroc(truth: ndarray, scores: ndarray) -> float:
     from sklearn.metrics import roc_auc_score
 
     fewest = min(truth.sum(), (~truth).sum())
-    if fewest < FEW or scores.min() == scores.max():
+    if fewest < FEWEST_ROWS or scores.min() == scores.max():
         return 0.5
     area = float(roc_auc_score(truth, scores))
     return max(area, 1 - area)
@@ -246,7 +247,7 @@ def findings(
         listed += _codings(name, silos)
         constant = {}
         for silo, column in silos.items():
-            if column.different < 2 and column.rows >= FEW:
+            if column.different < 2 and column.rows >= FEWEST_ROWS:
                 constant[silo] = 1.0
         listed += _flagged(name, "constant", constant, len(silos), CONSTANT)
         listed += _missing(name, silos)
@@ -415,7 +416,7 @@ def _identifiers(
     """Columns of words or whole numbers, of which no two rows have the same."""
     different = {}
     for silo, column in silos.items():
-        are_different = column.filled == column.different > 2 * FEW
+        are_different = column.filled == column.different > 2 * FEWEST_ROWS
         if are_different and (column.word_share > WORDS or column.whole):
             different[silo] = float(column.different)
     return _flagged(name, "identifier", different, len(silos), "another value in every row")

@@ -187,14 +187,7 @@ def load(data: DataConfig) -> Source:
             for new in sorted(new_folders, reverse=True):  # those within others first
                 with contextlib.suppress(OSError):  # it holds something, perhaps another run's
                     new.rmdir()
-            remedy = _remedy(
-                name,
-                recipe,
-                part,
-                folder,
-                download,
-                error,
-            )
+            remedy = _remedy(name, recipe, part, folder, download, error)
             raise Absent("data.root", root, remedy) from error
         names = _class_names(dataset, recipe)
     if "whole" in pools:

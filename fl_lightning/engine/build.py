@@ -30,7 +30,7 @@ from fl_lightning.foundation.device import digest, seeded, wide
 from fl_lightning.foundation.parallel import Group, assign_homes
 from fl_lightning.foundation.rng import key
 from fl_lightning.methods.base import Method
-from fl_lightning.models import another, frozen_in, frozen_when_built, head_of
+from fl_lightning.models import freshly_drawn, frozen_in, frozen_when_built, head_of
 from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import MODEL
 from fl_lightning.storage.store import VectorStore
@@ -290,7 +290,7 @@ def _another(
 ) -> Tensor:
     """A model (D,) like `model`, with random weights that follow from `number`."""
     with seeded(number):
-        vector, _ = layout.read(another(model), dtype)
+        vector, _ = layout.read(freshly_drawn(model), dtype)
     return vector.to(device)
 
 

@@ -16,7 +16,7 @@ from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation import log
 from fl_lightning.foundation.device import no_draws, random_states, same_states
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.models import head_doubt
+from fl_lightning.models import why_head_is_doubtful
 from fl_lightning.models.base import inputs
 
 TOGETHER, FEWER = 4, 2
@@ -60,7 +60,7 @@ def try_evaluation(run: RunContext, trainers: Sequence[Trainer]) -> bool:
         name = trainer.group.name
         module = trainer.module
         passes = _passes(run, trainer)
-        lines = [head_doubt(module.model)]
+        lines = [why_head_is_doubtful(module.model)]
         if passes is not None:
             together, alone = passes
             _check_alone(name, together, alone)

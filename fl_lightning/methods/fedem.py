@@ -24,7 +24,7 @@ from fl_lightning.methods import (
     Traits,
 )
 from fl_lightning.methods.common.basics import check_plain_loss, wide
-from fl_lightning.models import another, head_of
+from fl_lightning.models import freshly_drawn, head_of
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Mixture(nn.Module):
     def __init__(self, model: nn.Module, count: int) -> None:
         super().__init__()
         check_plain_loss(model, "fedem weighs the losses of samples")
-        self.components = nn.ModuleList([model, *(another(model) for _ in range(count - 1))])
+        self.components = nn.ModuleList([model, *(freshly_drawn(model) for _ in range(count - 1))])
         self.head = f"components.0.{head_of(model)}"
 
     def log_probabilities(self, x: Tensor) -> Tensor:

@@ -29,7 +29,10 @@ _FROZEN: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
 
 
 def build(
-    component: Component, input_shape: Sequence[int], num_classes: int, text: Text | None = None
+    component: Component,
+    input_shape: Sequence[int],
+    num_classes: int,
+    text: Text | None = None,
 ) -> nn.Module:
     """Build the model and try it on two zeros of `input_shape`; raise `BadInput` if it does not fit
     the data.
@@ -39,22 +42,16 @@ def build(
     """
     input_shape = tuple(input_shape)
     try:
-        model: nn.Module = component.load()(
-            **arguments_of(component, input_shape, num_classes, text)
-        )
+        arguments = arguments_of(component, input_shape, num_classes, text)
+        model: nn.Module = component.load()(**arguments)
     except BadInput:
         raise
     # Whatever a class raises for its arguments is about what the user gave.
     except Exception as error:
-        raise BadInput(
-            "model", component.class_path, f"building it failed: {first_line(error)}"
-        ) from error
-    check(
-        "model",
-        component.class_path,
-        isinstance(model, nn.Module),
-        "it must make a torch.nn.Module",
-    )
+        problem = f"building it failed: {first_line(error)}"
+        raise BadInput("model", component.class_path, problem) from error
+    is_module = isinstance(model, nn.Module)
+    check("model", component.class_path, is_module, "it must make a torch.nn.Module")
     _try_out(model, component.class_path, input_shape, num_classes, text)
     if isinstance(component, Network) and component.weights is not None:
         read_weights(model, component.weights, head_of(model))
@@ -80,8 +77,8 @@ def frozen_when_built(net: nn.Module) -> list[nn.Parameter]:
     return [p for module in net.modules() for p in _FROZEN.get(module, [])]
 
 
-def another(model: nn.Module) -> nn.Module:
-    """A network like `model` (on the CPU) with first weights of its own, drawn from torch's
+def freshly_drawn(model: nn.Module) -> nn.Module:
+    """Returns a network like `model` (on the CPU) with first weights of its own, drawn from torch's
     generator.
 
     It is built again, as `build` has built `model`. What was made elsewhere is copied, and all its
@@ -98,32 +95,26 @@ def another(model: nn.Module) -> nn.Module:
         for module in twin.modules():
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
-            elif next(module.parameters(recurse=False), None) is not None:
-                requirement = "the method draws several first models, and a"
-                raise BadInput(
-                    "model",
-                    name,
-                    f"{requirement} {type(module).__name__} has no reset_parameters()",
-                )
-    pairs = list(
-        zip(
-            twin.parameters(),
-            model.parameters(),
-            strict=True,
-        )
-    )
-    is_real = not any(isinstance(first, FakeTensor) for _, first in pairs)
-    if is_real and all(torch.equal(tensor.to(first.dtype), first.cpu()) for tensor, first in pairs):
-        raise BadInput(
-            "model",
-            name,
-            "the method draws several first models, and this one always begins the same",
-        )
+                continue
+            has_weights = next(module.parameters(recurse=False), None) is not None
+            kind = type(module).__name__
+            problem = "the method draws several first models, and a"
+            check("model", name, not has_weights, f"{problem} {kind} has no reset_parameters()")
+    firsts = list(model.parameters())
+    if any(isinstance(first, FakeTensor) for first in firsts):
+        return twin
+    pairs = zip(twin.parameters(), firsts, strict=True)
+    is_same = all(torch.equal(tensor.to(first.dtype), first.cpu()) for tensor, first in pairs)
+    problem = "the method draws several first models, and this one always begins the same"
+    check("model", name, not is_same, f"{problem}: draw its weights in its __init__")
     return twin
 
 
 def arguments_of(
-    component: Component, input_shape: Sequence[int], num_classes: int, text: Text | None = None
+    component: Component,
+    input_shape: Sequence[int],
+    num_classes: int,
+    text: Text | None = None,
 ) -> dict[str, Any]:
     """What the class of `component` is called with: its `init_args`, and what the data say where it
     takes that.
@@ -132,17 +123,15 @@ def arguments_of(
     `num_classes`.
     """
     makes = component.load()
-    taken = inspect.signature(makes).parameters
+    parameters = inspect.signature(makes).parameters
     offered: dict[str, Any] = {"input_shape": tuple(input_shape), "num_classes": num_classes}
-    offered |= (
-        {} if text is None else {"vocabulary": text.vocabulary, "per_position": text.per_position}
-    )
-    passes = inspect.isfunction(makes) and any(p.kind is p.VAR_KEYWORD for p in taken.values())
-    arguments = {
-        key: value
-        for key, value in offered.items()
-        if key in taken or (passes and key == "num_classes")
-    }
+    if text is not None:
+        offered |= {"vocabulary": text.vocabulary, "per_position": text.per_position}
+    names = set(parameters)
+    kinds = [parameter.kind for parameter in parameters.values()]
+    if inspect.isfunction(makes) and inspect.Parameter.VAR_KEYWORD in kinds:
+        names.add("num_classes")
+    arguments = {key: value for key, value in offered.items() if key in names}
     return arguments | component.init_args
 
 
@@ -157,7 +146,7 @@ def head_of(model: nn.Module) -> str:
     come from.
 
     That is known of a model that `build` has made. Of others, and where scores come from several
-    modules, it is the last `nn.Linear` in the order of definition (`head_doubt`).
+    modules, it is the last `nn.Linear` in the order of definition (`why_head_is_doubtful`).
 
     Raises:
         BadInput: there is no such module, or the last `nn.Linear` is none of those that the scores
@@ -167,12 +156,8 @@ def head_of(model: nn.Module) -> str:
     named = getattr(model, "head", None)
     modules = dict(model.named_modules())
     if isinstance(named, str):
-        check(
-            "model",
-            name,
-            named in modules,
-            f"its `head` names {named!r}, which is not one of its modules",
-        )
+        problem = f"its `head` names {named!r}, which is not one of its modules"
+        check("model", name, named in modules, problem)
         return named
     sources = _sources_of(model)
     if len(sources) == 1:
@@ -184,29 +169,23 @@ def head_of(model: nn.Module) -> str:
     )
     check("model", name, not sources or last in sources, requirement)
     if last is None:
-        raise BadInput(
-            "model",
-            name,
-            "it has no nn.Linear for a head; name its classifier in an attribute `head`",
-        )
+        problem = "it has no nn.Linear for a head; name its classifier in an attribute `head`"
+        raise BadInput("model", name, problem)
     return last
 
 
-def head_doubt(model: nn.Module) -> str | None:
-    """What there is to say of a classifier that `head_of` has taken for it among others; None:
-    nothing."""
+def why_head_is_doubtful(model: nn.Module) -> str | None:
+    """Returns a line where `head_of` has chosen one of several modules that the scores come from;
+    None: there is no doubt."""
     traced = getattr(model, TRACED, [])
+    is_named = isinstance(getattr(model, "head", None), str)
     sources = _sources_of(model)
-    if (
-        isinstance(getattr(model, "head", None), str)
-        or (len(sources) == 1 and sources == traced)
-        or not traced
-    ):
+    is_only = len(sources) == 1 and sources == traced
+    if is_named or is_only or not traced:
         return None
-    listed = ", ".join(traced)
     return (
-        f"its scores come from {listed}; {head_of(model)} is taken for its classifier (an "
-        f"attribute `head` names it)"
+        f"its scores come from {', '.join(traced)}; {head_of(model)} is taken for its classifier "
+        f"(an attribute `head` names it)"
     )
 
 
@@ -238,12 +217,11 @@ def _try_out(
     try:
         model.eval()
         with no_draws(torch.device("cpu")):
-            output = _passed(model, samples)
+            output = _traced_forward(model, samples)
     # A model that does not fit can fail in any way.
     except Exception as error:
-        raise BadInput(
-            "model", class_path, f"{data}, on which its forward fails: {first_line(error)}"
-        ) from error
+        problem = f"{data}, on which its forward fails: {first_line(error)}"
+        raise BadInput("model", class_path, problem) from error
     finally:
         for module, mode in modes:
             module.training = mode
@@ -273,9 +251,9 @@ def _misfit(output: Any, shape: tuple[int, ...]) -> str | None:
         )
     if output.shape[:-1] != shape[:-1] or output.shape[-1] < shape[-1]:
         return f"{tuple(output.shape)} instead of {shape}"
-    return (
-        None if output.is_floating_point() else f"numbers of {output.dtype} instead of class scores"
-    )
+    if output.is_floating_point():
+        return None
+    return f"numbers of {output.dtype} instead of class scores"
 
 
 def _described(output: Any) -> str:
@@ -288,8 +266,9 @@ def _described(output: Any) -> str:
     return f"{name} of {len(output)}" if isinstance(output, tuple | list) else name
 
 
-def _passed(model: nn.Module, x: Tensor) -> Any:
-    """What the model makes of `x`, traced; of a model that cannot be differentiated, not traced."""
+def _traced_forward(model: nn.Module, x: Tensor) -> Any:
+    """Returns what the model makes of `x`, by `trace`; of a model that cannot be differentiated,
+    without."""
     if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
         with torch.no_grad():
             model(x)  # now they know their shapes

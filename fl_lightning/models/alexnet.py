@@ -23,18 +23,18 @@ class AlexNet(nn.Module):
     head = "classifier"
 
     def __init__(
-        self, input_shape: Sequence[int], num_classes: int, width: int = 4096, dropout: float = 0.5
+        self,
+        input_shape: Sequence[int],
+        num_classes: int,
+        width: int = 4096,
+        dropout: float = 0.5,
     ) -> None:
         super().__init__()
         # The strided convolution rounds up, each of the three poolings down.
         sides = [(side + 1) // 2 // 8 for side in input_shape[1:]]
-        valid = len(input_shape) == 3 and min(sides, default=0) >= 1
-        check(
-            "model",
-            "AlexNet",
-            valid,
-            f"it needs images of at least 15x15 pixels, not {(*input_shape,)}",
-        )
+        is_large = len(input_shape) == 3 and min(sides, default=0) >= 1
+        requirement = f"it needs images of at least 15x15 pixels, not {(*input_shape,)}"
+        check("model", "AlexNet", is_large, requirement)
         check("model.init_args.width", width, width >= 1, "it must be at least 1")
         check("model.init_args.dropout", dropout, 0 <= dropout < 1, "it must lie in [0, 1)")
         self.conv1 = nn.Conv2d(

@@ -11,40 +11,41 @@ from fl_lightning.configuration.config import check
 
 
 def inputs(
-    n: int, shape: Sequence[int], text: Text | None, draws: torch.Generator | None = None
+    n: int,
+    shape: Sequence[int],
+    text: Text | None,
+    draws: torch.Generator | None = None,
 ) -> Tensor:
     """`n` samples that are made up: tokens [n, T] where there are any, else numbers [n, ...];
     without `draws` zeros."""
-    if text is not None:
-        low = torch.zeros(n, *shape, dtype=torch.int64)
-        return (
-            low
-            if draws is None
-            else torch.randint(
-                text.vocabulary,
-                (n, *shape),
-                generator=draws,
-            )
-        )
-    return torch.zeros(n, *shape) if draws is None else torch.randn(n, *shape, generator=draws)
+    if text is None:
+        return torch.zeros(n, *shape) if draws is None else torch.randn(n, *shape, generator=draws)
+    if draws is None:
+        return torch.zeros(n, *shape, dtype=torch.int64)
+    return torch.randint(text.vocabulary, (n, *shape), generator=draws)
 
 
 def targets(
-    n: int, shape: Sequence[int], classes: int, text: Text | None, *, floats: bool = False
+    n: int,
+    shape: Sequence[int],
+    classes: int,
+    text: Text | None,
+    *,
+    floats: bool = False,
 ) -> Tensor:
     """Class numbers that are made up, [n], or [n, T] where each position has one; `floats`: numbers
     of a regression."""
-    each = tuple(shape) if text is not None and text.per_position else ()
-    samples = torch.arange(n).reshape(n, *[1] * len(each)).expand(n, *each) % classes
-    return samples.float() if floats else samples.contiguous()
+    positions = tuple(shape) if text is not None and text.per_position else ()
+    labels = torch.arange(n).reshape(n, *[1] * len(positions))
+    labels = labels.expand(n, *positions) % classes
+    return labels.float() if floats else labels.contiguous()
 
 
 def check_sizes(name: str, *sizes: int) -> None:
     """Raise `BadInput` for the argument `name` of a model unless all its `sizes` are above 0:
     without numbers between input and classes a model learns nothing but how frequent these are."""
-    check(
-        f"model.init_args.{name}", list(sizes), min(sizes, default=1) >= 1, "it must be at least 1"
-    )
+    are_positive = min(sizes, default=1) >= 1
+    check(f"model.init_args.{name}", list(sizes), are_positive, "it must be at least 1")
 
 
 def check_heads(heads: int, width: int) -> None:
@@ -76,20 +77,18 @@ class SelfAttention(nn.Module):
         self.heads = heads
         self.causal = causal
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        # torch draws these three from one matrix (3 width, width), by Xavier's rule
+        bound = (6 / (4 * width)) ** 0.5
         for part in (self.query, self.key, self.value):
-            # Xavier's of (3d, d)
-            nn.init.uniform_(
-                part.weight,
-                -((6 / (4 * width)) ** 0.5),
-                (6 / (4 * width)) ** 0.5,
-            )
+            nn.init.uniform_(part.weight, -bound, bound)
         for part in (self.query, self.key, self.value, self.out):
             nn.init.zeros_(part.bias)
 
     def attended(self, x: Tensor) -> Tensor:
-        """[b, T, width] to the same."""
+        """Returns the sequence [b, T, width] after attention, of the same shape."""
         parts = (self.query(x), self.key(x), self.value(x))
-        q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for p in parts)
+        by_head = [part.unflatten(-1, (self.heads, -1)) for part in parts]
+        q, k, v = (part.transpose(-2, -3) for part in by_head)
         # By hand: torch's fused kernel cannot be stacked by `vmap` on a CPU.
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
         if self.causal:

@@ -13,15 +13,15 @@ TRACED = "_traced"
 too."""
 
 
-def is_inside(path: str, modules: Mapping[str, nn.Module]) -> bool:
+def is_part_of_adapter(path: str, modules: Mapping[str, nn.Module]) -> bool:
     """Whether a module is a part of an adapter, or what one wraps."""
     parents = [path[:k] for k, letter in enumerate(path) if letter == "."]
     return any(hasattr(modules.get(parent), "base_layer") for parent in parents)
 
 
 def trace(model: nn.Module, forward: Callable[[], Any]) -> Any:
-    """What `forward` returns, which passes the `model` once; the model then knows what its scores
-    come from.
+    """Returns what `forward` returns, which passes the `model` once, and writes to the model what
+    its scores come from (`TRACED`). Frozen parameters have gradients meanwhile.
 
     These are the last modules with weights on the way to the scores: behind them are functions,
     normalisations and scales at most. Weights that no module is called for count by their own
@@ -64,11 +64,12 @@ def _weighted(model: nn.Module) -> dict[str, nn.Module]:
     modules = dict(model.named_modules())
     weighted = {}
     for name, module in modules.items():
-        inner = is_inside(name, modules) or ".parametrizations." in f".{name}."
-        adapted = hasattr(module, "base_layer") or hasattr(module, "parametrizations")
-        matrix = any(p.ndim > 1 for p in module.parameters(recurse=False))
-        scale = isinstance(module, nn.LayerNorm | nn.RMSNorm)
-        if name and not inner and not scale and (adapted or matrix):
+        if not name or isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            continue
+        if is_part_of_adapter(name, modules) or ".parametrizations." in f".{name}.":
+            continue
+        is_adapted = hasattr(module, "base_layer") or hasattr(module, "parametrizations")
+        if is_adapted or any(p.ndim > 1 for p in module.parameters(recurse=False)):
             weighted[name] = module
     return weighted
 
@@ -79,26 +80,27 @@ def _sources(
     model: nn.Module,
 ) -> list[str]:
     """Names of the modules in `made`, by what they have made, and of the weights, that `scores`
-    come from first."""
+    come from first: the graph of autograd is walked backwards, from the scores on."""
     weights = {id(p): name for name, p in model.named_parameters()}
     sources: dict[str, None] = {}
-    seen = set()
+    visited = set()
     nodes = [scores.grad_fn]
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen or hasattr(node, "variable"):
+        if node is None or node in visited or hasattr(node, "variable"):
             continue
-        seen.add(node)
-        if node in made:
+        visited.add(node)
+        if node in made:  # the last module on this way
             sources[made[node]] = None
             continue
         parents = [parent for parent, _ in node.next_functions if parent is not None]
         factors = [_weights_alone(parent, made, weights) for parent in parents]
-        adds = node.name().startswith(("AddBackward", "SubBackward"))
-        if len(parents) > 1 and not adds and any(factors):
-            sources |= dict.fromkeys(name for names in factors for name in names)
-        else:
+        is_sum = node.name().startswith(("AddBackward", "SubBackward"))
+        if len(parents) < 2 or is_sum or not any(factors):
             nodes += parents
+            continue
+        for names in factors:  # a product with weights that no module is called for, as tied ones
+            sources |= dict.fromkeys(names)
     return list(sources)
 
 
@@ -125,7 +127,8 @@ def _weights_alone(
 def last_linear(model: nn.Module) -> str | None:
     """Name of the `nn.Linear` that is defined last; None: there is none."""
     modules = dict(model.named_modules())
-    linear = [
-        n for n, m in modules.items() if isinstance(m, nn.Linear) and not is_inside(n, modules)
-    ]
-    return linear[-1] if linear else None
+    last = None
+    for name, module in modules.items():
+        if isinstance(module, nn.Linear) and not is_part_of_adapter(name, modules):
+            last = name
+    return last

@@ -19,7 +19,10 @@ class MLP(nn.Module):
     head = "classifier"
 
     def __init__(
-        self, input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (128, 128)
+        self,
+        input_shape: Sequence[int],
+        num_classes: int,
+        hidden: Sequence[int] = (128, 128),
     ) -> None:
         super().__init__()
         check_sizes("hidden", *hidden)

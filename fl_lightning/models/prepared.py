@@ -8,14 +8,20 @@ from torch import nn
 
 from fl_lightning.configuration.components import AdaptersConfig
 from fl_lightning.configuration.config import check
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.extras import require
+from fl_lightning.foundation.named import some
 
-SHOWN = 3
-"""Names of tensors that a message lists."""
+CLOSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+"""Of torch's modules, those that read the weights of the ones in them without calling them, at
+least in evaluation: an adapter there would go unused."""
 
 
-def read_weights(model: nn.Module, file: str, head: str) -> None:
+def read_weights(
+    model: nn.Module,
+    file: str,
+    head: str,
+) -> None:
     """Begin `model` with the tensors of a safetensors file, which are named as the model's own.
 
     Those of its classifier `head` may be absent or of another shape: then the ones that were drawn
@@ -32,8 +38,8 @@ def read_weights(model: nn.Module, file: str, head: str) -> None:
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError, ValueError) as error:
-        why = str(error).partition("\n")[0]
-        raise BadInput("model.weights", file, f"it is no file of tensors ({why})") from None
+        problem = f"it is no file of tensors ({first_line(error)})"
+        raise BadInput("model.weights", file, problem) from None
     state = model.state_dict()
     loose = {name for name in {*state, *tensors} if name == head or name.startswith(f"{head}.")}
     # some libraries do not write it
@@ -45,20 +51,15 @@ def read_weights(model: nn.Module, file: str, head: str) -> None:
     unknown = sorted({*tensors} - {*state} - loose)
     absent = sorted({*state} - {*tensors} - loose)
     unlike = sorted(name for name in {*state} & {*tensors} - loose if not alike(name))
-    check("model.weights", file, not absent, f"it lacks {_some(absent)}, which the model has")
-    check("model.weights", file, not unknown, f"it holds {_some(unknown)}, which the model has not")
+    check("model.weights", file, not absent, f"it lacks {some(absent)}, which the model has")
+    check("model.weights", file, not unknown, f"it holds {some(unknown)}, which the model has not")
     shapes = [
-        f"{n} of shape {tuple(tensors[n].shape)}, not {tuple(state[n].shape)}" for n in unlike
+        f"{name} of shape {tuple(tensors[name].shape)}, not {tuple(state[name].shape)}"
+        for name in unlike
     ]
-    check("model.weights", file, not unlike, f"it holds {_some(shapes)}")
-    model.load_state_dict(
-        {name: tensor for name, tensor in tensors.items() if alike(name)}, strict=False
-    )
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    check("model.weights", file, not unlike, f"it holds {some(shapes)}")
+    fitting = {name: tensor for name, tensor in tensors.items() if alike(name)}
+    model.load_state_dict(fitting, strict=False)
 
 
 def adapt(
@@ -91,11 +92,7 @@ def adapt(
     try:
         inject_adapter_in_model(lora, model)
     except ValueError as error:  # of a module of a kind that it does not know
-        raise BadInput(
-            "model.adapters.targets",
-            named,
-            str(error).partition("\n")[0],
-        ) from None
+        raise BadInput("model.adapters.targets", named, first_line(error)) from None
     if config.head:
         model.get_submodule(head).requires_grad_(True)
 
@@ -111,27 +108,22 @@ def targets_of(
         BadInput: one that is named lies in a module of torch's that looks past it.
     """
     ends = named if named is not None else getattr(model, "adapter_targets", None)
-    closed = [name for name, module in model.named_modules() if isinstance(module, _CLOSED)]
+    closed = [name for name, module in model.named_modules() if isinstance(module, CLOSED)]
     names = []
     for name, module in model.named_modules():
         if not name or name == head or name.startswith(f"{head}."):
             continue
-        adapted = (
-            isinstance(module, nn.Linear)
-            if ends is None
-            else any(f".{name}".endswith(f".{e}") for e in ends)
-        )
-        within = next((c for c in closed if name == c or name.startswith(f"{c}.") or not c), None)
-        if adapted and within is not None and ends is not None:
-            kind = type(model.get_submodule(within)).__name__
-            raise BadInput(
-                "model.adapters.targets", name, f"torch's {kind} uses weights past their modules"
-            )
-        if adapted and within is None:
+        is_target = isinstance(module, nn.Linear)
+        if ends is not None:
+            is_target = any(f".{name}".endswith(f".{end}") for end in ends)
+        if not is_target:
+            continue
+        # the model itself, which has no name, may be such a module
+        around = [path for path in closed if not path or f"{name}.".startswith(f"{path}.")]
+        if not around:
             names.append(name)
+        elif ends is not None:
+            kind = type(model.get_submodule(around[0])).__name__
+            problem = f"torch's {kind} uses weights past their modules"
+            raise BadInput("model.adapters.targets", name, problem)
     return names
-
-
-_CLOSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-"""Of torch's modules, those that read the weights of the ones in them without calling them, at
-least in evaluation: an adapter there would go unused."""

@@ -65,7 +65,11 @@ class ResNet18(ResNet):
         return self.classifier(seen) if self.head == "classifier" else seen
 
     @staticmethod
-    def _stem(channels: int, kernel_size: int, stride: int) -> nn.Conv2d:
+    def _stem(
+        channels: int,
+        kernel_size: int,
+        stride: int,
+    ) -> nn.Conv2d:
         conv = nn.Conv2d(
             channels,
             64,

@@ -11,7 +11,12 @@ from fl_lightning.models.base import SelfAttention, check_heads
 class _Block(nn.Module):
     """Attention and a perceptron, each added to what it sees normalised."""
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        dropout: float,
+    ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
         self.attention = SelfAttention(width, heads, causal=True)
@@ -22,8 +27,10 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention.attended(self.norm1(x)))
-        return x + self.dropout(self.down(self.gelu(self.up(self.norm2(x)))))
+        attended = self.attention.attended(self.norm1(x))
+        x = x + self.dropout(attended)
+        hidden = self.gelu(self.up(self.norm2(x)))
+        return x + self.dropout(self.down(hidden))
 
 
 class Transformer(nn.Module):
@@ -67,5 +74,6 @@ class Transformer(nn.Module):
         """Tokens int64 [b, T] to logits [b, T, num_classes], or [b, num_classes] where a text has
         one label."""
         places = torch.arange(x.shape[1], device=x.device)
-        y = self.norm(self.blocks(self.tokens(x) + self.positions(places)))
+        embedded = self.tokens(x) + self.positions(places)
+        y = self.norm(self.blocks(embedded))
         return self.classifier(y if self.per_position else y[:, -1])

@@ -71,6 +71,12 @@ class Words(Plain):
         return DataLoader([(torch.zeros(3), "calm")] * 4)
 
 
+class Persons(Plain):
+    def train_dataloader(self):
+        rows = [(torch.zeros(3), k % 2, "here", f"person {k // 2}") for k in range(8)]
+        return DataLoader(rows)
+
+
 class Fractions(Plain):
     def train_dataloader(self):
         return DataLoader([(torch.zeros(3), 1.0), (torch.zeros(3), 0.9)])
@@ -149,6 +155,12 @@ def test_without_test_data_a_fifth_is_taken():
 def test_classes_may_be_names():
     source = datamodule.load(DataConfig(source="my_readings.Words", root="1"))
     assert source.class_names == ["calm"] and source.train.labels.tolist() == [0] * 3
+
+
+def test_the_fourth_of_a_sample_is_its_unit():
+    source = datamodule.load(DataConfig(source="my_readings.Persons", root="1"))
+    units = [set(pool.units.tolist()) for pool in (source.train, source.test)]
+    assert len(units[0] | units[1]) == 4 and not units[0] & units[1]
 
 
 def test_whole_numbers_are_tokens():

@@ -237,7 +237,7 @@ def test_a_classifier_of_other_classes_is_drawn(tmp_path, change):
         ),
         (
             lambda w: w.update({f"x{k}": torch.zeros(1) for k in range(5)}),
-            "it holds x0, x1, x2 and 2 more",
+            "it holds x0, x1, x2, x3, x4",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from fl_lightning.configuration.config import Component
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedem import Mixture
-from fl_lightning.models import another, build, head_doubt, head_of
+from fl_lightning.models import build, freshly_drawn, head_of, why_head_is_doubtful
 
 # an importable module into which the tests put their users' classes
 HERE = "fl_lightning.foundation.errors"
@@ -197,7 +197,7 @@ def test_the_head_is_what_scores_come_from(net, monkeypatch):
     model = build(Component(f"{HERE}.Net"), (1, 8, 8), 10)
     name = "top.0" if net is Pooled else "top"
     assert head_of(model) == name and head_of(copy.deepcopy(model)) == name
-    assert (head_doubt(model) is None) == (net is not Tied)
+    assert (why_head_is_doubtful(model) is None) == (net is not Tied)
     assert all(p.requires_grad != (net is Frozen) for p in model.parameters())
 
 
@@ -224,7 +224,7 @@ def test_of_two_classifiers_one_is_taken_aloud_or_none(monkeypatch):
     monkeypatch.setattr(f"{HERE}.TwoAndMore", TwoAndMore, raising=False)
     model = build(Component(f"{HERE}.Two"), (1, 8, 8), 10)
     assert head_of(model) == "gate"
-    doubt = head_doubt(model)
+    doubt = why_head_is_doubtful(model)
     assert (
         doubt is not None
         and "its scores come from gate, top; gate is taken for its classifier" in doubt
@@ -235,7 +235,7 @@ def test_of_two_classifiers_one_is_taken_aloud_or_none(monkeypatch):
     ):
         head_of(other)
     other.head = "top"
-    assert head_of(other) == "top" and head_doubt(other) is None
+    assert head_of(other) == "top" and why_head_is_doubtful(other) is None
 
 
 class Odd(nn.Module):
@@ -264,24 +264,24 @@ def test_another_network_has_first_weights_of_its_own(monkeypatch):
     """All of them, drawn as the class draws them: it is built again."""
     monkeypatch.setattr(f"{HERE}.Odd", Odd, raising=False)
     model = build(Component(f"{HERE}.Odd"), (1, 8, 8), 10)
-    for twin in (another(model), Mixture(model, 2).components[1]):
+    for twin in (freshly_drawn(model), Mixture(model, 2).components[1]):
         assert isinstance(twin, Odd) and not torch.equal(twin.scale, model.scale)
         assert not torch.equal(twin.out.weight, model.out.weight) and twin.out.weight.min() >= 5
     torch.manual_seed(3)
-    first = another(model)
+    first = freshly_drawn(model)
     torch.manual_seed(3)
-    again = another(model)
+    again = freshly_drawn(model)
     assert torch.equal(again.scale, first.scale)
 
 
 def test_what_cannot_begin_otherwise_is_refused(monkeypatch):
     monkeypatch.setattr(f"{HERE}.Zero", Zero, raising=False)
     with pytest.raises(BadInput, match="always begins the same"):
-        another(build(Component(f"{HERE}.Zero"), (1, 8, 8), 10))
+        freshly_drawn(build(Component(f"{HERE}.Zero"), (1, 8, 8), 10))
     with pytest.raises(BadInput, match=r"a Odd has no reset_parameters\(\)"):
-        another(Odd())  # not built here: it can only be copied
+        freshly_drawn(Odd())  # not built here: it can only be copied
     linear = nn.Linear(3, 2)
-    other = another(linear)
+    other = freshly_drawn(linear)
     assert not torch.equal(other.weight, linear.weight)
 
 
