@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -152,16 +151,13 @@ class LocalPrivacy(Transform, Observer):
             key = f"{self.config_key}.epsilon_target"
             target = float(self.epsilon_target or 0)
             times = uploads(config, method, named)
-            mechanisms = partial(_mechanisms, times)
-            noise = dict.fromkeys(
-                named,
-                calibrated(
-                    mechanisms,
-                    target,
-                    self.delta,
-                    key,
-                ),
+            one_for_all = calibrated(
+                lambda noise: [Mechanism(noise, n) for n in times],
+                target,
+                self.delta,
+                key,
             )
+            noise = dict.fromkeys(named, one_for_all)
         return {kind: Noise(clips[kind], noise[kind]) for kind in named}
 
     def _of_kinds(
@@ -284,11 +280,6 @@ class LocalPrivacy(Transform, Observer):
             report[f"privacy_clip_{kind}"] = noise.clip
             report[f"privacy_noise_{kind}"] = noise.multiplier
         return report
-
-
-def _mechanisms(times: Sequence[int], noise: float) -> list[Mechanism]:
-    """The mechanism of each kind of upload, with one noise for all."""
-    return [Mechanism(noise, n) for n in times]
 
 
 def check_account(run: RunContext, key: str) -> None:
