@@ -1,5 +1,5 @@
-"""Training on two random halves of a client's samples: what their models differ in is noise of its
-few samples."""
+"""Training on two random halves of a client's samples: the difference of the two models is noise of
+its few samples."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
