@@ -15,7 +15,7 @@ from fl_lightning.drawing.heatmap import save_png
 from fl_lightning.drawing.relation import draw_client, draw_overview, draw_split
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import MachineFailed
-from fl_lightning.foundation.extras import missing
+from fl_lightning.foundation.extras import hint_if_missing
 from fl_lightning.results.columns import spread
 from fl_lightning.results.folder import RunFolder
 
@@ -60,7 +60,7 @@ class Heatmaps(Observer):
         self.clients = clients
         self.png = png
         self._split_drawn = self._warned = False
-        self._absent = missing("matplotlib")
+        self._absent = hint_if_missing("matplotlib")
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` for a client that does not exist. Draw what a run that is resumed was

@@ -152,7 +152,12 @@ class Past(FedAMP):
             {},
             "'past' is not allowed; its server mixes by rows of its own",
         ),
-        (KAPC(), [BlurRelation(top=1), BlurRelation(decimals=1)], {}, "only one callback may change"),
+        (
+            KAPC(),
+            [BlurRelation(top=1), BlurRelation(decimals=1)],
+            {},
+            "only one callback may change",
+        ),
         (
             KAPC(),
             [BlurRelation(top=1)],
