@@ -218,7 +218,7 @@ class Aggregator(Callback):
         check(self.config_key, run.method_name, run.relation.is_global, requirement)
         first = next(c for c in run.callbacks if isinstance(c, Aggregator))
         requirement = f"one way to aggregate, and {type(first).__name__.lower()} is one already"
-        check(self.config_key, "", first is self, requirement)
+        check(self.config_key, ..., first is self, requirement)
 
     def weights(
         self,

@@ -83,7 +83,7 @@ class BlurRelation(Transform, Observer):
     def __post_init__(self) -> None:
         super().__post_init__()
         is_set = any(value is not None for value in (self.decimals, self.noise, self.top))
-        check(self.config_key, "", is_set, "give one of decimals, noise and top")
+        check(self.config_key, ..., is_set, "give one of decimals, noise and top")
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where there is no relation to change, or two would change it; from now

@@ -59,7 +59,7 @@ class Canaries(Transform, Observer):
         key = self.config_key
         claims = [c for c in run.callbacks if isinstance(c, LocalPrivacy | CentralPrivacy)]
         requirement = "it tests localprivacy or centralprivacy, and neither is there"
-        check(key, "", bool(claims), requirement)
+        check(key, ..., bool(claims), requirement)
         hands_on = any((g.up_mask & g.down_mask).any() for g in run.groups)
         requirement = "canaries are in models, and this method hands none on"
         check(key, run.method_name, hands_on, requirement)

@@ -162,7 +162,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         last = [c for c in run.callbacks if isinstance(c, Transform)][-1]
         requirement = f"it must be named before {key.removeprefix('callbacks.')}"
         requirement = f"{requirement}, which bounds what is sent in the end"
-        check(last.config_key, "", last is self, requirement)
+        check(last.config_key, ..., last is self, requirement)
         memory = run.server.memory
         noise = memory.setdefault(NOISE, torch.tensor(self._noise, dtype=torch.float64))
         target = self.epsilon_target

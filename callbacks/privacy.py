@@ -122,7 +122,7 @@ class LocalPrivacy(Transform, Observer):
                 requirement = f"it must be named {where} {key.removeprefix('callbacks.')}"
                 check(
                     callback.config_key,
-                    "",
+                    ...,
                     is_behind == must_be_behind,
                     requirement,
                 )
@@ -285,10 +285,10 @@ class LocalPrivacy(Transform, Observer):
 def check_account(run: RunContext, key: str) -> None:
     """Raise `BadInput` where the part of a run `key` cannot account for its privacy: dp-accounting
     is missing, another part accounts for it, or clients join later."""
-    require("dp", key, "", "its epsilon is computed by that package")
+    require("dp", key, ..., "its epsilon is computed by that package")
     first, *others = sorted(c.config_key for c in run.callbacks if getattr(c, "accounts", False))
     requirement = f"one of it and {', '.join(others)}: each accounts for the whole run"
-    check(first, "", not others, requirement)
+    check(first, ..., not others, requirement)
     share = run.config.data.held_out_clients
     requirement = f"clients that join later are not accounted by {key}: set it to 0"
     check("data.held_out_clients", share, not share, requirement)

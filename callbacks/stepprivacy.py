@@ -96,7 +96,7 @@ class StepPrivacy(Transform, Observer):
             if isinstance(callback, Transform) and callback is not self:
                 check(
                     callback.config_key,
-                    "",
+                    ...,
                     isinstance(callback, BEHIND),
                     requirement,
                 )
@@ -116,7 +116,7 @@ class StepPrivacy(Transform, Observer):
         requirement = (
             "callbacks.stepprivacy accounts for it, and it is off: give its clip and noise"
         )
-        check(KEY, "", privacy.on, requirement)
+        check(KEY, ..., privacy.on, requirement)
         if (why := refusal(method)) is not None:
             requirement = f"it {why}, which noise on steps does not cover"
             requirement = f"{requirement}; choose another --method, such as fedavg"

@@ -25,7 +25,7 @@ class BadInput(Exception):
 
     Args:
         key: of the value.
-        value: as it was set.
+        value: as it was set; `...` where there is none to show.
         requirement: what the value must be, or the problem and the remedy.
     """
 
@@ -61,7 +61,7 @@ class Damaged(BadInput, ValueError):
 def _sentence(key: str, value: object, requirement: str) -> str:
     """Return the line for the user; a missing value or an unknown name is not shown as a value."""
     is_missing = value is None and requirement.startswith(NOT_GIVEN)
-    if is_missing or (value == "" and requirement == NO_VALUE):
+    if value is ... or is_missing or (value == "" and requirement == NO_VALUE):
         return f"{key}: {requirement}"
     if requirement.startswith(f"no such {key}"):
         problem = requirement.replace("such ", "", 1).replace(key, f"{key} {value!r}", 1)
