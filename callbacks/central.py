@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -114,7 +114,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     """
 
     changes_upload = True
-    accounts: ClassVar[bool] = True
+    accounts = True
     """As of `LocalPrivacy`."""
 
     clip: float | None = None
@@ -123,8 +123,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     quantile: Annotated[float, Range(0, 1, above=True, below=True)] | None = None
     delta: float = DELTA
     reproducible: bool = True
-    _noise: float = internal(default=0.0)
-    _stateful: bool = internal(default=False)
+    _noise = 0.0
+    _stateful = False
     """Whether clients keep state (`keeps_state`)."""
     _within: dict[int, bool] = internal(default_factory=dict)
     """This round's uploads of this rank: whether a client's change was within the clip."""

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -62,7 +62,7 @@ class LocalPrivacy(Transform, Observer):
     """
 
     changes_upload = client_memory = further_vectors = deployed = True
-    accounts: ClassVar[bool] = True
+    accounts = True
     """It reports epsilon of the whole upload: no method reports one of a part."""
 
     clip: float | dict[str, float] | None = None

@@ -5,12 +5,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from fl_lightning.callbacks.base import Observer, Transform, internal
+from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.callbacks.privacy import (
     BEHIND,
     INPUTS,
@@ -49,10 +49,10 @@ class StepPrivacy(Transform, Observer):
     """
 
     client_memory = True
-    accounts: ClassVar[bool] = True
+    accounts = True
     """As of `LocalPrivacy`."""
 
-    _noise: float = internal(default=0.0)
+    _noise = 0.0
 
     @property
     def config_key(self) -> str:
