@@ -160,8 +160,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             f"{key} takes clients of one architecture",
         )
         last = [c for c in run.callbacks if isinstance(c, Transform)][-1]
-        requirement = f"it must be named before {key.removeprefix('callbacks.')}"
-        requirement = f"{requirement}, which bounds what is sent in the end"
+        problem = f"it must be named before {key.removeprefix('callbacks.')}"
+        requirement = f"{problem}, which bounds what is sent in the end"
         check(last.config_key, ..., last is self, requirement)
         memory = run.server.memory
         noise = memory.setdefault(NOISE, torch.tensor(self._noise, dtype=torch.float64))

@@ -365,8 +365,8 @@ class CrossFittedCube(Relation):
         over = gains((before + after) / 2, begun).get((FIRST, HEAD), 0.0)
         memory["cross.evidence"][1:] = torch.tensor([last, first, over], dtype=torch.float64)
         state[STAGE] = SETTLED
-        scores = f"z {last:.1f} in the last layer, {first:.1f} in the first"
-        scores = f"({scores}, {over:.1f} of the first over the last)"
+        z = f"z {last:.1f} in the last layer, {first:.1f} in the first"
+        scores = f"({z}, {over:.1f} of the first over the last)"
         groups = _named(run, memory["cross.near"])
         if first > CLEAR and over > CLEARER:
             state[CHOICE] = FIRST

@@ -106,8 +106,8 @@ class LocalPrivacy(Transform, Observer):
         name = run.method_name
         for upload, beside in run.method.beside().items():
             problem = f"its uploads hold {upload} ({beside.words})"
-            requirement = f"{problem}, which no bound and noise can protect"
-            requirement = f"{requirement}; choose another --method, such as fedavg"
+            cure = "choose another --method, such as fedavg"
+            requirement = f"{problem}, which no bound and noise can protect; {cure}"
             check(key, name, beside.values is not None, requirement)
         sigma = getattr(run.method, "sigma", 0) if name == "fedhkd" else 0
         requirement = f"beside {key}, which covers class means too, it must be 0"

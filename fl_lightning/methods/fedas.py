@@ -109,15 +109,15 @@ class FedAS(OwnClassifier):
         With `whole` an incomplete last batch, whose mean over few samples counts like any other's,
         is left out; it stays where there is no other.
         """
-        total = torch.zeros((), dtype=torch.float64)
+        total = 0.0
         part = client.data.train
         size = client.run.config.federation.batch_size
         least = min(size, len(part)) if self.batches == "whole" else 0
         for batch in part.batches(size):
             if len(batch[1]) >= least:
                 _, gradient = client.gradient(client["model"], batch, training=False)
-                total += gradient.square().sum().cpu().double()
-        return total
+                total += float(gradient.square().sum())
+        return torch.tensor(total, dtype=torch.float64)
 
     def aggregate(self, server: Server) -> None:
         """The mean of bodies by `weighting`; plain where nobody's loss has any slope."""
