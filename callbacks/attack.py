@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from fl_lightning.callbacks.base import Transform, internal
+from fl_lightning.callbacks.base import Transform
 from fl_lightning.configuration.config import are_numbers, check
 from fl_lightning.configuration.ranges import NonNegativeFloat, UnitInterval
 from fl_lightning.core import Client, Payload, RunContext
@@ -35,7 +35,7 @@ class Attack(Transform):
     clients: list[int] | None = None
     share: UnitInterval | None = None
     scale: NonNegativeFloat = 1.0
-    attackers: frozenset[int] = internal(default=frozenset())
+    attackers = frozenset[int]()
 
     def __post_init__(self) -> None:
         super().__post_init__()

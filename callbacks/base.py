@@ -99,17 +99,17 @@ class Transform(Callback):
     is an error.
     """
 
-    changes_download: ClassVar[bool] = False
+    changes_download = False
     """Whether `on_download` may put another `vector` into a payload, or change what is `sent`."""
-    changes_upload: ClassVar[bool] = False
+    changes_upload = False
     """Whether `on_upload` may: then the server's copy of a client is no longer the client's own
     model."""
-    client_memory: ClassVar[bool] = False
+    client_memory = False
     """Whether `init_client` gives anything."""
-    further_vectors: ClassVar[bool] = False
+    further_vectors = False
     """Whether what it changes includes `payload.vectors`; else it is refused beside a method that
     exchanges any."""
-    deployed: ClassVar[bool] = False
+    deployed = False
     """Whether it works with `fl-train deploy`: the centre runs `on_download`, and the site
     `on_upload`, which reads nothing of the server. Its client memory travels to the centre in the
     clear."""

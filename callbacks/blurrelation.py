@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Observer, Transform, internal
+from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import PositiveFloat, PositiveInt, Range
@@ -77,8 +77,8 @@ class BlurRelation(Transform, Observer):
     decimals: Annotated[int, Range(0, 15)] | None = None
     noise: PositiveFloat | None = None
     top: PositiveInt | None = None
-    _seed: int = internal(default=0)
-    _used: bool = internal(default=False)
+    _seed = 0
+    _used = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,7 +49,7 @@ class Canaries(Transform, Observer):
 
     share: PositiveShare = 1.0
     guesses: PositiveShare = 0.2
-    _canaries: frozenset[int] = internal(default=frozenset())
+    _canaries = frozenset[int]()
     _privacy: LocalPrivacy | CentralPrivacy | None = internal(default=None)
     _before: dict[int, Tensor] = internal(default_factory=dict)
     """This round's global models before it, by group."""

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -114,7 +114,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     """
 
     changes_upload = True
-    accounts: ClassVar[bool] = True
+    accounts = True
     """As of `LocalPrivacy`."""
 
     clip: float | None = None
@@ -123,8 +123,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     quantile: Annotated[float, Range(0, 1, above=True, below=True)] | None = None
     delta: float = DELTA
     reproducible: bool = True
-    _noise: float = internal(default=0.0)
-    _stateful: bool = internal(default=False)
+    _noise = 0.0
+    _stateful = False
     """Whether clients keep state (`keeps_state`)."""
     _within: dict[int, bool] = internal(default_factory=dict)
     """This round's uploads of this rank: whether a client's change was within the clip."""
@@ -160,8 +160,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             f"{key} takes clients of one architecture",
         )
         last = [c for c in run.callbacks if isinstance(c, Transform)][-1]
-        requirement = f"it must be named before {key.removeprefix('callbacks.')}"
-        requirement = f"{requirement}, which bounds what is sent in the end"
+        problem = f"it must be named before {key.removeprefix('callbacks.')}"
+        requirement = f"{problem}, which bounds what is sent in the end"
         check(last.config_key, ..., last is self, requirement)
         memory = run.server.memory
         noise = memory.setdefault(NOISE, torch.tensor(self._noise, dtype=torch.float64))

@@ -250,7 +250,6 @@ class Wireless(_Channel):
         return rate(band, power * gain, noise)
 
 
-@dataclass(frozen=True)
 class Table4:
     """The radio cell of the journal's Table 4, its values as printed; pairs are a uniform draw's
     ends, for each client.
@@ -261,18 +260,18 @@ class Table4:
     client, round and direction; distances are uniform in metres.
     """
 
-    client_mhz: tuple[float, float] = (10.0, 30.0)
-    client_dbm: tuple[float, float] = (23.0, 30.0)
-    metres: tuple[float, float] = (100.0, 500.0)
-    path_loss_db: float = 40.0
+    client_mhz = (10.0, 30.0)
+    client_dbm = (23.0, 30.0)
+    metres = (100.0, 500.0)
+    path_loss_db = 40.0
     """At 1 m."""
-    exponent: float = 4.0
-    noise_dbm_hz: float = -174.0
-    interference_up: tuple[float, float] = (1.0, 4.0)
+    exponent = 4.0
+    noise_dbm_hz = -174.0
+    interference_up = (1.0, 4.0)
     """Mean and variance."""
-    interference_down: tuple[float, float] = (1.0, 9.0)
-    server_mhz: float = 50.0
-    server_dbm: float = 30.0
+    interference_down = (1.0, 9.0)
+    server_mhz = 50.0
+    server_dbm = 30.0
 
     def client(
         self,

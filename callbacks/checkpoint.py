@@ -69,11 +69,11 @@ class Checkpoint(Observer):
     keep: PositiveInt = 2
     best: bool = True
     seconds: NonNegativeFloat = 10.0
-    saved: int = internal(default=0)
+    saved = 0
     """The last round that is saved, or that the run was resumed from."""
     _saved_at: float | None = internal(default=None)
     """When this process last saved, or began."""
-    _took: float = internal(default=0.1)
+    _took = 0.1
     """Seconds that it last took to save; before that a guess: some 50 ms for ten small models."""
     _last: Manifest | None = internal(default=None)
     _spent: dict[int, dict[str, Any]] = internal(default_factory=dict)

@@ -190,23 +190,19 @@ class CrossFittedCube(Relation):
 
     # ---------------------------------------------------------------- what is sent
 
-    def own_mixes(self, server: Server) -> bool:
-        """Whether clients receive mixes of their own in this round; else all receive FedAvg's
-        model."""
-        _, stage, choice, _ = server.memory["cross.state"].tolist()
-        return stage == TRIES or choice != EVERYWHERE
-
     def sent(self, server: Server) -> dict[int, Payload]:
         """FedAvg's model for everybody, or each client's own mix. Beside it once the `share` of
         noise (L,) in its step, and in a trial `trial` ()."""
         memory = server.memory
-        payloads = server.only.mix_by(self) if self.own_mixes(server) else self._one_for_all(server)
+        _, stage, choice, _ = memory["cross.state"].tolist()
+        own_mixes = stage == TRIES or choice != EVERYWHERE
+        payloads = server.only.mix_by(self) if own_mixes else self._one_for_all(server)
         for c, payload in payloads.items():
             if server.run.server.uploaded and not memory["cross.told"][c]:
                 sums, count = memory["cross.noise"]
                 shares = noise_shares(sums, count, server.samples([c])[:, None])
                 payload.statistics["share"] = shares[0].float()
-            if int(memory["cross.state"][STAGE]) == TRIES:
+            if stage == TRIES:
                 payload.statistics[TRIAL] = torch.ones(())
         return payloads
 
@@ -369,8 +365,8 @@ class CrossFittedCube(Relation):
         over = gains((before + after) / 2, begun).get((FIRST, HEAD), 0.0)
         memory["cross.evidence"][1:] = torch.tensor([last, first, over], dtype=torch.float64)
         state[STAGE] = SETTLED
-        scores = f"z {last:.1f} in the last layer, {first:.1f} in the first"
-        scores = f"({scores}, {over:.1f} of the first over the last)"
+        z = f"z {last:.1f} in the last layer, {first:.1f} in the first"
+        scores = f"({z}, {over:.1f} of the first over the last)"
         groups = _named(run, memory["cross.near"])
         if first > CLEAR and over > CLEARER:
             state[CHOICE] = FIRST

@@ -4,11 +4,10 @@ of themselves.
 An upload is w_j = theta_j + noise; Sigma[i, j] is the covariance (trace) of the noises of uploads i
 and j in a layer. For a row r that was fixed beforehand
 
-E ||r W - theta_i||^2  =  E ||r W - w_i||^2 + 2 (r Sigma)_i - Sigma_ii        (Mallows,
-Technometrics 1973)
+    E ||r W - theta_i||^2  =  E ||r W - w_i||^2 + 2 (r Sigma)_i - Sigma_ii
 
-So the row that minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i needs no prior: without noise it is
-the client's own model, with much noise a mix of the nearest clients.
+(Mallows, Technometrics 1973). So the row that minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i needs
+no prior: without noise it is the client's own model, with much noise a mix of the nearest clients.
 """
 
 import math

@@ -4,8 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -63,7 +62,7 @@ class LocalPrivacy(Transform, Observer):
     """
 
     changes_upload = client_memory = further_vectors = deployed = True
-    accounts: ClassVar[bool] = True
+    accounts = True
     """It reports epsilon of the whole upload: no method reports one of a part."""
 
     clip: float | dict[str, float] | None = None
@@ -107,8 +106,8 @@ class LocalPrivacy(Transform, Observer):
         name = run.method_name
         for upload, beside in run.method.beside().items():
             problem = f"its uploads hold {upload} ({beside.words})"
-            requirement = f"{problem}, which no bound and noise can protect"
-            requirement = f"{requirement}; choose another --method, such as fedavg"
+            cure = "choose another --method, such as fedavg"
+            requirement = f"{problem}, which no bound and noise can protect; {cure}"
             check(key, name, beside.values is not None, requirement)
         sigma = getattr(run.method, "sigma", 0) if name == "fedhkd" else 0
         requirement = f"beside {key}, which covers class means too, it must be 0"
@@ -152,16 +151,13 @@ class LocalPrivacy(Transform, Observer):
             key = f"{self.config_key}.epsilon_target"
             target = float(self.epsilon_target or 0)
             times = uploads(config, method, named)
-            mechanisms = partial(_mechanisms, times)
-            noise = dict.fromkeys(
-                named,
-                calibrated(
-                    mechanisms,
-                    target,
-                    self.delta,
-                    key,
-                ),
+            one_for_all = calibrated(
+                lambda noise: [Mechanism(noise, n) for n in times],
+                target,
+                self.delta,
+                key,
             )
+            noise = dict.fromkeys(named, one_for_all)
         return {kind: Noise(clips[kind], noise[kind]) for kind in named}
 
     def _of_kinds(
@@ -286,15 +282,10 @@ class LocalPrivacy(Transform, Observer):
         return report
 
 
-def _mechanisms(times: Sequence[int], noise: float) -> list[Mechanism]:
-    """The mechanism of each kind of upload, with one noise for all."""
-    return [Mechanism(noise, n) for n in times]
-
-
 def check_account(run: RunContext, key: str) -> None:
     """Raise `BadInput` where the part of a run `key` cannot account for its privacy: dp-accounting
     is missing, another part accounts for it, or clients join later."""
-    require("dp", key, "", "its epsilon is computed by that package")
+    require("dp", key, ..., "its epsilon is computed by that package")
     first, *others = sorted(c.config_key for c in run.callbacks if getattr(c, "accounts", False))
     requirement = f"one of it and {', '.join(others)}: each accounts for the whole run"
     check(first, ..., not others, requirement)

@@ -31,7 +31,7 @@ class Relation(Callback):
     """Whether its rows sum to 1."""
     measures: ClassVar[bool] = False
     """It has an objective of its own, which `measured` reports as metrics of the round."""
-    pair_flops: ClassVar[int] = 0
+    pair_flops = 0
     """Operations of `weights` for each pair of sources, an exponential counted as one."""
     sources: Literal["cohort", "known", "uploaded", "all"] = "cohort"
     """Whose last-received models are mixed: the cohort's, those of all clients that have uploaded

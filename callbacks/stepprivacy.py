@@ -5,12 +5,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from fl_lightning.callbacks.base import Observer, Transform, internal
+from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.callbacks.privacy import (
     BEHIND,
     INPUTS,
@@ -49,10 +49,10 @@ class StepPrivacy(Transform, Observer):
     """
 
     client_memory = True
-    accounts: ClassVar[bool] = True
+    accounts = True
     """As of `LocalPrivacy`."""
 
-    _noise: float = internal(default=0.0)
+    _noise = 0.0
 
     @property
     def config_key(self) -> str:
@@ -79,8 +79,8 @@ class StepPrivacy(Transform, Observer):
         for group in run.groups:
             _check_model(run, group)
         judged = (run.judge, *(run.config.evaluation.models or ()))
-        requirement = f"fine-tuned copies take steps that {KEY} does not account for"
-        requirement = f"{requirement}: use before, after or global"
+        problem = f"fine-tuned copies take steps that {KEY} does not account for"
+        requirement = f"{problem}: use before, after or global"
         check("evaluation.judge", run.judge, "finetuned" not in judged, requirement)
         precision = run.config.fabric.precision
         requirement = f"{KEY} bounds gradients in 32 bits or more: use 32-true or 64-true"
@@ -118,8 +118,8 @@ class StepPrivacy(Transform, Observer):
         )
         check(KEY, ..., privacy.on, requirement)
         if (why := refusal(method)) is not None:
-            requirement = f"it {why}, which noise on steps does not cover"
-            requirement = f"{requirement}; choose another --method, such as fedavg"
+            problem = f"it {why}, which noise on steps does not cover"
+            requirement = f"{problem}; choose another --method, such as fedavg"
             raise BadInput(KEY, type(method).__name__.lower(), requirement)
         delta = privacy.delta
         check_delta(f"{KEY}.delta", delta, sum(sizes))

@@ -22,7 +22,7 @@ LAYOUT = {
 }
 TOKENS = {
     "benchmarks": 18_500,
-    "callbacks": 36_100,
+    "callbacks": 35_800,
     "configuration": 19_200,
     "core": 17_300,
     "data": 46_400,
@@ -31,7 +31,7 @@ TOKENS = {
     "exporting": 3_700,
     "foundation": 14_600,
     "lab": 98_100,
-    "methods": 45_000,
+    "methods": 44_800,
     "models": 7_700,
     "privacy": 3_600,
     "results": 15_800,

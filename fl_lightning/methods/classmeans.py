@@ -50,7 +50,7 @@ class ClassMeans(Method, ABC):
     )
     names: ClassVar[tuple[str, ...]] = ("features",)
     """What is exchanged of every class: its mean feature, and its mean soft prediction."""
-    forget: ClassVar[bool] = False
+    forget = False
     """Whether the server forgets a class of which no mean arrived in a round; else its last mean
     stays."""
 

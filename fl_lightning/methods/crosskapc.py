@@ -24,7 +24,13 @@ from fl_lightning.methods import (
     Tensors,
     Traits,
 )
-from fl_lightning.methods.common.halves import measured, shrunk, train_halves
+from fl_lightning.methods.common.halves import (
+    held_out,
+    noise_of,
+    shrunk,
+    step_of,
+    train_halves,
+)
 
 
 @dataclass(frozen=True)
@@ -93,10 +99,15 @@ class CrossKAPC(Method):
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Local training; in the first round and where losses are asked for of two halves, whose
         mean is kept."""
-        if client.rounds and TRIAL not in payload.statistics:
+        trial = TRIAL in payload.statistics
+        if client.rounds and not trial:
             yield Phase()
         elif halves := (yield from train_halves(client)):
-            client.scratch |= measured(client, halves, TRIAL in payload.statistics)
+            if trial:
+                client.scratch["losses"] = held_out(client, halves)
+            if not client.rounds:
+                client.scratch["noise"] = noise_of(client, halves)
+                client.scratch["step"] = step_of(client, client["start"])
 
     def beside(self) -> dict[str, Beside]:
         """Declares what `upload` adds to the model."""

@@ -93,12 +93,29 @@ class FedAlign(Method):
     def _block(self, module: Module) -> str:
         return self.block or last_block(module.model, module.layout.head)
 
+    @torch.no_grad()
     def _try_block(self, run: RunContext, module: Module) -> float:
-        """Note and return the term's operations for a sample; raises `BadInput` where the block
-        will not do."""
+        """Note and return the term's operations for a sample, forward.
+
+        Raises:
+            BadInput: the model does not call its block, or a part of its channels will not do.
+        """
+        model = module.model
+        name = self._block(module)
+        blocks = dict(model.named_modules())
+        check("method.block", name, name in blocks, "it must name a module of the model")
+        block = blocks[name]
         x = torch.zeros(2, *run.data.input_shape, device=run.device, dtype=run.dtype)
-        _FLOPS[module.model] = check_block(module.model, self._block(module), x, self.width)
-        return _FLOPS[module.model]
+        training = model.training
+        with watched(block) as calls, _ended_by(block):
+            model.eval()(x)
+        model.train(training)
+        check("method.block", name, bool(calls), "the model must call it")
+        with FlopCounterMode(display=False) as counter:
+            stretch_gap(block, *calls[-1], self.width, name)
+        flops = float(counter.get_total_flops()) / len(x)
+        _FLOPS[model] = flops
+        return flops
 
 
 _FLOPS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
@@ -118,31 +135,6 @@ def last_block(model: nn.Module, head: str) -> str:
     requirement = f"{type(model).__name__} has none before its classifier {head}"
     check("method.block", None, bool(last), requirement)
     return last
-
-
-@torch.no_grad()
-def check_block(
-    model: nn.Module,
-    name: str,
-    x: Tensor,
-    width: float,
-) -> float:
-    """Operations of `stretch_gap` for a sample, forward.
-
-    Raises:
-        BadInput: `model` does not call its block `name` on inputs like `x`, or a part of its
-            channels will not do.
-    """
-    blocks = dict(model.named_modules())
-    training = model.training
-    check("method.block", name, name in blocks, "it must name a module of the model")
-    with watched(blocks[name]) as calls, _ended_by(blocks[name]):
-        model.eval()(x)
-    model.train(training)
-    check("method.block", name, bool(calls), "the model must call it")
-    with FlopCounterMode(display=False) as counter:
-        stretch_gap(blocks[name], *calls[-1], width, name)
-    return float(counter.get_total_flops()) / len(x)
 
 
 @contextlib.contextmanager

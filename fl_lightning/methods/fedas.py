@@ -100,8 +100,24 @@ class FedAS(OwnClassifier):
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body and t_i."""
         upload = super().upload(client, payload)
-        upload.statistics["fisher"] = fisher(client, whole=self.batches == "whole")
+        upload.statistics["fisher"] = self._fisher(client)
         return upload
+
+    def _fisher(self, client: Client) -> Tensor:
+        """t_i: sum over the batches of ||grad||^2 of the mean loss, shape (), float64.
+
+        With `whole` an incomplete last batch, whose mean over few samples counts like any other's,
+        is left out; it stays where there is no other.
+        """
+        total = 0.0
+        part = client.data.train
+        size = client.run.config.federation.batch_size
+        least = min(size, len(part)) if self.batches == "whole" else 0
+        for batch in part.batches(size):
+            if len(batch[1]) >= least:
+                _, gradient = client.gradient(client["model"], batch, training=False)
+                total += float(gradient.square().sum())
+        return torch.tensor(total, dtype=torch.float64)
 
     def aggregate(self, server: Server) -> None:
         """The mean of bodies by `weighting`; plain where nobody's loss has any slope."""
@@ -113,23 +129,6 @@ class FedAS(OwnClassifier):
                 weights = t / t.sum() if t.sum() > 0 else torch.full_like(t, 1 / len(t))
                 group["model"] = group.mean(weights, who, like=group["model"])
                 group.weighed = Weights(group.group, weights.expand(1, len(t), -1), who, who)
-
-
-def fisher(client: Client, *, whole: bool) -> Tensor:
-    """Sum over the batches of the client's training data of ||grad||^2 of the mean loss, shape (),
-    float64 (FedAS).
-
-    `whole`: without an incomplete last batch, whose mean over few samples counts like any other's;
-    it stays where there is no other.
-    """
-    total = torch.zeros((), dtype=torch.float64)
-    size = client.run.config.federation.batch_size
-    complete = min(size, len(client.data.train))
-    for batch in client.data.train.batches(size):
-        if not whole or len(batch[1]) >= complete:
-            _, gradient = client.gradient(client["model"], batch, training=False)
-            total += gradient.square().sum().cpu().double()
-    return total
 
 
 def distance_by_class(tensors: Tensors, module: Module, batch: Batch) -> Tensor:

@@ -253,29 +253,6 @@ class Generator:
         d = self.features
         return [(h, self.noise + self.classes), (h, 1), (d, h), (d, 1)]
 
-    def __call__(
-        self,
-        theta: Tensor,
-        y: Tensor,
-        eps: Tensor,
-        moving: Tensor | None = None,
-    ) -> Tensor:
-        """Features (batch, d) of classes `y` (batch,) and noise `eps` (batch, noise).
-
-        With `moving` (2 hidden,), running means and variances, BatchNorm is in training: it
-        normalises by the batch, and moves them in place. Without, it normalises by those in
-        `theta`.
-        """
-        sizes = [r * c for r, c in self._shapes()]
-        *parts, normalisation = theta.split([*sizes, len(theta) - sum(sizes)])
-        W, b, V, c = (part.view(shape) for part, shape in zip(parts, self._shapes(), strict=True))
-        h = linear(torch.cat([eps, one_hot(y, self.classes).to(eps)], 1), W, b[:, 0])
-        if self.code:
-            weight, bias, *statistics = normalisation.view(-1, self.hidden)
-            mean, variance = statistics if moving is None else moving.view(2, -1)
-            h = batch_norm(h, mean, variance, weight, bias, training=moving is not None)
-        return linear(h.relu(), V, c[:, 0])
-
     @property
     def products(self) -> int:
         """Multiply-adds of one pass of a sample."""
@@ -301,10 +278,24 @@ class Generator:
         draws: torch.Generator | None = None,
         moving: Tensor | None = None,
     ) -> Drawn:
-        """Features of the classes `y`."""
+        """Features of the classes `y` (batch,), and their noise.
+
+        With `moving` (2 hidden,), running means and variances, BatchNorm is in training: it
+        normalises by the batch, and moves them in place. Without, it normalises by those in
+        `theta`.
+        """
         noise = torch.rand if self.code else torch.randn
         eps = noise(len(y), self.noise, generator=draws, dtype=theta.dtype, device=theta.device)
-        return Drawn(self(theta, y, eps, moving), y, eps)
+        shapes = self._shapes()
+        sizes = [rows * columns for rows, columns in shapes]
+        *parts, normalisation = theta.split([*sizes, len(theta) - sum(sizes)])
+        W, b, V, c = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+        h = linear(torch.cat([eps, one_hot(y, self.classes).to(eps)], 1), W, b[:, 0])
+        if self.code:
+            weight, bias, *statistics = normalisation.view(-1, self.hidden)
+            mean, variance = statistics if moving is None else moving.view(2, -1)
+            h = batch_norm(h, mean, variance, weight, bias, training=moving is not None)
+        return Drawn(linear(h.relu(), V, c[:, 0]), y, eps)
 
 
 class Drawn(NamedTuple):

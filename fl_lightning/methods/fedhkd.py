@@ -89,11 +89,21 @@ class FedHKD(ClassMeans):
         task = module.task_loss(batch)
         terms = []
         if self.lam:
-            terms.append(classifier_gap(module, means, self.temperature, self.lam))
+            terms.append(self._classifier_gap(module, means))
         if self.gamma:
             distance = distance_to_means(module.features, batch[1], means, "norm")
             terms.append(self.gamma * distance)
         return task + sum(terms)
+
+    def _classifier_gap(self, module: Module, means: Tensors) -> Tensor:
+        """lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over known classes, shape ()."""
+        G = module.head
+        H = means["features"].to(module.features.dtype)
+        # a call of G would count as the batch's features
+        scores = linear(H, G.weight, G.bias)
+        soft = (wide(scores)[:, : module.num_classes] / self.temperature).softmax(1)
+        gaps = norms(soft - means["predictions"]) * means["known"]
+        return self.lam * gaps.sum() / module.num_classes
 
     def means(self, client: Client) -> Tensors:
         """Means of the classes that make up at least `nu` of the client's data, with noise on
@@ -147,25 +157,6 @@ class FedHKD(ClassMeans):
                 report[f"privacy_epsilon{part}{name}"] = epsilon
         report["privacy_covers"] = covers if safe else "nothing: no noise, or no bound"
         return report
-
-
-def classifier_gap(
-    module: Module,
-    means: Tensors,
-    temperature: float,
-    lam: float,
-) -> Tensor:
-    """lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over known classes, shape () (FedHKD, Eq. 11).
-
-    G is the classifier.
-    """
-    G = module.head
-    H = means["features"].to(module.features.dtype)
-    # a call of G would count as the batch's features
-    scores = linear(H, G.weight, G.bias)
-    soft = (wide(scores)[:, : module.num_classes] / temperature).softmax(1)
-    gaps = norms(soft - means["predictions"]) * means["known"]
-    return lam * gaps.sum() / module.num_classes
 
 
 def noisy(

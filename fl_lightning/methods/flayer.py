@@ -106,10 +106,20 @@ class FLAYER(PlainSteps):
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """The mean of those who uploaded a number."""
+        """Number by number the mean of those who uploaded it; where nobody did, it stays.
+
+        The mean of uploads holds the old number for those that did not upload it.
+        """
         old = server["model"]
         super().aggregate(server)
-        server["model"] = mean_of_uploaders(server, old)
+        new = server["model"]
+        masks = [unpacked(server.statistics[c]["kept"], len(old)) for c in server.answered]
+        uploaded = torch.stack(masks).to(old.device)
+        shares = server.shares(server.answered).to(old)
+        share = (shares[:, None] * uploaded).sum(0)
+        mean = old + (new - old) / torch.where(share > 0, share, 1)
+        server["model"] = torch.where(uploaded.all(0), new, mean)
+        server.flops += 2 * uploaded.numel()
 
 
 def layer_rates(
@@ -190,20 +200,3 @@ def own_accuracy(client: Client) -> Tensor:
     part = data.validation if len(data.validation) else data.train
     right = sum(int((scores.argmax(1) == y).sum()) for _, scores, y in client.passes(part))
     return torch.tensor(right / max(len(part), 1), dtype=torch.float64)
-
-
-def mean_of_uploaders(server: Server, old: Tensor) -> Tensor:
-    """The global model (D,), number by number the mean of those who uploaded it, and `old` (D,)
-    where nobody did.
-
-    The server's model is the mean of uploads that hold `old` where nothing is `kept`, the packed
-    masks.
-    """
-    new = server["model"]
-    masks = [unpacked(server.statistics[c]["kept"], len(old)) for c in server.answered]
-    uploaded = torch.stack(masks).to(old.device)
-    shares = server.shares(server.answered).to(old)
-    share = (shares[:, None] * uploaded).sum(0)
-    server.flops += 2 * uploaded.numel()
-    mean = old + (new - old) / torch.where(share > 0, share, 1)
-    return torch.where(uploaded.all(0), new, mean)

@@ -59,10 +59,11 @@ class KAPC(Method, CubeSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # an argument decides a trait: this object has traits of its own
         object.__setattr__(self, "traits", replace(self.traits, starts=self.start))
 
     def relation(self) -> Relation:
-        """The learned cube."""
+        """The learned cube, by the `CubeSettings` that this method is."""
         return LearnedCube(self)
 
     def scope(self, block: Block) -> Scope:

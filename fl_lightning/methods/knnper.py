@@ -1,8 +1,6 @@
 """kNN-Per: Marfoq, Neglia, Kameni, Vidal: Personalized Federated Learning through Local
 Memorization. ICML 2022."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +23,8 @@ from fl_lightning.methods import (
 )
 from fl_lightning.methods.common.basics import wide
 
+Kernel = Literal["gaussian", "exponential"]
+"""Of the distance delta of features of width d: exp(-delta^2 / (d s)), or exp(-delta / s)."""
 GRID = torch.linspace(0, 1, 11)
 """What `lam: null` chooses from."""
 
@@ -123,10 +123,6 @@ class KNNPer(Method):
             return scores
         mixture = self._mixed(client.module.features, scores, client.prepared)
         return mixture.clamp_min(torch.finfo(mixture.dtype).tiny).log()
-
-
-Kernel = Literal["gaussian", "exponential"]
-"""Of the distance delta of features of width d: exp(-delta^2 / (d s)), or exp(-delta / s)."""
 
 
 def vote(

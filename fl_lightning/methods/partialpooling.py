@@ -201,7 +201,8 @@ class Fits:
 
     def step(self, weights: Tensor, shared: Tensor) -> Tensor:
         """The client's next weights (candidates, fits, outputs, features)."""
-        return (self._pull(weights) + self.penalty * shared) @ self.inverse
+        step: Tensor = (self._pull(weights) + self.penalty * shared) @ self.inverse
+        return step
 
     def uploaded(self, weights: Tensor) -> Tensors:
         """The server's summands: Hessian and target of the minimum as a function of the shared

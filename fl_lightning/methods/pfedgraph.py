@@ -13,7 +13,6 @@ from fl_lightning.core.vectors import distances
 from fl_lightning.methods import (
     Batch,
     Client,
-    GroupServer,
     LogRange,
     Method,
     Module,
@@ -73,13 +72,22 @@ class PFedGraph(Method):
         return CollaborationGraph(self.alpha, self.near, self.sources)
 
     def broadcast(self, server: Server) -> Payloads:
-        """The mix, and from the second round on the direction u_i."""
+        """The mix, and from the second round on the direction u_i = sum_j r_ij w_j / ||w_j||."""
         payloads = super().broadcast(server)
         group = server.only
-        if self.lam and server.run.server.uploaded:
-            for client, u in mean_directions(group).items():
-                direction = Payload(group.layout, u, group.layout.is_parameter.copy())
-                payloads[client].further = {0: direction}
+        mixed = group.weighed
+        if not self.lam or not server.run.server.uploaded or mixed is None:
+            return payloads
+        origin = torch.zeros_like(group.initial)
+        parameters = group.layout.is_parameter
+        squares = distances(group, mixed.sources, [origin], parameters)[:, 0]
+        weights = mixed.weights[0] / squares.sqrt().clamp_min(1e-30)
+        scale = weights.sum(1)
+        rows = (weights / scale[:, None])[None]
+        mixes = group.mix(rows, mixed.receivers, mixed.sources, fresh=True)
+        for client, mix in mixes.items():
+            u = mix * scale[mixed.receivers.index(client)].to(mix)
+            payloads[client].further = {0: Payload(group.layout, u, parameters.copy())}
         return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
@@ -101,23 +109,6 @@ class PFedGraph(Method):
     ) -> Tensor:
         """The task loss less lam times the cosine with the `direction` u_i, shape ()."""
         return module.task_loss(batch) - self.lam * alignment(module, tensors["direction"])
-
-
-def mean_directions(group: GroupServer) -> dict[int, Tensor]:
-    """The directions sum_j r_ij w_j / ||w_j|| (D,) of each receiver here, r the weights that its
-    model was just mixed with."""
-    mixed = group.weighed
-    assert mixed is not None
-    origin = torch.zeros_like(group.initial)
-    squares = distances(group, mixed.sources, [origin], group.layout.is_parameter)[:, 0]
-    weights = mixed.weights[0] / squares.sqrt().clamp_min(1e-30)
-    scale = weights.sum(1)
-    rows = (weights / scale[:, None])[None]
-    mixes = group.mix(rows, mixed.receivers, mixed.sources, fresh=True)
-    directions = {}
-    for client, mix in mixes.items():
-        directions[client] = mix * scale[mixed.receivers.index(client)].to(mix)
-    return directions
 
 
 def alignment(module: Module, direction: Tensor) -> Tensor:

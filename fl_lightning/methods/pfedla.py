@@ -1,8 +1,6 @@
 """pFedLA: Ma, Zhang, Guo, Xu: Layer-wised Model Aggregation for Personalized Federated Learning.
 CVPR 2022."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

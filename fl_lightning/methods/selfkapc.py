@@ -77,7 +77,8 @@ class SelfKAPC(OwnStatistics):
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """Also upload squared norms by layer: of the step, and in the first round of the noise."""
+        """Also upload the squared norms by layer that `phases` has left: of the step, and in the
+        first round of the noise."""
         upload = super().upload(client, payload)
         upload.statistics |= client.scratch
         return upload

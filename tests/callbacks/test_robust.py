@@ -153,7 +153,11 @@ def begin(run):
     ("method", "callbacks", "said"),
     [
         (KAPC(), [Median()], "callbacks.median: 'kapc' .* a global model's, as fedavg's is"),
-        (FedAvg(), [Median(), TrimmedMean(0.2)], "callbacks.trimmedmean: .*median is one already"),
+        (
+            FedAvg(),
+            [Median(), TrimmedMean(0.2)],
+            "callbacks.trimmedmean: one way to aggregate, and median is one already",
+        ),
         (FedAvg(), [Krum(1)], "callbacks.krum.attackers: 1 .*of 4 clients at most 0"),
         (FedAvg(), [Krum(0, keep=5)], "callbacks.krum.keep: 5 .*at most 4"),
         (FedAvg(), [Attack("noise", clients=[4])], r"callbacks.attack.clients: \[4\] .*\[0, 3\]"),

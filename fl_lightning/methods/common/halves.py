@@ -1,5 +1,5 @@
-"""Training on two random halves of a client's samples: what their models differ in is noise of its
-few samples."""
+"""Training on two random halves of a client's samples: the difference of the two models is noise of
+its few samples."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Client, Fit, Phase, Tensors
+from fl_lightning.core import Client, Fit, Phase
 from fl_lightning.data.part import Part
 
 
@@ -99,13 +99,3 @@ def held_out(client: Client, halves: Halves) -> Tensor:
         model = shrunk(client, start, trained.model, factors)
         total += len(unseen.part) * client.loss(unseen.part, model)
     return torch.tensor([client.loss(part, start), total / len(part)])
-
-
-def measured(client: Client, halves: Halves, trial: bool) -> Tensors:
-    """What a client has learned of itself by `halves`: in its first round `noise` and `step`, in a
-    trial `losses`."""
-    measures = {"losses": held_out(client, halves)} if trial else {}
-    if not client.rounds:
-        measures["noise"] = noise_of(client, halves)
-        measures["step"] = step_of(client, client["start"])
-    return measures
