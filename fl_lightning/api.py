@@ -582,7 +582,7 @@ def reproduce(
         no_run: Run nothing; print the table of the finished runs.
     """
     from fl_lightning.lab.study import launch
-    from fl_lightning.lab.study.reproduction import reproduce as run_again
+    from fl_lightning.lab.study.reproduce import reproduce as run_again
 
     place = str(Path("studies") / definition.removesuffix(".yaml").replace("/", "-"))
     options = launch.Options(os.fspath(out or place), workers, together, accept_changed_code)
@@ -850,7 +850,7 @@ def archive(
     Raises:
         RunFailed: the cell came to something else.
     """
-    from fl_lightning.lab.study.packing import archive as pack
+    from fl_lightning.lab.study.archive import archive as pack
 
     return pack(Path(study_or_archive), _text(out), rerun, layers_of(config, {})[0])
 

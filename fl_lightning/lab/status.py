@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -19,23 +19,11 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.log import in_time
 from fl_lightning.foundation.metric import ACCURACY, Metric
 from fl_lightning.lab.queue import ALIVE, Queued, queued
-from fl_lightning.lab.study.board import Board
+from fl_lightning.lab.study.board import Board, State
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.results.opening import CONFIG, LOCK, check_path
 from fl_lightning.results.result import RunResult
 
-State = Literal[
-    "finished",
-    "running",
-    "starting",
-    "queued",
-    "submitted",
-    "gone",
-    "stopped",
-    "failed",
-    "waiting",
-    "unreadable",
-]
 STALE = 3.0
 """Without a lock to ask, a run counts as running if it wrote a round within so many times its usual
 round."""

@@ -24,9 +24,18 @@ from fl_lightning.results.folder import RunFolder, final_kind
 from fl_lightning.results.runs import words as setting_words
 
 State = Literal[
-    "finished", "running", "starting", "queued", "stopped", "failed", "unreadable", "waiting"
+    "finished",
+    "running",
+    "starting",
+    "queued",
+    "submitted",
+    "gone",
+    "stopped",
+    "failed",
+    "waiting",
+    "unreadable",
 ]
-
+"""Of a run; `queue.State` are those that a job in SLURM's queue has."""
 _COUNTED: tuple[State, ...] = ("running", "starting", "queued", "stopped", "failed", "unreadable")
 """States that the heading counts."""
 
