@@ -1,5 +1,5 @@
-"""A study of a paper's table, run again, and its numbers beside the paper's, cell by cell, each with
-a verdict."""
+"""A study of a paper's table, run again, and its numbers beside the paper's, cell by cell, with a
+verdict on each."""
 
 from __future__ import annotations
 
