@@ -15,6 +15,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 from typing import Any, TypeVar
 
 from fl_lightning.configuration import catalogue
@@ -156,7 +158,8 @@ class Study:
         """Raise `BadInput` for methods that cannot be told apart, a key that is set twice, or too
         many runs."""
         settings, entries = self.settings(), self.entries()
-        setting_words = [word for setting in settings for word in words(setting)]
+        varied = self.varied()
+        setting_words = list(dict.fromkeys(word for setting in settings for word in words(setting)))
         requirement = f"the grid has no such setting; it has {', '.join(setting_words) or 'none'}"
         by_folder: dict[str, Entry] = {}
         for entry in entries:
@@ -164,7 +167,7 @@ class Study:
                 other = by_folder.setdefault(place(label), entry)
                 alike = f"{other.key} is called so, too: give one of them a `label`"
                 check(entry.key, label, other is entry, alike)
-            twice = sorted(entry.settings.keys() & self.varied())
+            twice = sorted(entry.settings.keys() & varied)
             check(entry.key, ", ".join(twice), not twice, "the grid sets it, too")
             for word in entry.when:
                 check(f"{entry.key}.when", word, word in setting_words, requirement)
@@ -181,13 +184,7 @@ class Study:
             values if is_linked(key) else [{key: value} for value in values]
             for key, values in self.grid.items()
         ]
-        settings = []
-        for point in itertools.product(*axes):
-            setting: Setting = {}
-            for part in point:
-                setting.update(part)
-            settings.append(setting)
-        return settings
+        return [reduce(or_, point, {}) for point in itertools.product(*axes)]
 
     def entries(self, everyone: bool = True) -> list[Entry]:
         """The methods, with the forced rows that are not among them.
