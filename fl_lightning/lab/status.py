@@ -71,7 +71,11 @@ def standing(
             raise BadInput("status", str(folder), "its tables cannot be read")
     except BadInput:
         return Standing(name, "unreadable", silent=0.0)
-    done, rounds, mean = run.rounds_done, run.rounds_asked, run.metric.of("mean")
+    done, rounds, mean = (
+        run.rounds_done,
+        run.rounds_asked,
+        run.metric.of("mean"),
+    )
     judged = run.judged(mean)
     wrote = max(p.stat().st_mtime for p in (folder / CONFIG, folder / "metrics.csv") if p.exists())
     usual = median(row.get("seconds", 0.0) for row in rows[-5:]) if rows else 0.0
@@ -137,7 +141,10 @@ def standings(out: Path) -> list[Standing]:
 
 def locked(folder: Path) -> bool | None:
     """Whether a process holds the lock of `folder`; None if there is none to ask."""
-    with contextlib.suppress(OSError), (folder / LOCK).open(encoding="utf-8") as file:
+    with (
+        contextlib.suppress(OSError),
+        (folder / LOCK).open(encoding="utf-8") as file,
+    ):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -31,7 +31,12 @@ from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.files import atomic_write, whole_folder
 from fl_lightning.foundation.named import SHOWN, some
 from fl_lightning.lab.study.code import ACCEPTED
-from fl_lightning.lab.study.folder import StudyFolder, is_search, reading, search_of
+from fl_lightning.lab.study.folder import (
+    StudyFolder,
+    is_search,
+    reading,
+    search_of,
+)
 from fl_lightning.lab.study.launch import train
 from fl_lightning.results import opening
 from fl_lightning.results.folder import UNREADABLE
@@ -62,7 +67,14 @@ matter of the clock."""
 SEARCH = ("tuned.csv", "trials.csv")
 """Of the search that chose a study's settings, in the folder that holds the study's."""
 STUDY = ("study.yaml", "study.json", ACCEPTED, *SEARCH)
-PACKAGES = ("fl_lightning", "torch", "torchvision", "numpy", "scikit-learn", "lightning")
+PACKAGES = (
+    "fl_lightning",
+    "torch",
+    "torchvision",
+    "numpy",
+    "scikit-learn",
+    "lightning",
+)
 KIND = ("system", "processor", "cores", "gpus")
 """What a run's `provenance.json` says of the kind of its machine."""
 STAMP = (1980, 1, 1, 0, 0, 0)
@@ -98,7 +110,12 @@ def _pack(folder: StudyFolder, out: Path) -> str:
     near = ""
     if is_search(folder.path) and StudyFolder(inner):
         near = f"; the study of this search is {inner}"
-    check("archive", place, bool(folder), f"it is no study: it holds no study.json{near}")
+    check(
+        "archive",
+        place,
+        bool(folder),
+        f"it is no study: it holds no study.json{near}",
+    )
     opening.check_out("out", str(out), SUFFIX)
     requirement = "it exists, and is not written over: move it, or give another --out"
     check("out", str(out), not out.exists(), requirement)
@@ -221,7 +238,10 @@ def read_index(file: Path) -> dict[str, Any]:
         BadInput: it is no archive, is of another version, or has been changed since it was made.
     """
     key, place = "archive", str(file)
-    with reading(key, place, "it cannot be read as an archive"), zipfile.ZipFile(file) as archive:
+    with (
+        reading(key, place, "it cannot be read as an archive"),
+        zipfile.ZipFile(file) as archive,
+    ):
         names = archive.namelist()
         requirement = f"it is no archive of a study: it has no {INDEX}"
         check(key, place, INDEX in names, requirement)
@@ -286,7 +306,10 @@ def differences(
     ]
     if arrays:
         differing.append(f"relation ({some(arrays)})")
-    now, before = _comparable(ours / "summary.json"), _comparable(archived / "summary.json")
+    now, before = (
+        _comparable(ours / "summary.json"),
+        _comparable(archived / "summary.json"),
+    )
     keys = [key for key in before | now if now.get(key) != before.get(key)]
     if keys:
         differing.append(f"summary.json ({some(keys)})")

@@ -36,7 +36,14 @@ State = Literal[
     "unreadable",
 ]
 """Of a run; `queue.State` are those that a job in SLURM's queue has."""
-_COUNTED: tuple[State, ...] = ("running", "starting", "queued", "stopped", "failed", "unreadable")
+_COUNTED: tuple[State, ...] = (
+    "running",
+    "starting",
+    "queued",
+    "stopped",
+    "failed",
+    "unreadable",
+)
 """States that the heading counts."""
 
 
@@ -109,7 +116,10 @@ class Board:
         """A line for each method in a setting; of more than `most`, those that something is going
         on in."""
         pairs = zip(self.cells, states, strict=True)
-        lines = by_key(pairs, lambda pair: (json.dumps(pair[0]["setting"]), pair[0]["label"]))
+        lines = by_key(
+            pairs,
+            lambda pair: (json.dumps(pair[0]["setting"]), pair[0]["label"]),
+        )
         shown = list(lines.values())
         if most is not None and len(shown) > most:
             busy = {"running", "failed"}
@@ -168,7 +178,11 @@ def progress_line(cells: list[dict[str, Any]], states: list[CellState]) -> str:
 def called(cells: Sequence[dict[str, Any]]) -> str:
     """A run by its cells: `kapc lam=0.5, data.alpha=0.1, seed 2`."""
     labels = " and ".join(dict.fromkeys(cell["label"] for cell in cells))
-    parts = [labels, setting_words(cells[0]["setting"]), f"seed {cells[0]['seed']}"]
+    parts = [
+        labels,
+        setting_words(cells[0]["setting"]),
+        f"seed {cells[0]['seed']}",
+    ]
     return ", ".join(filter(None, parts))
 
 

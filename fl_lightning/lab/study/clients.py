@@ -53,7 +53,11 @@ def listing_of(runs: DataFrame, baseline: str | None = None) -> Listing:
     baselines = {group.judge: group.baseline for group in groups}
     words, titles = [], []
     for (judge, setting, _), of_client in numbers.groupby(BLOCK, sort=False):
-        parts = [f"judge: {MODELS[judge]}", setting, f"differences to {baselines[judge]}"]
+        parts = [
+            f"judge: {MODELS[judge]}",
+            setting,
+            f"differences to {baselines[judge]}",
+        ]
         titles.append("; ".join(filter(None, parts)))
         words.append(_words(of_client, methods))
     table = DataFrame(words, columns=list(heads), index=titles)

@@ -134,7 +134,12 @@ def check_rows(
         count = f"{len(digests)} versions of {name} (their folders' source/ has them)"
         versions = f"its runs were trained with {count}"
         advice = "--accept_changed_code compares them all the same"
-        check("compare", label, accept or len(strange) < 2, f"{versions}; {advice}")
+        check(
+            "compare",
+            label,
+            accept or len(strange) < 2,
+            f"{versions}; {advice}",
+        )
         if len(digests) > 1:
             listed = []
             for digest, seeds in rows.groupby("digest", sort=False).seed:

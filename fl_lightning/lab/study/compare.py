@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame, Series
 
-from fl_lightning.foundation.metric import ACCURACY, FURTHER, MODELS, SHOWS_ONE_CLASS
+from fl_lightning.foundation.metric import (
+    ACCURACY,
+    FURTHER,
+    MODELS,
+    SHOWS_ONE_CLASS,
+)
 from fl_lightning.lab import statistics
 from fl_lightning.lab.report.tables import reached, scored_seldom
 from fl_lightning.lab.study.groups import (
@@ -35,10 +40,37 @@ INTERVALS = {
     "hierarchical bootstrap-t (seeds, then clients within a seed)",
 }
 COUNTS = ["seeds", "runs", "reached", "pairs", "wins", "ties", "losses"]
-NUMBERS = ["mean", "std", "worst_tenth", "harmed", "mib", "seconds", "channel_seconds"]
-AGAINST = ["baseline", "pairs", "difference", "low", "high", "interval", "wins", "ties", "losses"]
+NUMBERS = [
+    "mean",
+    "std",
+    "worst_tenth",
+    "harmed",
+    "mib",
+    "seconds",
+    "channel_seconds",
+]
+AGAINST = [
+    "baseline",
+    "pairs",
+    "difference",
+    "low",
+    "high",
+    "interval",
+    "wins",
+    "ties",
+    "losses",
+]
 COLUMNS = [
-    *("judge", "setting", "method", "seeds", *NUMBERS, "runs", "reached", *AGAINST),
+    *(
+        "judge",
+        "setting",
+        "method",
+        "seeds",
+        *NUMBERS,
+        "runs",
+        "reached",
+        *AGAINST,
+    ),
     *("p", "p_holm", "chosen", "star", "target"),
 ]
 """Of the table, a row for each method by one judge in one setting, and in all; docs/compare.md says
@@ -134,7 +166,12 @@ def compare(
         notes.append(f"target: {seldom}")
     last = {group.judge: group.blocks()[-1][0] for group in groups}
     compared = table[table.baseline.notna() & (table.setting == table.judge.map(last))]
-    notes += [*_time(runs), *_tests(table, compared), *rank_notes, *harm_notes(runs)]
+    notes += [
+        *_time(runs),
+        *_tests(table, compared),
+        *rank_notes,
+        *harm_notes(runs),
+    ]
     notes += _one_class(runs)
     return Compared(table, ranks, notes, best, target)
 
@@ -156,7 +193,10 @@ def _units(
         costs: Any = {name: run.run.spent(name) for name in ("mib", "wall", "channel")}
         if target is not None:
             costs = reached(run.run, target, run.column)
-        row = {"mean": float(of_clients.mean()), "worst_tenth": worst_tenth(of_clients)}
+        row = {
+            "mean": float(of_clients.mean()),
+            "worst_tenth": worst_tenth(of_clients),
+        }
         rows.append(
             {
                 **row,

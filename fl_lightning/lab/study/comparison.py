@@ -118,7 +118,10 @@ def _listing_of(folders: Sequence[str], options: Options) -> Listing:
 
 
 def report(
-    study: str, out: str, figures: Literal["svg", "pdf", "png"] | None, accept_changed_code: bool
+    study: str,
+    out: str,
+    figures: Literal["svg", "pdf", "png"] | None,
+    accept_changed_code: bool,
 ) -> Path | None:
     """Writes the page on a study, and with `figures` each picture to a file of its own; returns
     the folder of these."""

@@ -131,7 +131,10 @@ def _notes(
     # kinds other than the judge's are scored in rounds, by cohort
     cut = []
     for row in runs.itertuples():
-        scored, clients = len(row.scores), sum(row.metric in c for c in row.run.rows("final"))
+        scored, clients = (
+            len(row.scores),
+            sum(row.metric in c for c in row.run.rows("final")),
+        )
         if scored < clients:
             cut.append((scored, clients))
     if cut:

@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.configuration.config import Config, Start, check, flat
-from fl_lightning.configuration.files import Layer, layer_of, own_layers, read_config
+from fl_lightning.configuration.files import (
+    Layer,
+    layer_of,
+    own_layers,
+    read_config,
+)
 from fl_lightning.configuration.resolve import resolve, to_settings, to_yaml
 from fl_lightning.configuration.tables import check_first_rows
 from fl_lightning.foundation import command, signals
@@ -23,7 +28,13 @@ from fl_lightning.foundation.errors import BadInput, RunFailed, redact
 from fl_lightning.lab.queue import ALIVE, states_of
 from fl_lightning.lab.study import code, samples, together
 from fl_lightning.lab.study.folder import StudyFolder, one_line
-from fl_lightning.lab.study.grid import Pairs, Run, Study, by_key, check_together
+from fl_lightning.lab.study.grid import (
+    Pairs,
+    Run,
+    Study,
+    by_key,
+    check_together,
+)
 from fl_lightning.lab.study.part import Part, part_of, with_seeds
 from fl_lightning.lab.submit import MOST_RUNS, Job, script, send
 from fl_lightning.results import opening, owncode, provenance
@@ -67,13 +78,23 @@ class Options:
         if self.slurm:
             for key in ("workers", "together"):
                 value = getattr(self, key)
-                check(key, value, value is None, "with slurm every run is a job of its own")
+                check(
+                    key,
+                    value,
+                    value is None,
+                    "with slurm every run is a job of its own",
+                )
             self.job.check()
             return
         for field in dataclasses.fields(Job):
             value = getattr(self.job, field.name)
             is_default = value == field.default
-            check(field.name, value, is_default, "it describes jobs: it needs slurm")
+            check(
+                field.name,
+                value,
+                is_default,
+                "it describes jobs: it needs slurm",
+            )
 
 
 class Runs:
@@ -134,7 +155,11 @@ def check_over(over: Sequence[Layer]) -> None:
 
 
 def start(
-    definition: Study, over: Sequence[Layer], options: Options, line: str, part: Part = WHOLE
+    definition: Study,
+    over: Sequence[Layer],
+    options: Options,
+    line: str,
+    part: Part = WHOLE,
 ) -> str:
     """Runs what is missing of a study, or of a part of it, or hands it to SLURM; returns what has
     been done, in words.
@@ -156,7 +181,12 @@ def start(
         definition, base, pairs = resolved_in(folder, definition, over)
     chosen = [pair for pair in pairs if pair[0] in part]
     settings = ", ".join(sorted(part.settings))
-    check("settings", settings, len(chosen) > 0, "no setting of the study has these values")
+    check(
+        "settings",
+        settings,
+        len(chosen) > 0,
+        "no setting of the study has these values",
+    )
     most_together = definition.together if options.together is None else options.together
     # Jobs train one run each: nothing is measured for them, and they keep what the study has.
     at_once = 1 if options.slurm else most_together

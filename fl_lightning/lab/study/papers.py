@@ -48,7 +48,16 @@ UNITS = {
 }
 """What our number is multiplied with, by the paper's unit; percent where a metric's name ends
 so."""
-KEYS = ("title", "tables", "where", "settings", "figures", "rows", "runs", "alone")
+KEYS = (
+    "title",
+    "tables",
+    "where",
+    "settings",
+    "figures",
+    "rows",
+    "runs",
+    "alone",
+)
 HERE = "the study does not list it"
 """Why a row of the paper has no counterpart, where no other reason is given."""
 
@@ -109,7 +118,11 @@ def cells_of(study: Study) -> list[Printed]:
         raise BadInput("paper", None, f"{requirement}: run it with fl-train study")
     _check(study, paper)
     printed = _rows_of(paper)
-    for key, column in (("settings", "setting"), ("figures", "metric"), ("rows", "method")):
+    for key, column in (
+        ("settings", "setting"),
+        ("figures", "metric"),
+        ("rows", "method"),
+    ):
         names = list(printed[column].unique())
         for name in paper[key]:
             near = did_you_mean(str(name), names)
@@ -176,19 +189,31 @@ def _check(study: Study, paper: Mapping[str, Any]) -> None:
 
 
 def _check_figure(
-    key: str, spec: dict[str, Any], figures: list[Any], more: tuple[str, ...] = ()
+    key: str,
+    spec: dict[str, Any],
+    figures: list[Any],
+    more: tuple[str, ...] = (),
 ) -> None:
     """Raise `BadInput` unless `spec` says how a number is read off a run; `more`: its other
     keys."""
     keys = ("figure", "kind", "column", "unit", *more)
     check(key, spec, set(spec) <= set(keys), f"keys: {', '.join(keys)}")
-    figure, kind, column = spec.get("figure"), spec.get("kind"), spec.get("column")
+    figure, kind, column = (
+        spec.get("figure"),
+        spec.get("kind"),
+        spec.get("column"),
+    )
     unit = str(spec.get("unit", "1"))
     is_text = isinstance(column, str | None)
     check(f"{key}.column", column, is_text, "it must be a column of metrics.csv")
     check(key, unit, unit in UNITS, f"units: {', '.join(UNITS)}")
     check(key, figure, figure in figures, f"figures: {', '.join(FIGURES)}")
-    check(key, kind, kind in (None, *MODELS), f"kinds of model: {', '.join(MODELS)}")
+    check(
+        key,
+        kind,
+        kind in (None, *MODELS),
+        f"kinds of model: {', '.join(MODELS)}",
+    )
 
 
 def _check_label(
@@ -246,7 +271,12 @@ def _rows_of(paper: Mapping[str, Any]) -> DataFrame:
     """The rows of its tables that `where` chooses; a number that two tables share comes once."""
     names = paper.get("tables") or []
     are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    check("paper.tables", names, bool(names) and are_names, "it must be a list of names")
+    check(
+        "paper.tables",
+        names,
+        bool(names) and are_names,
+        "it must be a list of names",
+    )
     rows = concat(map(_table, names), ignore_index=True)
     for column, value in paper.get("where", {}).items():
         rows = rows[rows[column] == value] if column in rows else rows[:0]

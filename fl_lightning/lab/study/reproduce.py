@@ -26,19 +26,39 @@ from fl_lightning.lab.study import studyfile
 from fl_lightning.lab.study.comparison import Comparison, write
 from fl_lightning.lab.study.folder import PLACE, StudyFolder, default
 from fl_lightning.lab.study.grid import Study
-from fl_lightning.lab.study.launch import Options, Selection, check_over, resolved, start
+from fl_lightning.lab.study.launch import (
+    Options,
+    Selection,
+    check_over,
+    resolved,
+    start,
+)
 from fl_lightning.lab.study.listing import Listing
 from fl_lightning.lab.study.papers import Ours, Printed, cells_of, reason
 from fl_lightning.lab.study.part import part_of
 from fl_lightning.results.result import RunResult
 
-AGREES, DIFFERS, OPEN = "agrees within the spread", "differs", "too few seeds to tell"
+AGREES, DIFFERS, OPEN = (
+    "agrees within the spread",
+    "differs",
+    "too few seeds to tell",
+)
 ONE, NOT_RUN = "one seed: no verdict", "not run"
 MARK = "fl-train reproduce"
 VERDICT = ["verdict", "mean", "std", "low", "high"]
 OURS = ["label", "figure", "kind", "column"]
 COLUMNS = [
-    *("source", "dataset", "setting", "method", "metric", "value", "std", "runs", *OURS),
+    *(
+        "source",
+        "dataset",
+        "setting",
+        "method",
+        "metric",
+        "value",
+        "std",
+        "runs",
+        *OURS,
+    ),
     *("seeds", "mean", "low", "high", "verdict", "why", "written"),
 ]
 """Of the numbers in CSV and JSON; `value` is the paper's, `mean` and `std` are ours."""
@@ -88,9 +108,18 @@ def reproduce(
     if no_run:
         requirement = "there is no study yet; without --no-run it is run"
         check("out", options.out, bool(folder), requirement)
-        keys = zip(("methods", "seeds", "settings", "rounds"), (*chosen, rounds), strict=True)
+        keys = zip(
+            ("methods", "seeds", "settings", "rounds"),
+            (*chosen, rounds),
+            strict=True,
+        )
         for key, value in keys:
-            check(key, value, value is None, "it says what to run, and no-run runs nothing")
+            check(
+                key,
+                value,
+                value is None,
+                "it says what to run, and no-run runs nothing",
+            )
     else:
         length: list[Layer] = [] if rounds is None else [{"federation": {"rounds": rounds}}]
         definition, part = part_of(study, *chosen)
@@ -157,7 +186,11 @@ def _listed(numbers: list[int]) -> str:
 
 
 def verdict_on(
-    ours: Sequence[float], printed: float, std: float | None, runs: int, decimals: int = 6
+    ours: Sequence[float],
+    printed: float,
+    std: float | None,
+    runs: int,
+    decimals: int = 6,
 ) -> dict[str, Any]:
     """The verdict on our numbers, one a seed, beside a printed mean: `VERDICT`.
 

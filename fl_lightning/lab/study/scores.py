@@ -34,7 +34,17 @@ from fl_lightning.results.runs import (
 METHODS_OWN = ("evaluation.", "optimizer.")
 """Groups of keys that a study may give a method of its own: runs that differ in them can still be
 paired."""
-COLUMNS = ("method", "name", "setting", "seed", "model", "metric", "column", "scored", "run")
+COLUMNS = (
+    "method",
+    "name",
+    "setting",
+    "seed",
+    "model",
+    "metric",
+    "column",
+    "scored",
+    "run",
+)
 """Of the table of runs, beside `scores` (a Series by client): the label of the row (`method`), the
 method (`name`), the setting in words, the seed, the kind of model and metric of the scores, the
 column of metrics.csv that has their mean by round, whose scores they are in words, and the
@@ -156,7 +166,11 @@ def _lost_visits(run: RunResult) -> int:
 def _is_study(paths: Sequence[Path]) -> bool:
     studies = [str(path) for path in paths if StudyFolder(path)]
     if studies and len(paths) > 1:
-        raise BadInput("compare", studies[0], "it is a study: one study, or several run folders")
+        raise BadInput(
+            "compare",
+            studies[0],
+            "it is a study: one study, or several run folders",
+        )
     return bool(studies)
 
 
@@ -178,7 +192,11 @@ def _of_study(folder: Path) -> list[dict[str, Any]]:
         }
         if usual is not None and entry["run"] is not None:
             judge = entry["run"].setting(_JUDGE)
-            if judge not in (None, "auto", usual):  # its method was given a judge of its own
+            if judge not in (
+                None,
+                "auto",
+                usual,
+            ):  # its method was given a judge of its own
                 entry.setdefault("judge", judge)
         entries.append(entry)
     return entries
@@ -201,7 +219,12 @@ def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     columns = zip(runs, labels(runs), settings(runs), strict=True)
     for number, (run, label, setting) in enumerate(columns):
         seed = run.setting("seed")
-        check("run", str(run.folder), type(seed) is int, "its config.yaml names no seed")
+        check(
+            "run",
+            str(run.folder),
+            type(seed) is int,
+            "its config.yaml names no seed",
+        )
         entry = {
             "number": number,
             "label": label,
@@ -223,7 +246,10 @@ def _usable(run: RunResult | None) -> dict[str, Any]:
     that cannot be read, else empty."""
     damaged = None if run is None else damage(run)
     if run is None or damaged is not None or not run.finished:
-        return {"run": None, "damage": f"{run.folder}: {damaged}" if run and damaged else ""}
+        return {
+            "run": None,
+            "damage": f"{run.folder}: {damaged}" if run and damaged else "",
+        }
     return {"run": run, "damage": ""}
 
 
@@ -271,11 +297,21 @@ def _check_pairs(runs: DataFrame) -> None:
             check("compare", where, len(of_label) == 1, alike)
         cannot = "its runs cannot be paired: "
         keys = [key for key in incomparable([*unit.run]) if not key.startswith(METHODS_OWN)]
-        check("compare", where, not keys, f"{cannot}they differ in {', '.join(keys)}")
+        check(
+            "compare",
+            where,
+            not keys,
+            f"{cannot}they differ in {', '.join(keys)}",
+        )
         first, *others = unit.run
         for other in others:
             differ = f"clients of {first.folder} and {other.folder} have other samples"
-            check("compare", where, not _other_samples(first, other), cannot + differ)
+            check(
+                "compare",
+                where,
+                not _other_samples(first, other),
+                cannot + differ,
+            )
 
 
 def _other_samples(run: RunResult, other: RunResult) -> bool:

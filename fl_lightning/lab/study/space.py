@@ -48,7 +48,12 @@ def space(config: Config, fixed: Collection[str] = ()) -> list[Dimension]:
         if "search" in argument.metadata:
             values = argument.metadata["search"]
             requirement = refusal(values)
-            check(f"{name}.{argument.name}", values, requirement is None, str(requirement))
+            check(
+                f"{name}.{argument.name}",
+                values,
+                requirement is None,
+                str(requirement),
+            )
             start = config.method.init_args.get(argument.name, argument.default)
             dimensions.append(Dimension(f"method.{argument.name}", values, start))
     if config.optimizer.name in RATES:

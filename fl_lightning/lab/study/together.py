@@ -167,7 +167,10 @@ def _record(path: Path) -> dict[str, str] | None:
     """What was chosen for this study; None: nothing yet."""
     try:
         executors = json.loads((path / RECORD).read_text(encoding="utf-8"))
-        if not isinstance(executors, dict) or not set(executors.values()) <= {"loop", "vmap"}:
+        if not isinstance(executors, dict) or not set(executors.values()) <= {
+            "loop",
+            "vmap",
+        }:
             raise ValueError("it holds something else")
     except FileNotFoundError:
         return None

@@ -226,7 +226,13 @@ def _serve(
     streams = []
     for stream in (1, 2):
         os.dup2(into, stream)
-        file = os.fdopen(stream, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+        file = os.fdopen(
+            stream,
+            "w",
+            buffering=1,
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
         streams.append(file)
     sys.stdout, sys.stderr = streams
     gc.freeze()  # what has been imported is not looked through again and again
