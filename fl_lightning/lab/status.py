@@ -71,11 +71,8 @@ def standing(
             raise BadInput("status", str(folder), "its tables cannot be read")
     except BadInput:
         return Standing(name, "unreadable", silent=0.0)
-    done, rounds, mean = (
-        run.rounds_done,
-        run.rounds_asked,
-        run.metric.of("mean"),
-    )
+    done, rounds = run.rounds_done, run.rounds_asked
+    mean = run.metric.of("mean")
     judged = run.judged(mean)
     wrote = max(p.stat().st_mtime for p in (folder / CONFIG, folder / "metrics.csv") if p.exists())
     usual = median(row.get("seconds", 0.0) for row in rows[-5:]) if rows else 0.0

@@ -221,10 +221,8 @@ def _operations(bench: Bench) -> str:
         steps = "a hook changes the model, and no pass through it shows how"
         raise Wrong(f"{', '.join(unknown)} could not be counted: {steps}")
     counted = sum(columns[name] for name in names if name != "flops_penalty")
-    millions, torch_millions = (
-        f"{counted / 1e6:,.2f} million",
-        f"{by_torch / 1e6:,.2f} million",
-    )
+    millions = f"{counted / 1e6:,.2f} million"
+    torch_millions = f"{by_torch / 1e6:,.2f} million"
     if by_torch > UNSEEN * counted:
         raise Wrong(
             f"torch sees {torch_millions} operations in a round, and {millions} are counted; what "

@@ -172,10 +172,8 @@ def _scaled(
     train_ratio = np.mean(data.train_sizes) * mean_cohort / sum(samples) / trained
     tests = sum(data.test_sizes[client] for client in rehearsed)
     test_ratio = np.mean(data.test_sizes) * mean_cohort / max(tests, 1) / config.evaluation.every
-    client, evaluation = (
-        metrics["seconds_client"],
-        metrics["seconds_evaluation"],
-    )
+    client = metrics["seconds_client"]
+    evaluation = metrics["seconds_evaluation"]
     met = _clients_met(config)
     device_mib = metrics.get("memory_device_mib")
     return Plan(

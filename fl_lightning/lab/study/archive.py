@@ -306,10 +306,8 @@ def differences(
     ]
     if arrays:
         differing.append(f"relation ({some(arrays)})")
-    now, before = (
-        _comparable(ours / "summary.json"),
-        _comparable(archived / "summary.json"),
-    )
+    now = _comparable(ours / "summary.json")
+    before = _comparable(archived / "summary.json")
     keys = [key for key in before | now if now.get(key) != before.get(key)]
     if keys:
         differing.append(f"summary.json ({some(keys)})")

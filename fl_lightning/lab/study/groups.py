@@ -131,10 +131,8 @@ def _notes(
     # kinds other than the judge's are scored in rounds, by cohort
     cut = []
     for row in runs.itertuples():
-        scored, clients = (
-            len(row.scores),
-            sum(row.metric in c for c in row.run.rows("final")),
-        )
+        scored = len(row.scores)
+        clients = sum(row.metric in client for client in row.run.rows("final"))
         if scored < clients:
             cut.append((scored, clients))
     if cut:

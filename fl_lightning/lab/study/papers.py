@@ -198,11 +198,7 @@ def _check_figure(
     keys."""
     keys = ("figure", "kind", "column", "unit", *more)
     check(key, spec, set(spec) <= set(keys), f"keys: {', '.join(keys)}")
-    figure, kind, column = (
-        spec.get("figure"),
-        spec.get("kind"),
-        spec.get("column"),
-    )
+    figure, kind, column = map(spec.get, ("figure", "kind", "column"))
     unit = str(spec.get("unit", "1"))
     is_text = isinstance(column, str | None)
     check(f"{key}.column", column, is_text, "it must be a column of metrics.csv")
