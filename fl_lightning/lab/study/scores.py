@@ -190,14 +190,11 @@ def _of_study(folder: Path) -> list[dict[str, Any]]:
             "number": numbers[name],
             **_usable(ended.get(name)),
         }
-        if usual is not None and entry["run"] is not None:
-            judge = entry["run"].setting(_JUDGE)
-            if judge not in (
-                None,
-                "auto",
-                usual,
-            ):  # its method was given a judge of its own
-                entry.setdefault("judge", judge)
+        run = entry["run"]
+        judge = run.setting(_JUDGE) if run is not None else None
+        # its method was given a judge of its own
+        if usual is not None and judge not in (None, "auto", usual):
+            entry.setdefault("judge", judge)
         entries.append(entry)
     return entries
 
@@ -219,25 +216,16 @@ def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     columns = zip(runs, labels(runs), settings(runs), strict=True)
     for number, (run, label, setting) in enumerate(columns):
         seed = run.setting("seed")
-        check(
-            "run",
-            str(run.folder),
-            type(seed) is int,
-            "its config.yaml names no seed",
-        )
+        is_seed = type(seed) is int
+        check("run", str(run.folder), is_seed, "its config.yaml names no seed")
         entry = {
             "number": number,
             "label": label,
             "method": method_of(run),
+            "setting": setting,
+            "seed": seed,
         }
-        entries.append(
-            {
-                **entry,
-                "setting": setting,
-                "seed": seed,
-                **_usable(run),
-            }
-        )
+        entries.append(entry | _usable(run))
     return entries
 
 

@@ -107,10 +107,9 @@ class Search:
         """As the journal has them."""
         from fl_lightning.lab.study.trials import Trials
 
-        label = self.entry.label
         return Trials(
             self.folder,
-            label,
+            self.entry.label,
             self.dimensions,
             self.number,
             self.seed,
@@ -204,16 +203,11 @@ def tune(
         print(f"tune: {warning}", file=sys.stderr)
     line = command.line("tune", "STUDY", "--out", options.out)
     _search(searches, out, launch.worker_count(options.workers, base), line)
-    tuned = [
-        Tuned(
-            s.entry,
-            s.trials().ended(),
-            s.metric(),
-            s.dimensions,
-        )
-        for s in searches
-    ]
-    missing = sum(options.trials - len(search.ended) for search in tuned)
+    tuned = []
+    for search in searches:
+        ended = search.trials().ended()
+        tuned.append(Tuned(search.entry, ended, search.metric(), search.dimensions))
+    missing = sum(options.trials - len(method.ended) for method in tuned)
     if missing:
         others = f"{missing} trials are at work in other processes"
         print(f"tune: {others}; the last of them goes on, or: {line}")
