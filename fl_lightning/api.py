@@ -192,12 +192,11 @@ def fit(
         BadInput: a key, a value or a class that cannot work.
         RunFailed: the run began well and could not go on; most can be continued with `resume`.
     """
+    objects = _objects(locals())
     others = multiprocessing.active_children()
     out = start_of(layers_of(config, {})[0]).out
     try:
-        objects = {"data": data, "model": model, "method": method}
-        columns = {"label": label, "group": group, "unit": unit}
-        with handed_over(objects | columns, Path(out)) as layer:
+        with handed_over(objects, Path(out)) as layer:
             from fl_lightning.lab.fitting import train
 
             return Run(train(*layers_of(config, layer)))
@@ -452,10 +451,10 @@ def check_data(
         constant, identifier, missing, outcome), the value `here` and `elsewhere`, and the same in
         words as `numbers`.
     """
+    objects = _objects(locals())
     from fl_lightning.configuration.resolve import resolve
     from fl_lightning.lab.datacheck.checking import check_data as compared
 
-    objects = {"data": data, "label": label, "group": group, "unit": unit}
     with tempfile.TemporaryDirectory() as folder, handed_over(objects, Path(folder)) as layer:
         layers, _ = layers_of(config or {}, layer)
         return compared(resolve(layers).data, _text(out))
@@ -537,12 +536,11 @@ def study(
         BadInput: it cannot work, before anything is written.
         RunFailed: runs have failed; the others have been run.
     """
-    job = _job(locals())
+    job, objects = _job(locals()), _objects(locals())
     from fl_lightning.lab.study import launch
 
     part = (_text(methods), seeds, _text(settings))
     options = launch.Options(os.fspath(out), workers, together, accept_changed_code, slurm, job)
-    objects = {"data": data, "model": model, "label": label, "group": group, "unit": unit}
     return _of_a_study(launch.study, definition, out, objects, config, part, options)
 
 
@@ -639,6 +637,7 @@ def tune(
         BadInput: as `study`.
         RunFailed: as `study`.
     """
+    objects = _objects(locals())
     from fl_lightning.lab.study import tuning
 
     options = tuning.Options(
@@ -651,7 +650,6 @@ def tune(
         untuned=untuned,
         runs_study=study,
     )
-    objects = {"data": data, "model": model, "label": label, "group": group, "unit": unit}
     _of_a_study(tuning.tune, definition, out, objects, config, options)
     import pandas as pd
 
@@ -790,10 +788,10 @@ def worth(
         BadInput: a key or a value that cannot work.
         RunFailed: trainings failed; the same call tries them again.
     """
+    objects = _objects(locals())
     from fl_lightning.lab.worth import output
     from fl_lightning.lab.worth.launch import worth as launch
 
-    objects = {"data": data, "label": label, "group": group, "unit": unit}
     with handed_over(objects, Path(out).parent) as layer:
         measured = launch(
             layers_of(config, layer)[0],
@@ -913,6 +911,12 @@ def _of_a_study(
         # class paths of the script's own classes
         uses_script = "'__main__." in f"{content}{layers}"
         return apart(work, content, layers, *further, names_main=uses_script)
+
+
+def _objects(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a function by which a script hands over objects."""
+    names = ("data", "model", "method", "label", "group", "unit")
+    return {name: arguments[name] for name in names if name in arguments}
 
 
 def _job(arguments: Mapping[str, Any]) -> Any:

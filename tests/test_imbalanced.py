@@ -103,7 +103,7 @@ def test_tune_goes_by_the_metric_of_its_trials(tmp_path: Path) -> None:
     fitted(tmp_path, "trial", **{"federation.rounds": 1})
     given = config(tmp_path)
     search = Search(Entry("fedavg", "fedavg", {}, "methods[0]"), tmp_path, 1, 0, given, [{}])
-    assert search.metric.name == "auroc"
+    assert search.metric().name == "auroc"
 
 
 def test_worth_goes_by_it(tmp_path: Path) -> None:
