@@ -193,13 +193,10 @@ def _units(
         costs: Any = {name: run.run.spent(name) for name in ("mib", "wall", "channel")}
         if target is not None:
             costs = reached(run.run, target, run.column)
-        row = {
-            "mean": float(of_clients.mean()),
-            "worst_tenth": worst_tenth(of_clients),
-        }
         rows.append(
             {
-                **row,
+                "mean": float(of_clients.mean()),
+                "worst_tenth": worst_tenth(of_clients),
                 "reached": costs is not None,
                 **NO_COSTS,
                 **(costs or {}),
