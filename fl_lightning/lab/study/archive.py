@@ -12,7 +12,6 @@ import contextlib
 import csv
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import platform
 import tempfile
@@ -143,11 +142,16 @@ def _words(
     return f"{lines}, {_origin(index, digests)}\n{table}{again}"
 
 
-def _origin(index: dict[str, Any], cells: Iterable[str]) -> str:
+def _origin(
+    index: dict[str, Any],
+    cells: Iterable[str],
+) -> str:
     """Where these runs of an archive were trained; where they do not say it, where the archive was
     made."""
-    starts = [start for cell in cells for start in index.get("runs", {}).get(cell, [])]
-    places = list(dict.fromkeys(_where(start) for start in starts))
+    starts = index.get("runs", {})
+    places: dict[str, None] = {}
+    for cell in cells:
+        places |= dict.fromkeys(map(_where, starts.get(cell, [])))
     return f"trained {some(places)}" if places else f"archived {_where(index)}"
 
 
@@ -205,7 +209,9 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
     for run in runs:
         for pattern in KEPT:
             paths += (folder.path / run).glob(pattern)
-    files = {path.relative_to(folder.path).as_posix(): path for path in paths if path.is_file()}
+    files = {}
+    for path in filter(Path.is_file, paths):
+        files[path.relative_to(folder.path).as_posix()] = path
     search = search_of(folder.path)
     for path in [search / name for name in SEARCH] if search is not None else []:
         if path.is_file():
@@ -298,7 +304,7 @@ def differences(
     if digest is not None and checkpoint_digest(ours) != digest:
         differing.append("weights")
     differing += [name for name in TABLES if _rows(ours / name) != _rows(archived / name)]
-    files = itertools.chain(*((run / "relation").glob("*.npz") for run in (ours, archived)))
+    files = [*ours.glob("relation/*.npz"), *archived.glob("relation/*.npz")]
     arrays = [
         name
         for name in sorted({file.name for file in files})

@@ -71,7 +71,11 @@ class CellState:
 class Board:
     """The table of a study; what has ended is read once."""
 
-    def __init__(self, folder: StudyFolder, cells: list[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        folder: StudyFolder,
+        cells: list[dict[str, Any]],
+    ) -> None:
         self.folder, self.cells = folder, cells
         self._ended: dict[tuple[str, str], CellState] = {}
 
@@ -80,7 +84,11 @@ class Board:
         than that is known: running, starting, queued, failed."""
         return [self._look(cell, now) for cell in self.cells]
 
-    def _look(self, cell: dict[str, Any], now: Callable[[str], State | None]) -> CellState:
+    def _look(
+        self,
+        cell: dict[str, Any],
+        now: Callable[[str], State | None],
+    ) -> CellState:
         folder, judge = cell["folder"], cell.get("judge")
         key = folder, cell["label"]
         if key in self._ended:
@@ -112,7 +120,11 @@ class Board:
         is_starting = state.state == "running" and not rows
         return replace(state, state="starting") if is_starting else state
 
-    def table(self, states: list[CellState], most: int | None = None) -> Table:
+    def table(
+        self,
+        states: list[CellState],
+        most: int | None = None,
+    ) -> Table:
         """A line for each method in a setting; of more than `most`, those that something is going
         on in."""
         pairs = zip(self.cells, states, strict=True)
@@ -161,7 +173,10 @@ def _now(cell: dict[str, Any], state: CellState) -> str:
     return f"seed {cell['seed']} {state.state}{place}"
 
 
-def progress_line(cells: list[dict[str, Any]], states: list[CellState]) -> str:
+def progress_line(
+    cells: list[dict[str, Any]],
+    states: list[CellState],
+) -> str:
     """The number of runs in each state, and how long the rest will take."""
     by_run = {cell["folder"]: state for cell, state in zip(cells, states, strict=True)}
     counts = Counter(state.state for state in by_run.values())

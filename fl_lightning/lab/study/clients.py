@@ -44,7 +44,8 @@ def listing_of(runs: DataFrame, baseline: str | None = None) -> Listing:
     """
     groups, notes = grouped(runs, baseline)
     local = training_alone(runs)
-    alone = tidy(runs[runs.method == local]).groupby(["setting", "client"]).value.mean()
+    of_local = tidy(runs[runs.method == local])
+    alone = of_local.groupby(["setting", "client"]).value.mean()
     numbers = DataFrame([row for group in groups for row in _numbers(group, alone)])
     numbers = numbers.astype(dict.fromkeys(["alone", "difference", "low", "high"], float))
     labels = dict.fromkeys(label for group in groups for label in group.methods)
@@ -89,7 +90,10 @@ def _heads(methods: Sequence[str]) -> dict[str, str]:
     return heads
 
 
-def _numbers(group: Group, alone: Any) -> Iterable[dict[str, Any]]:
+def _numbers(
+    group: Group,
+    alone: Any,
+) -> Iterable[dict[str, Any]]:
     """A row for each setting, client and method; a client is there with the seeds with which it was
     scored."""
     splits: dict[tuple[str, int], list[Any]] = defaultdict(list)

@@ -31,7 +31,10 @@ def accepted(folder: Path) -> Versions:
         return {}
 
 
-def changes(folder: StudyFolder, todo: Collection[tuple[Run, Config]]) -> dict[str, str]:
+def changes(
+    folder: StudyFolder,
+    todo: Collection[tuple[Run, Config]],
+) -> dict[str, str]:
     """Files of own code that runs of the study were trained with in another version than `todo`
     would execute.
 
@@ -43,7 +46,10 @@ def changes(folder: StudyFolder, todo: Collection[tuple[Run, Config]]) -> dict[s
     """
     names = folder.run_names() if folder else []
     begun = [name for name in names if _has_begun(folder.path / name)]
-    before = {(_row(name), tuple(owncode.recorded(folder.path / name).items())) for name in begun}
+    before = set()
+    for name in begun:
+        digests = owncode.recorded(folder.path / name)
+        before.add((_row(name), tuple(digests.items())))
     let_in, changed = accepted(folder.path), dict[str, str]()
     for parts in (owncode.COMPUTES, owncode.SHARED):
         paths = {(_row(run.folder), owncode.paths(config, parts)) for run, config in todo}
@@ -77,7 +83,10 @@ def check_same(
     check("code", names, accept or not names, requirement)
 
 
-def accept(folder: StudyFolder, todo: Collection[tuple[Run, Config]]) -> None:
+def accept(
+    folder: StudyFolder,
+    todo: Collection[tuple[Run, Config]],
+) -> None:
     """Add `changes` to the versions that are accepted."""
     new, versions = changes(folder, todo), accepted(folder.path)
     for name, digest in new.items():

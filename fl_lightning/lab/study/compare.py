@@ -159,7 +159,8 @@ def compare(
     # one family of tests, whatever the judge
     tested = table.p.notna()
     table.loc[tested, "p_holm"] = statistics.holm(table.p[tested].tolist())
-    table["star"] = table.p_holm.le(statistics.LEVEL).map({True: "*", False: ""})
+    is_small = table.p_holm.le(statistics.LEVEL)
+    table["star"] = is_small.map({True: "*", False: ""})
     ranks, rank_notes = _ranks(groups)
     seldom = scored_seldom(runs.run) if target is not None else ""
     if seldom:
@@ -239,7 +240,8 @@ def _over_seeds(
     values = dict(zip(units, of_row[column], strict=True))
     seeds = complete(settings, values)
     table = [[values[setting, seed] for setting in settings] for seed in seeds]
-    return np.array(table, dtype=float).reshape(len(seeds), len(settings)).mean(axis=1)
+    by_seed = np.array(table, dtype=float).reshape(len(seeds), len(settings))
+    return by_seed.mean(axis=1)
 
 
 def _mean(values: Any) -> float | None:
@@ -342,7 +344,8 @@ def harm_notes(runs: DataFrame) -> list[str]:
         rare = ""
         if counts:
             rare = f"; the rarest class of a client's test part has {min(counts)} samples"
-        low, high = runs.scores.map(len).min(), runs.scores.map(len).max()
+        numbers = runs.scores.map(len)
+        low, high = numbers.min(), numbers.max()
         number = f"{low}" if low == high else f"{low} to {high}"
         clients = max(len(run.rows("final")) for run in runs.run)
         notes.append(f"{metric}: means are over {number} of {clients} clients{rare}")
@@ -386,7 +389,8 @@ def _ranks(groups: list[Group]) -> tuple[list[Ranks], list[str]]:
 
 def _time(runs: DataFrame) -> list[str]:
     """Which seconds these are, where there are any."""
-    timed: dict[str, RunResult] = {run.name: run for run in runs.run if run.has("seconds")}
+    with_seconds = [run for run in runs.run if run.has("seconds")]
+    timed: dict[str, RunResult] = {run.name: run for run in with_seconds}
     untold = sum(not run.has("seconds_evaluation") for run in timed.values())
     more = f" ({untold} of {len(timed)} runs do not tell it apart)" if untold else ""
     return [f"time: of the rounds, without scoring{more}"] if timed else []

@@ -139,7 +139,10 @@ def report(
 
 
 @contextlib.contextmanager
-def read(names: Sequence[str], options: Options) -> Iterator[tuple[DataFrame, list[str], Path]]:
+def read(
+    names: Sequence[str],
+    options: Options,
+) -> Iterator[tuple[DataFrame, list[str], Path]]:
     """The runs of a study, an archive or run folders (`scores.read`), notes, and the first
     folder."""
     require("study", "compare", names[0])

@@ -193,7 +193,10 @@ class StudyFolder:
                 requirement,
             )
         cells = self.cells()
-        begun = {c["label"] for c in cells if (self.path / c["folder"] / "config.yaml").is_file()}
+        begun = set()
+        for cell in cells:
+            if (self.path / cell["folder"] / "config.yaml").is_file():
+                begun.add(cell["label"])
         earlier = [entry for entry in Study.of(before).entries() if entry.label in begun]
         _check_labels(earlier, study.entries())
         stays = {(cell["folder"], cell["label"]) for run in runs for cell in run.cells()}

@@ -226,7 +226,10 @@ class Study:
         return runs
 
 
-def by_key(things: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+def by_key(
+    things: Iterable[T],
+    key: Callable[[T], K],
+) -> dict[K, list[T]]:
     """The things of each key, in the order in which keys come first."""
     groups: dict[K, list[T]] = {}
     for thing in things:

@@ -518,7 +518,10 @@ def _hand_over(
     return f"{line}; see: fl-train status {folder.path}"
 
 
-def _in_hand(out: Path, places: list[Path]) -> dict[Path, bool]:
+def _in_hand(
+    out: Path,
+    places: list[Path],
+) -> dict[Path, bool]:
     """The runs that a job in the queue is to do or a process is at work in, and whether it may be
     at work now."""
     from fl_lightning.lab.status import locked

@@ -233,7 +233,10 @@ def _within(keys: Mapping[str, Any], setting: Setting) -> bool:
     return point.items() <= setting.items()
 
 
-def _cell(row: Mapping[str, Any], paper: Mapping[str, Any]) -> Printed:
+def _cell(
+    row: Mapping[str, Any],
+    paper: Mapping[str, Any],
+) -> Printed:
     counterpart = _spec(paper["rows"].get(row["method"], {"absent": HERE}), "label")
     ours = None
     if "absent" not in counterpart:

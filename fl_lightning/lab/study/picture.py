@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(runs: DataFrame, compared: Compared) -> dict[str, tuple[Figure, str]]:
+def draw(
+    runs: DataFrame,
+    compared: Compared,
+) -> dict[str, tuple[Figure, str]]:
     """The pictures that there is something for, by the name of their file, each with what it shows
     in words."""
     drawn: dict[str, tuple[Figure, str]] = {}

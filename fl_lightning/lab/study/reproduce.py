@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -294,13 +294,14 @@ def figure(
     if ours.figure == "bests":
         return run.mean_of_bests(column)[0]
     if ours.figure == "final":
-        return float(np.mean([*run.scores(kind)[0].values()] or [math.nan]))
+        scores, _ = run.scores(kind)
+        return _mean(scores.values())
     if ours.figure in ("relative", "transfer"):
         others = _clients(alone, f"accuracy_{alone.judge}") if alone else {}
         return _beside_alone(ours.figure, _clients(run, column), others)
     rows = run.judged(column)
     if ours.figure == "mean":
-        return float(np.mean([row[column] for row in rows] or [math.nan]))
+        return _mean(row[column] for row in rows)
     if ours.figure == "validation":
         chosen = run.best("validation_accuracy")[1]
         rows = [row for row in rows if row["round"] == chosen]
@@ -320,12 +321,19 @@ def _beside_alone(
     alone: Mapping[int, float],
 ) -> float:
     """FEDORA's R-Acc (mean of (accuracy - alone) / alone), or its ratio of positive transfer."""
-    pairs = [(ours[client], alone[client]) for client in sorted(ours.keys() & alone.keys())]
+    clients = sorted(ours.keys() & alone.keys())
+    pairs = [(ours[client], alone[client]) for client in clients]
     if name == "transfer":
         values: list[float] = [score >= score_alone for score, score_alone in pairs]
     else:
         values = [ACCURACY.gain(*pair) for pair in pairs if pair[1] > 0]
     return sum(values) / len(values) if values else math.nan
+
+
+def _mean(values: Iterable[float]) -> float:
+    """NaN where there are none."""
+    numbers = list(values)
+    return float(np.mean(numbers)) if numbers else math.nan
 
 
 # ---------------------------------------------------------------- the listing

@@ -108,7 +108,11 @@ class Runner:
 
         return self.board.look(now)
 
-    def _show(self, running: list[int], last: bool = False) -> None:
+    def _show(
+        self,
+        running: list[int],
+        last: bool = False,
+    ) -> None:
         """Draw the table anew, where there is a terminal."""
         raise_swallowed()
         now = time.monotonic()

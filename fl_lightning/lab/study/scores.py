@@ -112,7 +112,10 @@ def tidy(runs: DataFrame) -> DataFrame:
     return of_clients[TIDY].explode(["client", "value"]).astype({"client": int, "value": float})
 
 
-def _left_out(entries: Sequence[Mapping[str, Any]], failures: Mapping[str, str]) -> list[str]:
+def _left_out(
+    entries: Sequence[Mapping[str, Any]],
+    failures: Mapping[str, str],
+) -> list[str]:
     """Notes on runs that are damaged, have failed or have not ended: a row is a mean over the
     others."""
     total = len({entry["number"] for entry in entries})

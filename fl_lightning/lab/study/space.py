@@ -32,7 +32,10 @@ class Dimension:
     """The first trial's value: the base's, or the method's default."""
 
 
-def space(config: Config, fixed: Collection[str] = ()) -> list[Dimension]:
+def space(
+    config: Config,
+    fixed: Collection[str] = (),
+) -> list[Dimension]:
     """The dimensions of the method of `config`, each widened to hold the value that is there.
 
     Args:

@@ -45,7 +45,8 @@ def read(
     if not isinstance(other, dict):
         return other
     study = {**other, **content}
-    study["base"] = [*(other.get("base") or []), *(content.get("base") or [])]
+    base, over = other.get("base") or [], content.get("base") or []
+    study["base"] = [*base, *over]
     paper, printed = content.get("paper"), other.get("paper")
     if isinstance(paper, dict) and isinstance(printed, dict):
         study["paper"] = printed | paper

@@ -222,7 +222,10 @@ def _faster(
         return {"answers": [faster_together(trainer, jobs) for trainer in fed.worker.trainers]}
 
 
-def drive(run: Callable[[Any, Any], str | None], more: More) -> Iterator[tuple[int, str | None]]:
+def drive(
+    run: Callable[[Any, Any], str | None],
+    more: More,
+) -> Iterator[tuple[int, str | None]]:
     """What a worker does whose runs train together.
 
     `run`: trains a job (config and folder), put together by a function (`fit`'s `put_together`);

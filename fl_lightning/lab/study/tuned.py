@@ -82,7 +82,11 @@ class Tuned:
                 lines.append(f"{key}={value} lies at the edge of its range ({end})")
         return list(filter(None, lines))
 
-    def listed(self, trial: Ended, label: str) -> dict[str, Any]:
+    def listed(
+        self,
+        trial: Ended,
+        label: str,
+    ) -> dict[str, Any]:
         """The method with a trial's values, as a study file lists it."""
         arguments, settings = split_values(trial.values)
         entry = self.entry

@@ -115,7 +115,11 @@ class Search:
             self.seed,
         )
 
-    def config(self, values: dict[str, Any], setting: dict[str, Any]) -> Config:
+    def config(
+        self,
+        values: dict[str, Any],
+        setting: dict[str, Any],
+    ) -> Config:
         """Of a trial's run in one setting; test data are not read. `BadInput` where the method
         refuses the values."""
         from fl_lightning.lab.study.tuned import split_values

@@ -118,7 +118,10 @@ def run_all(
     return serve_all(one_by_one(work), jobs, count, logs, on_look)
 
 
-def in_a_process(work: Callable[[Any], Any], argument: Any) -> Any:
+def in_a_process(
+    work: Callable[[Any], Any],
+    argument: Any,
+) -> Any:
     """Returns `work(argument)` from a process of its own: one that forks workers must run no
     threads.
 
