@@ -5,6 +5,7 @@ They take and return values and raise `BadInput` and `RunFailed`. Nothing heavy 
 """
 
 # Annotations are objects here, not text: the command line reads them without importing torch.
+import contextlib
 import multiprocessing
 import os
 import tempfile
@@ -25,7 +26,7 @@ from fl_lightning.configuration.resolve import start_of
 from fl_lightning.configuration.signatures import checked, plain
 from fl_lightning.foundation import command, signals
 from fl_lightning.foundation.apart import apart
-from fl_lightning.foundation.metric import Chosen
+from fl_lightning.foundation.metric import JudgeMetric
 from fl_lightning.lab.given import ConfigLike, flags_of, handed_over, layers_of
 from fl_lightning.lab.worth.answer import Worth as Worth
 from fl_lightning.results.result import RunResult
@@ -315,9 +316,7 @@ def plan(config: ConfigLike = (), *, samples: PositiveInt = 500) -> "Plan":
         config: as for `fit`.
         samples: Training samples per client to make up if the data are missing.
     """
-    from fl_lightning.configuration.resolve import resolve
-
-    run_config = resolve(layers_of(config, {})[0])
+    run_config = _resolved(config)
     from fl_lightning.lab.planning.rehearsal import rehearse
 
     return rehearse(run_config, samples)
@@ -382,9 +381,7 @@ def deploy(
         sites: DIR: also write the config's data, as one file per client, for a rehearsal.
         rehearse: First run two rounds by messages and in the simulator; stop if results differ.
     """
-    from fl_lightning.configuration.resolve import resolve
-
-    run_config = resolve(layers_of(config, {})[0])
+    run_config = _resolved(config)
     from fl_lightning.sites.deploy import deploy as write
 
     return write(run_config, os.fspath(out), sites=_text(sites), rehearse=rehearse)
@@ -600,7 +597,7 @@ def tune(
     unit: Any = None,
     config: ConfigLike = (),
     trials: PositiveInt = 20,
-    metric: Chosen | None = None,
+    metric: JudgeMetric | None = None,
     workers: PositiveInt | None = None,
     seed: NonNegativeInt = 1000,
     untuned: bool = False,
@@ -663,7 +660,7 @@ def compare(
     *,
     baseline: str | None = None,
     judge: Kind | None = None,
-    metric: Chosen | None = None,
+    metric: JudgeMetric | None = None,
     target: PositiveShare | None = None,
     format: Form = "table",
     out: Place | None = None,
@@ -930,6 +927,18 @@ def _folders(runs: Any) -> list[str]:
     """Returns the folders of one or several runs, as text."""
     several = [runs] if isinstance(runs, str | os.PathLike | RunResult) else list(runs)
     return [str(run.folder) if isinstance(run, RunResult) else os.fspath(run) for run in several]
+
+
+def _resolved(config: ConfigLike) -> Any:
+    """Returns the complete configuration of a run, which is refused before torch is imported if it
+    could not read its table; the table may be absent."""
+    from fl_lightning.configuration.resolve import resolve
+    from fl_lightning.configuration.tables import Absent, check_first_rows
+
+    layers, _ = layers_of(config, {})
+    with contextlib.suppress(Absent):  # `plan` makes data up
+        check_first_rows(layers)
+    return resolve(layers)
 
 
 def _text(value: Any) -> str | None:

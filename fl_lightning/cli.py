@@ -245,12 +245,12 @@ def help_of(name: str) -> str:
     """
     from fl_lightning.configuration.config import GROUPS
     from fl_lightning.configuration.keys import hint
-    from fl_lightning.configuration.ranges import allowed as bounds_of
+    from fl_lightning.configuration.ranges import bounded_fields
 
     function = _function(name)
     bounds = {key: p.annotation for key, p in inspect.signature(function).parameters.items()}
     for group, kind in GROUPS.items():
-        bounds |= {f"{group}.{key}": annotation for key, annotation in bounds_of(kind).items()}
+        bounds |= {f"{group}.{key}": annotation for key, annotation in bounded_fields(kind).items()}
     usage = " ".join(filter(None, ["fl-train", name, _words_of(name)[1], "[--key value ...]"]))
     documented = inspect.getdoc(function) or ""
     paragraphs = documented.partition("\n\nArgs:")[0].split("\n\n")

@@ -224,6 +224,8 @@ def test_a_regression_has_no_probabilities() -> None:
     ("command", "line"),
     [
         ("fit --data.root t.csv --data.label_column sick", "data.label_column: 'sick'"),
+        ("deploy --data.root t.csv --data.label_column sick --out a", "data.label_column: 'sick'"),
+        ("plan --data.root t.csv --data.label_column sick", "data.label_column: 'sick'"),
         ("worth --data.root none.csv --out w", "data.root: 'none.csv'"),
     ],
 )

@@ -45,7 +45,7 @@ def export(
     format: str,
     checkpoint: str,
     calibration: Calibration,
-    of_site: Callable[[Path, int, Path], tuple[Any, dict[str, Any]]],
+    of_site: Callable[[Path, int, Path, Calibration], tuple[Any, dict[str, Any]]],
 ) -> Exported:
     """Writes one client's model, and beside it the file that loads it and predicts raw rows.
 
@@ -62,13 +62,6 @@ def export(
             is_plain,
             "a site's folder exports safetensors only",
         )
-        requirement = "a site's folder exports neither temperature nor threshold"
-        check(
-            "threshold",
-            calibration.threshold,
-            not calibration.is_wanted,
-            requirement,
-        )
         is_number = client.isdecimal()
         check(
             "client",
@@ -76,7 +69,7 @@ def export(
             is_number,
             "for a site's folder give the client's number",
         )
-        _, facts = of_site(run, int(client), model)
+        _, facts = of_site(run, int(client), model, calibration)
     else:
         _check_importable(run)
         config = opening.config_of(run)

@@ -69,6 +69,28 @@ def test_no_number_depends_on_how_many_train_together(ask, tmp_path):
     assert "kapc" not in log
 
 
+@pytest.mark.parametrize("balance", ["sampler", "weights"])
+def test_classes_count_alike_in_company_as_alone(ask, tmp_path, balance):
+    """Samples are drawn in stacked passes, too; weights of a loss take the loop, and a line says
+    so."""
+    base = [*MORE["base"], {"data.balance": balance}]
+    changes = {"base": base, "methods": ["fedavg", "fedprox"], "seeds": [0]}
+    plain = {**changes, "base": MORE["base"]}
+    for words, out, keys in (
+        ("--together 1 --fabric.executor vmap", "alone", changes),
+        ("--together 2", "together", changes),
+        ("--together 2", "plain", plain),
+    ):
+        code, _, err = ask(f"--workers 1 {words}", out, **keys)
+        assert code == 0, err
+    alone, company, unbalanced = (results(tmp_path / n) for n in ("alone", "together", "plain"))
+    assert alone == company != unbalanced
+    log = (tmp_path / "together/runs/fedavg/seed-0/log.txt").read_text()
+    assert ("data.balance weights gives each client a loss of its own" in log) == (
+        balance == "weights"
+    )
+
+
 @pytest.mark.slow
 def test_a_run_that_diverges_ends_alone(ask, tmp_path):
     """The others end with the numbers that they have without it."""

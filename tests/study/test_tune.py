@@ -24,7 +24,7 @@ from fl_lightning.cli import main
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.configuration.ranges import Range as Bounds
-from fl_lightning.configuration.ranges import allowed, limit
+from fl_lightning.configuration.ranges import bounded_fields, limit
 from fl_lightning.configuration.resolve import _import, resolve
 from fl_lightning.configuration.search import Choice, LogRange, Range, Whole, edge, refusal, widened
 from fl_lightning.data import digits
@@ -510,7 +510,7 @@ def test_spaces_hold_their_defaults_and_say_why_and_change_no_budget():
 def test_spaces_lie_within_what_their_arguments_may_be():
     for name, fields in spaces().items():
         for field in fields:
-            hint = allowed(method(name)).get(field.name)
+            hint = bounded_fields(method(name)).get(field.name)
             space, values = field.metadata["search"], limit(hint)[0] or Bounds(-math.inf)
             ends = space.values if isinstance(space, Choice) else (space.low, space.high)
             assert all(value in values for value in ends), (name, field.name)

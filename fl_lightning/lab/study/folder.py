@@ -26,7 +26,7 @@ from fl_lightning.foundation.files import (
     Taken,
     aside_of,
     make_folder,
-    take,
+    take_lock,
     write_whole,
 )
 from fl_lightning.lab.study.grid import Entry, Run, Study
@@ -220,7 +220,7 @@ class StudyFolder:
         lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         try:
             make_folder(self.path)
-            lock = take(self.path / "lock")
+            lock = take_lock(self.path / "lock")
         except Taken as error:
             requirement = f"a study is going on in it ({error}); wait for it, or end it"
             raise Busy("out", str(self.path), requirement) from None

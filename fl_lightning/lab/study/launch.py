@@ -346,7 +346,7 @@ def _resolved_as_listed(run: Run, base: Config) -> Config:
         head, dot, rest = error.key.partition(".")
         if head != "method":
             raise
-        raise BadInput(f"{run.entry.key}{dot}{rest}", error.value, error.allowed) from None
+        raise BadInput(f"{run.entry.key}{dot}{rest}", error.value, error.requirement) from None
 
 
 def _check_different(runs: list[Run], configs: list[Config]) -> None:
@@ -417,14 +417,14 @@ def fetch(configs: list[Config]) -> None:
     Raises:
         BadInput: none of them is there, nor can be had.
     """
-    from fl_lightning.data.load import OVERRIDES
+    from fl_lightning.data.load import SOURCE_BY_SUFFIX
     from fl_lightning.data.vision import RECIPES
     from fl_lightning.lab.study.workers import in_a_process
 
     by_place = {(config.data.source, config.data.root): config for config in configs}
     errors: list[BadInput | RunFailed] = []
     for (source, root), config in by_place.items():
-        is_own = Path(root or "").suffix.lower() in OVERRIDES
+        is_own = Path(root or "").suffix.lower() in SOURCE_BY_SUFFIX
         if source not in RECIPES or is_own or config.smoke:
             continue
         try:
@@ -432,7 +432,7 @@ def fetch(configs: list[Config]) -> None:
         except (BadInput, RunFailed) as error:
             errors.append(error)
     if errors and len(errors) == len(by_place):
-        reason = getattr(errors[0], "allowed", str(errors[0]))
+        reason = getattr(errors[0], "requirement", str(errors[0]))
         raise BadInput("data.root", configs[0].data.root, reason)
 
 

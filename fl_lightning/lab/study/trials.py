@@ -24,7 +24,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fl_lightning.configuration.search import Choice, LogRange, Whole
-from fl_lightning.foundation.files import Taken, make_folder, take
+from fl_lightning.foundation.files import Taken, make_folder, take_lock
 from fl_lightning.foundation.rng import key
 from fl_lightning.lab.study.folder import reading
 from fl_lightning.lab.study.grid import place
@@ -182,7 +182,7 @@ class Trials:
     def _locked(self, number: int) -> IO[str] | None:
         folder = self.folder_of(number)
         with contextlib.suppress(Taken):
-            return take(folder.with_name(f"{folder.name}.lock"))
+            return take_lock(folder.with_name(f"{folder.name}.lock"))
         return None
 
     def suggested(self, trial: Trial, dimension: Dimension) -> Any:
