@@ -149,9 +149,7 @@ def _origin(
     """Where these runs of an archive were trained; where they do not say it, where the archive was
     made."""
     starts = index.get("runs", {})
-    places: dict[str, None] = {}
-    for cell in cells:
-        places |= dict.fromkeys(map(_where, starts.get(cell, [])))
+    places = dict.fromkeys(_where(start) for cell in cells for start in starts.get(cell, []))
     return f"trained {some(places)}" if places else f"archived {_where(index)}"
 
 

@@ -29,7 +29,6 @@ HEADS = {
     "alone": "alone",
 }
 """The first columns: their keys on the command line, and their heads."""
-BLOCK = ["judge", "setting", "client"]
 REDRAWN = (
     "a client has other samples with each seed (the split is drawn): its row is a mean over "
     "different data"
@@ -53,7 +52,8 @@ def listing_of(runs: DataFrame, baseline: str | None = None) -> Listing:
     heads = _heads(methods)
     baselines = {group.judge: group.baseline for group in groups}
     words, titles = [], []
-    for (judge, setting, _), of_client in numbers.groupby(BLOCK, sort=False):
+    clients = numbers.groupby(["judge", "setting", "client"], sort=False)
+    for (judge, setting, _), of_client in clients:
         parts = [
             f"judge: {MODELS[judge]}",
             setting,

@@ -191,7 +191,7 @@ def _units(
     rows = []
     for run in group.runs.itertuples():
         of_clients = scores[run.setting, run.seed][run.method].to_numpy()
-        costs: Any = {name: run.run.spent(name) for name in ("mib", "wall", "channel")}
+        costs: Any = {name: run.run.spent(name) for name in NO_COSTS}
         if target is not None:
             costs = reached(run.run, target, run.column)
         rows.append(
@@ -199,8 +199,7 @@ def _units(
                 "mean": float(of_clients.mean()),
                 "worst_tenth": worst_tenth(of_clients),
                 "reached": costs is not None,
-                **NO_COSTS,
-                **(costs or {}),
+                **(costs or NO_COSTS),
             }
         )
     columns = DataFrame(rows, index=group.runs.index)

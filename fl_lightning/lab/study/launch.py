@@ -422,7 +422,7 @@ def fetch(configs: list[Config]) -> None:
     from fl_lightning.lab.study.workers import in_a_process
 
     by_place = {(config.data.source, config.data.root): config for config in configs}
-    errors: list[BadInput | RunFailed] = []
+    reasons = []
     for (source, root), config in by_place.items():
         is_own = Path(root or "").suffix.lower() in SOURCE_BY_SUFFIX
         if source not in RECIPES or is_own or config.smoke:
@@ -430,10 +430,9 @@ def fetch(configs: list[Config]) -> None:
         try:
             in_a_process(_load, config)
         except (BadInput, RunFailed) as error:
-            errors.append(error)
-    if errors and len(errors) == len(by_place):
-        reason = getattr(errors[0], "requirement", str(errors[0]))
-        raise BadInput("data.root", configs[0].data.root, reason)
+            reasons.append(getattr(error, "requirement", str(error)))
+    if reasons and len(reasons) == len(by_place):
+        raise BadInput("data.root", configs[0].data.root, reasons[0])
 
 
 def _load(config: Config) -> None:

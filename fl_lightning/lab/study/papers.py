@@ -180,9 +180,9 @@ def _check(study: Study, paper: Mapping[str, Any]) -> None:
             _check_label(key, spec["label"], study)
     for name, setting in paper["settings"].items():
         key = f"paper.settings.{name}"
-        is_mapping = isinstance(setting, dict)
-        number = sum(is_mapping and _within(setting, point) for point in study.settings())
         requirement = "it must be keys and values that one setting of the grid has"
+        check(key, setting, isinstance(setting, dict), requirement)
+        number = sum(_within(setting, point) for point in study.settings())
         requirement += f", not {number}" if number else ""
         check(key, setting, number == 1, requirement)
         _check_label(key, setting.get("label"), study)

@@ -236,12 +236,9 @@ def _usable(run: RunResult | None) -> dict[str, Any]:
     """`run`: the run if it has ended and can be read, else None; `damage`: its folder and the file
     that cannot be read, else empty."""
     damaged = None if run is None else damage(run)
-    if run is None or damaged is not None or not run.finished:
-        return {
-            "run": None,
-            "damage": f"{run.folder}: {damaged}" if run and damaged else "",
-        }
-    return {"run": run, "damage": ""}
+    if run is None or damaged is not None:
+        return {"run": None, "damage": f"{run.folder}: {damaged}" if run else ""}
+    return {"run": run if run.finished else None, "damage": ""}
 
 
 def _scored(
