@@ -169,8 +169,7 @@ def write(
     text = as_table(listing, screen.width) if fits else FORMATS[form](listing)
     if form == "csv":
         print("\n".join(listing.notes), file=sys.stderr)
-    notes = list(listing.notes)
-    if out is None:
-        return Comparison(listing.numbers, notes, text.removesuffix("\n"))
-    write_whole(Path(out), text)
-    return Comparison(listing.numbers, notes, "")
+    if out is not None:
+        write_whole(Path(out), text)
+    shown = text.removesuffix("\n") if out is None else ""
+    return Comparison(listing.numbers, list(listing.notes), shown)
