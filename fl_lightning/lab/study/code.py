@@ -55,9 +55,9 @@ def changes(
         paths = {(_row(run.folder), owncode.paths(config, parts)) for run, config in todo}
         for row, path in paths:
             now = owncode.digests(owncode.read(path))
-            for other, code in before:
+            for earlier_row, code in before:
                 # code beside models and data is a row's own
-                if other == row or parts == owncode.SHARED:
+                if earlier_row == row or parts == owncode.SHARED:
                     for name in owncode.changed(dict(code), now):
                         if now[name] not in let_in.get(name, []):
                             changed[name] = now[name]

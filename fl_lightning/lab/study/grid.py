@@ -169,9 +169,9 @@ class Study:
         by_folder: dict[str, Entry] = {}
         for entry in entries:
             for label in {entry.label: None, **entry.judges}:
-                other = by_folder.setdefault(place(label), entry)
-                alike = f"{other.key} is called so, too: give one of them a `label`"
-                check(entry.key, label, other is entry, alike)
+                namesake = by_folder.setdefault(place(label), entry)
+                alike = f"{namesake.key} is called so, too: give one of them a `label`"
+                check(entry.key, label, namesake is entry, alike)
             twice = sorted(entry.settings.keys() & varied)
             check(entry.key, ", ".join(twice), not twice, "the grid sets it, too")
             for word in entry.when:

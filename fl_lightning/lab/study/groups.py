@@ -107,9 +107,9 @@ def grouped(
             nothing = "nothing with the same judge to compare with"
             last.append(f"{words}: {methods[0]}: {nothing}")
         elif baseline not in (None, against):
-            other = f"{baseline} was not judged so: differences are to {against}"
+            unlike = f"{baseline} was not judged so: differences are to {against}"
             advice = "--judge KIND compares all by one kind of model, where all runs were scored so"
-            last.append(f"{words}: {other}; {advice}")
+            last.append(f"{words}: {unlike}; {advice}")
     return groups, notes + last
 
 
