@@ -193,12 +193,11 @@ def fit(
         BadInput: a key, a value or a class that cannot work.
         RunFailed: the run began well and could not go on; most can be continued with `resume`.
     """
+    objects = _objects(locals())
     others = multiprocessing.active_children()
     out = start_of(layers_of(config, {})[0]).out
     try:
-        objects = {"data": data, "model": model, "method": method}
-        columns = {"label": label, "group": group, "unit": unit}
-        with handed_over(objects | columns, Path(out)) as layer:
+        with handed_over(objects, Path(out)) as layer:
             from fl_lightning.lab.fitting import train
 
             return Run(train(*layers_of(config, layer)))
@@ -449,10 +448,10 @@ def check_data(
         constant, identifier, missing, outcome), the value `here` and `elsewhere`, and the same in
         words as `numbers`.
     """
+    objects = _objects(locals())
     from fl_lightning.configuration.resolve import resolve
     from fl_lightning.lab.datacheck.checking import check_data as compared
 
-    objects = {"data": data, "label": label, "group": group, "unit": unit}
     with tempfile.TemporaryDirectory() as folder, handed_over(objects, Path(folder)) as layer:
         layers, _ = layers_of(config or {}, layer)
         return compared(resolve(layers).data, _text(out))
@@ -534,12 +533,11 @@ def study(
         BadInput: it cannot work, before anything is written.
         RunFailed: runs have failed; the others have been run.
     """
-    job = _job(locals())
+    job, objects = _job(locals()), _objects(locals())
     from fl_lightning.lab.study import launch
 
     part = (_text(methods), seeds, _text(settings))
     options = launch.Options(os.fspath(out), workers, together, accept_changed_code, slurm, job)
-    objects = {"data": data, "model": model, "label": label, "group": group, "unit": unit}
     return _of_a_study(launch.study, definition, out, objects, config, part, options)
 
 
@@ -579,7 +577,7 @@ def reproduce(
         no_run: Run nothing; print the table of the finished runs.
     """
     from fl_lightning.lab.study import launch
-    from fl_lightning.lab.study.reproduction import reproduce as run_again
+    from fl_lightning.lab.study.reproduce import reproduce as run_again
 
     place = str(Path("studies") / definition.removesuffix(".yaml").replace("/", "-"))
     options = launch.Options(os.fspath(out or place), workers, together, accept_changed_code)
@@ -636,6 +634,7 @@ def tune(
         BadInput: as `study`.
         RunFailed: as `study`.
     """
+    objects = _objects(locals())
     from fl_lightning.lab.study import tuning
 
     options = tuning.Options(
@@ -648,7 +647,6 @@ def tune(
         untuned=untuned,
         runs_study=study,
     )
-    objects = {"data": data, "model": model, "label": label, "group": group, "unit": unit}
     _of_a_study(tuning.tune, definition, out, objects, config, options)
     import pandas as pd
 
@@ -787,10 +785,10 @@ def worth(
         BadInput: a key or a value that cannot work.
         RunFailed: trainings failed; the same call tries them again.
     """
+    objects = _objects(locals())
     from fl_lightning.lab.worth import output
     from fl_lightning.lab.worth.launch import worth as launch
 
-    objects = {"data": data, "label": label, "group": group, "unit": unit}
     with handed_over(objects, Path(out).parent) as layer:
         measured = launch(
             layers_of(config, layer)[0],
@@ -847,7 +845,7 @@ def archive(
     Raises:
         RunFailed: the cell came to something else.
     """
-    from fl_lightning.lab.study.packing import archive as pack
+    from fl_lightning.lab.study.archive import archive as pack
 
     return pack(Path(study_or_archive), _text(out), rerun, layers_of(config, {})[0])
 
@@ -910,6 +908,12 @@ def _of_a_study(
         # class paths of the script's own classes
         uses_script = "'__main__." in f"{content}{layers}"
         return apart(work, content, layers, *further, names_main=uses_script)
+
+
+def _objects(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a function by which a script hands over objects."""
+    names = ("data", "model", "method", "label", "group", "unit")
+    return {name: arguments[name] for name in names if name in arguments}
 
 
 def _job(arguments: Mapping[str, Any]) -> Any:

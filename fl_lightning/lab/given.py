@@ -37,7 +37,12 @@ def handed_over(objects: Mapping[str, Any], out: Path) -> Iterator[Layer]:
         for key, name in names.items():
             requirement = "it names a column of a DataFrame, which data must be"
             check(key, name, name is None or is_frame, requirement)
-            check(key, name, isinstance(name, str | None), "a column's name is text")
+            check(
+                key,
+                name,
+                isinstance(name, str | None),
+                "a column's name is text",
+            )
         if is_frame:
             layer |= tables.keep(data, folder, names)
         elif data is not None:
@@ -73,7 +78,12 @@ def layers_of(config: ConfigLike, objects: Layer) -> tuple[list[Layer], str | No
         files = _files_of(settings)
         layers = [layer for file in files for layer in read_config(str(file))]
         for key in ("model", "method"):
-            check(key, settings.get(key), key not in settings or key not in objects, TWICE)
+            check(
+                key,
+                settings.get(key),
+                key not in settings or key not in objects,
+                TWICE,
+            )
         if "base" in settings:  # what is handed over goes over the base, too
             layers += layers_in("fit", {"base": settings.pop("base")}, Path())
         over = layers_in("fit", settings, Path())

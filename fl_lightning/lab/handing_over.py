@@ -56,9 +56,19 @@ def export(
     loader = _new_loader_path(model, out, SUFFIXES[format])
     if (run / opening.SITE).is_file():
         is_plain = format == "safetensors"
-        check("format", format, is_plain, "a site's folder exports safetensors only")
+        check(
+            "format",
+            format,
+            is_plain,
+            "a site's folder exports safetensors only",
+        )
         is_number = client.isdecimal()
-        check("client", client, is_number, "for a site's folder give the client's number")
+        check(
+            "client",
+            client,
+            is_number,
+            "for a site's folder give the client's number",
+        )
         _, facts = of_site(run, int(client), model, calibration)
     else:
         _check_importable(run)
@@ -66,7 +76,14 @@ def export(
         from fl_lightning.run import export as write
 
         facts = write(config, run, client, model, checkpoint, format, calibration)  # type: ignore[arg-type]
-    return _with_loader(loader, run, facts.get("whose", f"client {client}"), model, facts, format)
+    return _with_loader(
+        loader,
+        run,
+        facts.get("whose", f"client {client}"),
+        model,
+        facts,
+        format,
+    )
 
 
 def join(
@@ -118,12 +135,23 @@ def _new_loader_path(
         BadInput: a wrong suffix, a file that exists, or a name that hides a module.
     """
     stem = re.sub(r"^(?=\d)|\W", "_", opening.check_out("out", out, suffix).stem)
-    imported = {*sys.stdlib_module_names, "torch", "numpy", "safetensors", "onnxruntime"}
+    imported = {
+        *sys.stdlib_module_names,
+        "torch",
+        "numpy",
+        "safetensors",
+        "onnxruntime",
+    }
     requirement = f"the {stem}.py beside it would hide the module {stem}; choose another name"
     check("out", out, stem not in imported, requirement)
     loader = model.with_name(f"{stem}.py")
     for path in (model, loader):
-        check("out", out, not path.exists(), f"{path} exists, and is not written over")
+        check(
+            "out",
+            out,
+            not path.exists(),
+            f"{path} exists, and is not written over",
+        )
     return loader
 
 

@@ -113,7 +113,11 @@ def _jobs(out: Path) -> Iterator[tuple[str, tuple[str, int], list[Any]]]:
     for file in (out / "jobs").glob("*.json"):
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-            yield content["job"], (content["submitted"], int(content["job"])), content["runs"]
+            yield (
+                content["job"],
+                (content["submitted"], int(content["job"])),
+                content["runs"],
+            )
         except (OSError, ValueError, KeyError, TypeError):
             continue
 
@@ -121,10 +125,21 @@ def _jobs(out: Path) -> Iterator[tuple[str, tuple[str, int], list[Any]]]:
 def _squeue() -> dict[str, tuple[State, str]] | None:
     """The state of the user's jobs by number (`4711`, `4711_3`), and why they wait; None without an
     answer."""
-    line = ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i %T %r"]
+    line = [
+        "squeue",
+        "--noheader",
+        "--array",
+        f"--user={getpass.getuser()}",
+        "--format=%i %T %r",
+    ]
     try:
         answer = subprocess.run(
-            line, capture_output=True, text=True, errors="replace", check=True, timeout=15
+            line,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=True,
+            timeout=15,
         )
     except (OSError, KeyError, subprocess.SubprocessError):
         return None

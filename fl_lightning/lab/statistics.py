@@ -29,8 +29,8 @@ RESAMPLES = 9_999
 second."""
 
 Differences = Sequence[Sequence[np.ndarray]]
-"""Paired differences between two methods: of each seed, in each setting, of each client (the last
-axis; before it there may be one of many studies, which share the draws of a bootstrap)."""
+"""Paired differences between two methods, [seed][setting] -> array (..., clients); leading axes are
+studies that share the draws of a bootstrap."""
 
 
 def seed_means(differences: Differences) -> np.ndarray:
@@ -121,8 +121,8 @@ def resampled(
     resamples: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Means of drawn seeds over drawn clients, (..., resamples, seeds); of a seed drawn twice
-    clients are, too."""
+    """Means of drawn seeds over drawn clients, (..., resamples, seeds); clients are drawn anew each
+    time that a seed is drawn."""
     count = len(differences)
     seeds = rng.integers(count, size=(resamples, count))
     *studies, _ = differences[0][0].shape

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -19,23 +19,11 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.log import in_time
 from fl_lightning.foundation.metric import ACCURACY, Metric
 from fl_lightning.lab.queue import ALIVE, Queued, queued
-from fl_lightning.lab.study.board import Board
+from fl_lightning.lab.study.board import Board, State
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.results.opening import CONFIG, LOCK, check_path
 from fl_lightning.results.result import RunResult
 
-State = Literal[
-    "finished",
-    "running",
-    "starting",
-    "queued",
-    "submitted",
-    "gone",
-    "stopped",
-    "failed",
-    "waiting",
-    "unreadable",
-]
 STALE = 3.0
 """Without a lock to ask, a run counts as running if it wrote a round within so many times its usual
 round."""
@@ -83,7 +71,8 @@ def standing(
             raise BadInput("status", str(folder), "its tables cannot be read")
     except BadInput:
         return Standing(name, "unreadable", silent=0.0)
-    done, rounds, mean = run.rounds_done, run.rounds_asked, run.metric.of("mean")
+    done, rounds = run.rounds_done, run.rounds_asked
+    mean = run.metric.of("mean")
     judged = run.judged(mean)
     wrote = max(p.stat().st_mtime for p in (folder / CONFIG, folder / "metrics.csv") if p.exists())
     usual = median(row.get("seconds", 0.0) for row in rows[-5:]) if rows else 0.0
@@ -149,7 +138,10 @@ def standings(out: Path) -> list[Standing]:
 
 def locked(folder: Path) -> bool | None:
     """Whether a process holds the lock of `folder`; None if there is none to ask."""
-    with contextlib.suppress(OSError), (folder / LOCK).open(encoding="utf-8") as file:
+    with (
+        contextlib.suppress(OSError),
+        (folder / LOCK).open(encoding="utf-8") as file,
+    ):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -47,11 +47,22 @@ class Job:
 
     def check(self) -> None:
         """Raise `BadInput` for a job that no cluster takes."""
-        check("time", None, self.time is not None, "a job needs it: --time HH:MM:SS")
+        check(
+            "time",
+            None,
+            self.time is not None,
+            "a job needs it: --time HH:MM:SS",
+        )
         patterns = {
-            "time": (r"(\d+-)?\d+(:\d\d){0,2}", "SLURM's: minutes, HH:MM:SS or D-HH:MM:SS"),
+            "time": (
+                r"(\d+-)?\d+(:\d\d){0,2}",
+                "SLURM's: minutes, HH:MM:SS or D-HH:MM:SS",
+            ),
             "partition": (r"[\w.-]+", "a partition's name"),
-            "mem": (r"\d+[KMGT]?", "SLURM's: MiB, or a number and K, M, G or T"),
+            "mem": (
+                r"\d+[KMGT]?",
+                "SLURM's: MiB, or a number and K, M, G or T",
+            ),
         }
         for key, (pattern, words) in patterns.items():
             text = getattr(self, key)
@@ -60,7 +71,12 @@ class Job:
         shell = ["/bin/bash", "-nc", self.setup or ""]
         parsed = subprocess.run(shell, capture_output=True, text=True, check=False)
         error = " ".join(parsed.stderr.split())
-        check("setup", self.setup, not error, f"it must be lines of a shell script: {error}")
+        check(
+            "setup",
+            self.setup,
+            not error,
+            f"it must be lines of a shell script: {error}",
+        )
         limit = _seconds(str(self.time))
         is_shorter = limit == 0 or self.warning < limit  # 0: SLURM sets no limit
         again = "or the job would be queued again for ever"
@@ -80,14 +96,24 @@ class Job:
         """Raise `BadInput` without SLURM, and for nodes or GPUs that it has not: such a job may
         wait for ever."""
         is_here = shutil.which("sbatch") is not None
-        check("submit", "sbatch", is_here, "it is not on this machine: --dry_run shows the script")
+        check(
+            "submit",
+            "sbatch",
+            is_here,
+            "it is not on this machine: --dry_run shows the script",
+        )
         if shutil.which("sinfo") is None:
             return
         partition = [f"--partition={self.partition}"] if self.partition else []
         line = ["sinfo", "--noheader", "--Node", "--format=%N %G", *partition]
         try:
             answer = subprocess.run(
-                line, capture_output=True, text=True, errors="replace", check=False, timeout=30
+                line,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=30,
             )
         except subprocess.TimeoutExpired:
             return  # sbatch will say what is the matter
@@ -99,7 +125,12 @@ class Job:
             counts = re.findall(r"gpu(?::[^:,()]+)?:(\d+)", resources_of_node)
             gpus.append(sum(map(int, counts)))
         count, most = self.gpus_per_node, max(gpus)
-        check("gpus_per_node", count, count <= most, f"no node has more than {most}")
+        check(
+            "gpus_per_node",
+            count,
+            count <= most,
+            f"no node has more than {most}",
+        )
         enough = sum(on_node >= count for on_node in gpus)
         whose = f" with {count} GPUs" if count else ""
         requirement = f"at most the {enough} that there are{whose}"
@@ -148,7 +179,12 @@ def submit(
     states = queue.states_of(out, places)
     requirement = "SLURM has a job that is to do this run: cancel it, or give another name"
     for folder in places:
-        check("name", folder.name, states.get(folder) not in queue.ALIVE, requirement)
+        check(
+            "name",
+            folder.name,
+            states.get(folder) not in queue.ALIVE,
+            requirement,
+        )
     send(job, text, out, name, runs)
     return f"{len(lines)} run{'s' * (len(lines) > 1)} in {out}; see: fl-train status {out}"
 
@@ -256,7 +292,12 @@ def sweep_points(text: str | None) -> list[dict[str, str]]:
         check("array", text, bool(is_axis), requirement)
         axes[key] = axis
     points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
-    check("array", text, 1 <= len(points) <= MOST_RUNS, f"it must give 1 to {MOST_RUNS} runs")
+    check(
+        "array",
+        text,
+        1 <= len(points) <= MOST_RUNS,
+        f"it must give 1 to {MOST_RUNS} runs",
+    )
     return points
 
 
@@ -305,7 +346,11 @@ def _resolved_point(
         name = "-".join([stem, *(re.sub(r"[^\w.+-]", "_", part) for part in parts)])
     opening.check_name(replace(start, out=str(out), name=name))
     job.check_ranks(config.clients)
-    facts = out / name, str(config.by_key()["method"]["name"]), config.federation.rounds
+    facts = (
+        out / name,
+        str(config.by_key()["method"]["name"]),
+        config.federation.rounds,
+    )
     return [*words, "--out", str(out), "--name", name], facts, config
 
 

@@ -184,7 +184,7 @@ def test_a_rerun_that_fails_leaves_no_folder(study, tmp_path, monkeypatch, capfd
         RunFolder(folder).write_summary({})
         raise RunFailed("client 0 failed")
 
-    monkeypatch.setattr("fl_lightning.lab.study.packing.train", fails)
+    monkeypatch.setattr("fl_lightning.lab.study.archive.train", fails)
     run = next(iter(archive.read_index(Path("a.zip"))["weights"]))
     assert said(capfd, f"archive a.zip --rerun {run} --out again") == (
         1,

@@ -55,7 +55,11 @@ class Bench:
         return self.changed({"callbacks": callbacks}, federation={"on_bad_client": policy})
 
     def fit(
-        self, name: str, config: Config | None = None, resume: bool = False, fresh: bool = True
+        self,
+        name: str,
+        config: Config | None = None,
+        resume: bool = False,
+        fresh: bool = True,
     ) -> Path:
         """Run `config` (None: as it is) in this process; gives its folder.
 
@@ -71,7 +75,11 @@ class Bench:
         return folder
 
     def launch(
-        self, name: str, work: Callable[..., dict[str, Any]], config: Config, *arguments: Any
+        self,
+        name: str,
+        work: Callable[..., dict[str, Any]],
+        config: Config,
+        *arguments: Any,
     ) -> dict[str, Any]:
         """Returns what `work` returns, called on every rank with its Fabric, `config`, a folder of
         this name and `arguments`."""

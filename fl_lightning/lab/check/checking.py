@@ -49,7 +49,11 @@ QUICK = ("runs", "seed", "resume", "partial", "skip", "bytes")
 
 
 def check_method(
-    method: str, only: str | None, quick: bool, out: str | None, layers: list[Layer]
+    method: str,
+    only: str | None,
+    quick: bool,
+    out: str | None,
+    layers: list[Layer],
 ) -> None:
     """Prints a line for each check: what holds, and what does not and why.
 
@@ -62,7 +66,12 @@ def check_method(
     check("out", out, new, "it exists; the runs need a new folder")
     from fl_lightning.lab.check.checks import NAMES
 
-    check("quick", quick, not (quick and only), "beside only, which names the checks")
+    check(
+        "quick",
+        quick,
+        not (quick and only),
+        "beside only, which names the checks",
+    )
     chosen = only or ",".join(QUICK if quick else NAMES)
     names = [name.strip() for name in chosen.split(",")]
     for name in names:
@@ -83,7 +92,12 @@ def _config(method: str, layers: list[Layer]) -> Config:
     rounds, clients = config.federation.rounds, config.federation.clients
     requirement = "it must be at least 3: client 1 fails in 2"
     check("federation.rounds", rounds, rounds >= 3, requirement)
-    check("federation.clients", clients, config.clients >= 3, "at least 3 must take part")
+    check(
+        "federation.clients",
+        clients,
+        config.clients >= 3,
+        "at least 3 must take part",
+    )
     return config
 
 

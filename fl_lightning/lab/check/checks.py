@@ -92,7 +92,12 @@ def _seed(bench: Bench) -> str:
 def _resume(bench: Bench) -> str:
     parts = bench.in_two_parts("parts")
     stopped = f"stopped after round {bench.half} and continued"
-    _check_same(_reference(bench), parts, f"{stopped}, it is another run", f"{KEEPS}; {DRAWS}")
+    _check_same(
+        _reference(bench),
+        parts,
+        f"{stopped}, it is another run",
+        f"{KEEPS}; {DRAWS}",
+    )
     return f"{stopped}: the same bits"
 
 
@@ -140,7 +145,10 @@ def _normed(bench: Bench) -> str:
 
 def _on(bench: Bench, partition: str) -> str:
     """Runs on clients that a partition of `parts` deals."""
-    data = {"partition": f"fl_lightning.lab.check.parts.{partition}", "min_samples": 2}
+    data = {
+        "partition": f"fl_lightning.lab.check.parts.{partition}",
+        "min_samples": 2,
+    }
     config = bench.changed(data=data)
     return _final_scores(bench.fit(partition, config), config)
 
@@ -213,7 +221,8 @@ def _operations(bench: Bench) -> str:
         steps = "a hook changes the model, and no pass through it shows how"
         raise Wrong(f"{', '.join(unknown)} could not be counted: {steps}")
     counted = sum(columns[name] for name in names if name != "flops_penalty")
-    millions, torch_millions = f"{counted / 1e6:,.2f} million", f"{by_torch / 1e6:,.2f} million"
+    millions = f"{counted / 1e6:,.2f} million"
+    torch_millions = f"{by_torch / 1e6:,.2f} million"
     if by_torch > UNSEEN * counted:
         raise Wrong(
             f"torch sees {torch_millions} operations in a round, and {millions} are counted; what "
@@ -250,7 +259,12 @@ def _ranks(bench: Bench) -> str:
     if "two-partial" not in folders:
         return "on two processes the same bits"
     partial = bench.runs["partial"]
-    _check_same(partial, folders["two-partial"], f"with a partial cohort, {problem}", advice)
+    _check_same(
+        partial,
+        folders["two-partial"],
+        f"with a partial cohort, {problem}",
+        advice,
+    )
     return "on two processes the same bits, with a partial cohort too"
 
 
@@ -261,7 +275,11 @@ CHECKS = [
     Check("partial", "half of the clients take part in a round", _cohort),
     Check("skip", "a client fails, and is left out or tried again", _skip),
     Check("batchnorm", "a network with BatchNorm", _normed),
-    Check("one-class", "every client holds one class", lambda bench: _on(bench, "one_class")),
+    Check(
+        "one-class",
+        "every client holds one class",
+        lambda bench: _on(bench, "one_class"),
+    ),
     Check(
         "few-samples",
         "clients with fewer samples than a batch",

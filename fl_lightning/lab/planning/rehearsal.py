@@ -116,7 +116,11 @@ def _one_run_alone(config: Config) -> Any:
 
 
 def _run(
-    config: Config, data: FederatedData, accelerator: str, most_batches: int, rounds: int
+    config: Config,
+    data: FederatedData,
+    accelerator: str,
+    most_batches: int,
+    rounds: int,
 ) -> tuple[Federation, RoundRecord]:
     """Run rounds of some clients, their epochs cut after `most_batches`; the federation and the
     last record."""
@@ -148,7 +152,11 @@ def _chosen(fed: Federation) -> list[int]:
 
 
 def _scaled(
-    config: Config, fed: Federation, record: RoundRecord, most_batches: int, made_up: int
+    config: Config,
+    fed: Federation,
+    record: RoundRecord,
+    most_batches: int,
+    made_up: int,
 ) -> Plan:
     """The plan of the whole run: what the rehearsed clients took, scaled to the cohort of a mean
     round."""
@@ -164,7 +172,8 @@ def _scaled(
     train_ratio = np.mean(data.train_sizes) * mean_cohort / sum(samples) / trained
     tests = sum(data.test_sizes[client] for client in rehearsed)
     test_ratio = np.mean(data.test_sizes) * mean_cohort / max(tests, 1) / config.evaluation.every
-    client, evaluation = metrics["seconds_client"], metrics["seconds_evaluation"]
+    client = metrics["seconds_client"]
+    evaluation = metrics["seconds_evaluation"]
     met = _clients_met(config)
     device_mib = metrics.get("memory_device_mib")
     return Plan(
@@ -241,7 +250,11 @@ def run_bytes(config: Config) -> tuple[float, float]:
     Raises:
         BadInput: the run cannot begin, or its data are not here.
     """
-    data = prepare(replace(config.data, download=False), config.federation.clients, config.seed)
+    data = prepare(
+        replace(config.data, download=False),
+        config.federation.clients,
+        config.seed,
+    )
     rehearsal = _alone(config)
     runs, measured = [], []
     with _one_run_alone(rehearsal):

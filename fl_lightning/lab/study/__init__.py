@@ -7,8 +7,8 @@ A command of `api.py` begins in one module here, which calls the others:
 - compare: `comparison` (`scores`, `groups`, `compare` or `clients`, then `tables`, `listing`,
   `picture`)
 - tune: `tuning` (`space`, `trials`, `tuned`; for tables, `chosen`)
-- reproduce: `reproduction` (`papers`, `reproduce`)
-- archive: `packing` (`archive`)
+- reproduce: `reproduce` (`papers`)
+- archive: `archive`
 
 All read and write a `folder`.
 """

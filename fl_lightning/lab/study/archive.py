@@ -12,27 +12,39 @@ import contextlib
 import csv
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import platform
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fl_lightning.configuration.catalogue import did_you_mean
 from fl_lightning.configuration.config import check
-from fl_lightning.foundation.files import atomic_write
-from fl_lightning.foundation.named import some
+from fl_lightning.configuration.files import Layer
+from fl_lightning.configuration.resolve import resolve
+from fl_lightning.foundation.errors import RunFailed
+from fl_lightning.foundation.files import atomic_write, whole_folder
+from fl_lightning.foundation.named import SHOWN, some
 from fl_lightning.lab.study.code import ACCEPTED
-from fl_lightning.lab.study.folder import StudyFolder, reading, search_of
+from fl_lightning.lab.study.folder import (
+    StudyFolder,
+    is_search,
+    reading,
+    search_of,
+)
+from fl_lightning.lab.study.launch import train
+from fl_lightning.results import opening
 from fl_lightning.results.folder import UNREADABLE
 from fl_lightning.results.owncode import ROUNDS
 from fl_lightning.results.provenance import processor, source_of, write_source
+from fl_lightning.results.runs import damage
 from fl_lightning.storage import manifest
 
+SUFFIX = ".zip"
 INDEX = "archive.json"
 VERSION = 1
 TABLES = ("metrics.csv", "clients.csv", "final.csv", "newcomers.csv")
@@ -54,11 +66,138 @@ matter of the clock."""
 SEARCH = ("tuned.csv", "trials.csv")
 """Of the search that chose a study's settings, in the folder that holds the study's."""
 STUDY = ("study.yaml", "study.json", ACCEPTED, *SEARCH)
-PACKAGES = ("fl_lightning", "torch", "torchvision", "numpy", "scikit-learn", "lightning")
+PACKAGES = (
+    "fl_lightning",
+    "torch",
+    "torchvision",
+    "numpy",
+    "scikit-learn",
+    "lightning",
+)
 KIND = ("system", "processor", "cores", "gpus")
 """What a run's `provenance.json` says of the kind of its machine."""
 STAMP = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip can say: an archive does not depend on when it was made."""
+
+
+# ---------------------------------------------------------------- the command
+
+
+def archive(
+    place: Path,
+    out: str | None,
+    rerun: str | None,
+    layers: list[Layer],
+) -> str:
+    """Packs a study's folder; or says what an archive holds, or runs a cell of it again."""
+    if place.is_dir():
+        requirement = "a cell of an archive is run again: pack the study first"
+        check("rerun", rerun, rerun is None, requirement)
+        return _pack(StudyFolder(place), Path(out or f"{place.resolve()}{SUFFIX}"))
+    if rerun is not None:
+        return _run_again(place, rerun, out, layers)
+    requirement = "an archive is read here; give the study's folder to write one"
+    check("out", out, out is None, requirement)
+    with unpacked(place) as folder:
+        is_regression = StudyFolder(folder).is_regression()
+    return _words(read_index(place), place, is_regression)
+
+
+def _pack(folder: StudyFolder, out: Path) -> str:
+    place = str(folder.path)
+    inner = folder.path / "study"
+    near = ""
+    if is_search(folder.path) and StudyFolder(inner):
+        near = f"; the study of this search is {inner}"
+    check(
+        "archive",
+        place,
+        bool(folder),
+        f"it is no study: it holds no study.json{near}",
+    )
+    opening.check_out("out", str(out), SUFFIX)
+    requirement = "it exists, and is not written over: move it, or give another --out"
+    check("out", str(out), not out.exists(), requirement)
+    ended = folder.ended()
+    check("archive", place, bool(ended), "no run has ended")
+    for run in ended.values():
+        damaged = damage(run)
+        requirement = f"{damaged}; delete the folder, and the study trains it again"
+        check("archive", str(run.folder), damaged is None, requirement)
+    return _words(pack(folder, out), out, folder.is_regression())
+
+
+def _words(
+    index: dict[str, Any],
+    file: Path,
+    is_regression: bool,
+) -> str:
+    digests = index["weights"]
+    without = sum(digest is None for digest in digests.values())
+    bare = f", {without} of them without a checkpoint to tell their weights" if without else ""
+    lines = f"archive: {len(digests)} runs{bare}, {len(index['files'])} files"
+    # which speaks of accuracies alone
+    table = "" if is_regression else f"the table: fl-train compare {file}; "
+    again = f"a cell again: fl-train archive {file} --rerun {next(iter(digests))}"
+    return f"{lines}, {_origin(index, digests)}\n{table}{again}"
+
+
+def _origin(
+    index: dict[str, Any],
+    cells: Iterable[str],
+) -> str:
+    """Where these runs of an archive were trained; where they do not say it, where the archive was
+    made."""
+    starts = index.get("runs", {})
+    places = dict.fromkeys(_where(start) for cell in cells for start in starts.get(cell, []))
+    return f"trained {some(places)}" if places else f"archived {_where(index)}"
+
+
+def _where(start: dict[str, Any]) -> str:
+    machine, versions = start["machine"], start["versions"]
+    processor = machine.get("processor") or machine.get("architecture") or "another machine"
+    units = dict.fromkeys([processor, *machine.get("gpus", [])])
+    cpu = f" ({machine['cpu']})" if "cpu" in machine else ""
+    return f"with torch {versions.get('torch')} on {' + '.join(units)}{cpu}"
+
+
+def _run_again(
+    file: Path,
+    cell: str,
+    out: str | None,
+    layers: list[Layer],
+) -> str:
+    """Runs `cell` as the archive has it.
+
+    Raises:
+        RunFailed: it came to something else.
+        BadInput: no such archive, or no such cell.
+    """
+    index = read_index(file)
+    digests = index["weights"]
+    names = list(digests)
+    more = ", ..." if len(names) > SHOWN else ""
+    has = f"it has {', '.join(names[:SHOWN])}{more}"
+    missing = f"no such run{did_you_mean(cell, names)}; {has}"
+    check("rerun", cell, cell in digests, missing)
+    is_new = out is None or not Path(out).exists()
+    check("out", out, is_new, "it exists; name a new folder")
+    with unpacked(file) as folder, tempfile.TemporaryDirectory() as scratch:
+        place = Path(out or Path(scratch) / Path(cell).name)
+        saved = opening.saved_layer(folder / cell)
+        assert saved is not None, "every run that was packed has one"
+        with whole_folder(place):
+            train(resolve([saved, {"loggers": None}, *layers]), place)
+        differing = differences(place, folder / cell, digests[cell])
+        now = _where(starts_of(place)[-1])
+    if differing:
+        before = f"it was {_origin(index, [cell])}, and run again {now}"
+        raise RunFailed(f"{cell} differs in {', '.join(differing)}; {before}")
+    parts = f"tables, relation, summary, weights {digests[cell] or 'not archived'}"
+    return f"{cell}: the same bits ({parts})"
+
+
+# ---------------------------------------------------------------- the file
 
 
 def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
@@ -68,7 +207,9 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
     for run in runs:
         for pattern in KEPT:
             paths += (folder.path / run).glob(pattern)
-    files = {path.relative_to(folder.path).as_posix(): path for path in paths if path.is_file()}
+    files = {}
+    for path in filter(Path.is_file, paths):
+        files[path.relative_to(folder.path).as_posix()] = path
     search = search_of(folder.path)
     for path in [search / name for name in SEARCH] if search is not None else []:
         if path.is_file():
@@ -101,7 +242,10 @@ def read_index(file: Path) -> dict[str, Any]:
         BadInput: it is no archive, is of another version, or has been changed since it was made.
     """
     key, place = "archive", str(file)
-    with reading(key, place, "it cannot be read as an archive"), zipfile.ZipFile(file) as archive:
+    with (
+        reading(key, place, "it cannot be read as an archive"),
+        zipfile.ZipFile(file) as archive,
+    ):
         names = archive.namelist()
         requirement = f"it is no archive of a study: it has no {INDEX}"
         check(key, place, INDEX in names, requirement)
@@ -158,7 +302,7 @@ def differences(
     if digest is not None and checkpoint_digest(ours) != digest:
         differing.append("weights")
     differing += [name for name in TABLES if _rows(ours / name) != _rows(archived / name)]
-    files = itertools.chain(*((run / "relation").glob("*.npz") for run in (ours, archived)))
+    files = [*ours.glob("relation/*.npz"), *archived.glob("relation/*.npz")]
     arrays = [
         name
         for name in sorted({file.name for file in files})
@@ -166,7 +310,8 @@ def differences(
     ]
     if arrays:
         differing.append(f"relation ({some(arrays)})")
-    now, before = _comparable(ours / "summary.json"), _comparable(archived / "summary.json")
+    now = _comparable(ours / "summary.json")
+    before = _comparable(archived / "summary.json")
     keys = [key for key in before | now if now.get(key) != before.get(key)]
     if keys:
         differing.append(f"summary.json ({some(keys)})")

@@ -24,10 +24,26 @@ from fl_lightning.results.folder import RunFolder, final_kind
 from fl_lightning.results.runs import words as setting_words
 
 State = Literal[
-    "finished", "running", "starting", "queued", "stopped", "failed", "unreadable", "waiting"
+    "finished",
+    "running",
+    "starting",
+    "queued",
+    "submitted",
+    "gone",
+    "stopped",
+    "failed",
+    "waiting",
+    "unreadable",
 ]
-
-_COUNTED: tuple[State, ...] = ("running", "starting", "queued", "stopped", "failed", "unreadable")
+"""Of a run; `queue.State` are those that a job in SLURM's queue has."""
+_COUNTED: tuple[State, ...] = (
+    "running",
+    "starting",
+    "queued",
+    "stopped",
+    "failed",
+    "unreadable",
+)
 """States that the heading counts."""
 
 
@@ -55,7 +71,11 @@ class CellState:
 class Board:
     """The table of a study; what has ended is read once."""
 
-    def __init__(self, folder: StudyFolder, cells: list[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        folder: StudyFolder,
+        cells: list[dict[str, Any]],
+    ) -> None:
         self.folder, self.cells = folder, cells
         self._ended: dict[tuple[str, str], CellState] = {}
 
@@ -64,7 +84,11 @@ class Board:
         than that is known: running, starting, queued, failed."""
         return [self._look(cell, now) for cell in self.cells]
 
-    def _look(self, cell: dict[str, Any], now: Callable[[str], State | None]) -> CellState:
+    def _look(
+        self,
+        cell: dict[str, Any],
+        now: Callable[[str], State | None],
+    ) -> CellState:
         folder, judge = cell["folder"], cell.get("judge")
         key = folder, cell["label"]
         if key in self._ended:
@@ -96,11 +120,18 @@ class Board:
         is_starting = state.state == "running" and not rows
         return replace(state, state="starting") if is_starting else state
 
-    def table(self, states: list[CellState], most: int | None = None) -> Table:
+    def table(
+        self,
+        states: list[CellState],
+        most: int | None = None,
+    ) -> Table:
         """A line for each method in a setting; of more than `most`, those that something is going
         on in."""
         pairs = zip(self.cells, states, strict=True)
-        lines = by_key(pairs, lambda pair: (json.dumps(pair[0]["setting"]), pair[0]["label"]))
+        lines = by_key(
+            pairs,
+            lambda pair: (json.dumps(pair[0]["setting"]), pair[0]["label"]),
+        )
         shown = list(lines.values())
         if most is not None and len(shown) > most:
             busy = {"running", "failed"}
@@ -142,7 +173,10 @@ def _now(cell: dict[str, Any], state: CellState) -> str:
     return f"seed {cell['seed']} {state.state}{place}"
 
 
-def progress_line(cells: list[dict[str, Any]], states: list[CellState]) -> str:
+def progress_line(
+    cells: list[dict[str, Any]],
+    states: list[CellState],
+) -> str:
     """The number of runs in each state, and how long the rest will take."""
     by_run = {cell["folder"]: state for cell, state in zip(cells, states, strict=True)}
     counts = Counter(state.state for state in by_run.values())
@@ -159,7 +193,11 @@ def progress_line(cells: list[dict[str, Any]], states: list[CellState]) -> str:
 def called(cells: Sequence[dict[str, Any]]) -> str:
     """A run by its cells: `kapc lam=0.5, data.alpha=0.1, seed 2`."""
     labels = " and ".join(dict.fromkeys(cell["label"] for cell in cells))
-    parts = [labels, setting_words(cells[0]["setting"]), f"seed {cells[0]['seed']}"]
+    parts = [
+        labels,
+        setting_words(cells[0]["setting"]),
+        f"seed {cells[0]['seed']}",
+    ]
     return ", ".join(filter(None, parts))
 
 

@@ -23,10 +23,11 @@ def chosen(folder: Path) -> tuple[dict[str, str], list[str]]:
     Both are empty unless it is the study of a search (`OUT/study`), or an unpacked archive of one.
     `BadInput` where `tuned.csv` is damaged.
     """
-    search = folder if (folder / TUNED).is_file() else search_of(folder)
-    if not StudyFolder(folder) or search is None or not (search / TUNED).is_file():
+    file, search = folder / TUNED, search_of(folder)
+    if not file.is_file() and search is not None:
+        file = search / TUNED
+    if not StudyFolder(folder) or not file.is_file():
         return {}, []
-    file = search / TUNED
     with reading("compare", str(folder), f"{file} is damaged"):
         rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
         values = {}

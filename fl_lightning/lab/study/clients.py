@@ -29,7 +29,6 @@ HEADS = {
     "alone": "alone",
 }
 """The first columns: their keys on the command line, and their heads."""
-BLOCK = ["judge", "setting", "client"]
 REDRAWN = (
     "a client has other samples with each seed (the split is drawn): its row is a mean over "
     "different data"
@@ -44,7 +43,8 @@ def listing_of(runs: DataFrame, baseline: str | None = None) -> Listing:
     """
     groups, notes = grouped(runs, baseline)
     local = training_alone(runs)
-    alone = tidy(runs[runs.method == local]).groupby(["setting", "client"]).value.mean()
+    of_local = tidy(runs[runs.method == local])
+    alone = of_local.groupby(["setting", "client"]).value.mean()
     numbers = DataFrame([row for group in groups for row in _numbers(group, alone)])
     numbers = numbers.astype(dict.fromkeys(["alone", "difference", "low", "high"], float))
     labels = dict.fromkeys(label for group in groups for label in group.methods)
@@ -52,8 +52,13 @@ def listing_of(runs: DataFrame, baseline: str | None = None) -> Listing:
     heads = _heads(methods)
     baselines = {group.judge: group.baseline for group in groups}
     words, titles = [], []
-    for (judge, setting, _), of_client in numbers.groupby(BLOCK, sort=False):
-        parts = [f"judge: {MODELS[judge]}", setting, f"differences to {baselines[judge]}"]
+    clients = numbers.groupby(["judge", "setting", "client"], sort=False)
+    for (judge, setting, _), of_client in clients:
+        parts = [
+            f"judge: {MODELS[judge]}",
+            setting,
+            f"differences to {baselines[judge]}",
+        ]
         titles.append("; ".join(filter(None, parts)))
         words.append(_words(of_client, methods))
     table = DataFrame(words, columns=list(heads), index=titles)
@@ -85,7 +90,10 @@ def _heads(methods: Sequence[str]) -> dict[str, str]:
     return heads
 
 
-def _numbers(group: Group, alone: Any) -> Iterable[dict[str, Any]]:
+def _numbers(
+    group: Group,
+    alone: Any,
+) -> Iterable[dict[str, Any]]:
     """A row for each setting, client and method; a client is there with the seeds with which it was
     scored."""
     splits: dict[tuple[str, int], list[Any]] = defaultdict(list)

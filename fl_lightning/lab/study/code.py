@@ -31,7 +31,10 @@ def accepted(folder: Path) -> Versions:
         return {}
 
 
-def changes(folder: StudyFolder, todo: Collection[tuple[Run, Config]]) -> dict[str, str]:
+def changes(
+    folder: StudyFolder,
+    todo: Collection[tuple[Run, Config]],
+) -> dict[str, str]:
     """Files of own code that runs of the study were trained with in another version than `todo`
     would execute.
 
@@ -43,15 +46,18 @@ def changes(folder: StudyFolder, todo: Collection[tuple[Run, Config]]) -> dict[s
     """
     names = folder.run_names() if folder else []
     begun = [name for name in names if _has_begun(folder.path / name)]
-    before = {(_row(name), tuple(owncode.recorded(folder.path / name).items())) for name in begun}
+    before = set()
+    for name in begun:
+        digests = owncode.recorded(folder.path / name)
+        before.add((_row(name), tuple(digests.items())))
     let_in, changed = accepted(folder.path), dict[str, str]()
     for parts in (owncode.COMPUTES, owncode.SHARED):
         paths = {(_row(run.folder), owncode.paths(config, parts)) for run, config in todo}
         for row, path in paths:
             now = owncode.digests(owncode.read(path))
-            for other, code in before:
+            for earlier_row, code in before:
                 # code beside models and data is a row's own
-                if other == row or parts == owncode.SHARED:
+                if earlier_row == row or parts == owncode.SHARED:
                     for name in owncode.changed(dict(code), now):
                         if now[name] not in let_in.get(name, []):
                             changed[name] = now[name]
@@ -77,7 +83,10 @@ def check_same(
     check("code", names, accept or not names, requirement)
 
 
-def accept(folder: StudyFolder, todo: Collection[tuple[Run, Config]]) -> None:
+def accept(
+    folder: StudyFolder,
+    todo: Collection[tuple[Run, Config]],
+) -> None:
     """Add `changes` to the versions that are accepted."""
     new, versions = changes(folder, todo), accepted(folder.path)
     for name, digest in new.items():
@@ -134,7 +143,12 @@ def check_rows(
         count = f"{len(digests)} versions of {name} (their folders' source/ has them)"
         versions = f"its runs were trained with {count}"
         advice = "--accept_changed_code compares them all the same"
-        check("compare", label, accept or len(strange) < 2, f"{versions}; {advice}")
+        check(
+            "compare",
+            label,
+            accept or len(strange) < 2,
+            f"{versions}; {advice}",
+        )
         if len(digests) > 1:
             listed = []
             for digest, seeds in rows.groupby("digest", sort=False).seed:

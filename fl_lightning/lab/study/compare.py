@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame, Series
 
-from fl_lightning.foundation.metric import ACCURACY, FURTHER, MODELS, SHOWS_ONE_CLASS
+from fl_lightning.foundation.metric import (
+    ACCURACY,
+    FURTHER,
+    MODELS,
+    SHOWS_ONE_CLASS,
+)
 from fl_lightning.lab import statistics
 from fl_lightning.lab.report.tables import reached, scored_seldom
 from fl_lightning.lab.study.groups import (
@@ -35,10 +40,37 @@ INTERVALS = {
     "hierarchical bootstrap-t (seeds, then clients within a seed)",
 }
 COUNTS = ["seeds", "runs", "reached", "pairs", "wins", "ties", "losses"]
-NUMBERS = ["mean", "std", "worst_tenth", "harmed", "mib", "seconds", "channel_seconds"]
-AGAINST = ["baseline", "pairs", "difference", "low", "high", "interval", "wins", "ties", "losses"]
+NUMBERS = [
+    "mean",
+    "std",
+    "worst_tenth",
+    "harmed",
+    "mib",
+    "seconds",
+    "channel_seconds",
+]
+AGAINST = [
+    "baseline",
+    "pairs",
+    "difference",
+    "low",
+    "high",
+    "interval",
+    "wins",
+    "ties",
+    "losses",
+]
 COLUMNS = [
-    *("judge", "setting", "method", "seeds", *NUMBERS, "runs", "reached", *AGAINST),
+    *(
+        "judge",
+        "setting",
+        "method",
+        "seeds",
+        *NUMBERS,
+        "runs",
+        "reached",
+        *AGAINST,
+    ),
     *("p", "p_holm", "chosen", "star", "target"),
 ]
 """Of the table, a row for each method by one judge in one setting, and in all; docs/compare.md says
@@ -127,14 +159,20 @@ def compare(
     # one family of tests, whatever the judge
     tested = table.p.notna()
     table.loc[tested, "p_holm"] = statistics.holm(table.p[tested].tolist())
-    table["star"] = table.p_holm.le(statistics.LEVEL).map({True: "*", False: ""})
+    is_small = table.p_holm.le(statistics.LEVEL)
+    table["star"] = is_small.map({True: "*", False: ""})
     ranks, rank_notes = _ranks(groups)
     seldom = scored_seldom(runs.run) if target is not None else ""
     if seldom:
         notes.append(f"target: {seldom}")
     last = {group.judge: group.blocks()[-1][0] for group in groups}
     compared = table[table.baseline.notna() & (table.setting == table.judge.map(last))]
-    notes += [*_time(runs), *_tests(table, compared), *rank_notes, *harm_notes(runs)]
+    notes += [
+        *_time(runs),
+        *_tests(table, compared),
+        *rank_notes,
+        *harm_notes(runs),
+    ]
     notes += _one_class(runs)
     return Compared(table, ranks, notes, best, target)
 
@@ -153,16 +191,15 @@ def _units(
     rows = []
     for run in group.runs.itertuples():
         of_clients = scores[run.setting, run.seed][run.method].to_numpy()
-        costs: Any = {name: run.run.spent(name) for name in ("mib", "wall", "channel")}
+        costs: Any = {name: run.run.spent(name) for name in NO_COSTS}
         if target is not None:
             costs = reached(run.run, target, run.column)
-        row = {"mean": float(of_clients.mean()), "worst_tenth": worst_tenth(of_clients)}
         rows.append(
             {
-                **row,
+                "mean": float(of_clients.mean()),
+                "worst_tenth": worst_tenth(of_clients),
                 "reached": costs is not None,
-                **NO_COSTS,
-                **(costs or {}),
+                **(costs or NO_COSTS),
             }
         )
     columns = DataFrame(rows, index=group.runs.index)
@@ -202,7 +239,8 @@ def _over_seeds(
     values = dict(zip(units, of_row[column], strict=True))
     seeds = complete(settings, values)
     table = [[values[setting, seed] for setting in settings] for seed in seeds]
-    return np.array(table, dtype=float).reshape(len(seeds), len(settings)).mean(axis=1)
+    by_seed = np.array(table, dtype=float).reshape(len(seeds), len(settings))
+    return by_seed.mean(axis=1)
 
 
 def _mean(values: Any) -> float | None:
@@ -305,7 +343,8 @@ def harm_notes(runs: DataFrame) -> list[str]:
         rare = ""
         if counts:
             rare = f"; the rarest class of a client's test part has {min(counts)} samples"
-        low, high = runs.scores.map(len).min(), runs.scores.map(len).max()
+        numbers = runs.scores.map(len)
+        low, high = numbers.min(), numbers.max()
         number = f"{low}" if low == high else f"{low} to {high}"
         clients = max(len(run.rows("final")) for run in runs.run)
         notes.append(f"{metric}: means are over {number} of {clients} clients{rare}")
@@ -349,7 +388,8 @@ def _ranks(groups: list[Group]) -> tuple[list[Ranks], list[str]]:
 
 def _time(runs: DataFrame) -> list[str]:
     """Which seconds these are, where there are any."""
-    timed: dict[str, RunResult] = {run.name: run for run in runs.run if run.has("seconds")}
+    with_seconds = [run for run in runs.run if run.has("seconds")]
+    timed: dict[str, RunResult] = {run.name: run for run in with_seconds}
     untold = sum(not run.has("seconds_evaluation") for run in timed.values())
     more = f" ({untold} of {len(timed)} runs do not tell it apart)" if untold else ""
     return [f"time: of the rounds, without scoring{more}"] if timed else []

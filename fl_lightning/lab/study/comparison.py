@@ -118,7 +118,10 @@ def _listing_of(folders: Sequence[str], options: Options) -> Listing:
 
 
 def report(
-    study: str, out: str, figures: Literal["svg", "pdf", "png"] | None, accept_changed_code: bool
+    study: str,
+    out: str,
+    figures: Literal["svg", "pdf", "png"] | None,
+    accept_changed_code: bool,
 ) -> Path | None:
     """Writes the page on a study, and with `figures` each picture to a file of its own; returns
     the folder of these."""
@@ -136,7 +139,10 @@ def report(
 
 
 @contextlib.contextmanager
-def read(names: Sequence[str], options: Options) -> Iterator[tuple[DataFrame, list[str], Path]]:
+def read(
+    names: Sequence[str],
+    options: Options,
+) -> Iterator[tuple[DataFrame, list[str], Path]]:
     """The runs of a study, an archive or run folders (`scores.read`), notes, and the first
     folder."""
     require("study", "compare", names[0])
@@ -163,8 +169,7 @@ def write(
     text = as_table(listing, screen.width) if fits else FORMATS[form](listing)
     if form == "csv":
         print("\n".join(listing.notes), file=sys.stderr)
-    notes = list(listing.notes)
-    if out is None:
-        return Comparison(listing.numbers, notes, text.removesuffix("\n"))
-    write_whole(Path(out), text)
-    return Comparison(listing.numbers, notes, "")
+    if out is not None:
+        write_whole(Path(out), text)
+    shown = text.removesuffix("\n") if out is None else ""
+    return Comparison(listing.numbers, list(listing.notes), shown)

@@ -22,18 +22,36 @@ import yaml
 
 from fl_lightning.configuration.config import Config, check, flat
 from fl_lightning.foundation.errors import BadInput, redact
-from fl_lightning.foundation.files import Taken, aside_of, make_folder, take_lock, write_whole
+from fl_lightning.foundation.files import (
+    Taken,
+    aside_of,
+    make_folder,
+    take_lock,
+    write_whole,
+)
 from fl_lightning.lab.study.grid import Entry, Run, Study
 from fl_lightning.results.folder import UNREADABLE
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import damage, load
 
 VERSION = 1
-PLACE = ("data.root", "data.public_root", "data.download", "data.resident", "fabric.timeout")
+PLACE = (
+    "data.root",
+    "data.public_root",
+    "data.download",
+    "data.resident",
+    "fabric.timeout",
+)
 """Keys of the base that may change later: where a study runs, not what it computes."""
 
 
-DAMAGE = (*UNREADABLE, AttributeError, AssertionError, csv.Error, yaml.YAMLError)
+DAMAGE = (
+    *UNREADABLE,
+    AttributeError,
+    AssertionError,
+    csv.Error,
+    yaml.YAMLError,
+)
 """Errors of readers that meet a file that they have not written."""
 
 
@@ -155,7 +173,11 @@ class StudyFolder:
         grown."""
         if not self:
             files = (self._study, self._cells)
-            names = {"lock", *(f.name for f in files), *(aside_of(f).name for f in files)}
+            names = {
+                "lock",
+                *(f.name for f in files),
+                *(aside_of(f).name for f in files),
+            }
             check_new(self.path, names, "study.json")
             return
         before = self.definition()
@@ -164,16 +186,32 @@ class StudyFolder:
             is_same = old.get(key, default(key)) == new.get(key)
             has = f"the study in {self.path} has {old.get(key)!r}"
             requirement = f"{has}: for another base give another --out"
-            check(f"base.{key}", new.get(key), is_same or key in PLACE, requirement)
+            check(
+                f"base.{key}",
+                new.get(key),
+                is_same or key in PLACE,
+                requirement,
+            )
         cells = self.cells()
-        begun = {c["label"] for c in cells if (self.path / c["folder"] / "config.yaml").is_file()}
+        begun = set()
+        for cell in cells:
+            if (self.path / cell["folder"] / "config.yaml").is_file():
+                begun.add(cell["label"])
         earlier = [entry for entry in Study.of(before).entries() if entry.label in begun]
         _check_labels(earlier, study.entries())
         stays = {(cell["folder"], cell["label"]) for run in runs for cell in run.cells()}
         requirement = "the study has trained this run; to leave it out, delete its folder first"
         for cell in cells:
-            is_left = (cell["folder"], cell["label"]) not in stays and self.finished(cell["folder"])
-            check("study", f"without {self.path / cell['folder']}", not is_left, requirement)
+            is_left = (
+                cell["folder"],
+                cell["label"],
+            ) not in stays and self.finished(cell["folder"])
+            check(
+                "study",
+                f"without {self.path / cell['folder']}",
+                not is_left,
+                requirement,
+            )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -187,7 +225,11 @@ class StudyFolder:
             requirement = f"a study is going on in it ({error}); wait for it, or end it"
             raise Busy("out", str(self.path), requirement) from None
         except OSError as error:
-            knows_no_locks = error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+            knows_no_locks = error.errno in (
+                errno.ENOLCK,
+                errno.ENOTSUP,
+                errno.ENOSYS,
+            )
             requirement = f"it cannot be written ({error.strerror})"
             check("out", str(self.path), knows_no_locks, requirement)
             line = f"{self.path}: no locks here ({error.strerror}); start no second study in it"

@@ -15,6 +15,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 from typing import Any, TypeVar
 
 from fl_lightning.configuration import catalogue
@@ -137,7 +139,12 @@ class Study:
         for key in ("base", "methods", "seeds"):
             check(key, None, content.get(key) is not None, "a study must have it")
         forced, paper = content.get("forced", True), content.get("paper")
-        check("forced", forced, isinstance(forced, bool), "it must be true or false")
+        check(
+            "forced",
+            forced,
+            isinstance(forced, bool),
+            "it must be true or false",
+        )
         methods = content["methods"]
         is_list = isinstance(methods, list) and len(methods) > 0
         requirement = "it must be a list of names, or of mappings of a name and arguments"
@@ -156,20 +163,31 @@ class Study:
         """Raise `BadInput` for methods that cannot be told apart, a key that is set twice, or too
         many runs."""
         settings, entries = self.settings(), self.entries()
-        setting_words = [word for setting in settings for word in words(setting)]
+        varied = self.varied()
+        setting_words = list(dict.fromkeys(word for setting in settings for word in words(setting)))
         requirement = f"the grid has no such setting; it has {', '.join(setting_words) or 'none'}"
         by_folder: dict[str, Entry] = {}
         for entry in entries:
             for label in {entry.label: None, **entry.judges}:
-                other = by_folder.setdefault(place(label), entry)
-                alike = f"{other.key} is called so, too: give one of them a `label`"
-                check(entry.key, label, other is entry, alike)
-            twice = sorted(entry.settings.keys() & self.varied())
+                namesake = by_folder.setdefault(place(label), entry)
+                alike = f"{namesake.key} is called so, too: give one of them a `label`"
+                check(entry.key, label, namesake is entry, alike)
+            twice = sorted(entry.settings.keys() & varied)
             check(entry.key, ", ".join(twice), not twice, "the grid sets it, too")
             for word in entry.when:
-                check(f"{entry.key}.when", word, word in setting_words, requirement)
+                check(
+                    f"{entry.key}.when",
+                    word,
+                    word in setting_words,
+                    requirement,
+                )
         number = len(settings) * len(entries) * len(self.seeds)
-        check("study", number, number <= MOST_RUNS, f"it has at most {MOST_RUNS} runs")
+        check(
+            "study",
+            number,
+            number <= MOST_RUNS,
+            f"it has at most {MOST_RUNS} runs",
+        )
 
     def varied(self) -> set[str]:
         """The flat keys that the grid sets."""
@@ -181,13 +199,7 @@ class Study:
             values if is_linked(key) else [{key: value} for value in values]
             for key, values in self.grid.items()
         ]
-        settings = []
-        for point in itertools.product(*axes):
-            setting: Setting = {}
-            for part in point:
-                setting.update(part)
-            settings.append(setting)
-        return settings
+        return [reduce(or_, point, {}) for point in itertools.product(*axes)]
 
     def entries(self, everyone: bool = True) -> list[Entry]:
         """The methods, with the forced rows that are not among them.
@@ -214,7 +226,10 @@ class Study:
         return runs
 
 
-def by_key(things: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+def by_key(
+    things: Iterable[T],
+    key: Callable[[T], K],
+) -> dict[K, list[T]]:
     """The things of each key, in the order in which keys come first."""
     groups: dict[K, list[T]] = {}
     for thing in things:
@@ -247,7 +262,12 @@ def _entry(key: str, method: Any) -> Entry:
     `label`."""
     content = {"name": method} if isinstance(method, str) else method
     is_mapping = isinstance(content, dict) and all(isinstance(word, str) for word in content)
-    check(key, method, is_mapping, "it must be a name, or a mapping of `name` and arguments")
+    check(
+        key,
+        method,
+        is_mapping,
+        "it must be a name, or a mapping of `name` and arguments",
+    )
     rest = dict(content)
     name = rest.pop("name", rest.pop("class_path", None))
     label = rest.pop("label", None)
@@ -256,13 +276,23 @@ def _entry(key: str, method: Any) -> Entry:
     requirement = "it must map settings to arguments: {data.alpha=0.3: {beta: 1.0}}"
     check(f"{key}.when", when, is_mapping, requirement)
     is_named = isinstance(name, str)
-    check(key, content, is_named, "it must say which method: {name: fedprox, mu: 0.1}")
+    check(
+        key,
+        content,
+        is_named,
+        "it must say which method: {name: fedprox, mu: 0.1}",
+    )
     listed = catalogue.find("methods", key, name)
     settings = {word: rest.pop(word) for word in list(rest) if "." in word}
     for word, value in settings.items():
         _check_axis(f"{key}.{word}", word, value, OWN)
     inside = rest.pop("init_args", None) or {}
-    check(f"{key}.init_args", inside, isinstance(inside, dict), "it must be a mapping of arguments")
+    check(
+        f"{key}.init_args",
+        inside,
+        isinstance(inside, dict),
+        "it must be a mapping of arguments",
+    )
     arguments = inside | rest
     if label is None:
         short = listed.name.rpartition(".")[2].lower()
@@ -316,7 +346,12 @@ def read_seeds(seeds: Any) -> list[int]:
     if span := re.fullmatch(r"(\d{1,18})-(\d{1,18})", text):
         first, last = map(int, span.groups())
         check("seeds", seeds, first <= last, requirement)
-        check("seeds", seeds, last - first < MOST_RUNS, f"a study has at most {MOST_RUNS} runs")
+        check(
+            "seeds",
+            seeds,
+            last - first < MOST_RUNS,
+            f"a study has at most {MOST_RUNS} runs",
+        )
         return list(range(first, last + 1))
     is_list = isinstance(seeds, list) and len(seeds) > 0
     are_seeds = is_list and all(type(seed) is int and 0 <= seed < 2**63 for seed in seeds)
@@ -381,7 +416,12 @@ def _check_axis(
 ) -> None:
     requirement = f"it may be a key of {', '.join(groups)}, such as {groups[0]}.NAME"
     group, dot, _ = key.partition(".") if isinstance(key, str) else ("", "", "")
-    check(where, value, group in groups and (bool(dot) or key == "model"), requirement)
+    check(
+        where,
+        value,
+        group in groups and (bool(dot) or key == "model"),
+        requirement,
+    )
 
 
 def _text(value: Any) -> str:

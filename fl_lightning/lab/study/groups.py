@@ -69,7 +69,10 @@ class Group:
         return [[units[setting, seed] for setting in settings] for seed in seeds]
 
 
-def grouped(runs: DataFrame, baseline: str | None) -> tuple[list[Group], list[str]]:
+def grouped(
+    runs: DataFrame,
+    baseline: str | None,
+) -> tuple[list[Group], list[str]]:
     """The runs by judge with the scores that can be paired, and notes.
 
     Args:
@@ -90,9 +93,10 @@ def grouped(runs: DataFrame, baseline: str | None) -> tuple[list[Group], list[st
         methods = list(of_judge.method.unique())
         of_clients = table[table.model == judge]
         wide = of_clients.pivot(index=[*UNIT, "client"], columns="method", values="value")
-        units = [unit.dropna(axis=1, how="all") for _, unit in wide.groupby(level=UNIT, sort=False)]
-        for unit in units:
-            _check_common(unit)
+        units = []
+        for _, of_unit in wide.groupby(level=UNIT, sort=False):
+            units.append(of_unit.dropna(axis=1, how="all"))
+            _check_common(units[-1])
         incomplete = sum(bool(unit.isna().any(axis=None)) for unit in units)
         common = concat([unit.dropna() for unit in units]).reindex(columns=methods)
         first = training_alone(of_judge) or methods[0]
@@ -103,9 +107,9 @@ def grouped(runs: DataFrame, baseline: str | None) -> tuple[list[Group], list[st
             nothing = "nothing with the same judge to compare with"
             last.append(f"{words}: {methods[0]}: {nothing}")
         elif baseline not in (None, against):
-            other = f"{baseline} was not judged so: differences are to {against}"
+            unlike = f"{baseline} was not judged so: differences are to {against}"
             advice = "--judge KIND compares all by one kind of model, where all runs were scored so"
-            last.append(f"{words}: {other}; {advice}")
+            last.append(f"{words}: {unlike}; {advice}")
     return groups, notes + last
 
 
@@ -131,7 +135,8 @@ def _notes(
     # kinds other than the judge's are scored in rounds, by cohort
     cut = []
     for row in runs.itertuples():
-        scored, clients = len(row.scores), sum(row.metric in c for c in row.run.rows("final"))
+        scored = len(row.scores)
+        clients = sum(row.metric in client for client in row.run.rows("final"))
         if scored < clients:
             cut.append((scored, clients))
     if cut:
@@ -170,7 +175,10 @@ def training_alone(runs: DataFrame) -> str | None:
     return "local" if "local" in labels else next(iter(labels), None)
 
 
-def complete(settings: list[str], units: Iterable[tuple[str, int]]) -> list[int]:
+def complete(
+    settings: list[str],
+    units: Iterable[tuple[str, int]],
+) -> list[int]:
     """The seeds that have run in every one of `settings`."""
     pairs = set(units)
     seeds = sorted({seed for _, seed in pairs})

@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.configuration.config import Config, Start, check, flat
-from fl_lightning.configuration.files import Layer, layer_of, own_layers, read_config
+from fl_lightning.configuration.files import (
+    Layer,
+    layer_of,
+    own_layers,
+    read_config,
+)
 from fl_lightning.configuration.resolve import resolve, to_settings, to_yaml
 from fl_lightning.configuration.tables import check_first_rows
 from fl_lightning.foundation import command, signals
@@ -23,7 +28,13 @@ from fl_lightning.foundation.errors import BadInput, RunFailed, redact
 from fl_lightning.lab.queue import ALIVE, states_of
 from fl_lightning.lab.study import code, samples, together
 from fl_lightning.lab.study.folder import StudyFolder, one_line
-from fl_lightning.lab.study.grid import Pairs, Run, Study, by_key, check_together
+from fl_lightning.lab.study.grid import (
+    Pairs,
+    Run,
+    Study,
+    by_key,
+    check_together,
+)
 from fl_lightning.lab.study.part import Part, part_of, with_seeds
 from fl_lightning.lab.submit import MOST_RUNS, Job, script, send
 from fl_lightning.results import opening, owncode, provenance
@@ -67,13 +78,23 @@ class Options:
         if self.slurm:
             for key in ("workers", "together"):
                 value = getattr(self, key)
-                check(key, value, value is None, "with slurm every run is a job of its own")
+                check(
+                    key,
+                    value,
+                    value is None,
+                    "with slurm every run is a job of its own",
+                )
             self.job.check()
             return
         for field in dataclasses.fields(Job):
             value = getattr(self.job, field.name)
             is_default = value == field.default
-            check(field.name, value, is_default, "it describes jobs: it needs slurm")
+            check(
+                field.name,
+                value,
+                is_default,
+                "it describes jobs: it needs slurm",
+            )
 
 
 class Runs:
@@ -134,7 +155,11 @@ def check_over(over: Sequence[Layer]) -> None:
 
 
 def start(
-    definition: Study, over: Sequence[Layer], options: Options, line: str, part: Part = WHOLE
+    definition: Study,
+    over: Sequence[Layer],
+    options: Options,
+    line: str,
+    part: Part = WHOLE,
 ) -> str:
     """Runs what is missing of a study, or of a part of it, or hands it to SLURM; returns what has
     been done, in words.
@@ -156,7 +181,12 @@ def start(
         definition, base, pairs = resolved_in(folder, definition, over)
     chosen = [pair for pair in pairs if pair[0] in part]
     settings = ", ".join(sorted(part.settings))
-    check("settings", settings, len(chosen) > 0, "no setting of the study has these values")
+    check(
+        "settings",
+        settings,
+        len(chosen) > 0,
+        "no setting of the study has these values",
+    )
     most_together = definition.together if options.together is None else options.together
     # Jobs train one run each: nothing is measured for them, and they keep what the study has.
     at_once = 1 if options.slurm else most_together
@@ -392,7 +422,7 @@ def fetch(configs: list[Config]) -> None:
     from fl_lightning.lab.study.workers import in_a_process
 
     by_place = {(config.data.source, config.data.root): config for config in configs}
-    errors: list[BadInput | RunFailed] = []
+    reasons = []
     for (source, root), config in by_place.items():
         is_own = Path(root or "").suffix.lower() in SOURCE_BY_SUFFIX
         if source not in RECIPES or is_own or config.smoke:
@@ -400,10 +430,9 @@ def fetch(configs: list[Config]) -> None:
         try:
             in_a_process(_load, config)
         except (BadInput, RunFailed) as error:
-            errors.append(error)
-    if errors and len(errors) == len(by_place):
-        reason = getattr(errors[0], "requirement", str(errors[0]))
-        raise BadInput("data.root", configs[0].data.root, reason)
+            reasons.append(getattr(error, "requirement", str(error)))
+    if reasons and len(reasons) == len(by_place):
+        raise BadInput("data.root", configs[0].data.root, reasons[0])
 
 
 def _load(config: Config) -> None:
@@ -488,7 +517,10 @@ def _hand_over(
     return f"{line}; see: fl-train status {folder.path}"
 
 
-def _in_hand(out: Path, places: list[Path]) -> dict[Path, bool]:
+def _in_hand(
+    out: Path,
+    places: list[Path],
+) -> dict[Path, bool]:
     """The runs that a job in the queue is to do or a process is at work in, and whether it may be
     at work now."""
     from fl_lightning.lab.status import locked

@@ -127,7 +127,12 @@ def as_latex(listing: Listing) -> str:
         "bold: the best mean, where the interval of its paired difference to the next best lies "
         "above 0"
     )
-    comments = [listing.mark, listing.title, bold if listing.best else "", *listing.notes]
+    comments = [
+        listing.mark,
+        listing.title,
+        bold if listing.best else "",
+        *listing.notes,
+    ]
     lines = [f"% {' '.join(line.split())}" for line in comments if line]
     floats = bool(listing.caption or listing.label)
     if floats:
@@ -144,7 +149,10 @@ def as_latex(listing: Listing) -> str:
     lines += [f"\\begin{{tabular}}{{l{'r' * (width - 1)}}}", r"\toprule"]
     lines.append(_line(_tex(listing.heads[key]) for key in words))
     for title, rows in words.groupby(level=0, sort=False):
-        lines += [r"\midrule", f"\\multicolumn{{{width}}}{{l}}{{\\emph{{{_tex(title)}}}}} \\\\"]
+        lines += [
+            r"\midrule",
+            f"\\multicolumn{{{width}}}{{l}}{{\\emph{{{_tex(title)}}}}} \\\\",
+        ]
         lines += map(_line, rows.to_numpy())
     lines += [r"\bottomrule", r"\end{tabular}"]
     if floats:

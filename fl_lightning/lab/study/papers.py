@@ -48,7 +48,16 @@ UNITS = {
 }
 """What our number is multiplied with, by the paper's unit; percent where a metric's name ends
 so."""
-KEYS = ("title", "tables", "where", "settings", "figures", "rows", "runs", "alone")
+KEYS = (
+    "title",
+    "tables",
+    "where",
+    "settings",
+    "figures",
+    "rows",
+    "runs",
+    "alone",
+)
 HERE = "the study does not list it"
 """Why a row of the paper has no counterpart, where no other reason is given."""
 
@@ -109,7 +118,11 @@ def cells_of(study: Study) -> list[Printed]:
         raise BadInput("paper", None, f"{requirement}: run it with fl-train study")
     _check(study, paper)
     printed = _rows_of(paper)
-    for key, column in (("settings", "setting"), ("figures", "metric"), ("rows", "method")):
+    for key, column in (
+        ("settings", "setting"),
+        ("figures", "metric"),
+        ("rows", "method"),
+    ):
         names = list(printed[column].unique())
         for name in paper[key]:
             near = did_you_mean(str(name), names)
@@ -167,28 +180,36 @@ def _check(study: Study, paper: Mapping[str, Any]) -> None:
             _check_label(key, spec["label"], study)
     for name, setting in paper["settings"].items():
         key = f"paper.settings.{name}"
-        is_mapping = isinstance(setting, dict)
-        number = sum(is_mapping and _within(setting, point) for point in study.settings())
         requirement = "it must be keys and values that one setting of the grid has"
+        check(key, setting, isinstance(setting, dict), requirement)
+        number = sum(_within(setting, point) for point in study.settings())
         requirement += f", not {number}" if number else ""
         check(key, setting, number == 1, requirement)
         _check_label(key, setting.get("label"), study)
 
 
 def _check_figure(
-    key: str, spec: dict[str, Any], figures: list[Any], more: tuple[str, ...] = ()
+    key: str,
+    spec: dict[str, Any],
+    figures: list[Any],
+    more: tuple[str, ...] = (),
 ) -> None:
     """Raise `BadInput` unless `spec` says how a number is read off a run; `more`: its other
     keys."""
     keys = ("figure", "kind", "column", "unit", *more)
     check(key, spec, set(spec) <= set(keys), f"keys: {', '.join(keys)}")
-    figure, kind, column = spec.get("figure"), spec.get("kind"), spec.get("column")
+    figure, kind, column = map(spec.get, ("figure", "kind", "column"))
     unit = str(spec.get("unit", "1"))
     is_text = isinstance(column, str | None)
     check(f"{key}.column", column, is_text, "it must be a column of metrics.csv")
     check(key, unit, unit in UNITS, f"units: {', '.join(UNITS)}")
     check(key, figure, figure in figures, f"figures: {', '.join(FIGURES)}")
-    check(key, kind, kind in (None, *MODELS), f"kinds of model: {', '.join(MODELS)}")
+    check(
+        key,
+        kind,
+        kind in (None, *MODELS),
+        f"kinds of model: {', '.join(MODELS)}",
+    )
 
 
 def _check_label(
@@ -212,7 +233,10 @@ def _within(keys: Mapping[str, Any], setting: Setting) -> bool:
     return point.items() <= setting.items()
 
 
-def _cell(row: Mapping[str, Any], paper: Mapping[str, Any]) -> Printed:
+def _cell(
+    row: Mapping[str, Any],
+    paper: Mapping[str, Any],
+) -> Printed:
     counterpart = _spec(paper["rows"].get(row["method"], {"absent": HERE}), "label")
     ours = None
     if "absent" not in counterpart:
@@ -246,7 +270,12 @@ def _rows_of(paper: Mapping[str, Any]) -> DataFrame:
     """The rows of its tables that `where` chooses; a number that two tables share comes once."""
     names = paper.get("tables") or []
     are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    check("paper.tables", names, bool(names) and are_names, "it must be a list of names")
+    check(
+        "paper.tables",
+        names,
+        bool(names) and are_names,
+        "it must be a list of names",
+    )
     rows = concat(map(_table, names), ignore_index=True)
     for column, value in paper.get("where", {}).items():
         rows = rows[rows[column] == value] if column in rows else rows[:0]

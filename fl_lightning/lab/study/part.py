@@ -31,7 +31,10 @@ class Part:
 
 
 def part_of(
-    study: Study, methods: str | None, seeds: str | None, settings: str | None
+    study: Study,
+    methods: str | None,
+    seeds: str | None,
+    settings: str | None,
 ) -> tuple[Study, Part]:
     """What a command line chooses of a study, and the study with the seeds that it lacked.
 

@@ -10,7 +10,14 @@ import numpy as np
 from pandas import DataFrame
 
 from fl_lightning.foundation.metric import ACCURACY, FURTHER, MODELS
-from fl_lightning.lab.report.vector import curve, finish, literal, looks, name_ticks, panels
+from fl_lightning.lab.report.vector import (
+    curve,
+    finish,
+    literal,
+    looks,
+    name_ticks,
+    panels,
+)
 from fl_lightning.lab.study.compare import Compared, Ranks
 
 if TYPE_CHECKING:
@@ -18,7 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(runs: DataFrame, compared: Compared) -> dict[str, tuple[Figure, str]]:
+def draw(
+    runs: DataFrame,
+    compared: Compared,
+) -> dict[str, tuple[Figure, str]]:
     """The pictures that there is something for, by the name of their file, each with what it shows
     in words."""
     drawn: dict[str, tuple[Figure, str]] = {}
@@ -34,12 +44,18 @@ def draw(runs: DataFrame, compared: Compared) -> dict[str, tuple[Figure, str]]:
         if len(scored):
             band = "mean over seeds; bands are one standard deviation over seeds on either side"
             caption = f"{metric.words} by round{words}: {band}"
-            drawn[f"{metric.name}-by-round{end}"] = _curves(scored, methods, metric.words), caption
+            drawn[f"{metric.name}-by-round{end}"] = (
+                _curves(scored, methods, metric.words),
+                caption,
+            )
         rows = table[(table.judge == judge) & table.difference.notna()]
         if len(rows):
             kind = "intervals of 95 % for the mean difference of new seeds; hollow: no interval"
             name = f"differences-to-{_plain(rows.baseline.iloc[0])}{end}"
-            drawn[name] = _forest(rows, methods), f"paired differences{words}: {kind}"
+            drawn[name] = (
+                _forest(rows, methods),
+                f"paired differences{words}: {kind}",
+            )
     if compared.ranks:
         words = "mean ranks over settings; bars join methods that do not differ"
         drawn["mean-ranks"] = draw_ranks(compared.ranks), words
@@ -82,9 +98,19 @@ def _forest(rows: DataFrame, methods: dict[str, Any]) -> Figure:
             colour = methods[row.method]["color"]
             has_interval = row.low == row.low
             if has_interval:
-                axes.plot([100 * row.low, 100 * row.high], [place, place], color=colour)
+                axes.plot(
+                    [100 * row.low, 100 * row.high],
+                    [place, place],
+                    color=colour,
+                )
             face = colour if has_interval else "white"
-            axes.plot(100 * row.difference, place, "o", color=colour, markerfacecolor=face)
+            axes.plot(
+                100 * row.difference,
+                place,
+                "o",
+                color=colour,
+                markerfacecolor=face,
+            )
         axes.axvline(0, color="grey", linewidth=1)
         names = [literal(method) for method in of_setting.method]
         name_ticks(axes.yaxis, range(len(names)), names)
@@ -133,7 +159,10 @@ def _scale(axes: Axes, rank: Ranks) -> None:
         heights = [0.6 * line, 0.6 * line]
         axes.plot(ends, heights, linewidth=4, solid_capstyle="butt", color="black")
     order = sorted(rank.methods, key=lambda method: place[method])
-    sides = ((order[:half], 0.95, "left"), (order[half:][::-1], number + 0.05, "right"))
+    sides = (
+        (order[:half], 0.95, "left"),
+        (order[half:][::-1], number + 0.05, "right"),
+    )
     for methods, end, side in sides:
         edge = end - 0.05 if side == "left" else end + 0.05
         for line, method in enumerate(methods):

@@ -1,30 +1,64 @@
-"""A study's numbers beside those that a paper prints, cell by cell, each with a verdict."""
+"""A study of a paper's table, run again, and its numbers beside the paper's, cell by cell, with a
+verdict on each."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pandas import DataFrame, isna
 
+from fl_lightning.configuration.config import check, flat
+from fl_lightning.configuration.files import Layer
+from fl_lightning.configuration.resolve import to_settings
+from fl_lightning.foundation import command
+from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.lab import statistics
 from fl_lightning.lab.report.words import NONE
-from fl_lightning.lab.study.folder import StudyFolder
+from fl_lightning.lab.study import studyfile
+from fl_lightning.lab.study.comparison import Comparison, write
+from fl_lightning.lab.study.folder import PLACE, StudyFolder, default
+from fl_lightning.lab.study.grid import Study
+from fl_lightning.lab.study.launch import (
+    Options,
+    Selection,
+    check_over,
+    resolved,
+    start,
+)
 from fl_lightning.lab.study.listing import Listing
-from fl_lightning.lab.study.papers import Ours, Printed, reason
+from fl_lightning.lab.study.papers import Ours, Printed, cells_of, reason
+from fl_lightning.lab.study.part import part_of
 from fl_lightning.results.result import RunResult
 
-AGREES, DIFFERS, OPEN = "agrees within the spread", "differs", "too few seeds to tell"
+AGREES, DIFFERS, OPEN = (
+    "agrees within the spread",
+    "differs",
+    "too few seeds to tell",
+)
 ONE, NOT_RUN = "one seed: no verdict", "not run"
 MARK = "fl-train reproduce"
 VERDICT = ["verdict", "mean", "std", "low", "high"]
 OURS = ["label", "figure", "kind", "column"]
 COLUMNS = [
-    *("source", "dataset", "setting", "method", "metric", "value", "std", "runs", *OURS),
+    *(
+        "source",
+        "dataset",
+        "setting",
+        "method",
+        "metric",
+        "value",
+        "std",
+        "runs",
+        *OURS,
+    ),
     *("seeds", "mean", "low", "high", "verdict", "why", "written"),
 ]
 """Of the numbers in CSV and JSON; `value` is the paper's, `mean` and `std` are ours."""
@@ -40,8 +74,123 @@ HEADS = {
 }
 
 
+# ---------------------------------------------------------------- the command
+
+
+def reproduce(
+    name: str,
+    over: list[Layer],
+    chosen: Selection,
+    options: Options,
+    rounds: int | None,
+    form: str,
+    no_run: bool,
+) -> Comparison:
+    """Runs what is missing of a study, and returns its numbers beside the paper's.
+
+    Args:
+        name: of the study, or its file.
+        over: settings over those of its base.
+        chosen: methods, seeds and settings that are to be run; None: all.
+        options: its folder, and how it is run.
+        rounds: in place of the study's.
+        form: of the text.
+        no_run: whether to run nothing.
+
+    Raises:
+        RunFailed: runs have failed; the table of all else has been printed.
+    """
+    check_over(over)
+    study = Study.of(studyfile.read(name))
+    cells = cells_of(study)
+    failure: RunFailed | None = None
+    folder = StudyFolder(Path(options.out))
+    if no_run:
+        requirement = "there is no study yet; without --no-run it is run"
+        check("out", options.out, bool(folder), requirement)
+        keys = zip(
+            ("methods", "seeds", "settings", "rounds"),
+            (*chosen, rounds),
+            strict=True,
+        )
+        for key, value in keys:
+            check(
+                key,
+                value,
+                value is None,
+                "it says what to run, and no-run runs nothing",
+            )
+    else:
+        length: list[Layer] = [] if rounds is None else [{"federation": {"rounds": rounds}}]
+        definition, part = part_of(study, *chosen)
+        line = command.line("reproduce", name)
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is the table's
+            try:
+                print(start(definition, [*over, *length], options, line, part))
+            except RunFailed as error:
+                failure = error
+    comparison = write(_beside_paper(study, cells, folder, name), form)
+    if failure is not None:
+        print(comparison)
+        raise failure
+    return comparison
+
+
+def _beside_paper(
+    study: Study,
+    cells: list[Printed],
+    folder: StudyFolder,
+    name: str,
+) -> Listing:
+    changes = _changed(study, folder)
+    notes = [*changes, *_other_seeds(study, folder)]
+    title = str((study.paper or {}).get("title") or name)
+    if notes:
+        title += "; NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: "
+        title += ", ".join(notes)
+    return listing_of(beside(cells, folder, reasons=not changes), title, _missing(folder))
+
+
+def _changed(study: Study, folder: StudyFolder) -> list[str]:
+    """The keys whose values differ between the base of what was run and the study's."""
+    base, _ = resolved(study)
+    written = dict(flat(to_settings(base)))
+    run = dict(flat(folder.definition().get("base")))
+    changes = []
+    for key in dict.fromkeys([*written, *run]):
+        value = run.get(key, default(key))
+        may_differ = key.startswith((*PLACE, "fabric.", "seed"))
+        if written.get(key) != value and not may_differ:
+            changes.append(f"{key} {value} (the study: {written.get(key)})")
+    return changes
+
+
+def _other_seeds(study: Study, folder: StudyFolder) -> list[str]:
+    """A note where the seeds that have been run are others than the study's."""
+    seeds = {int(cell["seed"]) for cell in folder.cells() if folder.finished(cell["folder"])}
+    differ = bool(seeds) and seeds != set(study.seeds)
+    return [f"seeds {_listed(sorted(seeds))} (the study: {_listed(study.seeds)})"] if differ else []
+
+
+def _missing(folder: StudyFolder) -> list[str]:
+    names = folder.run_names()
+    missing = sum(not folder.finished(name) for name in names)
+    return [f"unfinished: {missing} of {len(names)} runs"] if missing else []
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+# ---------------------------------------------------------------- the numbers
+
+
 def verdict_on(
-    ours: Sequence[float], printed: float, std: float | None, runs: int, decimals: int = 6
+    ours: Sequence[float],
+    printed: float,
+    std: float | None,
+    runs: int,
+    decimals: int = 6,
 ) -> dict[str, Any]:
     """The verdict on our numbers, one a seed, beside a printed mean: `VERDICT`.
 
@@ -145,13 +294,14 @@ def figure(
     if ours.figure == "bests":
         return run.mean_of_bests(column)[0]
     if ours.figure == "final":
-        return float(np.mean([*run.scores(kind)[0].values()] or [math.nan]))
+        scores, _ = run.scores(kind)
+        return _mean(scores.values())
     if ours.figure in ("relative", "transfer"):
         others = _clients(alone, f"accuracy_{alone.judge}") if alone else {}
         return _beside_alone(ours.figure, _clients(run, column), others)
     rows = run.judged(column)
     if ours.figure == "mean":
-        return float(np.mean([row[column] for row in rows] or [math.nan]))
+        return _mean(row[column] for row in rows)
     if ours.figure == "validation":
         chosen = run.best("validation_accuracy")[1]
         rows = [row for row in rows if row["round"] == chosen]
@@ -171,12 +321,19 @@ def _beside_alone(
     alone: Mapping[int, float],
 ) -> float:
     """FEDORA's R-Acc (mean of (accuracy - alone) / alone), or its ratio of positive transfer."""
-    pairs = [(ours[client], alone[client]) for client in sorted(ours.keys() & alone.keys())]
+    clients = sorted(ours.keys() & alone.keys())
+    pairs = [(ours[client], alone[client]) for client in clients]
     if name == "transfer":
         values: list[float] = [score >= score_alone for score, score_alone in pairs]
     else:
         values = [ACCURACY.gain(*pair) for pair in pairs if pair[1] > 0]
     return sum(values) / len(values) if values else math.nan
+
+
+def _mean(values: Iterable[float]) -> float:
+    """NaN where there are none."""
+    numbers = list(values)
+    return float(np.mean(numbers)) if numbers else math.nan
 
 
 # ---------------------------------------------------------------- the listing

@@ -12,7 +12,13 @@ from rich.live import Live
 
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.signals import raise_swallowed
-from fl_lightning.lab.study.board import Board, CellState, State, called, progress_line
+from fl_lightning.lab.study.board import (
+    Board,
+    CellState,
+    State,
+    called,
+    progress_line,
+)
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Run
 from fl_lightning.lab.study.workers import Ended, Serve, serve_all
@@ -102,7 +108,11 @@ class Runner:
 
         return self.board.look(now)
 
-    def _show(self, running: list[int], last: bool = False) -> None:
+    def _show(
+        self,
+        running: list[int],
+        last: bool = False,
+    ) -> None:
         """Draw the table anew, where there is a terminal."""
         raise_swallowed()
         now = time.monotonic()

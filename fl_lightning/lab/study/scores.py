@@ -34,7 +34,17 @@ from fl_lightning.results.runs import (
 METHODS_OWN = ("evaluation.", "optimizer.")
 """Groups of keys that a study may give a method of its own: runs that differ in them can still be
 paired."""
-COLUMNS = ("method", "name", "setting", "seed", "model", "metric", "column", "scored", "run")
+COLUMNS = (
+    "method",
+    "name",
+    "setting",
+    "seed",
+    "model",
+    "metric",
+    "column",
+    "scored",
+    "run",
+)
 """Of the table of runs, beside `scores` (a Series by client): the label of the row (`method`), the
 method (`name`), the setting in words, the seed, the kind of model and metric of the scores, the
 column of metrics.csv that has their mean by round, whose scores they are in words, and the
@@ -102,7 +112,10 @@ def tidy(runs: DataFrame) -> DataFrame:
     return of_clients[TIDY].explode(["client", "value"]).astype({"client": int, "value": float})
 
 
-def _left_out(entries: Sequence[Mapping[str, Any]], failures: Mapping[str, str]) -> list[str]:
+def _left_out(
+    entries: Sequence[Mapping[str, Any]],
+    failures: Mapping[str, str],
+) -> list[str]:
     """Notes on runs that are damaged, have failed or have not ended: a row is a mean over the
     others."""
     total = len({entry["number"] for entry in entries})
@@ -156,7 +169,11 @@ def _lost_visits(run: RunResult) -> int:
 def _is_study(paths: Sequence[Path]) -> bool:
     studies = [str(path) for path in paths if StudyFolder(path)]
     if studies and len(paths) > 1:
-        raise BadInput("compare", studies[0], "it is a study: one study, or several run folders")
+        raise BadInput(
+            "compare",
+            studies[0],
+            "it is a study: one study, or several run folders",
+        )
     return bool(studies)
 
 
@@ -176,10 +193,11 @@ def _of_study(folder: Path) -> list[dict[str, Any]]:
             "number": numbers[name],
             **_usable(ended.get(name)),
         }
-        if usual is not None and entry["run"] is not None:
-            judge = entry["run"].setting(_JUDGE)
-            if judge not in (None, "auto", usual):  # its method was given a judge of its own
-                entry.setdefault("judge", judge)
+        run = entry["run"]
+        judge = run.setting(_JUDGE) if run is not None else None
+        # its method was given a judge of its own
+        if usual is not None and judge not in (None, "auto", usual):
+            entry.setdefault("judge", judge)
         entries.append(entry)
     return entries
 
@@ -201,20 +219,16 @@ def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     columns = zip(runs, labels(runs), settings(runs), strict=True)
     for number, (run, label, setting) in enumerate(columns):
         seed = run.setting("seed")
-        check("run", str(run.folder), type(seed) is int, "its config.yaml names no seed")
+        is_seed = type(seed) is int
+        check("run", str(run.folder), is_seed, "its config.yaml names no seed")
         entry = {
             "number": number,
             "label": label,
             "method": method_of(run),
+            "setting": setting,
+            "seed": seed,
         }
-        entries.append(
-            {
-                **entry,
-                "setting": setting,
-                "seed": seed,
-                **_usable(run),
-            }
-        )
+        entries.append(entry | _usable(run))
     return entries
 
 
@@ -222,9 +236,9 @@ def _usable(run: RunResult | None) -> dict[str, Any]:
     """`run`: the run if it has ended and can be read, else None; `damage`: its folder and the file
     that cannot be read, else empty."""
     damaged = None if run is None else damage(run)
-    if run is None or damaged is not None or not run.finished:
-        return {"run": None, "damage": f"{run.folder}: {damaged}" if run and damaged else ""}
-    return {"run": run, "damage": ""}
+    if run is None or damaged is not None:
+        return {"run": None, "damage": f"{run.folder}: {damaged}" if run else ""}
+    return {"run": run if run.finished else None, "damage": ""}
 
 
 def _scored(
@@ -271,11 +285,21 @@ def _check_pairs(runs: DataFrame) -> None:
             check("compare", where, len(of_label) == 1, alike)
         cannot = "its runs cannot be paired: "
         keys = [key for key in incomparable([*unit.run]) if not key.startswith(METHODS_OWN)]
-        check("compare", where, not keys, f"{cannot}they differ in {', '.join(keys)}")
+        check(
+            "compare",
+            where,
+            not keys,
+            f"{cannot}they differ in {', '.join(keys)}",
+        )
         first, *others = unit.run
         for other in others:
             differ = f"clients of {first.folder} and {other.folder} have other samples"
-            check("compare", where, not _other_samples(first, other), cannot + differ)
+            check(
+                "compare",
+                where,
+                not _other_samples(first, other),
+                cannot + differ,
+            )
 
 
 def _other_samples(run: RunResult, other: RunResult) -> bool:

@@ -32,7 +32,10 @@ class Dimension:
     """The first trial's value: the base's, or the method's default."""
 
 
-def space(config: Config, fixed: Collection[str] = ()) -> list[Dimension]:
+def space(
+    config: Config,
+    fixed: Collection[str] = (),
+) -> list[Dimension]:
     """The dimensions of the method of `config`, each widened to hold the value that is there.
 
     Args:
@@ -48,7 +51,12 @@ def space(config: Config, fixed: Collection[str] = ()) -> list[Dimension]:
         if "search" in argument.metadata:
             values = argument.metadata["search"]
             requirement = refusal(values)
-            check(f"{name}.{argument.name}", values, requirement is None, str(requirement))
+            check(
+                f"{name}.{argument.name}",
+                values,
+                requirement is None,
+                str(requirement),
+            )
             start = config.method.init_args.get(argument.name, argument.default)
             dimensions.append(Dimension(f"method.{argument.name}", values, start))
     if config.optimizer.name in RATES:

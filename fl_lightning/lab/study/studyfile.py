@@ -41,12 +41,13 @@ def read(
         return content
     like = content.pop("like")
     check("like", like, isinstance(like, str), "it must be a study's name or file")
-    other = read(like, file.parent, (*like_it, path))
-    if not isinstance(other, dict):
-        return other
-    study = {**other, **content}
-    study["base"] = [*(other.get("base") or []), *(content.get("base") or [])]
-    paper, printed = content.get("paper"), other.get("paper")
+    liked = read(like, file.parent, (*like_it, path))
+    if not isinstance(liked, dict):
+        return liked
+    study = {**liked, **content}
+    base, over = liked.get("base") or [], content.get("base") or []
+    study["base"] = [*base, *over]
+    paper, printed = content.get("paper"), liked.get("paper")
     if isinstance(paper, dict) and isinstance(printed, dict):
         study["paper"] = printed | paper
     return study

@@ -33,7 +33,6 @@ def listing_of(compared: Compared) -> Listing:
     notes = [line for rank in compared.ranks for line in _ranked(rank)] + compared.notes
     ranks = [dataclasses.asdict(rank) for rank in compared.ranks]
     more = {"ranks": ranks, "notes": compared.notes}
-    best = compared.best
     return Listing(
         MARK,
         table.copy(),
@@ -41,7 +40,7 @@ def listing_of(compared: Compared) -> Listing:
         heads,
         notes,
         more,
-        best=best,
+        best=compared.best,
     )
 
 

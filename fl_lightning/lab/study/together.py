@@ -167,7 +167,10 @@ def _record(path: Path) -> dict[str, str] | None:
     """What was chosen for this study; None: nothing yet."""
     try:
         executors = json.loads((path / RECORD).read_text(encoding="utf-8"))
-        if not isinstance(executors, dict) or not set(executors.values()) <= {"loop", "vmap"}:
+        if not isinstance(executors, dict) or not set(executors.values()) <= {
+            "loop",
+            "vmap",
+        }:
             raise ValueError("it holds something else")
     except FileNotFoundError:
         return None
@@ -219,7 +222,10 @@ def _faster(
         return {"answers": [faster_together(trainer, jobs) for trainer in fed.worker.trainers]}
 
 
-def drive(run: Callable[[Any, Any], str | None], more: More) -> Iterator[tuple[int, str | None]]:
+def drive(
+    run: Callable[[Any, Any], str | None],
+    more: More,
+) -> Iterator[tuple[int, str | None]]:
     """What a worker does whose runs train together.
 
     `run`: trains a job (config and folder), put together by a function (`fit`'s `put_together`);

@@ -103,9 +103,18 @@ class Trials:
     """
 
     def __init__(
-        self, folder: Path, label: str, dimensions: Sequence[Dimension], number: int, seed: int
+        self,
+        folder: Path,
+        label: str,
+        dimensions: Sequence[Dimension],
+        number: int,
+        seed: int,
     ) -> None:
-        self.folder, self.label, self.dimensions = folder, label, list(dimensions)
+        self.folder, self.label, self.dimensions = (
+            folder,
+            label,
+            list(dimensions),
+        )
         self.number, self.seed = number, seed
 
     @cached_property

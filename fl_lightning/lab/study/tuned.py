@@ -82,7 +82,11 @@ class Tuned:
                 lines.append(f"{key}={value} lies at the edge of its range ({end})")
         return list(filter(None, lines))
 
-    def listed(self, trial: Ended, label: str) -> dict[str, Any]:
+    def listed(
+        self,
+        trial: Ended,
+        label: str,
+    ) -> dict[str, Any]:
         """The method with a trial's values, as a study file lists it."""
         arguments, settings = split_values(trial.values)
         entry = self.entry
@@ -104,7 +108,9 @@ def few(number: int) -> str:
     return line if number < RANDOM else ""
 
 
-def split_values(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_values(
+    values: dict[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values of a trial that are a method's arguments, and those that are keys of its own."""
     arguments, settings = {}, {}
     for key, value in values.items():
@@ -116,7 +122,11 @@ def split_values(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def study_file(
-    base: str, tuned_methods: Sequence[Tuned], seeds: list[int], grid: dict[str, Any], untuned: bool
+    base: str,
+    tuned_methods: Sequence[Tuned],
+    seeds: list[int],
+    grid: dict[str, Any],
+    untuned: bool,
 ) -> str:
     """The study of the choices, as YAML: fresh seeds, no forced rows beside those that were tuned.
 
@@ -167,5 +177,10 @@ def table(tuned_methods: Sequence[Tuned]) -> Table:
         columns = ("start", "min", "median", "max", "gain")
         scores = [tuned.metric.shown(row[name]) for name in columns]
         choice = escape(words(tuned.best.values))
-        shown.add_row(escape(tuned.entry.label), f"{row['trials']}{refused}", *scores, choice)
+        shown.add_row(
+            escape(tuned.entry.label),
+            f"{row['trials']}{refused}",
+            *scores,
+            choice,
+        )
     return shown

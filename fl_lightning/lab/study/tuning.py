@@ -26,7 +26,14 @@ from fl_lightning.foundation.files import aside_of, write_whole
 from fl_lightning.foundation.metric import Metric, of_rows
 from fl_lightning.lab.study import launch, samples, studyfile
 from fl_lightning.lab.study.chosen import UNTUNED, words
-from fl_lightning.lab.study.folder import PLACE, Busy, StudyFolder, check_new, one_line, reading
+from fl_lightning.lab.study.folder import (
+    PLACE,
+    Busy,
+    StudyFolder,
+    check_new,
+    one_line,
+    reading,
+)
 from fl_lightning.lab.study.grid import LONGEST, Entry, Pairs, Run, Study, safe
 from fl_lightning.lab.study.listing import WIDTH
 from fl_lightning.lab.study.space import Dimension, space
@@ -100,16 +107,19 @@ class Search:
         """As the journal has them."""
         from fl_lightning.lab.study.trials import Trials
 
-        label = self.entry.label
         return Trials(
             self.folder,
-            label,
+            self.entry.label,
             self.dimensions,
             self.number,
             self.seed,
         )
 
-    def config(self, values: dict[str, Any], setting: dict[str, Any]) -> Config:
+    def config(
+        self,
+        values: dict[str, Any],
+        setting: dict[str, Any],
+    ) -> Config:
         """Of a trial's run in one setting; test data are not read. `BadInput` where the method
         refuses the values."""
         from fl_lightning.lab.study.tuned import split_values
@@ -169,7 +179,12 @@ def tune(
     base = _with_one_test_part(study, base, pairs)
     for _, config in pairs:
         share = config.data.validation
-        check("data.validation", share, share > 0, "tune chooses on validation data: above 0")
+        check(
+            "data.validation",
+            share,
+            share > 0,
+            "tune chooses on validation data: above 0",
+        )
     out = Path(options.out)
     settings = study.settings()
     # forced rows among them: each has its own judge, and so its own search
@@ -192,16 +207,11 @@ def tune(
         print(f"tune: {warning}", file=sys.stderr)
     line = command.line("tune", "STUDY", "--out", options.out)
     _search(searches, out, launch.worker_count(options.workers, base), line)
-    tuned = [
-        Tuned(
-            s.entry,
-            s.trials().ended(),
-            s.metric(),
-            s.dimensions,
-        )
-        for s in searches
-    ]
-    missing = sum(options.trials - len(search.ended) for search in tuned)
+    tuned = []
+    for search in searches:
+        ended = search.trials().ended()
+        tuned.append(Tuned(search.entry, ended, search.metric(), search.dimensions))
+    missing = sum(options.trials - len(method.ended) for method in tuned)
     if missing:
         others = f"{missing} trials are at work in other processes"
         print(f"tune: {others}; the last of them goes on, or: {line}")
@@ -227,7 +237,12 @@ def _with_one_test_part(
         for _, config in pairs:
             test_seed = config.data.test_seed
             is_number = test_seed is not None
-            check("data.test_seed", test_seed, is_number, f"it must be a number: {trained}")
+            check(
+                "data.test_seed",
+                test_seed,
+                is_number,
+                f"it must be a number: {trained}",
+            )
     test_seed = base.data.test_seed or 0
     return dataclasses.replace(base, data=dataclasses.replace(base.data, test_seed=test_seed))
 
@@ -241,11 +256,20 @@ def _check_labels(study: Study) -> None:
         key, label = f"{entry.key}.label", f"{entry.label} {UNTUNED}"
         requirement = f"{label!r} is too long: {LONGEST} bytes at most"
         check(key, entry.label, safe(label) == label, requirement)
-        check(key, entry.label, label not in labels, f"another method is called {label!r}")
+        check(
+            key,
+            entry.label,
+            label not in labels,
+            f"another method is called {label!r}",
+        )
 
 
 def _write_request(
-    out: Path, study: Study, searches: list[Search], configs: list[Config], accept: bool
+    out: Path,
+    study: Study,
+    searches: list[Search],
+    configs: list[Config],
+    accept: bool,
 ) -> None:
     """Write what is asked for to `tune.yaml`. `BadInput` unless the folder is new, or holds this
     very search: it may gain methods and (fresh) seeds."""
@@ -278,7 +302,12 @@ def _write_request(
             requirement = (
                 f"the search in {out} has it otherwise: give this one a `label` of its own"
             )
-            check("methods", label, now["methods"][label] == search.record(), requirement)
+            check(
+                "methods",
+                label,
+                now["methods"][label] == search.record(),
+                requirement,
+            )
         earlier_code = before["code"]
         changed = owncode.changed(earlier_code, code)
         requirement = (
@@ -300,7 +329,10 @@ def _request(file: Path) -> dict[str, Any]:
     """What an earlier call has written to `tune.yaml`; `BadInput` if it cannot be read."""
     advice = "restore it, or give this search another --out"
     with reading("out", str(file.parent), f"{file} is damaged", advice):
-        content = {"code": {}, **yaml.safe_load(file.read_text(encoding="utf-8"))}
+        content = {
+            "code": {},
+            **yaml.safe_load(file.read_text(encoding="utf-8")),
+        }
         kinds = {
             "trials": int,
             "seed": int,
@@ -421,7 +453,11 @@ def _run_trial(search: Search, claim: Claim) -> None:
 
 
 def _choose(
-    out: Path, base: str, study: Study, tuned_methods: list[Tuned], options: Options
+    out: Path,
+    base: str,
+    study: Study,
+    tuned_methods: list[Tuned],
+    options: Options,
 ) -> None:
     """Write and print what was found. `BadInput`, and nothing is written, where the study of the
     choices would refuse the folder `study`: it has trained rows that are no longer listed, whose

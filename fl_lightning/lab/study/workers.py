@@ -118,7 +118,10 @@ def run_all(
     return serve_all(one_by_one(work), jobs, count, logs, on_look)
 
 
-def in_a_process(work: Callable[[Any], Any], argument: Any) -> Any:
+def in_a_process(
+    work: Callable[[Any], Any],
+    argument: Any,
+) -> Any:
     """Returns `work(argument)` from a process of its own: one that forks workers must run no
     threads.
 
@@ -226,7 +229,13 @@ def _serve(
     streams = []
     for stream in (1, 2):
         os.dup2(into, stream)
-        file = os.fdopen(stream, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+        file = os.fdopen(
+            stream,
+            "w",
+            buffering=1,
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
         streams.append(file)
     sys.stdout, sys.stderr = streams
     gc.freeze()  # what has been imported is not looked through again and again
