@@ -63,7 +63,17 @@ def table(measured: Measured) -> str:
         line = (name, size, alone, linear, federated, gain, interval, answer.verdict)
         lines.append(line)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = ["  ".join(map(_aligned, line, widths, RIGHT)).rstrip() for line in lines]
+    texts = [
+        "  ".join(
+            map(
+                _aligned,
+                line,
+                widths,
+                RIGHT,
+            )
+        ).rstrip()
+        for line in lines
+    ]
     notes = [
         f"{answer.silo.name}: {answer.sentence}"
         for answer in measured.answers
