@@ -182,7 +182,7 @@ def _earlier(
         try:
             restore(fed.run, folder, t)
         except BadInput as error:
-            log.say(f"audit: passed over round {t}: {error.allowed}")
+            log.say(f"audit: passed over round {t}: {error.requirement}")
             continue
         by_round[t] = _samples(fed, flipped).confidence
     return by_round

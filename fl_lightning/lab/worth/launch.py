@@ -248,8 +248,8 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, C
         },
     }
     beneath: Layer = {"data": {"min_samples": 1}}
-    base, runs, configs = resolved(definition, over=[*plan.over, fixed], beneath=[beneath])
-    return definition, _longest(base), list(zip(runs, map(_longest, configs), strict=True))
+    base, pairs = resolved(definition, over=[*plan.over, fixed], beneath=[beneath])
+    return definition, _longest(base), [(run, _longest(config)) for run, config in pairs]
 
 
 def _longest(config: Config) -> Config:

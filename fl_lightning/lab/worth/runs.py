@@ -243,7 +243,7 @@ def facts_of(config: Config) -> Facts:
         np.unique(np.concatenate([part.tested_rows(client) for part in parts]))
         for client in range(data.clients)
     ]
-    pool = source.train.beside(source.test) if config.data.pooled else source.train
+    pool = source.train.followed_by(source.test) if config.data.pooled else source.train
     rows = pool.read_all()
     is_table = rows.ndim == 2
     if pool.spans is not None:
@@ -259,7 +259,7 @@ def facts_of(config: Config) -> Facts:
     if rows[0].size <= MOST_FEATURES and not source.vocabulary:
         plain = [*FITTERS] if is_table else [LINEAR]
     return Facts(
-        rare=imbalance.metric_line(data) if imbalance.metric(data, None) else "",
+        rare=imbalance.metric_line(data) if imbalance.default_metric(data) else "",
         names=data.client_names or [f"silo {client}" for client in range(data.clients)],
         sizes=[len(numbers) for numbers in tested],
         copies=copies,
