@@ -159,8 +159,8 @@ def labels(runs: Runs) -> list[str]:
         words = [name]
         for key in keys_of[name]:
             group, part, *_ = *key.split("."), ""
-            is_of_run = group == "callbacks" and part in callbacks_of_run
-            if is_of_run or key.startswith("method.init_args."):
+            is_argument = key.startswith("method.init_args.")
+            if is_argument or (group == "callbacks" and part in callbacks_of_run):
                 short = key.replace(".init_args.", ".").removeprefix(f"{group}.")
                 words.append(f"{short}={run.setting(key)}")
         words += [f"+{callback}" for callback in callbacks_of_run if callback not in shared]
@@ -221,8 +221,7 @@ def tidy(runs: Iterable[RunResult], names: Sequence[tuple[str, str]] | None = No
     for run, (label, setting) in zip(runs, names, strict=True):
         of_client = [name for name in ("client", "name", "model") if name in run.final]
         scores = run.final.melt(of_client, var_name="metric").dropna(subset="value")
-        seed = run.setting("seed")
-        tables.append(scores.assign(method=label, setting=setting, seed=seed))
+        tables.append(scores.assign(method=label, setting=setting, seed=run.setting("seed")))
     return concat(tables, ignore_index=True).reindex(columns=TIDY)
 
 
@@ -246,9 +245,10 @@ def load(paths: list[Path], regression: bool = True) -> Runs:
             )
             check("run", str(path), run.metric is runs[0].metric, requirement)
         else:
-            requirement = "it is a regression, and a comparison speaks of accuracies"
-            is_classification = run.task == "classification"
-            check("run", str(path), is_classification, f"{requirement}; see fl-train report")
+            requirement = (
+                "it is a regression, and a comparison speaks of accuracies; see fl-train report"
+            )
+            check("run", str(path), run.task == "classification", requirement)
     return runs
 
 

@@ -172,7 +172,11 @@ def _answer(
         margin = words.default_margin(score, metric)
     verdict: Verdict = "cannot tell yet"
     if estimate is not None and not reason:
-        if metric == "mae" and _has_heavy_tail(alone, federated, samples):
+        # errors are skewed, and so may be twice as far apart
+        if metric == "mae" and (
+            statistics.heavy(federated - alone, samples)
+            or statistics.heavy(alone, samples, 2 * HEAVY)
+        ):
             reason = words.HEAVY_TAIL
         else:
             verdict = statistics.verdict(joint["low"], joint["high"], margin)
@@ -220,13 +224,6 @@ def _gain(
     }
 
 
-def _has_heavy_tail(alone: Array, federated: Array, samples: Samples) -> bool:
-    """Whether a few errors decide the gain, or the model alone; errors are skewed, and so may be
-    twice as far apart."""
-    is_gain_heavy = statistics.heavy(federated - alone, samples)
-    return is_gain_heavy or statistics.heavy(alone, samples, 2 * HEAVY)
-
-
 def _as_good(metric: Name, rows: Mapping[str, Mapping[str, float]], score: float) -> str | None:
     """The first model trained alone that scores at least `score` over all folds, if any."""
     sign = -1 if metric == "mae" else 1
@@ -244,7 +241,7 @@ def _consortium(measured: Measured) -> dict[str, Any]:
         for answer in answers
         if answer.estimate is not None and not words.why_not(answer.silo, measured.metric)
     ]
-    verdicts = [answer.verdict for answer in answers]
+    verdicts: list[str] = [answer.verdict for answer in answers]
     counts = {word: verdicts.count(word) for word in words.VERDICTS}
     facts: dict[str, Any] = {
         "method": measured.method,

@@ -144,7 +144,8 @@ def _silo(
     keys, folds = first[0]["sample"], np.stack([table["fold"] for table in first])
     rows = {}
     for label, cycles in of_silo.items():
-        if not _tested_alike(cycles, keys, folds):
+        is_alike = all(np.array_equal(table["sample"], keys) for table in cycles)
+        if not is_alike or (np.stack([table["fold"] for table in cycles]) != folds).any():
             requirement = f"row {label!r} tested other samples of {name} than the rest"
             raise BadInput(
                 "out", str(out), f"{requirement}: the data have changed; give another --out"
@@ -170,14 +171,6 @@ def _silo(
 def _of_client(table: Table, client: int) -> Table:
     rows = table["client"] == client
     return {name: column[rows] for name, column in table.items()}
-
-
-def _tested_alike(cycles: Sequence[Table], keys: Array, folds: Array) -> bool:
-    """Whether each cycle tested the samples `keys`, and in these `folds` (C, n)."""
-    return all(
-        np.array_equal(table["sample"], keys) and np.array_equal(table["fold"], folds_of_cycle)
-        for table, folds_of_cycle in zip(cycles, folds, strict=True)
-    )
 
 
 def _shared(silos: Sequence[Silo], facts: Facts) -> DataFrame:
