@@ -32,7 +32,7 @@ def method(run: RunResult, runs: Runs) -> str:
     name, arguments = _parts(run)
     if len(runs) == 1 or not arguments:
         return component(run.config.get("method"))
-    same = [others for other, others in map(_parts, runs) if other == name]
+    same = [others for method_name, others in map(_parts, runs) if method_name == name]
     differing = {
         key: value
         for key, value in arguments.items()

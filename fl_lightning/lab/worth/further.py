@@ -23,7 +23,7 @@ from fl_lightning.lab.worth import row as row_name
 from fl_lightning.lab.worth.measure import best_alone, contributions
 from fl_lightning.lab.worth.page import Section
 from fl_lightning.lab.worth.runs import Task
-from fl_lightning.lab.worth.scores import one, read
+from fl_lightning.lab.worth.scores import read, silo_like
 from fl_lightning.lab.worth.silos import Facts, Measured
 from fl_lightning.lab.worth.statistics import Array
 from fl_lightning.results.result import RunResult
@@ -306,13 +306,13 @@ def _missed(
     metric, like = measured.metric, measured.answers[i].silo
     if not len(like.samples):
         return None
-    with_j = one(
+    with_j = silo_like(
         out,
         like,
         [method.name],
         facts,
     )
-    without_j = one(
+    without_j = silo_like(
         out / "without" / f"silo-{j}",
         like,
         [method.name],

@@ -134,14 +134,14 @@ class ScoreWriter(Observer):
             judged, vector, buffers = evaluator.final_model(client)
         handle = evaluator.at_rest(client, buffers)
         handle.ready(judged, vector)
-        seen: scoring.Seen = []
+        batches: scoring.Seen = []
         scoring.score(
             judged,
             handle,
             handle.data.test,
-            seen,
+            batches,
         )
-        outputs, y = (torch.cat(parts).cpu() for parts in zip(*seen, strict=True))
+        outputs, y = (torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
         return _table(
             run,
             client,

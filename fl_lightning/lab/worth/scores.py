@@ -78,7 +78,7 @@ def read(
     return [_without_shared(silo, shared, facts) for silo in silos]
 
 
-def one(
+def silo_like(
     out: Path,
     like: Silo,
     labels: Sequence[str],
