@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def draw_scores(
         if points:
             rounds, scores = zip(*points, strict=True)
             marker = "o" if len(points) == 1 else ""
-            look = {
+            look: dict[str, Any] = {
                 "color": colour,
                 "linestyle": dashes,
                 "marker": marker,

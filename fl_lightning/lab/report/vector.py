@@ -364,7 +364,7 @@ def image(
     if figure.get_layout_engine() is None:
         place(figure)
     buffer = io.BytesIO()
-    letters = {
+    letters: Any = {
         "svg.fonttype": "none",
         "pdf.fonttype": 42,
         "svg.hashsalt": name,

@@ -48,7 +48,7 @@ def method(run: RunResult, runs: Runs) -> str:
 
 def _parts(run: RunResult) -> tuple[Any, dict[str, Any]]:
     """Name and arguments of the method; the whole, and none, where it has no arguments."""
-    value = run.config.get("method")
+    value: Any = run.config.get("method")
     arguments = value.get("init_args") if isinstance(value, dict) else None
     if not isinstance(arguments, dict):
         return value, {}
