@@ -64,8 +64,8 @@ def table(measured: Measured) -> str:
         lines.append(line)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = []
-    for line in lines:
-        columns = zip(ALIGN, line, widths, strict=True)
+    for cells in lines:
+        columns = zip(ALIGN, cells, widths, strict=True)
         texts.append("  ".join(align(cell, width) for align, cell, width in columns).rstrip())
     notes = [
         f"{answer.silo.name}: {answer.sentence}"
